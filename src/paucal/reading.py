@@ -157,7 +157,7 @@ def _wide_encoding(content: bytes) -> str | None:
 
     Only such text has zero bytes, next to each ASCII character.
     """
-    zeros = [content[place::4].count(0) for place in range(4)]
+    zeros = [content[index::4].count(0) for index in range(4)]
     if not any(zeros) or len(content) % 2:
         return None
     if len(content) % 4 == 0 and len(content) // 2 in (zeros[0] + zeros[1], zeros[2] + zeros[3]):

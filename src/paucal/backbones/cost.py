@@ -90,7 +90,7 @@ class NoAttention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention:
-            query, key, value = (args[place] if len(args) > place else kwargs[n] for place, n in enumerate(_NAMES))
+            query, key, value = (args[index] if len(args) > index else kwargs[n] for index, n in enumerate(_NAMES))
             return query[..., :1] * key[..., :1, :1] * value.mean(-2, keepdim=True)
         return func(*args, **(kwargs or {}))
 

@@ -107,7 +107,7 @@ class ImageSet:
     def classes_of(self, index: int) -> list[str]:
         """Return the names of the labels of an image, without unknown ones."""
         if self.multi_hot is not None:
-            return [self.classes[place] for place in np.flatnonzero(self.multi_hot[index] == 1)]
+            return [self.classes[position] for position in np.flatnonzero(self.multi_hot[index] == 1)]
         label = int(self.labels[index])
         return [self.classes[label]] if label >= 0 else []
 
@@ -135,10 +135,10 @@ class ImageSet:
         """Return up to `count` positions spread over the set or `indices`; if streamed, in runs of neighbours."""
         total = len(self) if indices is None else len(indices)
         if self.stream is None:
-            places = evenly_spaced(total, count)
+            positions = evenly_spaced(total, count)
         else:
-            places = (self.stream if indices is None else self.stream.take(indices)).sample(count)
-        return places if indices is None else np.asarray(indices, dtype=np.int64)[places]
+            positions = (self.stream if indices is None else self.stream.take(indices)).sample(count)
+        return positions if indices is None else np.asarray(indices, dtype=np.int64)[positions]
 
     def sample_sizes(self, count: int = 256) -> NDArray[np.int64]:
         """Return the (n, 2) heights and widths of up to `count` images spread over the set.
@@ -203,10 +203,10 @@ def full_size_image(images: ImageSet, index: int) -> Image.Image:
     """Return an image of a set at its original size."""
     if images.reading.side is None:
         return images.store.read(index)
-    store, place = locate(images.store, index)
+    store, position = locate(images.store, index)
     if isinstance(store, DecodedCopies) and store.original is not None:
-        store, place = locate(store.original, place)
-    return ConvertedStore(store, replace(images.reading, side=None)).read(place)
+        store, position = locate(store.original, position)
+    return ConvertedStore(store, replace(images.reading, side=None)).read(position)
 
 
 def without_decoded_copies(images: ImageSet) -> ImageSet:

@@ -49,29 +49,29 @@ class Kind:
     advice: Mapping[str, str] = field(default_factory=dict)
 
 
-def recognise(place: Path) -> dict[str, str]:
+def recognise(path: Path) -> dict[str, str]:
     """Return a description of the labels in a place for each verb that could learn them."""
-    return {kind.verb: seen for kind in KINDS if (seen := _see(kind, place))}
+    return {kind.verb: seen for kind in KINDS if (seen := _see(kind, path))}
 
 
-def refuse_other_kinds(place: Path, verb: str) -> None:
+def refuse_other_kinds(path: Path, verb: str) -> None:
     """Refuse a place that has labels for other verbs.
 
     Raises:
         UserError: The place has labels of another kind; the message says which, and which verb learns them.
     """
-    seen = {kind.verb: words for kind in KINDS if kind.verb != verb and (words := _see(kind, place))}
+    seen = {kind.verb: words for kind in KINDS if kind.verb != verb and (words := _see(kind, path))}
     if seen:
-        raise _refusal(str(place), seen, verb)
+        raise _refusal(str(path), seen, verb)
 
 
 @contextmanager
-def other_kinds_named(place: Path, verb: str) -> Iterator[None]:
+def other_kinds_named(path: Path, verb: str) -> Iterator[None]:
     """Within this context, an error about missing labels names the verb that learns the labels that are there."""
     try:
         yield
     except NoLabelsError:
-        refuse_other_kinds(place, verb)
+        refuse_other_kinds(path, verb)
         raise
 
 
@@ -81,78 +81,78 @@ def refuse_masks(images: ImageSet) -> None:
         raise _refusal(images.location, {"segment": masks.describe()}, "train")
 
 
-def refuse_structure(place: Path, names: tuple[str, ...]) -> None:
+def refuse_structure(path: Path, names: tuple[str, ...]) -> None:
     """Refuse folders such as `images` and `labels` as classes; say what they hold and what each verb would read."""
-    are_folders = bool(names) and all(os.path.isdir(place / name) for name in names)  # False for names of no file
+    are_folders = bool(names) and all(os.path.isdir(path / name) for name in names)  # False for names of no file
     if not are_folders or not {name.lower() for name in names} <= set(STRUCTURE):
         return
     reads = "; ".join(f"`paucal {kind.verb}` reads {kind.reads}" for kind in KINDS)
     raise UserError(
-        f"{place} has {_contents(open_tree(place), names)}, which are not classes, and nothing in it is recognised as "
+        f"{path} has {_contents(open_tree(path), names)}, which are not classes, and nothing in it is recognised as "
         f"boxes or masks: {reads}."
     )
 
 
-def _refusal(place: str, seen: dict[str, str], verb: str) -> UserError:
+def _refusal(location: str, seen: dict[str, str], verb: str) -> UserError:
     own = next(kind for kind in KINDS if kind.verb == verb)
     verbs = ", ".join(f"`paucal {kind.verb}` learns {kind.noun}" for kind in KINDS if kind.verb in seen)
     advice = "".join(f"; {words}" for words in dict.fromkeys(own.advice.get(one, "") for one in seen) if words)
-    return UserError(f"{place} has {' and '.join(seen.values())}, and no {own.noun}: {verbs}{advice}.")
+    return UserError(f"{location} has {' and '.join(seen.values())}, and no {own.noun}: {verbs}{advice}.")
 
 
-def _see(kind: Kind, place: Path) -> str:
+def _see(kind: Kind, path: Path) -> str:
     try:
-        return kind.see(place)
+        return kind.see(path)
     except UserError:  # it is damaged, or may be several things; opening it reports that
         return ""
 
 
-def _see_boxes(place: Path) -> str:
-    found = find_boxes(place)
+def _see_boxes(path: Path) -> str:
+    found = find_boxes(path)
     with suppress(UserError):  # opening it reports what is wrong
-        found = None if open_tagged_images(place) is not None else found
-    shown = f" ({found.shown})" if found and place.is_dir() else ""
+        found = None if open_tagged_images(path) is not None else found
+    shown = f" ({found.shown})" if found and path.is_dir() else ""
     return f"boxes{shown} as {found.name}" if found else ""
 
 
-def _see_masks(place: Path) -> str:
-    if is_mask_table(place):
+def _see_masks(path: Path) -> str:
+    if is_mask_table(path):
         return "a table of masks"
-    is_json = place.is_file() and place.suffix.lower() == ".json"
-    if not place.is_dir() and not is_archive(place) and not is_json:
+    is_json = path.is_file() and path.suffix.lower() == ".json"
+    if not path.is_dir() and not is_archive(path) and not is_json:
         return ""
-    tree = folder_tree(place.parent, [place.name]) if is_json else open_tree(place)
+    tree = folder_tree(path.parent, [path.name]) if is_json else open_tree(path)
     if panoptic := find_panoptic(tree):
         return f"masks as {PANOPTIC} ({panoptic[0]})"
     masks = masks_among(tree.images, tree.store(list(tree.images)))
     return masks.describe() if masks else ""
 
 
-def _see_classes(place: Path) -> str:
-    is_file = place.is_file() and not is_archive(place)
-    if find_parquet(place) if place.is_dir() else place.suffix.lower() in PARQUET_SUFFIXES:
+def _see_classes(path: Path) -> str:
+    is_file = path.is_file() and not is_archive(path)
+    if find_parquet(path) if path.is_dir() else path.suffix.lower() in PARQUET_SUFFIXES:
         return "images in Parquet files"
-    if find_shards(place) if place.is_dir() else is_shard(place):
+    if find_shards(path) if path.is_dir() else is_shard(path):
         return "images in shards"
     with suppress(UserError):  # a damaged file beside classes is reported when boxes are opened
-        if (images := open_tagged_images(place)) is not None:
+        if (images := open_tagged_images(path)) is not None:
             return f"labels of whole images ({images.notes[0]})"
-    found = find_boxes(place)  # a table of boxes has columns of images and classes too
+    found = find_boxes(path)  # a table of boxes has columns of images and classes too
     if is_file:
-        is_table = place.suffix.lower() in TABLE_SUFFIXES and found is None and not is_mask_table(place)
-        is_table = is_table and describes_images(place, SourceOptions())
+        is_table = path.suffix.lower() in TABLE_SUFFIXES and found is None and not is_mask_table(path)
+        is_table = is_table and describes_images(path, SourceOptions())
         return "a table of classes" if is_table else ""
-    if place.is_dir():
+    if path.is_dir():
         boxes = set(found.files) if found else set()
-        tables = find_tables(place, SourceOptions())
-        if tables and not {table.relative_to(place).as_posix() for table in tables.values()} & boxes:
+        tables = find_tables(path, SourceOptions())
+        if tables and not {table.relative_to(path).as_posix() for table in tables.values()} & boxes:
             return f"a table of classes ({next(iter(tables.values())).name})"
-        if is_voc(place):
+        if is_voc(path):
             return "PASCAL VOC's lists of classes"
-        if train_list := find_train_list(place):
+        if train_list := find_train_list(path):
             return f"a list of images and classes ({train_list.name})"
-    names = (open_archive(place) if is_archive(place) else open_folder(place)).classes
-    if len(names) < 2 or are_parts(names) or {name.lower() for name in names} & set(STRUCTURE) or _see_masks(place):
+    names = (open_archive(path) if is_archive(path) else open_folder(path)).classes
+    if len(names) < 2 or are_parts(names) or {name.lower() for name in names} & set(STRUCTURE) or _see_masks(path):
         return ""
     return f"class folders ({first_few(names, CLASSES_SHOWN)})"
 
@@ -162,9 +162,9 @@ def are_parts(names: Sequence[str]) -> bool:
     return bool(names) and all(part_of_name(name) for name in names)
 
 
-def boxes_note(place: Path) -> str:
+def boxes_note(path: Path) -> str:
     """Return a note if a place whose classes or masks are read has boxes too, else ""."""
-    boxes = _see(next(kind for kind in KINDS if kind.verb == "detect"), place)
+    boxes = _see(next(kind for kind in KINDS if kind.verb == "detect"), path)
     return f"there are also {boxes}: `paucal detect` learns those" if boxes else ""
 
 

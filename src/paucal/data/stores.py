@@ -41,18 +41,18 @@ class NestedStore(ABC):
 
     def read(self, index: int) -> Image.Image:
         """Return the image."""
-        store, place = self.locate(index)
-        return store.read(place)
+        store, position = self.locate(index)
+        return store.read(position)
 
     def size(self, index: int) -> tuple[int, int]:
         """Return the image's (height, width)."""
-        store, place = self.locate(index)
-        return store.size(place)
+        store, position = self.locate(index)
+        return store.size(position)
 
     def check(self, index: int) -> None:
         """Raise if the image cannot be read."""
-        store, place = self.locate(index)
-        store.check(place)
+        store, position = self.locate(index)
+        store.check(position)
 
 
 class DecodedCopies:
@@ -249,21 +249,21 @@ class ConvertedStore(NestedStore):
 
     def read(self, index: int) -> Image.Image:
         """Return the converted image; a JPEG is decoded at the smallest sufficient size."""
-        store, place = locate(self.original, index)
+        store, position = locate(self.original, index)
         if isinstance(store, EncodedStore):
-            return decode_image(store.source(place), store.name(place), self.reading)
+            return decode_image(store.source(position), store.name(position), self.reading)
         if self.reading.channels == RGB:
-            return resize_as_read(store.read(place), self.reading)
+            return resize_as_read(store.read(position), self.reading)
         with decoding_errors(f"number {index + 1}"):
-            return convert_image(store.read(place), self.reading)
+            return convert_image(store.read(position), self.reading)
 
     def check(self, index: int) -> None:
         """Raise if the image cannot be read."""
-        store, place = locate(self.original, index)
+        store, position = locate(self.original, index)
         if isinstance(store, EncodedStore):
-            check_image(store.source(place), store.name(place), self.reading)
+            check_image(store.source(position), store.name(position), self.reading)
         elif self.reading.channels == RGB:
-            store.check(place)
+            store.check(position)
         else:
             self.read(index)
 

@@ -121,9 +121,9 @@ class GroupedStrings(Sequence[str]):
     def __getitem__(self, index: int | slice) -> "str | StringArray":
         if isinstance(index, slice):
             return self.take(np.arange(*index.indices(len(self))))
-        place = range(len(self))[index]
-        number = bisect.bisect_right(self._ends, place)
-        return f"{self._groups[number]}/{self._read(number)[place - self._ends[number] + self._counts[number]]}"
+        position = range(len(self))[index]
+        number = bisect.bisect_right(self._ends, position)
+        return f"{self._groups[number]}/{self._read(number)[position - self._ends[number] + self._counts[number]]}"
 
     def __iter__(self) -> Iterator[str]:
         for number, group in enumerate(self._groups):

@@ -27,11 +27,11 @@ def list_images(images: Images) -> list[str | ImageInMemory]:
     items = [os.fspath(image) if isinstance(image, os.PathLike) else image for image in _rows(images)]
     if not items:
         raise ValueError("X has no images (0 samples), at least 1 is required.")
-    for place, image in enumerate(items):
+    for index, image in enumerate(items):
         is_array = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim in (2, 3)
         if not is_array and not isinstance(image, str | Image.Image):
             what = f"an array of {image.shape} {image.dtype}" if isinstance(image, np.ndarray) else repr(type(image))
-            raise ValueError(f"X[{place}] is {what}, {EXPECTED}.")
+            raise ValueError(f"X[{index}] is {what}, {EXPECTED}.")
     return items
 
 

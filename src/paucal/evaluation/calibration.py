@@ -108,11 +108,11 @@ def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...
     shares, truth = probabilities.double().numpy(), labels.numpy()
     common = _best_f1_threshold(shares[truth >= 0], truth[truth >= 0] == 1)
     found = []
-    for place in range(truth.shape[1]):
-        known = truth[:, place] >= 0
-        positive = truth[known, place] == 1
+    for index in range(truth.shape[1]):
+        known = truth[:, index] >= 0
+        positive = truth[known, index] == 1
         found.append(
-            _best_f1_threshold(shares[known, place], positive) if positive.sum() >= FEWEST_POSITIVES else common
+            _best_f1_threshold(shares[known, index], positive) if positive.sum() >= FEWEST_POSITIVES else common
         )
     return tuple(found)
 

@@ -210,17 +210,17 @@ def _rows(
 ) -> list[MultiLabelRow]:
     labels, answers = predictions.labels, marked(predictions.probabilities, thresholds)
     rows = []
-    for place, name in enumerate(classes):
-        known, positive = labels[:, place] >= 0, labels[:, place] == 1
-        given = answers[:, place] & known
+    for index, name in enumerate(classes):
+        known, positive = labels[:, index] >= 0, labels[:, index] == 1
+        given = answers[:, index] & known
         right, images, predicted = int((given & positive).sum()), int(positive.sum()), int(given.sum())
         rows.append(
             MultiLabelRow(
                 name,
                 images,
                 images / int(known.sum()) if known.any() else 0.0,
-                found[place],
-                float(thresholds[place]),
+                found[index],
+                float(thresholds[index]),
                 predicted,
                 right / predicted if predicted else None,
                 right / images if images else None,

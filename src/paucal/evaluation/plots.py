@@ -58,11 +58,11 @@ def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: S
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     figure.colorbar(image, ax=axes, label="share of the true class's images", shrink=0.8)
     # As many class names as fit are shown, in letters no higher than a cell (72 points to the inch).
-    places = range(0, size, -(-size // MAX_ROWS))
-    names = [shorten(classes[place]) for place in places]
+    indices = range(0, size, -(-size // MAX_ROWS))
+    names = [shorten(classes[index]) for index in indices]
     points = float(np.clip(0.7 * side * 72 / len(names) * 0.9, 4, 9))
-    axes.set_xticks(places, names, rotation=90, fontsize=points)
-    axes.set_yticks(places, names, fontsize=points)
+    axes.set_xticks(indices, names, rotation=90, fontsize=points)
+    axes.set_yticks(indices, names, fontsize=points)
     axes.set(xlabel="predicted class", ylabel="true class")
     if size <= MAX_COUNTS:
         for row, column in zip(*np.nonzero(counts), strict=True):
@@ -129,17 +129,17 @@ def class_precision_figure(report: MultiLabelReport) -> Figure:
 
 def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) -> Figure:
     """Draw precision against recall of each class, with its threshold; at most the twelve largest classes."""
-    ranked = sorted(range(len(report.per_class)), key=lambda place: -report.per_class[place].images)
-    shown = sorted(place for place in ranked[:MOST_CURVES] if report.per_class[place].ap)
+    ranked = sorted(range(len(report.per_class)), key=lambda index: -report.per_class[index].images)
+    shown = sorted(index for index in ranked[:MOST_CURVES] if report.per_class[index].ap)
     columns = max(1, min(COLUMNS, len(shown)))
     rows = max(1, -(-len(shown) // columns))
     figure = Figure(figsize=(2.3 * columns + 0.4, 2.3 * rows + 0.5), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for axes, place in zip(grid.flat, shown, strict=False):
-        row, labels = report.per_class[place], predictions.labels[:, place]
+    for axes, index in zip(grid.flat, shown, strict=False):
+        row, labels = report.per_class[index], predictions.labels[:, index]
         known = labels >= 0
         precision, recall, _ = binary_precision_recall_curve(
-            predictions.logits[known, place].double().sigmoid(), labels[known]
+            predictions.logits[known, index].double().sigmoid(), labels[known]
         )
         axes.step(recall.numpy(), precision.numpy(), where="post", color=BLUE, lw=1.4)
         axes.axhline(row.share, color=GREY, ls="--", lw=1)
@@ -160,11 +160,11 @@ def _ranked_classes(scored: Sequence[tuple[Score, Row]]) -> tuple[Figure, Axes, 
     ranked = sorted(scored, key=lambda pair: (pair[0].value, pair[1].name))
     hidden, ranked = len(ranked) - MAX_ROWS, ranked[:MAX_ROWS]
     figure = Figure(figsize=(6.4, 1.4 + 0.2 * max(len(ranked), 4)), layout="constrained")
-    axes, places = figure.subplots(), np.arange(len(ranked))
+    axes, indices = figure.subplots(), np.arange(len(ranked))
     values = np.array([score.value for score, _ in ranked])
     ends = np.array([score.ends for score, _ in ranked]).reshape(-1, 2).T
-    axes.errorbar(values, places, xerr=np.abs(ends - values), fmt="o", color=BLUE, ecolor=GREY, ms=4, lw=1.2)
-    axes.set_yticks(places, [f"{shorten(row.name)} ({row.images})" for _, row in ranked], fontsize=8)
+    axes.errorbar(values, indices, xerr=np.abs(ends - values), fmt="o", color=BLUE, ecolor=GREY, ms=4, lw=1.2)
+    axes.set_yticks(indices, [f"{shorten(row.name)} ({row.images})" for _, row in ranked], fontsize=8)
     axes.set(xlim=(-0.02, 1.02), ylim=(len(ranked) - 0.4, -0.6))
     axes.grid(axis="x", alpha=0.3)
     if hidden > 0:
@@ -275,7 +275,7 @@ def disagreements_figure(
     """Draw one picture per disagreement with the model's probability of the class, and the labels."""
     captions = []
     for one in found:
-        labels = ", ".join(shorten(classes[place], 12) for place in one.labels) or "none"
+        labels = ", ".join(shorten(classes[index], 12) for index in one.labels) or "none"
         answer = f"model: {shorten(classes[one.label])} {percent(one.probability, '.0f')}"
         captions.append(f"{answer}\nlabels: {labels[:34]}")
     return _draw_grid(images, captions)

@@ -54,11 +54,11 @@ def read_real_labels(path: str | Path, classes: int) -> list[list[int]]:
         raise UserError(
             f"--real-labels: {str(path)!r} is not a list of lists of class numbers; give the published file."
         )
-    for place, entry in enumerate(content):
+    for index, entry in enumerate(content):
         for number in entry:
             if type(number) is not int or not 0 <= number < classes:
                 raise UserError(
-                    f"--real-labels: {str(path)!r} names class {number!r} for image {place}; expected numbers from "
+                    f"--real-labels: {str(path)!r} names class {number!r} for image {index}; expected numbers from "
                     f"0 to {classes - 1}, which the model's classes have."
                 )
     return content
@@ -86,10 +86,10 @@ def answers_of(labels: Answers, keys: Sequence[str]) -> list[Sequence[int]]:
             f"and {len(keys)} are evaluated: give one list "
             "for each, in the order of their file names."
         )
-    order = sorted(range(len(keys)), key=lambda place: (keys[place].rpartition("/")[2], keys[place]))
+    order = sorted(range(len(keys)), key=lambda index: (keys[index].rpartition("/")[2], keys[index]))
     answers: list[Sequence[int]] = [()] * len(keys)
-    for rank, place in enumerate(order):
-        answers[place] = labels[rank]
+    for rank, index in enumerate(order):
+        answers[index] = labels[rank]
     return answers
 
 

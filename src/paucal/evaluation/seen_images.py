@@ -169,23 +169,23 @@ def keys_with_seen_labels(run: RunFolder, images: ImageSet) -> frozenset[str]:
         UserError: The run's split is damaged.
     """
     seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
-    for place, learned in enumerate(training_history(run)):
-        if place == 0:
+    for position, learned in enumerate(training_history(run)):
+        if position == 0:
             _require_readable(learned)
         if learned.labelled:
-            seen |= learned.contains(identities, by_key=place == 0)
+            seen |= learned.contains(identities, by_key=position == 0)
     return frozenset(images.keys[int(index)] for index in np.flatnonzero(seen))
 
 
 def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> None:
     """Refuse test images whose labels were used to train or select a model or an earlier run it started from."""
     identities = Identities(images)
-    for place, learned in enumerate(training_history(run)):
+    for index, learned in enumerate(training_history(run)):
         if not learned.labelled:
             continue
         _require_readable(learned)
         if seen := int(learned.contains(identities, selected=True)[test].sum()):
-            began = "" if place == 0 else f"began with {learned.run.path}, which "
+            began = "" if index == 0 else f"began with {learned.run.path}, which "
             raise UserError(
                 f"{name} {began}was trained on, or chosen by, {seen} of the {len(test)} test images of "
                 f"{images.name}: evaluate it on images that it has not seen, or leave DATA out to use its own "
@@ -210,10 +210,10 @@ def seen_by_start(init: str | None, images: ImageSet, split: Split) -> list[str]
 def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> list[str]:
     """Return remarks on test images used to pre-train a run or an earlier run it started from; often empty."""
     remarks, identities = [], Identities(images)
-    for place, learned in enumerate(training_history(run)):
+    for index, learned in enumerate(training_history(run)):
         path = learned.run.path
         if learned.rows is None and not learned.labelled:
-            if place:
+            if index:
                 remarks.append(
                     f"whether {path}, which the model began with, had seen the {len(test)} test images is "
                     "unknown: it was removed, or has no list of its images"

@@ -52,7 +52,7 @@ def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
         extent = left, left + width * across, top + height * down, top
         labelled.imshow(_colours(*likely, shown), extent=extent, interpolation="nearest")
         labelled.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
-    patches = [Patch(color=_colour(place), label=ordered.classes[number]) for place, number in enumerate(shown)]
+    patches = [Patch(color=_colour(index), label=ordered.classes[number]) for index, number in enumerate(shown)]
     figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 10), fontsize=8, frameon=False)
     return figure
 
@@ -97,11 +97,11 @@ def _frequent(maps: Sequence[NDArray[np.int64]]) -> list[int]:
 
 def _colours(classes: NDArray[np.int64], shares: NDArray[np.float64], shown: list[int]) -> NDArray[np.float64]:
     painted = np.full((*classes.shape, 4), 0.5)
-    for place, number in enumerate(shown):
-        painted[classes == number, :3] = _colour(place)
+    for index, number in enumerate(shown):
+        painted[classes == number, :3] = _colour(index)
     painted[..., 3] = shares * STRONGEST
     return painted
 
 
-def _colour(place: int) -> tuple[float, float, float]:
-    return colormaps["tab10"](place)[:3]
+def _colour(index: int) -> tuple[float, float, float]:
+    return colormaps["tab10"](index)[:3]

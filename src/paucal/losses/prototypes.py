@@ -197,8 +197,8 @@ def _goal(
     first = torch.arange(images, device=rows.device)[:, None, None] * width
     flat, shares = (rows + first).flatten(0, 1), weights.flatten(0, 1)
     goal = likely[flat[:, 0]].mul_(shares[:, :1])
-    for place in range(1, flat.shape[1]):
-        goal.addcmul_(likely[flat[:, place]], shares[:, place : place + 1])
+    for index in range(1, flat.shape[1]):
+        goal.addcmul_(likely[flat[:, index]], shares[:, index : index + 1])
     return goal, shares.sum(1, keepdim=True)
 
 

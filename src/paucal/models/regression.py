@@ -73,9 +73,9 @@ class Grades:
 
     def misses(self, outputs: Values, truth: Values) -> Values:
         """Return (N,) shares of probability on either side of the median up to the true grades, 0 for the median."""
-        rows, place = np.arange(len(truth)), (truth - self.lowest).astype(np.int64)
+        rows, index = np.arange(len(truth)), (truth - self.lowest).astype(np.int64)
         up_to = self.cumulative(outputs)
-        return np.maximum(0.0, np.maximum(0.5 - up_to[rows, place + 1], up_to[rows, place] - 0.5))
+        return np.maximum(0.0, np.maximum(0.5 - up_to[rows, index + 1], up_to[rows, index] - 0.5))
 
     def read(self, outputs: Values, margin: float) -> Numbers:
         """Return the medians, and the grades that reach `margin` of the probability to either side of them."""

@@ -218,17 +218,17 @@ def keep_frame(run: RunFolder, setup: A) -> A:
     """Copy the table of a DataFrame into the run folder, so that the run can be repeated, and return the new setup."""
     if setup.settings.data is None:  # segmentation may have --images instead
         return setup
-    place = Path(setup.settings.data)
-    if place.parent != frames_folder().resolve() or not FRAME.fullmatch(place.name):
+    path = Path(setup.settings.data)
+    if path.parent != frames_folder().resolve() or not FRAME.fullmatch(path.name):
         return setup
-    kept = run.path.resolve() / place.name
+    kept = run.path.resolve() / path.name
     if not kept.exists():
         try:
-            os.link(place, kept)
+            os.link(path, kept)
         except OSError:  # another disk, or a system without links
-            shutil.copyfile(place, kept)
+            shutil.copyfile(path, kept)
     images, changes = setup.data.images, {}
-    if images.location == str(place):
+    if images.location == str(path):
         changes["images"] = replace(images, location=str(kept))
     return replace(setup, settings=replace(setup.settings, data=str(kept)), data=replace(setup.data, **changes))
 

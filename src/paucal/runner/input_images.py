@@ -87,8 +87,8 @@ class Pictures:
         images = self._sources[number]
         if isinstance(images, InMemory):
             return ""
-        store, place = locate(images.store, index)
-        stamp = store.stamp(place) if isinstance(store, EncodedStore) else None
+        store, row = locate(images.store, index)
+        stamp = store.stamp(row) if isinstance(store, EncodedStore) else None
         return "" if stamp is None else f"{stamp.size} {stamp.changed}"
 
     def read(self, position: int) -> Image.Image:

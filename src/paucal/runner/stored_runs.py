@@ -322,12 +322,12 @@ def folder_of_runs() -> Path:
 @contextmanager
 def _scratch() -> Iterator[Path]:
     """Yield a temporary folder beside the copies of runs; also remove abandoned ones of killed processes."""
-    place = folder_of_runs()
-    for left in place.glob(f"{_SCRATCH}*"):
+    path = folder_of_runs()
+    for left in path.glob(f"{_SCRATCH}*"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _ABANDONED:
                 shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(dir=place, prefix=_SCRATCH) as scratch:
+    with tempfile.TemporaryDirectory(dir=path, prefix=_SCRATCH) as scratch:
         yield Path(scratch)
 
 

@@ -111,8 +111,8 @@ def study_folder(study: Study, settings: StudySettings, places: Mapping[str, str
     """Return the folder of a study, which may not exist yet."""
     default = f"study-{study.name}-{settings.scale}" if study.trains else f"study-{study.name}"
     folder = RUNS / default if settings.output is None else named_path(settings.output)
-    for place in places.values():
-        refuse_inside_images(folder, {"DATA": place}, settings.data_root)
+    for path in places.values():
+        refuse_inside_images(folder, {"DATA": path}, settings.data_root)
     try_folder(folder)
     if not folder.is_dir():
         return folder

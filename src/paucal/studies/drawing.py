@@ -56,7 +56,7 @@ def efficiency_figure(points: Sequence[Point]) -> Figure:
     figure = Figure(figsize=(13, 6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     families = dict.fromkeys(point.name.split()[0] for point in points)
-    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(families)}
+    colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(families)}
     largest = max(point.values["parameters"] or 0.0 for point in points if point.values["throughput"])
     for point in points:
         colour = colours[point.name.split()[0]]

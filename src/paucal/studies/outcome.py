@@ -115,18 +115,18 @@ def find_lines(
     return lines, findings
 
 
-def _published_gain(study: Study, row: Row, place: int) -> float | None:
+def _published_gain(study: Study, row: Row, index: int) -> float | None:
     """Return the published gain over the baseline of the row, or of the column if the row has none."""
-    column = study.columns[place]
+    column = study.columns[index]
     if column not in study.trained_columns and column.metric != "average":
         return None
     if row.against:
-        other = next(other for other in study.rows if other.name == row.against).values[place]
+        other = next(other for other in study.rows if other.name == row.against).values[index]
     elif column.against:
         other = row.values[[other.name for other in study.columns].index(column.against)]
     else:
         return None
-    value = row.values[place]
+    value = row.values[index]
     return value - other if isinstance(value, float) and isinstance(other, float) else None
 
 

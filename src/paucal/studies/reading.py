@@ -142,8 +142,8 @@ def _rows_of_other(rows: Mapping[str, Any], columns: list[Any], read: Mapping[st
     other, models = read[str(rows["of"])], rows.get("models", {})
     for name in models:
         require_name(name, [row.name for row in other.rows], f"{where}: the row of a model")
-    places = {column.name: place for place, column in enumerate(other.columns)}
-    sources = [places.get(column["name"]) for column in columns]
+    index_of = {column.name: index for index, column in enumerate(other.columns)}
+    sources = [index_of.get(column["name"]) for column in columns]
     entries = []
     for row in other.rows:
         model = models.get(row.name, row.model)

@@ -70,8 +70,8 @@ def terminal_table(study: Study, rows: Sequence[Mapping[str, str]]) -> Table:
     """Return the rows as a table, without repeated row names."""
     title = f"{study.title} ({study.paper}, {study.where})"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for place, heading in enumerate(rows[0]):
-        table.add_column(heading, justify="left" if place < 2 else "right")
+    for index, heading in enumerate(rows[0]):
+        table.add_column(heading, justify="left" if index < 2 else "right")
     before = ""
     for row in rows:
         first, *others = row.values()

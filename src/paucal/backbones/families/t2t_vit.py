@@ -197,9 +197,9 @@ def sinusoid(count: int, channels: int) -> Tensor:
 
     Entry j of position p is the sine, for odd j the cosine, of p / 10000^(2 * floor(j / 2) / channels).
     """
-    place = torch.arange(count, dtype=torch.float64).unsqueeze(1)
+    index = torch.arange(count, dtype=torch.float64).unsqueeze(1)
     entry = torch.arange(channels)
-    angle = place / 10000 ** (2 * (entry // 2).double() / channels)
+    angle = index / 10000 ** (2 * (entry // 2).double() / channels)
     return torch.where(entry % 2 == 0, angle.sin(), angle.cos()).float().unsqueeze(0)
 
 

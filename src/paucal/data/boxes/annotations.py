@@ -203,8 +203,8 @@ def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:
     lengths = lasts - starts + 1
     if lengths.max() > MOST_CHARACTERS:
         raise ValueError("it has a number that is too large for any image")
-    place = np.arange(len(codes)) - np.repeat(starts, lengths)
-    numbers = np.add.reduceat((codes & (CONTINUES - 1)) << (BITS * place), starts)
+    index = np.arange(len(codes)) - np.repeat(starts, lengths)
+    numbers = np.add.reduceat((codes & (CONTINUES - 1)) << (BITS * index), starts)
     numbers -= np.where(codes[lasts] & SIGN, np.int64(1) << (BITS * lengths), 0)
     numbers[1::2] = np.cumsum(numbers[1::2])
     numbers[2::2] = np.cumsum(numbers[2::2])

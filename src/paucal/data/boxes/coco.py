@@ -147,7 +147,7 @@ class _File:
             categories[number] = unicodedata.normalize("NFC", name)
         names = unique_class_names(categories)
         whole = all(isinstance(number, int) for number in names)
-        return names, {name: number if whole else place for place, (number, name) in enumerate(names.items(), 1)}
+        return names, {name: number if whole else index for index, (number, name) in enumerate(names.items(), 1)}
 
     def _images(self, content: Mapping[str, Any]) -> dict[Any, AnnotatedImage]:
         """Return the images without their boxes, by their id."""

@@ -284,14 +284,14 @@ def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.boo
     if bits.read(32) != total:
         raise ValueError(f"it is not of {size[1]}x{size[0]} pixels")
     width, lengths = bits.read(5) + 1, [bits.read(4) + 1 for _ in range(4)]
-    out, place = np.zeros(total, dtype=np.bool_), 0
-    while place < total:
+    out, index = np.zeros(total, dtype=np.bool_), 0
+    while index < total:
         repeats = bits.read(1)
-        end = place + 1 + bits.read(lengths[bits.read(2)])
+        end = index + 1 + bits.read(lengths[bits.read(2)])
         if end > total:
             raise ValueError("it has more values than pixels")
-        out[place:end] = bits.read(width) if repeats else [bits.read(width) for _ in range(end - place)]
-        place = end
+        out[index:end] = bits.read(width) if repeats else [bits.read(width) for _ in range(end - index)]
+        index = end
     return out.reshape(*size, 4)[..., 3].copy()
 
 
@@ -304,8 +304,8 @@ def encode_brush(mask: NDArray[np.bool_]) -> list[int]:
         left = 4 * (end - start)
         while left:
             count = min(left, 1 << _COUNTS[-1])
-            place = next(place for place, length in enumerate(_COUNTS) if count <= 1 << length)
-            bits.append(f"1{place:02b}{count - 1:0{_COUNTS[place]}b}{255 * int(flat[start]):0{_VALUE}b}")
+            index = next(index for index, length in enumerate(_COUNTS) if count <= 1 << length)
+            bits.append(f"1{index:02b}{count - 1:0{_COUNTS[index]}b}{255 * int(flat[start]):0{_VALUE}b}")
             left -= count
     text = "".join(bits)
     return list(int(text.ljust(-(-len(text) // 8) * 8, "0"), 2).to_bytes(-(-len(text) // 8)))

@@ -100,7 +100,7 @@ class ImageNames:
         for path in exact or paths:
             folders = path.split("/")[:-1]
             pairs = zip(reversed(above), reversed(folders), strict=False)
-            shared = next((place for place, (a, b) in enumerate(pairs) if normalise_name(a) != normalise_name(b)), None)
+            shared = next((index for index, (a, b) in enumerate(pairs) if normalise_name(a) != normalise_name(b)), None)
             if shared is not None and above[-1 - shared] in self._folders:
                 continue
             shared = min(len(above), len(folders)) if shared is None else shared
@@ -136,11 +136,11 @@ class ImageNames:
             rest = here or [match.path for match in matches if part_fits(match.path, part)]
             paths.append(rest[0] if len(rest) == 1 else None)
         named = Counter(path.rpartition("/")[0] for path in paths if path is not None)
-        for place, (path, matches) in enumerate(zip(paths, matches_of, strict=True)):
+        for index, (path, matches) in enumerate(zip(paths, matches_of, strict=True)):
             if path is not None and all(match.base != main for match in matches):
                 folder = path.rpartition("/")[0]
                 if 2 * named[folder] < self._in_folder[folder]:
-                    paths[place] = None
+                    paths[index] = None
         return paths
 
     def _main_base(self, matches_of: Sequence[Sequence[Match]], file: str, part: str) -> str | None:

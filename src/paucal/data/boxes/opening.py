@@ -99,12 +99,12 @@ class AnnotationFiles:
         return all(folders) and not any(structural)
 
 
-def find_boxes(place: Path) -> AnnotationFiles | None:
+def find_boxes(path: Path) -> AnnotationFiles | None:
     """Return the annotation files of a folder, an archive or a file; None if no layout is recognised."""
-    is_set = place.is_dir() or is_archive(place)
-    if not place.exists() or not (is_set or place.suffix.lower() in SUFFIXES):
+    is_set = path.is_dir() or is_archive(path)
+    if not path.exists() or not (is_set or path.suffix.lower() in SUFFIXES):
         return None
-    tree = open_tree(place) if is_set else folder_tree(place.parent, [place.name])
+    tree = open_tree(path) if is_set else folder_tree(path.parent, [path.name])
     return next(iter(find_annotation_files(tree)), None) or find_unsupported_files(tree)
 
 
@@ -131,15 +131,15 @@ def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
     return inside and AnnotationFiles(f"{inside.name} in archives", archives[:1], advice=advice)
 
 
-def read_boxes(place: Path) -> tuple[Tree, AnnotationSet]:
+def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
     """Read the annotation files of a place.
 
     Raises:
         UserError: The place has no boxes in a layout of the table, or an annotation file is invalid.
     """
-    if place.is_file() and not is_archive(place):
-        return _read_single_file(place)
-    tree = open_tree(place)
+    if path.is_file() and not is_archive(path):
+        return _read_single_file(path)
+    tree = open_tree(path)
     groups = find_annotation_files(tree)
     own_groups = [replace(group, files=[file for file in group.files if not root_of_set(file)]) for group in groups]
     own_groups = [group for group in own_groups if group.files]
@@ -158,23 +158,23 @@ def read_boxes(place: Path) -> tuple[Tree, AnnotationSet]:
     return tree, with_parts(replace(annotations, notes=notes), tree)
 
 
-def open_boxed_images(place: Path) -> ImageSet:
+def open_boxed_images(path: Path) -> ImageSet:
     """Return the images that the annotation files of a place describe, without labels."""
-    return without_labels(*read_boxes(place))
+    return without_labels(*read_boxes(path))
 
 
-def open_tagged_images(place: Path) -> ImageSet | None:
+def open_tagged_images(path: Path) -> ImageSet | None:
     """Return the images of annotation files that have labels of whole images and no boxes; None for other places."""
-    files = find_boxes(place)
+    files = find_boxes(path)
     if files is None or files.name not in TAGGED:
         return None
-    tree, annotations = read_boxes(place)
+    tree, annotations = read_boxes(path)
     tags = [image.tags for image in annotations.images]
     if any(image.boxes for image in annotations.images) or not any(tags):
         return None
     several = any(len(set(names)) > 1 for names in tags)
-    kept = [place for place, names in enumerate(tags) if names or several]
-    labels = from_names([tags[place] for place in kept], several, f"from {files.name}")
+    kept = [index for index, names in enumerate(tags) if names or several]
+    labels = from_names([tags[index] for index in kept], several, f"from {files.name}")
     images = without_labels(tree, annotations).select(np.asarray(kept, dtype=np.int64))
     n_bare = len(tags) - len(kept)
     notes = [f"{counted(n_bare, 'image')} without a label {was(n_bare)} left out"] if n_bare else []
@@ -210,8 +210,8 @@ def root_of_set(file: str) -> str:
         ['VOCdevkit/VOC2012', '', '']
     """
     folders = file.split("/")[:-1]
-    place = next((place for place, folder in enumerate(folders) if folder.lower() in STRUCTURE), 0)
-    above = folders[:place]
+    index = next((index for index, folder in enumerate(folders) if folder.lower() in STRUCTURE), 0)
+    above = folders[:index]
     while above and part_of_folders(f"{above[-1]}/"):
         above.pop()
     return "/".join(above)

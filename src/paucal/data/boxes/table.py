@@ -109,14 +109,14 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         unique = list(dict.fromkeys(keys))
         store = tree.store(unique)
         if form == LISTS:
-            sizes = {key: store.size(place) for place, key in enumerate(unique)}
+            sizes = {key: store.size(index) for index, key in enumerate(unique)}
             form, note = _form_of_lists(rows, [sizes[key] for key in keys], file)
             more.append(note)
         if form == SPANS:
             rows = [row if row.box is None else row._replace(box=_with_edges(row.box)) for row in rows]
         notes += more
         in_shares = _are_shares(rows, tree.place_of(file))
-        sizes = {key: store.size(place) for place, key in enumerate(unique)} if in_shares else {}
+        sizes = {key: store.size(index) for index, key in enumerate(unique)} if in_shares else {}
         for row, key in zip(rows, keys, strict=True):
             if key not in of_file:
                 of_file[key] = AnnotatedImage(key, size=row.size, declared=row.part, source=file)
@@ -187,7 +187,7 @@ def _columns_of_unnamed(rows: Sequence[Sequence[str]]) -> Columns | None:
         shape = "".join(map(_kind_of_cell, row))
         for pattern, columns in UNNAMED.items():
             if re.fullmatch(pattern, shape):
-                return {kind: place for place, kind in enumerate(columns) if kind}
+                return {kind: index for index, kind in enumerate(columns) if kind}
     return None
 
 

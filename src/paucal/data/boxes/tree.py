@@ -74,13 +74,13 @@ class Tree:
         return str(Path(self.shown, path))
 
 
-def open_tree(place: Path) -> Tree:
+def open_tree(path: Path) -> Tree:
     """List the files of a folder or an archive.
 
     Raises:
         UserError: The archive is damaged or compressed as a whole.
     """
-    return folder_tree(place) if place.is_dir() else _archive_tree(place)
+    return folder_tree(path) if path.is_dir() else _archive_tree(path)
 
 
 def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:

@@ -81,13 +81,13 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     store = tree.store(list(keys.values()))
     images: list[AnnotatedImage] = []
     encodings: list[str] = []
-    for place, (file, key) in enumerate(keys.items()):
+    for index, (file, key) in enumerate(keys.items()):
         image = AnnotatedImage(key, declared=parts.get(key, ""), source=file)
         lines, note = tree.lines(file, blank=True)
         encodings += [note] if note else []
         for number, line in enumerate(lines, 1):
             if line:
-                _add_object(image, line, f"line {number} of {tree.place_of(file)!r}", store.size(place), config)
+                _add_object(image, line, f"line {number} of {tree.place_of(file)!r}", store.size(index), config)
         images.append(image)
     notes += shorten_notes(encodings)
     described = {image.key for image in images}
@@ -245,14 +245,14 @@ def _images_at(value: str, config: Config, tree: Tree, names: ImageNames, part: 
     while path and "*" in path[-1]:
         path.pop()
     above = [*split_path(config.base), *path]
-    for place in range(len(above) + 1):
-        if any(folder.lower() in PARTS for folder in above[:place]) and place > len(above) - len(path):
+    for index in range(len(above) + 1):
+        if any(folder.lower() in PARTS for folder in above[:index]) and index > len(above) - len(path):
             break  # "train/images" is not "images"
-        spelling = normalise_name("/".join(above[place:]) or ".")
+        spelling = normalise_name("/".join(above[index:]) or ".")
         if spelling in files:
             listed = names.find_images(tree.lines(files[spelling])[0], files[spelling], part)
             return {key for key in listed if key is not None} or None
-        if spelling in folders and (above[place:] or not above):
+        if spelling in folders and (above[index:] or not above):
             prefix = "" if folders[spelling] == "." else f"{folders[spelling]}/"
             return {image for image in tree.images if image.startswith(prefix)}
     return None

@@ -39,12 +39,12 @@ def count_channels(images: ImageSet) -> int:
     """
     first: tuple[int, str] | None = None
     for index in images.sample(_SAMPLED):
-        store, place = locate(images.store, int(index))
-        if not isinstance(store, EncodedStore) or not store.name(place).lower().endswith((*NPY, *TIFF)):
+        store, position = locate(images.store, int(index))
+        if not isinstance(store, EncodedStore) or not store.name(position).lower().endswith((*NPY, *TIFF)):
             channels = RGB
         else:
             try:
-                shape = array_shape(store.source(place), store.name(place))
+                shape = array_shape(store.source(position), store.name(position))
             except UnreadableImage:  # reported when all images are read
                 continue
             channels = RGB if shape is None or shape.channels == _GREY else shape.channels
@@ -85,9 +85,9 @@ def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
     """Return a list with a note if images of a set have another depth than a model's training images."""
     other, sampled = 0, images.sample(LOOKED_AT)
     for index in sampled:
-        store, place = locate_original(images.store, int(index))
+        store, position = locate_original(images.store, int(index))
         if isinstance(store, EncodedStore):
-            other += has_other_depth(store.source(place), store.name(place), reading)
+            other += has_other_depth(store.source(position), store.name(position), reading)
     return [f"{describe_depth(reading)} ({other} of {len(sampled)} read): predictions are unreliable"] if other else []
 
 
@@ -144,18 +144,18 @@ def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
     sampled = map(int, images.sample(_SAMPLED))
     encoded = [index for index in sampled if isinstance(locate(images.store, index)[0], EncodedStore)]
     count = 0
-    for index in [encoded[place] for place in evenly_spaced(len(encoded), _SAMPLED)]:
-        store, place = locate(images.store, index)
+    for index in [encoded[row] for row in evenly_spaced(len(encoded), _SAMPLED)]:
+        store, position = locate(images.store, index)
         assert isinstance(store, EncodedStore)
         try:
-            values = deep_channel_values(store.source(place), store.name(place), channels)
+            values = deep_channel_values(store.source(position), store.name(position), channels)
         except UnreadableImage:
             continue
         if values is None:
             continue
         flat = values.reshape(-1) if values.ndim == 2 or channels == RGB else values.reshape(-1, channels)
         spaced: NDArray[np.float64] = flat[:: max(1, len(flat) // _VALUES)].astype(np.float64)
-        yield Values(spaced, declared_no_data(store.source(place)))
+        yield Values(spaced, declared_no_data(store.source(position)))
         count += 1
         if count == _IMAGES:
             return

@@ -157,7 +157,7 @@ def _one_sided(checked: CheckedSet) -> list[Finding]:
     counts = {part: images.class_counts(np.flatnonzero(checked.parts == part)) for part in _PARTS}
     there = [part for part in _PARTS if (checked.parts == part).any()]
     if "train" in there:
-        unseen = [name for place, name in enumerate(images.classes) if not counts["train"][place]]
+        unseen = [name for index, name in enumerate(images.classes) if not counts["train"][index]]
         if unseen:
             findings.append(
                 Finding(
@@ -169,7 +169,7 @@ def _one_sided(checked: CheckedSet) -> list[Finding]:
                 )
             )
     for part in there[1:]:
-        lost = [name for place, name in enumerate(images.classes) if counts["train"][place] and not counts[part][place]]
+        lost = [name for index, name in enumerate(images.classes) if counts["train"][index] and not counts[part][index]]
         if lost:
             findings.append(
                 Finding(

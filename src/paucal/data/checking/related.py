@@ -117,7 +117,7 @@ def merge_groups(groups: Iterable[Sequence[int]]) -> list[list[int]]:
 
 def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.float32]:
     """Return the (P,) correlations of the reduced images of (P, 2) candidates; each image is read once."""
-    different, places = np.unique(candidates, return_inverse=True)
+    different, inverse = np.unique(candidates, return_inverse=True)
     pictures = np.zeros((len(different), _SIDE * _SIDE * 3), dtype=np.uint8)
 
     def look(place: int) -> None:
@@ -125,7 +125,7 @@ def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.flo
         pictures[place] = np.asarray(picture).reshape(-1)
 
     for_each(len(different), look, None, None)  # images removed after the survey stay black and match nothing
-    rows = places.reshape(-1, 2)
+    rows = inverse.reshape(-1, 2)
     # The pixels of a piece fit in memory as floats; a set of video frames has millions of pairs.
     pieces = [rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE)]
     correlations = [_pixel_correlation(pictures[piece[:, 0]], pictures[piece[:, 1]]) for piece in pieces]

@@ -59,15 +59,15 @@ class Survey:
 
     def of(self, positions: NDArray[np.int64]) -> "Survey":
         """Return the measurements of some images, in that order."""
-        places = positions.tolist()
+        indices = positions.tolist()
         return Survey(
             self.sizes[positions],
-            [self.modes[place] for place in places],
-            [self.digests[place] for place in places],
+            [self.modes[index] for index in indices],
+            [self.digests[index] for index in indices],
             self.hashes[positions],
             self.brightness[positions],
             self.contrast[positions],
-            {new: self.unreadable[old] for new, old in enumerate(places) if old in self.unreadable},
+            {new: self.unreadable[old] for new, old in enumerate(indices) if old in self.unreadable},
         )
 
     @property

@@ -132,12 +132,12 @@ class _PreparationPass:
 
     def _take(self, index: int, writer: EntryWriter, others: "_OtherEntries") -> None:
         """Add an image to the entry: copied from another entry if possible, else decoded."""
-        store, place = self.places[index]
+        store, position = self.places[index]
         assert isinstance(store, EncodedStore)
         if self.known[index] and others.copy_to(writer, index, self.digests[index].tobytes()):
             return
-        name = store.name(place)
-        source = _content(store, place)
+        name = store.name(position)
+        source = _content(store, position)
         if not self.known[index]:
             digest = source_digest(source)
             self.digests[index] = np.frombuffer(digest, dtype=np.uint8)
@@ -146,7 +146,7 @@ class _PreparationPass:
         image = decode_image(source, name, self.seen.reading)
         # An image with any other shorter side was not reduced, so its header need not be read again.
         reduced = min(image.size) == self.seen.reading.side
-        writer.add(index, image, store.size(place) if reduced else (image.height, image.width))
+        writer.add(index, image, store.size(position) if reduced else (image.height, image.width))
 
     def _each(self, indices: NDArray[np.int64], work: Callable[[int], None]) -> None:
         found = for_each(
@@ -183,7 +183,7 @@ class _OtherEntries:
             found = None if index.name.endswith(f"{KNOWN}{INDEX}") else read_table(index)
             entry = find_entry(folder, index.name.removesuffix(INDEX)) if found and found[1] == about else None
             if entry is not None:
-                self._places.update({row.tobytes(): (entry, place) for place, row in enumerate(entry.table.digests)})
+                self._places.update({row.tobytes(): (entry, index) for index, row in enumerate(entry.table.digests)})
 
     def copy_to(self, writer: EntryWriter, index: int, digest: bytes) -> bool:
         """Copy the image with a digest into an entry; return whether there was such an image."""
@@ -191,11 +191,11 @@ class _OtherEntries:
         return place is not None and writer.copy(index, *place)
 
 
-def _content(store: EncodedStore, place: int) -> bytes | Path:
+def _content(store: EncodedStore, index: int) -> bytes | Path:
     try:
-        return read_encoded(store.source(place))
+        return read_encoded(store.source(index))
     except OSError as problem:
-        raise UnreadableImage(f"image {store.name(place)} cannot be decoded: {problem.strerror or problem}") from None
+        raise UnreadableImage(f"image {store.name(index)} cannot be decoded: {problem.strerror or problem}") from None
 
 
 def stream_images(

@@ -208,5 +208,5 @@ def _memory(images: ImageSet) -> StoredDigests | None:
 
 def _stamp(images: ImageSet, position: int) -> Stamp | None:
     """Return the stamp of the original image, even if its store holds a decoded copy."""
-    store, place = locate_original(images.store, position)
-    return store.stamp(place) if isinstance(store, EncodedStore) else None
+    store, row = locate_original(images.store, position)
+    return store.stamp(row) if isinstance(store, EncodedStore) else None

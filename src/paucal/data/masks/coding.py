@@ -92,8 +92,8 @@ class MaskCoding:
             threshold = 1 if labelled.max(initial=0) <= 1 else min(self.values[1], MIDDLE)
             is_class, classes = np.ones(values.shape, dtype=bool), (values >= threshold).astype(np.int64)
         else:
-            places = np.searchsorted(self._ordered, values).clip(max=self.count - 1)
-            is_class, classes = self._ordered[places] == values, self._order[places]
+            indices = np.searchsorted(self._ordered, values).clip(max=self.count - 1)
+            is_class, classes = self._ordered[indices] == values, self._order[indices]
         ignored = np.zeros_like(is_class) if self.ignore is None else values == self.ignore
         if not (is_class | ignored).all():
             stray = self.format_value(int(values[~(is_class | ignored)][0]))
@@ -198,7 +198,7 @@ def _read_row(row: list[str], path: Path) -> tuple[str, list[int]]:
 
 
 def _refuse_duplicates(entries: tuple[object, ...], path: Path) -> None:
-    duplicate = next((entry for place, entry in enumerate(entries) if entry in entries[:place]), None)
+    duplicate = next((entry for index, entry in enumerate(entries) if entry in entries[:index]), None)
     if duplicate is not None:
         raise UserError(f"--classes: {str(path)!r} has {str(duplicate)[:80]!r} twice; give each class once.")
 

@@ -276,8 +276,8 @@ def count_values(raw: RawMask, name: str) -> FileFacts:
     present = np.flatnonzero(counts).tolist()
     return FileFacts(
         name=name,
-        pixels={int(values[place]): int(counts[place]) for place in present},
-        solid=frozenset(int(values[place]) for place in present if solid[place]),
+        pixels={int(values[index]): int(counts[index]) for index in present},
+        solid=frozenset(int(values[index]) for index in present if solid[index]),
         kind=raw.kind,
         bits=raw.bits,
         lossy=raw.lossy,

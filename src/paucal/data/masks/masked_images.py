@@ -294,8 +294,8 @@ def join_classes(masks: Sequence[NDArray[np.uint8]], numbers: Sequence[int]) -> 
     """
     stacked = np.stack(masks)
     joined = np.where((stacked == IGNORED).any(0), IGNORED, 0).astype(np.uint8)
-    for place in np.argsort(numbers):
-        joined[stacked[place] == 1] = numbers[place]
+    for index in np.argsort(numbers):
+        joined[stacked[index] == 1] = numbers[index]
     return joined, bool(((stacked == 1).sum(0) > 1).any())
 
 
@@ -386,12 +386,12 @@ def inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
         f"{100 * share[many].mean():.0f} % of {counted(int(many.sum()), 'image')}, with no image in between: some "
         "masks may be inverted"
     )
-    return [Finding(INVERTED, "warning", text, "look at some of each", tuple((int(place),) for place in odd))]
+    return [Finding(INVERTED, "warning", text, "look at some of each", tuple((int(index),) for index in odd))]
 
 
 def turned_images(ambiguous: Sequence[int], images: ImageSet) -> list[Finding]:
     """Find images turned by EXIF whose size does not show whether their masks were drawn before the turn."""
     if not ambiguous:
         return []
-    text, _, advice = ambiguity_note([images.keys[place] for place in ambiguous], "masks").rpartition("; ")
-    return [Finding(TURNED, "warning", text, advice, tuple((place,) for place in ambiguous))]
+    text, _, advice = ambiguity_note([images.keys[index] for index in ambiguous], "masks").rpartition("; ")
+    return [Finding(TURNED, "warning", text, advice, tuple((index,) for index in ambiguous))]

@@ -248,8 +248,8 @@ def _match(sides: Sides) -> tuple[Matches, dict[str, str]]:
 def _above(key: str, below: int = 0) -> str:
     """Return the folders above the outermost folder named after images or masks, and `below` folders from it on."""
     parts = PurePosixPath(key).parts[:-1]
-    place = next((place + below for place, name in enumerate(parts) if folder_role(name).side), len(parts))
-    return "/".join(parts[:place])
+    index = next((index + below for index, name in enumerate(parts) if folder_role(name).side), len(parts))
+    return "/".join(parts[:index])
 
 
 def _parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[str, str], list[str]]:

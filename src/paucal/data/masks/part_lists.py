@@ -135,7 +135,7 @@ class _Names:
 def _ends(path: str) -> Iterator[str]:
     """Yield the trailing pieces of a path, the longest first."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
-    yield from ("/".join(parts[place:]) for place in range(len(parts)))
+    yield from ("/".join(parts[index:]) for index in range(len(parts)))
 
 
 def _join_lists(lists: Mapping[str, list[str]], files: Mapping[str, Path], before: Mapping[str, str]) -> dict[str, str]:

@@ -92,7 +92,7 @@ def _may_have_masks(keys: Sequence[str]) -> bool:
         map(_WORD.search, folders)
     ):
         return True
-    sample = [keys[int(place)] for place in evenly_spaced(len(keys), SAMPLE)]
+    sample = [keys[int(index)] for index in evenly_spaced(len(keys), SAMPLE)]
     named = sum(_WORD.search(key.rpartition("/")[2].rpartition(".")[0]) is not None for key in sample)
     return named >= LEAST / 2 * len(sample)
 
@@ -106,10 +106,10 @@ def _is_sided(key: str, side: str) -> bool:
 
 def _have_few_colours(keys: Sequence[str], masks: frozenset[str], store: Store) -> bool:
     """Whether masks have few colours, unlike photographs."""
-    places = [place for place, key in enumerate(keys) if key in masks]
-    for place in places[:: max(1, len(places) // MOST_READ)][:MOST_READ]:
+    indices = [index for index, key in enumerate(keys) if key in masks]
+    for index in indices[:: max(1, len(indices) // MOST_READ)][:MOST_READ]:
         try:
-            colours = len(np.unique(pack_colours(np.asarray(store.read(place)))))
+            colours = len(np.unique(pack_colours(np.asarray(store.read(index)))))
         except UnreadableImage:
             continue
         if colours > MOST_COLOURS:

@@ -17,9 +17,9 @@ MASK_COLOURS, PHOTO_COLOURS = 32, 256  # most colours of a mask, and least of a 
 def twin_folders(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
     """Return the folders of photographs and of their masks, recognised by colours and sizes; None for other sets."""
     places: dict[str, dict[str, int]] = {}
-    for place, key in enumerate(keys):
+    for index, key in enumerate(keys):
         folder, _, rest = key.partition("/")
-        places.setdefault(folder, {})[str(PurePosixPath(rest).with_suffix("")) if rest else ""] = place
+        places.setdefault(folder, {})[str(PurePosixPath(rest).with_suffix("")) if rest else ""] = index
         if len(places) > 2:
             return None
     folders = list(places)
@@ -28,7 +28,7 @@ def twin_folders(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
     names = sorted(places[folders[0]])
     if 2 * len(names) != len(keys) or "" in names:
         return None
-    sampled = [names[int(place)] for place in evenly_spaced(len(names), LOOKED_AT)]
+    sampled = [names[int(index)] for index in evenly_spaced(len(names), LOOKED_AT)]
     try:
         pictures = [[np.asarray(store.read(places[folder][name])) for name in sampled] for folder in folders]
     except UnreadableImage:

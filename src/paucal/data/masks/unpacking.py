@@ -36,10 +36,10 @@ def unpack(archive: Path) -> Path:
     base, store = shared_folder(list(entries), 1), ArchiveStore(archive.resolve(), list(entries.values()))
     target = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
     try:
-        for place, name in enumerate(entries):
+        for index, name in enumerate(entries):
             path = target / name.removeprefix(base)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(store.source(place))
+            path.write_bytes(store.source(index))
         if not folder.is_dir():  # another process may have been faster
             os.replace(target, folder)
     finally:

@@ -153,7 +153,7 @@ def _by_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
 
 def _parts(files: Mapping[str, Path], entry: NamedSet, lists: Lists, images: ImageSet, root: Path) -> dict[int, str]:
     """Return the part of each listed image by its position; only names of the set's own images are accepted."""
-    places = {key: place for place, key in enumerate(images.keys)}
+    index_of = {key: index for index, key in enumerate(images.keys)}
     parts: dict[int, str] = {}
     for part, file in files.items():
         try:
@@ -164,15 +164,15 @@ def _parts(files: Mapping[str, Path], entry: NamedSet, lists: Lists, images: Ima
             if not line:
                 continue
             where = f"line {number} of {file}"
-            place = places.get(f"{lists.prefix}{line}")
-            if place is None:
+            index = index_of.get(f"{lists.prefix}{line}")
+            if index is None:
                 raise UserError(
                     f"{where} is {shortened(line, MOST_SHOWN)!r}, and no such image of {entry.title} is in {root}; "
                     f"expected one such as {lists.example!r}: unpack the official archives again."
                 )
-            if place in parts:
+            if index in parts:
                 raise UserError(f"{where} names {line!r} for the second time: unpack {lists.archive} again.")
-            parts[place] = part
+            parts[index] = part
         if part not in parts.values():
             raise UserError(f"{file} names no images: unpack {lists.archive} again.")
     return parts

@@ -27,14 +27,14 @@ class ShardsAhead:
         self._waiting: deque[int] = deque()  # an image of each shard to fetch
         self._lock = threading.Lock()
 
-    def reach(self, order: StreamOrder, place: int) -> None:
+    def reach(self, order: StreamOrder, index: int) -> None:
         """Request the shards of the window that an epoch has reached, and of the next window.
 
         Args:
             order: Order of the epoch; the same object for all its steps.
-            place: Place in the order at which the next step begins.
+            index: Position in the order at which the next step begins.
         """
-        begin = place // order.window * order.window
+        begin = index // order.window * order.window
         if order is not self._order:
             self._order, self._asked = order, int(np.searchsorted(order.ends, begin, side="right"))
         reached, soon = 1 + np.searchsorted(order.ends, [begin + order.window, begin + 2 * order.window])
@@ -55,6 +55,6 @@ class ShardsAhead:
                     self._threads -= 1
                     return
                 image = self._waiting.popleft()
-            store, place = locate(self._store, image)
+            store, position = locate(self._store, image)
             if isinstance(store, EncodedStore):
-                store.fetch_ahead(place)
+                store.fetch_ahead(position)

@@ -92,11 +92,11 @@ def is_shard(file: Path) -> bool:
     return any(sample_key(name)[1] in LABEL_SUFFIXES for name in names)
 
 
-def open_shards(place: ShardFolder, options: SourceOptions, only: str | None = None) -> ImageSet:
+def open_shards(folder: ShardFolder, options: SourceOptions, only: str | None = None) -> ImageSet:
     """Open tar shards as one set; names of shards, such as `train-000000.tar`, or of folders give the split.
 
     Args:
-        place: Folder of the shards.
+        folder: Folder of the shards.
         options: `labelled` leaves out images without a label, with a note; `label_column` is the field of JSON files
             that holds the label (None for "label").
         only: Name of the one shard to open; None for all.
@@ -106,15 +106,15 @@ def open_shards(place: ShardFolder, options: SourceOptions, only: str | None = N
             not match them, or no image has a label.
     """
     label_field = options.label_column or JSON_FIELD
-    index = _read_shipped_index(place, only, options.skip_damaged)
-    index = index or _load_or_build_index(place, label_field, only, options)
-    images = _image_set(place, index, options.labelled, only)
+    index = _read_shipped_index(folder, only, options.skip_damaged)
+    index = index or _load_or_build_index(folder, label_field, only, options)
+    images = _image_set(folder, index, options.labelled, only)
     if not options.labelled:
         return images
     labelled = np.flatnonzero(images.labels >= 0)
     if not len(labelled):
         raise (NoLabelsError if options.label_column is None else UserError)(
-            f"no image of {place.location} has a label: expected a member such as 000001.cls beside 000001.jpg, or a "
+            f"no image of {folder.location} has a label: expected a member such as 000001.cls beside 000001.jpg, or a "
             f"field {label_field!r} in 000001.json (--label-column names another); 'paucal pretrain' takes images "
             "without labels."
         )
@@ -124,14 +124,14 @@ def open_shards(place: ShardFolder, options: SourceOptions, only: str | None = N
     return images.select(labelled, f"{counted(n_bare, 'image')} without a label {was(n_bare)} left out ({first}, ...)")
 
 
-def _read_shipped_index(place: ShardFolder, only: str | None, skip_damaged: bool) -> ShardIndex | None:
+def _read_shipped_index(folder: ShardFolder, only: str | None, skip_damaged: bool) -> ShardIndex | None:
     """Return the index beside the shards after comparing it with them; None if there is none."""
-    path = None if only is not None else place.local_copy(NAME, MOST_BYTES)
+    path = None if only is not None else folder.local_copy(NAME, MOST_BYTES)
     if path is None:
         return None
-    shown = f"{place.location}/{NAME}"
+    shown = f"{folder.location}/{NAME}"
     index = read_index(path, shown)
-    listed = place.list_files()
+    listed = folder.list_files()
     if listed is None:  # then each shard is compared when it is downloaded
         return index
     shards = {shard.name: shard for shard in listed if shard.name.lower().endswith(SUFFIX)}
@@ -140,30 +140,30 @@ def _read_shipped_index(place: ShardFolder, only: str | None, skip_damaged: bool
         current = shards.pop(shard.name, None)
         if current is None:
             damaged[number] = (
-                f"the shard {shard.name} is missing in {place.location}, although {NAME} names it; put it there, or "
+                f"the shard {shard.name} is missing in {folder.location}, although {NAME} names it; put it there, or "
                 f"{REMAKE}"
             )
-        elif current.size != shard.size or (current.changed != shard.changed and not _is_same(place, index, number)):
+        elif current.size != shard.size or (current.changed != shard.changed and not _is_same(folder, index, number)):
             damaged[number] = (
-                f"the shard {shard.name} of {place.location} was changed after it was indexed ({current.size} bytes, "
+                f"the shard {shard.name} of {folder.location} was changed after it was indexed ({current.size} bytes, "
                 f"{shard.size} in {NAME}); {REMAKE}"
             )
     if damaged and not skip_damaged:
         raise UserError(f"{next(iter(damaged.values()))}{_SKIP}.")
     if shards:
-        raise UserError(f"{NAME} of {place.location} does not name the shard {min(shards)}; {REMAKE}.")
-    return index.without(damaged, place.location)
+        raise UserError(f"{NAME} of {folder.location} does not name the shard {min(shards)}; {REMAKE}.")
+    return index.without(damaged, folder.location)
 
 
-def _is_same(place: ShardFolder, index: ShardIndex, number: int) -> bool:
+def _is_same(folder: ShardFolder, index: ShardIndex, number: int) -> bool:
     """Return whether the first and the last image of a local shard are at their positions in the index.
 
     The time of change is not enough, since that of a copy may differ from that of its original.
     """
-    if not isinstance(place, LocalShardFolder):
+    if not isinstance(folder, LocalShardFolder):
         return True
     rows = index.rows(number)
-    with place.local_path(index.files[number]).open("rb") as file:
+    with folder.local_path(index.files[number]).open("rb") as file:
         for row in (0, -1) if len(rows.offsets) else ():
             file.seek(int(rows.offsets[row]) - HEADER)
             if size_in_header(file.read(HEADER)) != rows.lengths[row]:
@@ -171,12 +171,12 @@ def _is_same(place: ShardFolder, index: ShardIndex, number: int) -> bool:
     return True
 
 
-def _load_or_build_index(place: ShardFolder, label_field: str, only: str | None, options: SourceOptions) -> ShardIndex:
+def _load_or_build_index(folder: ShardFolder, label_field: str, only: str | None, options: SourceOptions) -> ShardIndex:
     """Return an index for shards without one: the cached index if the shards are unchanged, else a new index."""
-    listed = place.list_files()
+    listed = folder.list_files()
     if listed is None:
         raise UserError(
-            f"{place.location} lists no files: check the address, or put the index {NAME} there, which 'paucal shard' "
+            f"{folder.location} lists no files: check the address, or put the index {NAME} there, which 'paucal shard' "
             "writes with the shards."
         )
     files = [
@@ -186,9 +186,9 @@ def _load_or_build_index(place: ShardFolder, label_field: str, only: str | None,
         if only in (None, shard.name)
     ]
     if not files:
-        raise UserError(f"there are no shards (.tar, .parquet) in {place.location}; check the address.")
-    names = _class_names(place)
-    cached = _cache_path(place, label_field, names, only)
+        raise UserError(f"there are no shards (.tar, .parquet) in {folder.location}; check the address.")
+    names = _class_names(folder)
+    cached = _cache_path(folder, label_field, names, only)
     if cached is not None and cached.is_file():
         try:
             index = read_index(cached, str(cached))
@@ -196,7 +196,7 @@ def _load_or_build_index(place: ShardFolder, label_field: str, only: str | None,
             index = None
         if index is not None and index.files == tuple(files):
             return index
-    index = _index_shards(place, files, label_field, names, options)
+    index = _index_shards(folder, files, label_field, names, options)
     if cached is not None and len(index.files) == len(files):
         try:
             cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -208,47 +208,47 @@ def _load_or_build_index(place: ShardFolder, label_field: str, only: str | None,
 
 
 def _index_shards(
-    place: ShardFolder, files: list[Shard], label_field: str, names: list[str], options: SourceOptions
+    folder: ShardFolder, files: list[Shard], label_field: str, names: list[str], options: SourceOptions
 ) -> ShardIndex:
     """Return a new index; damaged shards are left out of it with a note, or refused."""
     rows: dict[Shard, TarContents] = {}
     damaged: dict[str, str] = {}
     for number, file in enumerate(files):
         try:
-            rows[file] = index_tar(_local_path(place, file), f"{place.location}/{file.name}", label_field)
+            rows[file] = index_tar(_local_path(folder, file), f"{folder.location}/{file.name}", label_field)
         except DamagedShard as problem:
             if not options.skip_damaged:
                 raise
             damaged[file.name] = str(problem)
         if options.progress is not None:
             options.progress(number + 1, len(files))
-    notes = damage_notes(damaged, len(files), place.location)
+    notes = damage_notes(damaged, len(files), folder.location)
     index = build_index(list(rows), list(rows.values()), names)
     return replace(index, notes=(*index.notes, *notes))
 
 
-def _local_path(place: ShardFolder, shard: Shard) -> Path:
+def _local_path(folder: ShardFolder, shard: Shard) -> Path:
     try:
-        return place.local_path(shard)
+        return folder.local_path(shard)
     except UnreadableImage as problem:
         raise UserError(str(problem)) from None
 
 
-def _cache_path(place: ShardFolder, label_field: str, names: list[str], only: str | None) -> Path | None:
+def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], only: str | None) -> Path | None:
     folder = usable_folder()
-    identity = "\n".join([place.location, label_field, only or "", *names])
+    identity = "\n".join([shard_folder.location, label_field, only or "", *names])
     digest = hashlib.blake2b(identity.encode(errors="surrogateescape"), digest_size=16).hexdigest()
     return None if folder is None else folder / SHARDS / f"{digest}.npz"
 
 
-def _class_names(place: ShardFolder) -> list[str]:
-    content = place.read_small_file(CLASSES, _MOST_LIST_BYTES)
+def _class_names(folder: ShardFolder) -> list[str]:
+    content = folder.read_small_file(CLASSES, _MOST_LIST_BYTES)
     if content is None:
         return []
-    text = decode_text(content, f"{place.location}/{CLASSES}").text
+    text = decode_text(content, f"{folder.location}/{CLASSES}").text
     names = [line.strip() for line in text.splitlines() if line.strip()]
     if len(set(names)) != len(names):
-        raise UserError(f"{place.location}/{CLASSES} names a class twice; give each class one line, in label order.")
+        raise UserError(f"{folder.location}/{CLASSES} names a class twice; give each class one line, in label order.")
     return names
 
 
@@ -266,20 +266,22 @@ def part_of(name: str) -> str:
     return PARTS.get(folder.rpartition("/")[2], "")
 
 
-def _image_set(place: ShardFolder, index: ShardIndex, labelled: bool, only: str | None) -> ImageSet:
+def _image_set(folder: ShardFolder, index: ShardIndex, labelled: bool, only: str | None) -> ImageSet:
     keys = GroupedStrings([shard.name for shard in index.files], index.counts, index.names_of)
     parts = ("", "train", "val", "test")
     codes = np.repeat(np.asarray([parts.index(shard.part) for shard in index.files], dtype=np.uint8), index.counts)
     mean_bytes = sum(int(index.lengths[slice(*span)].sum()) for span in index.spans.tolist()) / len(index)
-    streamed = isinstance(place, RemoteShardFolder) or is_streamed(len(index), sum(shard.size for shard in index.files))
+    streamed = isinstance(folder, RemoteShardFolder) or is_streamed(
+        len(index), sum(shard.size for shard in index.files)
+    )
     return ImageSet(
-        name=place.name if only is None else Path(only).stem,
-        location=place.location if only is None else f"{place.location}/{only}",
+        name=folder.name if only is None else Path(only).stem,
+        location=folder.location if only is None else f"{folder.location}/{only}",
         classes=index.classes if labelled else (),
         keys=keys,
         labels=index.labels if labelled else np.full(len(index), -1, dtype=np.int8),
         declared=RepeatedStrings(parts, codes if only is None else np.zeros_like(codes)),
-        store=TarStore(place, index, keys),
+        store=TarStore(folder, index, keys),
         notes=(*([streaming_note(len(index), len(index.files))] if streamed else []), *index.notes),
         stream=Stream.in_shards(index.counts, window_for(mean_bytes)) if streamed else None,
     )

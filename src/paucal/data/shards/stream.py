@@ -132,12 +132,12 @@ class StreamOrder:
     def __len__(self) -> int:
         return len(self._stream)
 
-    def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def __getitem__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions at some places of the order; fast if the places ascend."""
-        windows, positions = places // self.window, np.empty_like(places)
+        windows, positions = indices // self.window, np.empty_like(indices)
         for number in dict.fromkeys(windows.tolist()):
             here = windows == number
-            positions[here] = self._positions(number)[places[here] - number * self.window]
+            positions[here] = self._positions(number)[indices[here] - number * self.window]
         return positions
 
     def _positions(self, number: int) -> NDArray[np.int64]:
@@ -145,8 +145,8 @@ class StreamOrder:
         if number < self._drawn - 1:
             self._begin()
         while self._drawn <= number:
-            places = np.arange(self._drawn * self.window, min((self._drawn + 1) * self.window, len(self)))
-            self._open = places + self._offsets[np.searchsorted(self._run_ends, places, side="right")]
+            positions = np.arange(self._drawn * self.window, min((self._drawn + 1) * self.window, len(self)))
+            self._open = positions + self._offsets[np.searchsorted(self._run_ends, positions, side="right")]
             self._generator.shuffle(self._open)
             self._drawn += 1
         return self._open

@@ -193,10 +193,10 @@ class TarStore(Reopened, EncodedStore):
     Shards stay open for a minute: for small images, opening one takes as long as decoding.
     """
 
-    kept = ("_place", "_index", "_keys")
+    kept = ("_folder", "_index", "_keys")
 
-    def __init__(self, place: ShardFolder, index: ShardIndex, keys: Sequence[str]) -> None:
-        self._place, self._index, self._keys = place, index, keys
+    def __init__(self, folder: ShardFolder, index: ShardIndex, keys: Sequence[str]) -> None:
+        self._folder, self._index, self._keys = folder, index, keys
         self._begin()
 
     def _begin(self) -> None:
@@ -214,11 +214,11 @@ class TarStore(Reopened, EncodedStore):
         """Return the key and size of the image, and the time of change of its shard."""
         number, row = self._index.locate(index)
         length, shard = int(self._index.rows(number).lengths[row]), self._index.files[number]
-        return Stamp(f"{self._place.location}/{self._keys[index]}", length, shard.changed)
+        return Stamp(f"{self._folder.location}/{self._keys[index]}", length, shard.changed)
 
     def fetch_ahead(self, index: int) -> None:
         """Download the shard of an image if needed."""
-        self._place.fetch_ahead(self._index.files[self._index.locate(index)[0]])
+        self._folder.fetch_ahead(self._index.files[self._index.locate(index)[0]])
 
     def source(self, index: int) -> bytes:
         """Return the bytes of an image.
@@ -249,11 +249,11 @@ class TarStore(Reopened, EncodedStore):
         file, opened = self._open.get(number, (None, 0.0))
         if file is not None and time.monotonic() - opened < _STAYS_OPEN:
             return file
-        path = self._place.local_path(self._index.files[number])
+        path = self._folder.local_path(self._index.files[number])
         try:
             file = OpenFile(path)
         except FileNotFoundError:  # a downloaded shard was removed in the meantime, to free space
-            file = OpenFile(self._place.local_path(self._index.files[number]))
+            file = OpenFile(self._folder.local_path(self._index.files[number]))
         now = time.monotonic()
         self._open.pop(number, None)
         self._open[number] = file, now

@@ -190,14 +190,14 @@ def read_members(
 
 def encode_image(images: ImageSet, position: int) -> tuple[bytes, str] | str:
     """Return the encoded bytes of an image and a suffix for its file, or the reason why it is unreadable."""
-    store, place = locate(images.store, position)
+    store, row = locate(images.store, position)
     try:
         if not isinstance(store, EncodedStore):
             buffer = io.BytesIO()
-            store.read(place).save(buffer, "PNG")
+            store.read(row).save(buffer, "PNG")
             return buffer.getvalue(), ".png"
-        store.check(place)
-        source = store.source(place)
+        store.check(row)
+        source = store.source(row)
         content = source.read_bytes() if isinstance(source, Path) else source
         if isinstance(source, Path) and source.suffix.lower() in IMAGE_SUFFIXES:
             return content, source.suffix.lower()

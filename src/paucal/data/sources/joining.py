@@ -73,7 +73,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
 def _names(sets: Sequence[ImageSet]) -> list[str]:
     """Return distinct names for the sets, which stay the same if the sets are copied."""
     names = [image_set.name for image_set in sets]
-    return [name if names.count(name) == 1 else f"{name}-{place + 1}" for place, name in enumerate(names)]
+    return [name if names.count(name) == 1 else f"{name}-{index + 1}" for index, name in enumerate(names)]
 
 
 def _exists(text: str) -> bool:

@@ -107,7 +107,7 @@ def _separates(sign: str, different: Collection[str]) -> bool:
     if len(set(names)) < len(cells):
         return True
     lengths = {len(_names(cell, sign)) for cell in different}
-    places = {(place, name) for cell_names in pieces for place, name in enumerate(dict.fromkeys(cell_names))}
+    places = {(index, name) for cell_names in pieces for index, name in enumerate(dict.fromkeys(cell_names))}
     moved = len(places) > len(set(names))
     return sign != "," and len(set(names)) < len(names) and (len(lengths) > 1 or moved)
 
@@ -147,24 +147,24 @@ def from_names(rows: Sequence[Sequence[str]], several: bool, where: str) -> Labe
         where: Description of how the labels are given, for notes.
     """
     classes = tuple(sorted({name for row in rows for name in row}))
-    number = {name: place for place, name in enumerate(classes)}
+    number = {name: index for index, name in enumerate(classes)}
     if not several:
         return Labels(classes, np.asarray([number[row[0]] for row in rows], dtype=np.int64))
     multi_hot = np.zeros((len(rows), len(classes)), dtype=np.int8)
-    for place, row in enumerate(rows):
-        multi_hot[place, [number[name] for name in row]] = 1
+    for index, row in enumerate(rows):
+        multi_hot[index, [number[name] for name in row]] = 1
     return _several(classes, multi_hot, where)
 
 
 def class_columns(rows: Sequence[Sequence[str]], width: int, known: Collection[int | None]) -> tuple[int, ...]:
     """Return the positions of the columns of 1 and 0, one per class; empty if there are fewer than two."""
     marks = [
-        place
-        for place in range(width)
-        if place not in known
+        index
+        for index in range(width)
+        if index not in known
         and rows
-        and all(len(row) > place and row[place].strip().lower() in _MARKS for row in rows)
-        and any(row[place].strip() for row in rows)
+        and all(len(row) > index and row[index].strip().lower() in _MARKS for row in rows)
+        and any(row[index].strip() for row in rows)
     ]
     return tuple(marks) if len(marks) > 1 else ()
 

@@ -75,17 +75,17 @@ def locate(listed: Sequence[ListedImage], root: Path | None) -> Located:
             of images or of the part below them.
     """
     groups: dict[tuple[Path, str], list[int]] = {}
-    for place, row in enumerate(listed):
-        groups.setdefault((row.file, row.part), []).append(place)
+    for index, row in enumerate(listed):
+        groups.setdefault((row.file, row.part), []).append(index)
     finders: dict[Path, FileFinder] = {}
     folders, keys, notes, respelt = [Path()] * len(listed), [""] * len(listed), [], 0
-    for (file, part), places in groups.items():
-        rows = [listed[place] for place in places]
+    for (file, part), indices in groups.items():
+        rows = [listed[index] for index in indices]
         finder, prefix = _choose_folder(rows, list(_candidates(file, part, root, finders)), root)
         if prefix:
             notes.append(f"paths in {file.name} begin with {prefix!r}, which was replaced by {finder.root}")
         begins = _absolute_prefixes(finder.root, root)
-        for place, row in zip(places, rows, strict=True):
+        for index, row in zip(indices, rows, strict=True):
             path = _relative(row.path, begins).removeprefix(prefix)
             if leads_out(path):
                 _refuse_outside(row, rows)
@@ -95,8 +95,8 @@ def locate(listed: Sequence[ListedImage], root: Path | None) -> Located:
                     f"{row.path[:_SHOWN]!r} in line {row.line} of {row.file} matches {files[0]} and {files[1]}: "
                     "give one of the files."
                 )
-            folders[place], keys[place] = finder.root, files[0] if files else path
-            respelt += not keys[place].startswith(path)
+            folders[index], keys[index] = finder.root, files[0] if files else path
+            respelt += not keys[index].startswith(path)
     if respelt:
         notes.append(f"{counted(respelt, 'path')} and names of files differ in case, Unicode form or encoding")
     base = Path(os.path.commonpath(set(folders)))
@@ -145,7 +145,7 @@ def _choose_folder(
     rows: Sequence[ListedImage], candidates: Sequence["FileFinder"], root: Path | None
 ) -> tuple["FileFinder", str]:
     """Return the folder with most of the sampled images, and the corresponding path prefix on another machine."""
-    sample = [rows[place] for place in evenly_spaced(len(rows), _SAMPLED_ROWS)]
+    sample = [rows[index] for index in evenly_spaced(len(rows), _SAMPLED_ROWS)]
     best, most = None, 0
     for finder in candidates:
         paths = [_relative(row.path, _absolute_prefixes(finder.root, root)) for row in sample]

@@ -106,8 +106,8 @@ def open_images(  # noqa: PLR0913 (a caller may choose any of them)
             f"{path} has only one class ('{only}'); training a classifier needs at least two "
             f"class folders{_deeper(path)}"
         )
-    place = Path(location).expanduser()
-    if len(images) < MOST_SEARCHED and place.is_dir() and (note := boxes_note(place)):
+    folder = Path(location).expanduser()
+    if len(images) < MOST_SEARCHED and folder.is_dir() and (note := boxes_note(folder)):
         return replace(images, notes=(*images.notes, note))
     return images
 
@@ -174,12 +174,12 @@ def _open_named(name: str, _: Any, options: SourceOptions) -> ImageSet:
 def _open_remote(location: str, _: Any, options: SourceOptions) -> ImageSet:
     folder, _, file = location.rstrip("/").rpartition("/")
     if file.endswith(PARQUET_SUFFIX):  # a single file: works even on storage that cannot list files
-        place = RemoteShardFolder(folder)
-        return open_remote_parquet([RowFile(place, place.find_file(file))], options)
-    place = RemoteShardFolder(location)
-    if files := find_remote_parquet(place):
+        shard_folder = RemoteShardFolder(folder)
+        return open_remote_parquet([RowFile(shard_folder, shard_folder.find_file(file))], options)
+    shard_folder = RemoteShardFolder(location)
+    if files := find_remote_parquet(shard_folder):
         return open_remote_parquet(files, options)
-    return open_shards(place, options)
+    return open_shards(shard_folder, options)
 
 
 def _open_image(path: Path, _: Any, options: SourceOptions) -> ImageSet:

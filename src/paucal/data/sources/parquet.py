@@ -77,19 +77,19 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
         UserError: A file is not a Parquet file, lacks the columns or numbers its classes differently from the others,
             or labels lie outside of the class names.
     """
-    place = LocalShardFolder(root)
-    row_files = [RowFile(place, stamped(require_regular(file), _name(file, root))) for file in files]
+    folder = LocalShardFolder(root)
+    row_files = [RowFile(folder, stamped(require_regular(file), _name(file, root))) for file in files]
     name = Path(files[0]).stem if len(files) == 1 else root.resolve().name
     return _open(row_files, name, str((files[0] if len(files) == 1 else root).resolve()), options)
 
 
-def find_remote_parquet(place: RemoteShardFolder) -> list[RowFile]:
+def find_remote_parquet(folder: RemoteShardFolder) -> list[RowFile]:
     """Return the Parquet files on object storage, at any depth; empty if there are tars, or files cannot be listed."""
-    listed = place.list_files() or []
+    listed = folder.list_files() or []
     if any(shard.name.lower().endswith(".tar") for shard in listed):
         return []
     return [
-        RowFile(place, shard)
+        RowFile(folder, shard)
         for shard in listed
         if shard.name.endswith(PARQUET_SUFFIX) and not any(map(ignored, shard.name.split("/")))
     ]

@@ -295,7 +295,7 @@ def _from_marks(values: NDArray[np.int64], lengths: NDArray[np.int64], columns: 
         )
     multi_hot = np.full((len(lengths), width), UNKNOWN, dtype=np.int8)
     multi_hot[lengths >= 0] = values.reshape(-1, width)
-    classes = columns.names or tuple(str(place) for place in range(width))
+    classes = columns.names or tuple(str(index) for index in range(width))
     return _several(classes, multi_hot, lengths, f"lists of a 1 or 0 for every class in the column '{columns.label}'")
 
 

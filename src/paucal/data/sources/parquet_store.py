@@ -44,8 +44,8 @@ class Rows:
 class RowFile:
     """A Parquet or Arrow file; it is reopened for each query, so that a set may have thousands of files."""
 
-    def __init__(self, place: ShardFolder, shard: Shard) -> None:
-        self.place, self.shard = place, shard
+    def __init__(self, folder: ShardFolder, shard: Shard) -> None:
+        self.place, self.shard = folder, shard
 
     def __str__(self) -> str:
         return f"{self.place.location}/{self.shard.name}"
@@ -91,10 +91,10 @@ class RowFile:
         with file:
             return query(file)
 
-    def _query_remote(self, place: RemoteShardFolder, query: Callable[[pq.ParquetFile], Any]) -> Any:
+    def _query_remote(self, folder: RemoteShardFolder, query: Callable[[pq.ParquetFile], Any]) -> Any:
         def attempt() -> Any:
             try:
-                with place.open_file(self.shard) as source, pq.ParquetFile(source) as file:
+                with folder.open_file(self.shard) as source, pq.ParquetFile(source) as file:
                     return query(file)
             except (pa.ArrowInvalid, OSError) as problem:
                 if isinstance(problem, OSError) and _DAMAGED_FOOTER not in str(problem):  # a request failed
@@ -140,19 +140,19 @@ class RowStore(Reopened, EncodedStore):
     """Encoded images in the rows of files; a subclass reads the files.
 
     Args:
-        place: Folder or storage of the files.
+        folder: Folder or storage of the files.
         files: Files in the order of their numbers.
         column: Name of the image column, a struct with a `bytes` field or plain binary.
         rows: (N, 2) int64 file number and row in that file of each image.
         keys: N names for messages.
     """
 
-    kept = ("_place", "_files", "_column", "_rows", "_keys")
+    kept = ("_folder", "_files", "_column", "_rows", "_keys")
 
     def __init__(
-        self, place: ShardFolder, files: Sequence[Shard], column: str, rows: NDArray[np.int64], keys: Sequence[str]
+        self, folder: ShardFolder, files: Sequence[Shard], column: str, rows: NDArray[np.int64], keys: Sequence[str]
     ) -> None:
-        self._place, self._files, self._column, self._rows, self._keys = place, files, column, rows, keys
+        self._folder, self._files, self._column, self._rows, self._keys = folder, files, column, rows, keys
         self._begin()
 
     def __len__(self) -> int:
@@ -166,11 +166,11 @@ class RowStore(Reopened, EncodedStore):
         """Return the file and the row, with size and time of the file."""
         file, row = (int(number) for number in self._rows[index])
         shard = self._files[file]
-        return Stamp(f"{self._place.location}/{shard.name}#{row}", shard.size, shard.changed)
+        return Stamp(f"{self._folder.location}/{shard.name}#{row}", shard.size, shard.changed)
 
     def fetch_ahead(self, index: int) -> None:
         """Download the file of a row if needed."""
-        self._place.fetch_ahead(self._files[int(self._rows[index, 0])])
+        self._folder.fetch_ahead(self._files[int(self._rows[index, 0])])
 
     def source(self, index: int) -> bytes:
         """Return the encoded bytes of a row.
@@ -181,8 +181,8 @@ class RowStore(Reopened, EncodedStore):
         file, row = (int(number) for number in self._rows[index])
         try:
             with self._lock:
-                images, place = self._piece(file, row)
-            value = images[place].as_py()
+                images, position = self._piece(file, row)
+            value = images[position].as_py()
         except (pa.ArrowException, OSError) as error:
             raise UnreadableImage(f"image {self.name(index)} cannot be read from its file: {error}") from None
         value = value.get("bytes") if isinstance(value, dict) else value
@@ -207,7 +207,7 @@ class ArrowStore(RowStore):
 
     def _piece(self, file: int, row: int) -> tuple[pa.ChunkedArray, int]:
         if file not in self._tables:
-            self._tables[file] = read_arrow(self._place.local_path(self._files[file]))[self._column]
+            self._tables[file] = read_arrow(self._folder.local_path(self._files[file]))[self._column]
         return self._tables[file], row
 
 
@@ -252,9 +252,9 @@ class ParquetStore(RowStore):
 
     def _open(self, file: int) -> pq.ParquetFile:
         try:
-            return pq.ParquetFile(self._place.local_path(self._files[file]), memory_map=True)
+            return pq.ParquetFile(self._folder.local_path(self._files[file]), memory_map=True)
         except FileNotFoundError:  # the downloaded file was deleted in between to free space: download it again
-            return pq.ParquetFile(self._place.local_path(self._files[file]), memory_map=True)
+            return pq.ParquetFile(self._folder.local_path(self._files[file]), memory_map=True)
 
     def _read_group(self, reader: pq.ParquetFile, group: int) -> pa.Array:
         # One thread, since Arrow's thread pool does not survive a fork in every version.

@@ -65,13 +65,13 @@ class Columns:
     @property
     def classes(self) -> list[str]:
         """Names of the columns of single classes."""
-        return [self.names[place] for place in self.marks]
+        return [self.names[index] for index in self.marks]
 
     @property
     def others(self) -> list[int]:
         """Positions of up to 16 columns that are neither path nor part, such as a patient column."""
-        known = (self.image, self.split, *self.marks, *(place for place, _ in self.flags))
-        return [place for place in range(len(self.names)) if place not in known][:MOST_COLUMNS]
+        known = (self.image, self.split, *self.marks, *(column for column, _ in self.flags))
+        return [index for index in range(len(self.names)) if index not in known][:MOST_COLUMNS]
 
     @property
     def boxes(self) -> str:
@@ -109,7 +109,7 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
         if named != label:
             notes.append(f"the classes are in the column {first[named]!r}; {first[label]!r} has their numbers")
         return replace(columns, label=named, notes=tuple(notes))
-    marks = class_columns(cells, len(first), (image, split, *(place for place, _ in flags)))
+    marks = class_columns(cells, len(first), (image, split, *(column for column, _ in flags)))
     if not marks or columns.boxes:
         what = f"; {columns.boxes} describe boxes, use paucal detect" if columns.boxes else ""
         raise UserError(
@@ -190,7 +190,7 @@ def describes_images(file: Path, options: SourceOptions, refuse: bool = False) -
         return options.label_column in names
     cells = [row.cells for row in rows[1:]]
     split, flags, _ = _parts(plain, plain, cells)
-    known = (image, split, *(place for place, _ in flags))
+    known = (image, split, *(column for column, _ in flags))
     return _first(plain, LABEL_COLUMNS) is not None or bool(class_columns(cells, len(plain), known))
 
 
@@ -216,17 +216,17 @@ def _parts(
     """Return the column of parts, or else the flag columns, and notes on columns that are not read."""
     split = _first(plain, SPLIT_COLUMNS)
     flags = [
-        (place, FLAG_COLUMNS[name])
-        for place, name in enumerate(plain)
-        if name in FLAG_COLUMNS and all(len(row) <= place or row[place].lower() in FLAGS for row in cells)
+        (index, FLAG_COLUMNS[name])
+        for index, name in enumerate(plain)
+        if name in FLAG_COLUMNS and all(len(row) <= index or row[index].lower() in FLAGS for row in cells)
     ]
-    read = [place for place, _ in flags if split is None]
-    notes = [f"the parts are in the column {names[place]!r}" for place in read]
-    unread = [names[place] for place, name in enumerate(plain) if name in FLAG_COLUMNS and place not in read]
+    read = [column for column, _ in flags if split is None]
+    notes = [f"the parts are in the column {names[index]!r}" for index in read]
+    unread = [names[index] for index, name in enumerate(plain) if name in FLAG_COLUMNS and index not in read]
     notes += [
         f"the column {name!r} is not read: expected true and false, without another column of parts" for name in unread
     ]
-    folds = [names[place] for place, name in enumerate(plain) if name in FOLD_COLUMNS]
+    folds = [names[index] for index, name in enumerate(plain) if name in FOLD_COLUMNS]
     notes += [f"the column {name!r} is not read: use --folds" for name in folds]
     return split, () if split is not None else tuple(flags), notes
 
@@ -236,14 +236,14 @@ def _names_of_numbers(plain: Sequence[str], cells: Sequence[Sequence[str]], labe
     numbers = [row[label] for row in cells if len(row) > label]
     if not all(re.fullmatch(r"\d*(\.0)?", number) for number in numbers):
         return label
-    for place, name in enumerate(plain):
-        if name not in NAME_COLUMNS or place == label:
+    for index, name in enumerate(plain):
+        if name not in NAME_COLUMNS or index == label:
             continue
-        pairs = {(row[label], row[place]) for row in cells if len(row) > max(label, place)}
+        pairs = {(row[label], row[index]) for row in cells if len(row) > max(label, index)}
         different = {number for number, _ in pairs}, {text for _, text in pairs}
         named = name in SURE_NAME_COLUMNS or not any(text.isdigit() for text in different[1])
         if named and len(pairs) == len(different[0]) == len(different[1]):
-            return place
+            return index
     return label
 
 

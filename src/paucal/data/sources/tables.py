@@ -78,7 +78,7 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
     elif options.labelled:
         labels = from_names([row.names for row in rows], several, where)
     images = _image_set(files, placed._replace(rows=rows, notes=[*placed.notes, *notes]), labels, tables.notes)
-    others = {tuple(one.names[place] for place in one.others) for one in tables.columns}
+    others = {tuple(one.names[index] for index in one.others) for one in tables.columns}
     if len(others) != 1:  # the tables of the parts differ in their further columns
         return images
     return replace(images, columns={name: [row.others[n] for row in rows] for n, name in enumerate(others.pop())})
@@ -134,8 +134,8 @@ def _listed_image(file: Path, row: TableRow, columns: Columns, others: Sequence[
             raise UserError(f"line {row.line} of {file} has the part {word[:_SHOWN]!r}; expected train, val or test.")
         part = PARTS.get(word, word)
     if columns.flags:
-        part = next((part for place, part in columns.flags if FLAGS[cells[place].lower()]), "train")
-    further, marks = (tuple([cells[place] for place in places]) for places in (others, columns.marks))
+        part = next((part for column, part in columns.flags if FLAGS[cells[column].lower()]), "train")
+    further, marks = (tuple([cells[index] for index in columns_]) for columns_ in (others, columns.marks))
     return ListedImage(plain_path(path), part, row.line, file, label, further, marks)
 
 
@@ -255,8 +255,8 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
     held: set[str] = set()
     for file in testing:
         rows = read_list(file, labelled=False).rows
-        place = locate([ListedImage(row.cells[0], names[file].part, row.line, file) for row in rows], root)
-        held.update(f"{place.folder}/{key}".removeprefix(here) for key in place.keys)
+        located = locate([ListedImage(row.cells[0], names[file].part, row.line, file) for row in rows], root)
+        held.update(f"{located.folder}/{key}".removeprefix(here) for key in located.keys)
     own = held_out_part(images.declared)
     both = zip(images.keys, images.declared, strict=True)
     declared = ["test" if key in held or (part and part == own) else part for key, part in both]

@@ -62,7 +62,7 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
         problem = f"lack {missing[0]!r}, which is in the lists" if missing else "have no class in the lists"
         raise UserError(f"the images of {root / IMAGES} {problem}; restore them.")
     classes = tuple(sorted({name for image in kept for name in shown[image]})) if labelled else ()
-    number = {name: place for place, name in enumerate(classes)}
+    number = {name: index for index, name in enumerate(classes)}
     keys = [f"{IMAGES}/{files[image]}" for image in kept]
     rows = np.asarray([[_MEANING[signs[image].get(name, -1)] for name in classes] for image in kept], dtype=np.int8)
     if several:

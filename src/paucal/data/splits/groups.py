@@ -150,7 +150,7 @@ def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) ->
     """Refuse groups with images in several of the data's own parts (such as train and test)."""
     own_parts = sorted(set(parts.tolist()) - {"unused"})
     of_part = [set(groups[parts == part].tolist()) for part in own_parts]
-    divided = set().union(*(ids & earlier for place, ids in enumerate(of_part) for earlier in of_part[:place]))
+    divided = set().union(*(ids & earlier for index, ids in enumerate(of_part) for earlier in of_part[:index]))
     if divided:
         raise UserError(
             f"--group-by: {counted(len(divided), 'group')} lie in several of the data's own parts "
@@ -243,13 +243,13 @@ def iterative_parts(multi_hot: Targets, shares: Sequence[float], seed: int) -> N
     left = rows.sum(0)
     while left.any():
         label = int(np.where(left > 0, left, len(rows) + 1).argmin())
-        for place in order[(parts[order] < 0) & rows[order, label]]:
+        for index in order[(parts[order] < 0) & rows[order, label]]:
             part = max(range(len(shares)), key=lambda candidate: (wanted[candidate, label], wanted_images[candidate]))
-            parts[place] = part
-            wanted[part] -= rows[place]
+            parts[index] = part
+            wanted[part] -= rows[index]
             wanted_images[part] -= 1
-            left = left - rows[place]
-    for place in order[parts[order] < 0]:
+            left = left - rows[index]
+    for index in order[parts[order] < 0]:
         part = int(wanted_images.argmax())
-        parts[place], wanted_images[part] = part, wanted_images[part] - 1
+        parts[index], wanted_images[part] = part, wanted_images[part] - 1
     return parts

@@ -325,14 +325,14 @@ def padded_crops(
     views = np.empty((len(images), height, width, channels), dtype=np.uint8)
     corners, mirrored = np.empty((len(images), 2)), np.ones(len(images))
     generator = torch.Generator()
-    for place, (image, seed) in enumerate(zip(images, seeds, strict=True)):
+    for index, (image, seed) in enumerate(zip(images, seeds, strict=True)):
         generator.manual_seed(seed)
         left, top = (int(torch.randint(2 * padding + 1, (), generator=generator)) for _ in range(2))
         page[padding : padding + height, padding : padding + width] = image
         view = page[top : top + height, left : left + width]
         if torch.rand((), generator=generator).item() < hflip:
-            view, mirrored[place] = view[:, ::-1], -1
-        views[place], corners[place] = view, (left - padding, top - padding)
+            view, mirrored[index] = view[:, ::-1], -1
+        views[index], corners[index] = view, (left - padding, top - padding)
     return normalisation.apply_all(views), _geometry(corners, mirrored, height, width)
 
 

@@ -111,8 +111,8 @@ def cached_batches(features: Tensor, labels: Tensor, settings: ProbeSettings, ro
 
     def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(epoch_seed(settings.seed, epoch))
-        for places in torch.randperm(len(rows), generator=generator).split(settings.batch):
-            batch = rows[places].to(features.device)
+        for indices in torch.randperm(len(rows), generator=generator).split(settings.batch):
+            batch = rows[indices].to(features.device)
             yield features[batch].float(), labels[batch]
 
     return epoch_of

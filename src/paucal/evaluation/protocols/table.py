@@ -299,12 +299,12 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
     most = 0.2 if len(names) < 4 else 0.34
     apart = np.linspace(-most, most, len(names)) if len(names) > 1 else np.zeros(1)
     for name, offset, (colour, marker) in zip(names, apart, _styles(names), strict=True):
-        drawn = [(place, row.scores[name]) for place, row in enumerate(rows) if name in row.scores]
-        places = np.array([place for place, _ in drawn]) + offset
+        drawn = [(index, row.scores[name]) for index, row in enumerate(rows) if name in row.scores]
+        x = np.array([index for index, _ in drawn]) + offset
         values = np.array([100 * score.value for _, score in drawn])
         reach = np.abs(100 * np.array([score.ends for _, score in drawn]).reshape(-1, 2).T - values)
         label = shorten(name, 34)
-        axes.errorbar(values, places, xerr=reach, fmt=marker, color=colour, ms=4.5, lw=1.3, capsize=2, label=label)
+        axes.errorbar(values, x, xerr=reach, fmt=marker, color=colour, ms=4.5, lw=1.3, capsize=2, label=label)
     axes.set_yticks(range(len(rows)), [_row_title(row, sets > 1) for row in rows], fontsize=9)
     axes.set(xlim=(-2, 102), ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlabel(f"% of the test images, {percent(level, 'g')} interval")
@@ -317,8 +317,8 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
 def _styles(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return colour and marker of each model, no two alike: grey for random weights."""
     return [
-        (GREY if name == FLOOR else COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS)])
-        for place, name in enumerate(names)
+        (GREY if name == FLOOR else COLOURS[index % len(COLOURS)], MARKERS[index // len(COLOURS)])
+        for index, name in enumerate(names)
     ]
 
 

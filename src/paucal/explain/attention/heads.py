@@ -40,10 +40,10 @@ def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
     """
     if not 0 < mass <= 1:
         raise ValueError(f"mass is {mass}, expected a share above 0 and up to 1")
-    ordered, places = weights.float().sort(-1)
+    ordered, order = weights.float().sort(-1)
     share = (ordered / ordered.sum(-1, keepdim=True)).cumsum(-1)
     kept = share > 1 - mass + 1e-6
-    return torch.zeros_like(kept).scatter(-1, places, kept)
+    return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
 @dataclass(frozen=True, eq=False)

@@ -149,10 +149,10 @@ def queries_figure(
     for row, view, token, of_query in zip(axes, views, tokens, bits, strict=True):
         row[0].imshow(picture)
         title(row[0], _describe_token(token), 7)
-        places = view.heads.argsort()
+        indices = view.heads.argsort()
         for panel, head in zip(row[1:], order, strict=True):
-            cell_heat(panel, picture, view.maps[places[head]], 0.0, top)
-            _outline(panel, view.masks[places[head]], picture.shape[:2])
+            cell_heat(panel, picture, view.maps[indices[head]], 0.0, top)
+            _outline(panel, view.masks[indices[head]], picture.shape[:2])
             title(panel, f"head {head + 1}, {float(of_query[head]):.1f} bits", 7)
         _mark(row, token, (view.maps.shape[1], view.maps.shape[2]), picture)
     colour_bar(figure, [panel for row in axes for panel in row], 0.0, top, "attention", 0.6)
@@ -176,11 +176,11 @@ def entropy_figure(entropies: Mapping[str, Tensor], most: Mapping[str, float], i
     figure = Figure(figsize=(max(5.0, 0.45 * len(entropies) + 2.5), 3.6), layout="constrained")
     axes = figure.subplots()
     low = min(float(bits.min()) for bits in entropies.values())
-    for place, (_, bits) in enumerate(entropies.items()):
-        axes.plot([place] * len(bits), bits.tolist(), "o", color="#0072b2", alpha=0.6, ms=5)
+    for index, (_, bits) in enumerate(entropies.items()):
+        axes.plot([index] * len(bits), bits.tolist(), "o", color="#0072b2", alpha=0.6, ms=5)
     axes.plot(range(len(most)), list(most.values()), "_", color="#d55e00", ms=16, label="uniform attention")
     axes.plot([], [], "o", color="#0072b2", label="a head")
-    axes.set_xticks(range(len(entropies)), [str(place + 1) for place in range(len(entropies))], fontsize=8)
+    axes.set_xticks(range(len(entropies)), [str(index + 1) for index in range(len(entropies))], fontsize=8)
     axes.set(
         xlabel="attention layer, first to last", ylabel="entropy in bits", ylim=(0.9 * low, 1.05 * max(most.values()))
     )
@@ -201,8 +201,8 @@ def ranked_entropy_figure(models: Mapping[str, Tensor], most: Mapping[str, float
     """
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()
-    for place, (name, bits) in enumerate(models.items()):
-        colour = COLOURS[place % len(COLOURS)]
+    for index, (name, bits) in enumerate(models.items()):
+        colour = COLOURS[index % len(COLOURS)]
         ranked = bits.sort(descending=True).values.tolist()
         label = f"{name}: {bits.mean():.2f} bits, from {bits.min():.2f} to {bits.max():.2f}"
         axes.plot(range(1, len(ranked) + 1), ranked, "o-", color=colour, ms=4, lw=1.2, label=label.replace("$", r"\$"))

@@ -240,6 +240,6 @@ def _make_room(axes: Axes, picture: Picture, points: Sequence[tuple[float, float
     for axis, length in ((0, picture.shape[1]), (1, picture.shape[0])):
         places = [point[axis] for point in points]
         margin = MARGIN * length
-        low, high = min(-0.5, *(place - margin for place in places)), max(length - 0.5, *(p + margin for p in places))
+        low, high = min(-0.5, *(p - margin for p in places)), max(length - 0.5, *(p + margin for p in places))
         limits.append((max(low, -BEYOND * length), min(high, (1 + BEYOND) * length)))
     axes.set(xlim=limits[0], ylim=limits[1][::-1])

@@ -55,8 +55,8 @@ def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet,
     pictures = [images.store.read(one.id) for one in mistakes]
     inputs = [transform(picture) for picture in pictures]
     batch = torch.stack([view for view, _ in inputs]).to(model.device)
-    places = {int(number): row for row, number in enumerate(predictions.ids.tolist())}
-    shares = predictions.probabilities[[places[one.id] for one in mistakes]]
+    row_of = {int(number): row for row, number in enumerate(predictions.ids.tolist())}
+    shares = predictions.probabilities[[row_of[one.id] for one in mistakes]]
     asked = [torch.tensor([getattr(one, kind) for one in mistakes]) for kind in ("predicted", "true")]
     method, maps = _maps(model, batch, asked)
     explained = [

@@ -58,8 +58,8 @@ def usable_images(settings: TrainSettings, data: SplitImages, most: int, console
     held_out = data.images.select(np.concatenate([data.part("val"), data.part("test")]))
     copies_of_held_out = np.zeros(len(images), dtype=bool)
     if copies_of_run.any() and len(held_out):
-        places = np.flatnonzero(copies_of_run)
-        copies_of_held_out[places] = copies_among(images.select(places), held_out)[0]
+        indices = np.flatnonzero(copies_of_run)
+        copies_of_held_out[indices] = copies_among(images.select(indices), held_out)[0]
     for which, words in (
         (copies_of_held_out, "a validation or test image"),
         (copies_of_run & ~copies_of_held_out, "a training image"),

@@ -145,15 +145,15 @@ def _draw(run: RunFolder, setup: DetectionSetup, indices: list[int], detections:
     images = setup.images
     truth = [images.boxes_of(index) for index in indices]
     mistakes = [count_mistakes(*pair) for pair in zip(detections, truth, strict=True)]
-    worst = sorted(range(len(indices)), key=lambda place: -sum(mistakes[place]))[:DRAWN]
+    worst = sorted(range(len(indices)), key=lambda index: -sum(mistakes[index]))[:DRAWN]
     spread = list(range(0, len(indices), max(1, len(indices) // DRAWN)))[:DRAWN]
-    for name, places in (("detections", spread), ("worst_detections", worst)):
+    for name, shown in (("detections", spread), ("worst_detections", worst)):
         pictures: list[Image.Image] = []
         captions = []
-        for place in places:
-            index, (missed, false) = indices[place], mistakes[place]
+        for position in shown:
+            index, (missed, false) = indices[position], mistakes[position]
             image = at_width(images.images.store.read(index))
-            pictures.append(draw_detections(image, detections[place], images.classes, truth[place]))
+            pictures.append(draw_detections(image, detections[position], images.classes, truth[position]))
             captions.append(f"{missed} missed, {false} wrong: {images.images.keys[index].rpartition('/')[2]}")
         page = sheet(pictures, captions)
         write_atomically(run.plots / f"{name}.png", lambda file, page=page: page.save(file, "PNG"))

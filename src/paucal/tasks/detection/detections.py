@@ -42,14 +42,14 @@ class Detections:
     def above(self, score: float) -> "Detections":
         """Return the objects with at least this score."""
         kept = self.scores >= score
-        masks = None if self.masks is None else tuple(self.masks[int(place)] for place in np.flatnonzero(kept))
+        masks = None if self.masks is None else tuple(self.masks[int(index)] for index in np.flatnonzero(kept))
         return Detections(self.boxes[kept], self.scores[kept], self.labels[kept], masks)
 
-    def mask(self, place: int) -> NDArray[np.bool_]:
+    def mask(self, index: int) -> NDArray[np.bool_]:
         """Return the (H, W) mask of the object at a position."""
         if self.masks is None:
             raise UserError("this detector predicts boxes only: train one with --masks on.")
-        return unpack_mask(self.masks[place]).astype(bool)
+        return unpack_mask(self.masks[index]).astype(bool)
 
 
 @torch.inference_mode()
@@ -71,9 +71,9 @@ def detect_all(
     with evaluation_mode(detector):
         for batch in batches:
             answers = detector(batch.images.to(device), batch.image_sizes())
-            for place, answer in enumerate(answers):
-                sides, size = batch.sizes[place].tolist(), batch.originals[place].tolist()
-                detections[int(batch.ids[place])] = rescale(answer, (sides[0], sides[1]), (size[0], size[1]))
+            for index, answer in enumerate(answers):
+                sides, size = batch.sizes[index].tolist(), batch.originals[index].tolist()
+                detections[int(batch.ids[index])] = rescale(answer, (sides[0], sides[1]), (size[0], size[1]))
             if progress is not None:
                 progress(len(detections))
     return detections
@@ -119,9 +119,9 @@ def coco_document(
     ]
     annotations: list[dict[str, Any]] = []
     for number, of_image in enumerate(detections, 1):
-        for place in range(len(of_image)):
+        for index in range(len(of_image)):
             ids = {"id": len(annotations) + 1, "image_id": number}
-            annotations.append({**ids, **_annotation(of_image, place, category_ids)})
+            annotations.append({**ids, **_annotation(of_image, index, category_ids)})
     categories = [{"id": number, "name": name} for number, name in zip(category_ids, classes, strict=True)]
     content = {"images": images, "annotations": annotations, "categories": categories}
     return json.dumps(content, ensure_ascii=False) + "\n"
@@ -147,18 +147,18 @@ def read_detections(file: Path) -> pa.Table:
         raise UserError(f"{str(file)!r} cannot be read ({problem}): run 'paucal eval'.") from None
 
 
-def _annotation(detections: Detections, place: int, category_ids: Sequence[int]) -> dict[str, Any]:
-    left, top, right, bottom = detections.boxes[place].tolist()
+def _annotation(detections: Detections, index: int, category_ids: Sequence[int]) -> dict[str, Any]:
+    left, top, right, bottom = detections.boxes[index].tolist()
     sides = [left, top, right - left, bottom - top]
     content = {
-        "category_id": category_ids[int(detections.labels[place])],
+        "category_id": category_ids[int(detections.labels[index])],
         "bbox": [round(value, 2) for value in sides],
         "area": round(sides[2] * sides[3], 2),
         "iscrowd": 0,
-        "score": round(float(detections.scores[place]), 5),
+        "score": round(float(detections.scores[index]), 5),
     }
     if detections.masks is None:
         return content
-    mask = detections.masks[place]
+    mask = detections.masks[index]
     packed = {"size": list(mask["size"]), "counts": mask["counts"].decode("ascii")}
     return {**content, "area": int(unpack_mask(mask).sum()), "segmentation": packed}

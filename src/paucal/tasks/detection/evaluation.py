@@ -231,8 +231,8 @@ def _match_class(detections: Sequence[Detections], truth: Sequence[Boxes], label
         objects[index] = int((theirs & ~known.crowd).sum())
         crowd = known.crowd[theirs]
         if masks:
-            own = [predicted.masks[place] for place in mine] if predicted.masks is not None else []
-            other = [known.masks[place] for place in np.flatnonzero(theirs)] if known.masks is not None else []
+            own = [predicted.masks[index] for index in mine] if predicted.masks is not None else []
+            other = [known.masks[index] for index in np.flatnonzero(theirs)] if known.masks is not None else []
             overlaps = mask_overlaps(own, other, crowd)
         else:
             overlaps = box_overlaps(predicted.boxes[mine], known.corners[theirs], crowd)

@@ -158,8 +158,8 @@ def _rename(
     tree: Mapping[str, Any], own: Mapping[str, Tensor], names: Sequence[str], classes: Sequence[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors by the names of our detector, with rows for its classes, and the classes that COCO has."""
-    places = {name.lower(): place for place, name in enumerate(names)}
-    rows = [places.get(name.strip().lower().replace("_", " ")) for name in classes]
+    index_of = {name.lower(): index for index, name in enumerate(names)}
+    rows = [index_of.get(name.strip().lower().replace("_", " ")) for name in classes]
     body = [name for name in own if name.startswith(PARTS["backbone.body."]) and not name.endswith("_tracked")]
     state: dict[str, Tensor] = {}
     by_order = iter(body)
@@ -175,7 +175,7 @@ def _rename(
             fresh = own[renamed] if layer == SCORES and renamed in own else None
             value = _of_classes(value, PER_CLASS[layer], rows, fresh)
         state[renamed] = value.float()
-    return state, [name for name, place in zip(classes, rows, strict=True) if place is not None]
+    return state, [name for name, index in zip(classes, rows, strict=True) if index is not None]
 
 
 def _of_classes(value: Tensor, each: int, rows: Sequence[int | None], fresh: Tensor | None) -> Tensor:

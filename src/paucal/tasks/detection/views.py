@@ -18,7 +18,7 @@ Target = dict[str, Tensor]
 Viewed = tuple[Tensor, Target]
 View = Callable[[tv_tensors.Image, Target], Viewed]
 LIGHT_SCALES = (0.8, 0.85, 0.9, 0.95, 1.0)
-PAPER_SCALES = tuple(round(0.6 + 0.04 * place, 2) for place in range(11))  # of 800 pixels: 480, 512, ..., 800
+PAPER_SCALES = tuple(round(0.6 + 0.04 * index, 2) for index in range(11))  # of 800 pixels: 480, 512, ..., 800
 CROPPED_SCALES = (0.5, 0.625, 0.75)  # 400, 500 and 600 of 800 pixels
 CROPPED_SIDES = (0.48, 0.75)  # crops of 384 to 600
 # Large-scale jitter; its paper starts at 0.1, with thousands of images of large objects.

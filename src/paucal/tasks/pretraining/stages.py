@@ -55,8 +55,8 @@ def _renumber(stored: dict[str, Any], objective: Objective) -> dict[str, Any]:
     state, groups = {}, []
     for group in parameter_groups(objective, objective.parameter_group, objective.decays_tables):
         first = sum(len(done["params"]) for done in groups)
-        places = list(range(first, first + len(group["names"])))
-        state |= {place: moments[name] for place, name in zip(places, group["names"], strict=True) if name in moments}
+        indices = list(range(first, first + len(group["names"])))
+        state |= {place: moments[name] for place, name in zip(indices, group["names"], strict=True) if name in moments}
         like = kept.get((group["label"], group["decayed"]), stored["param_groups"][0])
-        groups.append({**like, **{key: group[key] for key in ("names", "label", "decayed")}, "params": places})
+        groups.append({**like, **{key: group[key] for key in ("names", "label", "decayed")}, "params": indices})
     return {**stored, "state": state, "param_groups": groups}

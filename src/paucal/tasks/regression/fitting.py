@@ -80,14 +80,14 @@ def fit_grades(outputs: Array, truth: Array, lowest: int, highest: int) -> tuple
         lowest: First grade.
         highest: Last grade.
     """
-    rows, place = np.arange(len(truth)), (truth - lowest).astype(np.int64)
+    rows, index = np.arange(len(truth)), (truth - lowest).astype(np.int64)
 
     def unpack(values: Array) -> Grades:
         cuts = values[1] + np.concatenate([[0.0], np.cumsum(np.exp(values[2:]))])
         return Grades(lowest, tuple(cuts.tolist()), float(np.exp(values[0])))
 
     def loss(values: Array) -> float:
-        shares = unpack(values).shares(outputs)[rows, place]
+        shares = unpack(values).shares(outputs)[rows, index]
         pull = PULL * (values[0] ** 2 + (values[2:] ** 2).sum())
         return float(-np.log(np.maximum(shares, 1e-12)).mean() + pull)
 

@@ -43,8 +43,8 @@ def with_numbers(images: ImageSet, column: str, fewest: int = FEWEST) -> tuple[I
         first = f" (only {MOST_COLUMNS} columns are read)" if len(images.columns) == MOST_COLUMNS else ""
         raise UserError(f"--target: {images.location} has no column {column!r}; it has {known}{first}.")
     cells = images.columns[column]
-    kept = [place for place, cell in enumerate(cells) if not is_missing(cell)]
-    targets = np.asarray([_number(cells[place], column, images.keys[place]) for place in kept], dtype=np.float64)
+    kept = [index for index, cell in enumerate(cells) if not is_missing(cell)]
+    targets = np.asarray([_number(cells[index], column, images.keys[index]) for index in kept], dtype=np.float64)
     if len(kept) < fewest:
         raise UserError(f"--target: {counted(len(kept), 'image')} with a number in {column!r}, expected {fewest}.")
     bare = len(cells) - len(kept)

@@ -72,9 +72,9 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
             "there is no DATA: give a folder with a folder of images and one of masks in it (images/ and masks/), or "
             "--images and --masks."
         )
-    places = (None if value is None else Path(value) for value in (settings.images, settings.masks))
+    paths = (None if value is None else Path(value) for value in (settings.images, settings.masks))
     with other_kinds_named(Path(location), "segment"):
-        pairs = find_pairs(Path(location), *places)
+        pairs = find_pairs(Path(location), *paths)
     card = stored_card(run, SegmentationCard)
     reading = card.preprocessing.reading if card is not None else WHOLE
     with bars("reading images") as advance:
@@ -103,6 +103,6 @@ def _split(settings: SegmentSettings, images: ImageSet) -> Split:
     assert images.multi_hot is not None
     present = np.flatnonzero((images.multi_hot == 1).any(0))  # classes without a pixel cannot be split
     shown = replace(
-        images, classes=tuple(images.classes[place] for place in present), multi_hot=images.multi_hot[:, present]
+        images, classes=tuple(images.classes[index] for index in present), multi_hot=images.multi_hot[:, present]
     )
     return make_split(shown, seed=settings.seed, group_by=settings.group_by, **shares)

@@ -63,8 +63,8 @@ class UperHead(nn.Module):
         """
         levels = [lateral(grid) for lateral, grid in zip(self.laterals, maps[:-1], strict=True)]
         levels.append(self.pool(maps[-1]))
-        for place in range(len(levels) - 1, 0, -1):
-            levels[place - 1] = levels[place - 1] + _resize_like(levels[place], levels[place - 1])
+        for index in range(len(levels) - 1, 0, -1):
+            levels[index - 1] = levels[index - 1] + _resize_like(levels[index], levels[index - 1])
         smooth = [layer(level) for layer, level in zip(self.smooth, levels[:-1], strict=True)]
         joined = [_resize_like(level, levels[0]) for level in [*smooth, levels[-1]]]
         return self.classify(self.fuse(torch.cat(joined, dim=1)))
@@ -163,7 +163,7 @@ class SegmentationNetwork(nn.Module):
     @property
     def auxiliary_level(self) -> int:
         """Position of the deepest map with a stride of at most 16; of the finest map if all strides are larger."""
-        fitting = [place for place, stride in enumerate(self.maps.strides) if stride <= AUXILIARY_STRIDE]
+        fitting = [index for index, stride in enumerate(self.maps.strides) if stride <= AUXILIARY_STRIDE]
         return fitting[-1] if fitting else 0
 
 

@@ -117,9 +117,9 @@ def draw_comparison(
     sheet = Image.new("RGB", (4 * column - GAP, size[1] + 2 * LINE), "white")
     draw = ImageDraw.Draw(sheet)
     draw.text((0, 0), _plain(title), fill="black")
-    for place, (view, heading) in enumerate(zip(small, COLUMNS, strict=True)):
-        draw.text((place * column, LINE), heading, fill="black")
-        sheet.paste(view, (place * column, 2 * LINE))
+    for index, (view, heading) in enumerate(zip(small, COLUMNS, strict=True)):
+        draw.text((index * column, LINE), heading, fill="black")
+        sheet.paste(view, (index * column, 2 * LINE))
     return sheet
 
 
@@ -141,11 +141,11 @@ def draw_legend(classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Ima
     width = max(160, *(LEGEND + 8 * len(name) for name in names))
     sheet = Image.new("RGB", (width, LEGEND * len(names)), "white")
     draw = ImageDraw.Draw(sheet)
-    for place, name in enumerate(names):
-        if place < min(len(classes), MOST_NAMES):
-            colour = tuple(int(value) for value in colours[place])
-            draw.rectangle((0, place * LEGEND + 2, 12, place * LEGEND + 14), fill=colour, outline="black")  # type: ignore[arg-type]
-        draw.text((LEGEND, place * LEGEND + 2), name, fill="black")
+    for index, name in enumerate(names):
+        if index < min(len(classes), MOST_NAMES):
+            colour = tuple(int(value) for value in colours[index])
+            draw.rectangle((0, index * LEGEND + 2, 12, index * LEGEND + 14), fill=colour, outline="black")  # type: ignore[arg-type]
+        draw.text((LEGEND, index * LEGEND + 2), name, fill="black")
     return sheet
 
 
@@ -159,9 +159,9 @@ def draw_crops(batch: Batch, card: SegmentationCard) -> Image.Image:
     masks = [mask.numpy() for mask in (batch.label_maps or {})[MASK][:MOST_CROPS]]
     width, height = crops[0].size
     sheet = Image.new("RGB", (len(crops) * (width + GAP), 2 * height + GAP), "white")
-    for place, (crop, mask) in enumerate(zip(crops, masks, strict=True)):
-        sheet.paste(crop, (place * (width + GAP), 0))
-        sheet.paste(draw_overlay(crop, mask, colours), (place * (width + GAP), height + GAP))
+    for index, (crop, mask) in enumerate(zip(crops, masks, strict=True)):
+        sheet.paste(crop, (index * (width + GAP), 0))
+        sheet.paste(draw_overlay(crop, mask, colours), (index * (width + GAP), height + GAP))
     return stack_pictures([sheet, draw_legend(card.classes, colours)])
 
 

@@ -175,12 +175,12 @@ def report_table(report: SegmentationReport) -> Table:
     for heading in ("class", "IoU", "95 % interval", "pixels", "recall"):
         table.add_column(heading, justify="left" if heading == "class" else "right")
     values = [score.value for score in report.per_class]
-    ranked = sorted(range(len(values)), key=lambda place: (not np.isfinite(values[place]), values[place]))
-    for place in ranked[:MOST_SHOWN_CLASSES]:
-        pixels, hits = int(report.confusion[place].sum()), int(report.confusion[place, place])
+    ranked = sorted(range(len(values)), key=lambda index: (not np.isfinite(values[index]), values[index]))
+    for index in ranked[:MOST_SHOWN_CLASSES]:
+        pixels, hits = int(report.confusion[index].sum()), int(report.confusion[index, index])
         recall = hits / pixels if pixels else float("nan")
-        interval = _format_interval(report.per_class[place])
-        table.add_row(report.classes[place], _percent(values[place]), interval, f"{pixels:,}", _percent(recall))
+        interval = _format_interval(report.per_class[index])
+        table.add_row(report.classes[index], _percent(values[index]), interval, f"{pixels:,}", _percent(recall))
     return table
 
 
@@ -194,9 +194,9 @@ def write_scores(folder: Path, report: SegmentationReport, tallies: Sequence[Tal
 def per_class_table(report: SegmentationReport) -> str:
     """Return the scores of the classes as CSV."""
     rows, confusion = [], report.confusion
-    for place, score in enumerate(report.per_class):
-        counts = (int(confusion[place].sum()), int(confusion[:, place].sum()), int(confusion[place, place]))
-        rows.append([report.classes[place], *map(_cell, (score.value, score.low, score.high)), *counts])
+    for index, score in enumerate(report.per_class):
+        counts = (int(confusion[index].sum()), int(confusion[:, index].sum()), int(confusion[index, index]))
+        rows.append([report.classes[index], *map(_cell, (score.value, score.low, score.high)), *counts])
     return csv_text(["class", "iou", "low", "high", "pixels", "answers", "hits"], *rows)
 
 

@@ -103,7 +103,7 @@ def window_starts(length: int, window: int, overlap: float) -> list[int]:
     """
     stride = max(1, round(window * (1 - overlap)))
     count = max(0, -(-(length - window) // stride))
-    return [min(place * stride, length - window) for place in range(count + 1)]
+    return [min(index * stride, length - window) for index in range(count + 1)]
 
 
 def fitting_scale(size: Size, sides: Size | None) -> float:

@@ -58,17 +58,17 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
     An error of `paucal segment` becomes a finding.
     """
     root = Path(os.path.expanduser(settings.data))  # Path.expanduser raises an error for an unknown user
-    places = [None if text is None else Path(os.path.expanduser(text)) for text in (settings.images, settings.masks)]
+    paths = [None if text is None else Path(os.path.expanduser(text)) for text in (settings.images, settings.masks)]
     given = (settings.images, settings.masks, settings.mask_values, settings.ignore)
     is_asked = settings.verb == "segment" or any(one is not None for one in given)
     if settings.verb not in (None, "segment") or not (is_asked or _has_masks(root)):
         return None
     try:
         with other_kinds_named(root, "segment"):
-            pairs = find_pairs(root, *places)
+            pairs = find_pairs(root, *paths)
     except UserError as problem:
-        return _without_masks(places[0] or root, problem), [refusal_finding(BAD_MASKS, problem)]
-    images = images_of_pairs(pairs, str((places[0] or root).resolve()))
+        return _without_masks(paths[0] or root, problem), [refusal_finding(BAD_MASKS, problem)]
+    images = images_of_pairs(pairs, str((paths[0] or root).resolve()))
     try:
         if settings.on_bad_image == "skip":
             images = verify_images(images, "skip")[0]
@@ -105,7 +105,7 @@ def crop_findings(opening: Sequence[Finding], survey: Survey, device: str) -> li
         f"paucal segment would train on (the smallest is {int(short.min())} pixels)"
     )
     advice = f"train with smaller crops: --img-size {most}" if most < side else "take larger copies"
-    groups = tuple((int(survey.readable[place]),) for place in small)
+    groups = tuple((int(survey.readable[index]),) for index in small)
     return [Finding(SMALL_CROPS, "warning" if len(small) < len(short) / 2 else "note", words, advice, groups)]
 
 
@@ -172,22 +172,22 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
     An error of `paucal detect` becomes a finding.
     """
     data, is_asked = settings.data, settings.verb == "detect"
-    place = Path(os.path.expanduser(data))
-    if settings.verb not in (None, "detect") or (is_asked and not place.exists()):
+    path = Path(os.path.expanduser(data))
+    if settings.verb not in (None, "detect") or (is_asked and not path.exists()):
         return None
     try:
-        layout = find_boxes(place)
-        if not is_asked and layout is not None and open_tagged_images(place) is not None:
+        layout = find_boxes(path)
+        if not is_asked and layout is not None and open_tagged_images(path) is not None:
             return None
     except UserError:  # a damaged archive, which is reported when the images are opened
         return None
     if not is_asked and (layout is None or (layout.are_among_classes and _has_classes(data))):
         return None
     try:
-        with other_kinds_named(place, "detect"):
-            tree, annotations = read_boxes(place)
+        with other_kinds_named(path, "detect"):
+            tree, annotations = read_boxes(path)
     except UserError as problem:
-        return None if not is_asked and _has_classes(data) else _without_boxes(place, problem)
+        return None if not is_asked and _has_classes(data) else _without_boxes(path, problem)
     images = annotations.images
     try:
         boxed = check_annotations(tree, annotations).images
@@ -198,15 +198,15 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
             _refusal_finding(problem),
             *box_findings(images, boxed.keys),
         ]
-    others = also(place, "detect") if settings.verb is None else []
+    others = also(path, "detect") if settings.verb is None else []
     return boxed, [*_class_findings(images, boxed.keys), *box_findings(images, boxed.keys), *others]
 
 
-def also(place: Path, verb: str) -> list[Finding]:
+def also(path: Path, verb: str) -> list[Finding]:
     """Return a note on each kind of labels that the set has but that this check ignores."""
     return [
         Finding(f"also-{ALSO[other]}", "note", f"there are also {words}: check them with --verb {other}")
-        for other, words in recognise(place).items()
+        for other, words in recognise(path).items()
         if other != verb
     ]
 
@@ -221,11 +221,11 @@ def _has_classes(data: str) -> bool:
 
 def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
     """Return findings on boxes: mistakes, and useful facts."""
-    places = {key: place for place, key in enumerate(keys)}
-    known = [annotated for annotated in annotations if annotated.key in places]
+    index_of = {key: index for index, key in enumerate(keys)}
+    known = [annotated for annotated in annotations if annotated.key in index_of]
     corners = [np.asarray(annotated.boxes, dtype=np.float64).reshape(-1, 4) for annotated in known]
     sides = [boxes[:, 2:] - boxes[:, :2] for boxes in corners]
-    at = [places[annotated.key] for annotated in known]
+    at = [index_of[annotated.key] for annotated in known]
     return [
         *_size_findings(sides),
         *_few(known),
@@ -239,7 +239,7 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
         *_marked_finding(at, [_outside(*two) for two in zip(known, corners, strict=True)], *_OUTSIDE),
         *_marked_finding(at, [np.asarray((side < TINY).any(1) & (side >= SMALLEST).all(1)) for side in sides], *_TINY),
         *_marked_finding(at, [_repeats(*two) for two in zip(known, corners, strict=True)], *_REPEATED),
-        *_images_without_boxes([place for place, boxes in zip(at, corners, strict=True) if not len(boxes)], len(known)),
+        *_images_without_boxes([index for index, boxes in zip(at, corners, strict=True) if not len(boxes)], len(known)),
     ]
 
 
@@ -285,7 +285,7 @@ def _marked_finding(
     count = sum(int(mark.sum()) for mark in marks)
     if not count:
         return []
-    groups = tuple((place,) for place, mark in zip(at, marks, strict=True) if mark.any())
+    groups = tuple((index,) for index, mark in zip(at, marks, strict=True) if mark.any())
     level = "misleads" if name == "outside-boxes" else "warning"
     text = f"{counted(count, 'box', 'boxes')} {words}, in {counted(len(groups), 'image')}"
     return [Finding(name, level, text, advice, groups)]
@@ -301,20 +301,20 @@ def _repeats(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
     """Return a mask of the boxes that repeat an earlier box of the same class, after rounding to whole pixels."""
     seen: set[tuple[object, ...]] = set()
     marks = np.zeros(len(boxes), dtype=np.bool_)
-    for place, (name, box) in enumerate(zip(one.names, np.round(np.nan_to_num(boxes)).tolist(), strict=True)):
+    for index, (name, box) in enumerate(zip(one.names, np.round(np.nan_to_num(boxes)).tolist(), strict=True)):
         entry = (name, *box)
-        marks[place] = entry in seen
+        marks[index] = entry in seen
         seen.add(entry)
     return marks
 
 
-def _images_without_boxes(places: Sequence[int], total: int) -> list[Finding]:
-    if not places:
+def _images_without_boxes(indices: Sequence[int], total: int) -> list[Finding]:
+    if not indices:
         return []
-    many = len(places) > MOST * total
-    words = f"{counted(len(places), 'image')} of {total} without a box: they are used as negatives"
+    many = len(indices) > MOST * total
+    words = f"{counted(len(indices), 'image')} of {total} without a box: they are used as negatives"
     advice = "check whether all of them were annotated; leave out those that were not" if many else ""
-    return [Finding("images-without-boxes", "warning" if many else "note", words, advice, tuple((p,) for p in places))]
+    return [Finding("images-without-boxes", "warning" if many else "note", words, advice, tuple((p,) for p in indices))]
 
 
 def _refusal_finding(problem: UserError) -> Finding:
@@ -324,11 +324,11 @@ def _refusal_finding(problem: UserError) -> Finding:
     return Finding(BAD_BOXES, "misleads", text, advice)
 
 
-def _without_boxes(place: Path, problem: UserError) -> tuple[ImageSet, list[Finding]]:
+def _without_boxes(path: Path, problem: UserError) -> tuple[ImageSet, list[Finding]]:
     """Open the images of a location whose annotations cannot be read."""
-    is_annotation = place.is_file() and not is_archive(place)
+    is_annotation = path.is_file() and not is_archive(path)
     try:
-        images = open_images(str(place.parent if is_annotation else place), labelled=False)
+        images = open_images(str(path.parent if is_annotation else path), labelled=False)
     except UserError:
         raise problem from None
     return images, [_refusal_finding(problem)]

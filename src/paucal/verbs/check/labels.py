@@ -154,11 +154,11 @@ def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
 
 def _pixels(images: ImageSet, indices: NDArray[np.int64], progress: Advance | None) -> Tensor:
     features = np.empty((len(indices), PIXELS * PIXELS * 3), dtype=np.float32)
-    for place, index in enumerate(indices.tolist()):
+    for position, index in enumerate(indices.tolist()):
         small = images.store.read(index).resize((PIXELS, PIXELS), Image.Resampling.BOX)
-        features[place] = np.asarray(small, dtype=np.float32).reshape(-1) / 255
-        if progress is not None and place % 256 == 255:
-            progress(place + 1, len(indices))
+        features[position] = np.asarray(small, dtype=np.float32).reshape(-1) / 255
+        if progress is not None and position % 256 == 255:
+            progress(position + 1, len(indices))
     return torch.from_numpy(features)
 
 

@@ -262,11 +262,11 @@ def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
     try:
         return open_images(settings.data, labelled=False, root=settings.data_root)
     except UserError:
-        places = [Path(os.path.expanduser(root)) for root in roots_of(settings.data)]
-        if not all(place.exists() for place in places):
+        paths = [Path(os.path.expanduser(root)) for root in roots_of(settings.data)]
+        if not all(path.exists() for path in paths):
             raise problem from None
     nothing = np.zeros(0, dtype=np.int64)
-    return ImageSet(places[0].name, str(places[0].resolve()), (), [], nothing, [], FileStore(places[0], []))
+    return ImageSet(paths[0].name, str(paths[0].resolve()), (), [], nothing, [], FileStore(paths[0], []))
 
 
 def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[Finding]]:

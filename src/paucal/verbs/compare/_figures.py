@@ -24,8 +24,8 @@ def differences_figure(findings: Findings) -> Figure | None:
         return None
     figure = Figure(figsize=(WIDTH, 1.5 + 0.85 * len(gains)), layout="constrained")
     axes = figure.subplots()
-    for place, (_, gain) in enumerate(gains):
-        _draw_difference(axes, place, gain, labelled=place == 0)
+    for index, (_, gain) in enumerate(gains):
+        _draw_difference(axes, index, gain, labelled=index == 0)
     axes.axvline(0, color="black", lw=1)
     names = [f"{shorten(arm.name, MAX_NAME)}\nagainst {shorten(arm.baseline, MAX_NAME)}" for arm, _ in gains]
     axes.set_yticks(range(len(gains)), names, fontsize=9)
@@ -42,13 +42,13 @@ def scores_figure(findings: Findings) -> Figure | None:
         return None
     figure = Figure(figsize=(WIDTH, 1.2 + 0.5 * len(arms)), layout="constrained")
     axes = figure.subplots()
-    for place, arm in enumerate(arms):
-        colour = COLOURS[place % len(COLOURS)]
+    for index, arm in enumerate(arms):
+        colour = COLOURS[index % len(COLOURS)]
         values = 100 * np.array([run.scores["top1"] for run in arm.outcomes.values()])
-        axes.plot(values, np.full(len(values), place), "o", color=colour, alpha=0.45, ms=6, mew=0)
+        axes.plot(values, np.full(len(values), index), "o", color=colour, alpha=0.45, ms=6, mew=0)
         if arm.top1 is not None:
-            _bar(axes, place, _share(arm.top1.score), colour, 2.2, None)
-            axes.plot([100 * arm.top1.score.value], [place], "|", color=colour, ms=16, mew=2.4)
+            _bar(axes, index, _share(arm.top1.score), colour, 2.2, None)
+            axes.plot([100 * arm.top1.score.value], [index], "|", color=colour, ms=16, mew=2.4)
     axes.set_yticks(range(len(arms)), [shorten(arm.name, MAX_NAME) for arm in arms], fontsize=9)
     axes.set(ylim=(len(arms) - 0.4, -0.6), xlabel="test accuracy in percent: runs, mean, 95 % interval over seeds")
     axes.grid(axis="x", alpha=0.3)
@@ -68,7 +68,7 @@ def curves_figure(findings: Findings) -> Figure | None:
     for number, (arm, runs) in enumerate(arms):
         colour, tables = COLOURS[number % len(COLOURS)], []
         for run in runs:
-            x = [row.get(over, place) for place, row in enumerate(run.rows, start=1)]
+            x = [row.get(over, index) for index, row in enumerate(run.rows, start=1)]
             y = [100 * row["val_top1"] for row in run.rows]
             tables.append((x, y))
             axes.plot(x, y, color=colour, lw=1, alpha=0.35, marker=_marker(x))
@@ -102,18 +102,18 @@ def _with_curve(arm: ArmOutcome) -> list[Outcome]:
     return [run for run in arm.outcomes.values() if run.rows and all("val_top1" in row for row in run.rows)]
 
 
-def _draw_difference(axes: Axes, place: int, gain: Difference, labelled: bool) -> None:
+def _draw_difference(axes: Axes, index: int, gain: Difference, labelled: bool) -> None:
     bars = (
         (-0.24, gain.by_seed.score, COLOURS[4], 2.0, "other seeds"),
         (-0.12, gain.over_images, COLOURS[5], 2.0, "other images"),
         (0.0, gain.both, COLOURS[0], 3.2, "both"),
     )
     for shift, score, colour, width, label in bars:
-        _bar(axes, place + shift, score, colour, width, label if labelled else None)
-    axes.plot([100 * gain.value], [place], "D", color=COLOURS[0], ms=6)
+        _bar(axes, index + shift, score, colour, width, label if labelled else None)
+    axes.plot([100 * gain.value], [index], "D", color=COLOURS[0], ms=6)
     values = 100 * np.array(gain.by_seed.values)
     label = "a seed" if labelled else None
-    axes.plot(values, np.full(len(values), place + 0.2), "o", color=GREY, ms=4, label=label)
+    axes.plot(values, np.full(len(values), index + 0.2), "o", color=GREY, ms=4, label=label)
 
 
 def _bar(axes: Axes, place: float, score: Score, colour: str, width: float, label: str | None) -> None:

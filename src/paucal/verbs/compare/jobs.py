@@ -121,9 +121,9 @@ def fingerprint(images: ImageSet) -> str:
     for key, label, part in zip(images.keys, images.labels.tolist(), images.declared, strict=True):
         digest.update(f"{key!r} {label} {part}\n".encode())
     for index in range(len(images)):
-        store, place = locate(images.store, index)
+        store, position = locate(images.store, index)
         # The size of the file, if it is known without reading it.
-        stamp = store.stamp(place) if isinstance(store, EncodedStore) else None
+        stamp = store.stamp(position) if isinstance(store, EncodedStore) else None
         digest.update(b"-" if stamp is None else str(stamp.size).encode())
     for index in evenly_spaced(len(images), MAX_READ).tolist():
         try:

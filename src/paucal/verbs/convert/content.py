@@ -116,19 +116,19 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
         kinds: Kinds of labels that the target layout supports, in order of preference.
         progress: Function called with (images read, all images).
     """
-    place = Path(settings.data).expanduser()
+    path = Path(settings.data).expanduser()
     has_masks = settings.images is not None or settings.masks is not None
-    seen = {"segment": "masks"} if has_masks else recognise(place) if place.exists() else {}
+    seen = {"segment": "masks"} if has_masks else recognise(path) if path.exists() else {}
     kind = next((kind for kind in kinds if kind in seen), None)
     if not seen:  # a table, a published set, shards, ...: opening reports errors
-        content = _classes(settings, place, progress)
+        content = _classes(settings, path, progress)
         kind, seen = ("train" if "train" in kinds else None), {"train": f"classes of {len(content.items)} images"}
     if kind is None:
         nouns = " or ".join(one.noun for one in KINDS if one.verb in kinds)
         says = f"{settings.data} has {' and '.join(seen.values())}"
         raise UserError(f"{says}, but --to {settings.to} takes {nouns}: choose another --to.")
     read = {"detect": _boxes, "segment": _masks, "train": _classes}[kind]
-    content = read(settings, place, progress)
+    content = read(settings, path, progress)
     return with_names(content)
 
 
@@ -160,16 +160,16 @@ def unique_names(keys: Sequence[str]) -> list[str]:
     stems = Counter(path.stem.casefold() for path in paths)
     names = [path.name if stems[path.stem.casefold()] == 1 else "__".join(path.parts) for path in paths]
     taken: Counter[str] = Counter()
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         stem = PurePosixPath(name).stem.casefold()
         taken[stem] += 1
         if taken[stem] > 1:
-            names[place] = f"{PurePosixPath(name).stem}__{taken[stem]}{PurePosixPath(name).suffix}"
+            names[index] = f"{PurePosixPath(name).stem}__{taken[stem]}{PurePosixPath(name).suffix}"
     return names
 
 
-def _boxes(settings: ConvertSettings, place: Path, progress: ReportProgress) -> Content:
-    tree, annotations = read_boxes(place)
+def _boxes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
+    tree, annotations = read_boxes(path)
     plain = [replace(image, outlines=[]) for image in annotations.images]
     boxed = check_annotations(tree, replace(annotations, images=plain))
     known = {key: boxed.boxes[key].size for key in boxed.images.keys}
@@ -196,9 +196,9 @@ def _things(image: AnnotatedImage, size: tuple[int, int]) -> list[Thing]:
     return things
 
 
-def _masks(settings: ConvertSettings, place: Path, progress: ReportProgress) -> Content:
-    places = (None if text is None else Path(text).expanduser() for text in (settings.images, settings.masks))
-    pairs = find_pairs(place, *places)
+def _masks(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
+    paths = (None if text is None else Path(text).expanduser() for text in (settings.images, settings.masks))
+    pairs = find_pairs(path, *paths)
     images = images_of_pairs(pairs, settings.images or settings.data)
     named = None if settings.classes is None else read_class_names(Path(settings.classes))
     masked = read_masks(images, pairs, settings.mask_values, settings.ignore, named, progress)
@@ -208,7 +208,7 @@ def _masks(settings: ConvertSettings, place: Path, progress: ReportProgress) -> 
     return Content("segment", masked.images, tuple(items), numbers, masked.masks.read)
 
 
-def _classes(settings: ConvertSettings, place: Path, progress: ReportProgress) -> Content:
+def _classes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
     images = open_images(
         settings.data,
         label_column=settings.label_column,

@@ -114,28 +114,28 @@ def _evaluate_set(
     console: Console,
 ) -> DetectedSet:
     """Evaluate a detector on some images, write the results into a folder, and print the scores."""
-    places = [int(index) for index in positions]
+    indices = [int(index) for index in positions]
     batch_size = min(EVAL_BATCH, settings.batch_size or EVAL_BATCH)
     loader = evaluation_loader(boxed, positions, card, settings.workers, batch_size)
     with console.progress("evaluating") as advance:
-        by_place = detect_all(detector, loader, device, lambda done: advance(done, len(places)))
-    detections, truth = [by_place[place] for place in places], [boxed.boxes_of(place) for place in places]
+        by_index = detect_all(detector, loader, device, lambda done: advance(done, len(indices)))
+    detections, truth = [by_index[index] for index in indices], [boxed.boxes_of(index) for index in indices]
     evaluation = evaluate_detections(detections, truth, card.classes)
     folder.mkdir(parents=True, exist_ok=True)
     content = {"data": boxed.images.name, **evaluation.content()}
     write_text(folder / "metrics.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     write_text(folder / "per_class.csv", evaluation.table())
-    keys, sizes = [boxed.images.keys[place] for place in places], [boxes.size for boxes in truth]
+    keys, sizes = [boxed.images.keys[index] for index in indices], [boxes.size for boxes in truth]
     write_text(folder / "detections.json", coco_document(keys, sizes, detections, card.classes, card.category_ids))
     for kind, matches in evaluation.matches.items():
-        figure = precision_recall_figure(matches, card.classes, np.ones(len(places)))
+        figure = precision_recall_figure(matches, card.classes, np.ones(len(indices)))
         save_figure(folder / f"{kind}precision_recall.png", figure)
     known = sorted((value, name) for name, value in evaluation.per_class.items() if value is not None)
     worst = ", ".join(f"{name} {value:.3f}" for value, name in known[:WORST])
     titles = {name: title for name, title in TITLES.items() if name in evaluation.scores}
     scores = ", ".join(f"{title} {format_score(evaluation.scores[name])}" for name, title in titles.items())
-    images_text = counted(len(places), "image")
+    images_text = counted(len(indices), "image")
     console.say(f"{boxed.images.name}: {scores} on {images_text}; tables and pictures are in {folder}")
     console.say(f"AP by class, lowest first: {worst}")
     parts = evaluation.scores, evaluation.metrics, evaluation.per_class
-    return DetectedSet(boxed.images.name, len(places), *parts, folder, evaluation.mask_per_class)
+    return DetectedSet(boxed.images.name, len(indices), *parts, folder, evaluation.mask_per_class)

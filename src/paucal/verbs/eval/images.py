@@ -257,16 +257,16 @@ def check_places(model: str, data: Sequence[str], settings: EvalSettings, more: 
             exist.
     """
     frozen = any(name != "classification" for name in settings.protocols)
-    places = [table_folder(model, settings)] if frozen else []
+    folders = [table_folder(model, settings)] if frozen else []
     images = {"DATA": None}
     if "classification" in settings.protocols:
         folder = open_model_folder(model)
-        places += [report_folder(folder, target, data, settings) for target in data or [None]]
+        folders += [report_folder(folder, target, data, settings) for target in data or [None]]
         if not data and (stored := folder.settings):
             images = {"DATA": stored.get("data")}
     for target in data or [None]:
-        for place in places:
-            check_results(place, images if target is None else {"DATA": target}, settings.data_root, more)
+        for path in folders:
+            check_results(path, images if target is None else {"DATA": target}, settings.data_root, more)
 
 
 def table_folder(model: str, settings: EvalSettings) -> Path:

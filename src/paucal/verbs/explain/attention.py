@@ -39,9 +39,11 @@ MOST_TOKENS = 900  # largest matrix that is drawn
 def heads_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
     """Draw the heads of layers for some queries: by default the class token, or the middle of the image without one."""
     maps = read_attention(model.module, stacked([image], model))
-    places = _places(maps, settings.layer) or [len(maps) - 1]
-    labels = [f"attention_layer_{place + 1}" for place in places] if len(places) > 1 else ["attention"]
-    return {label: _heads_of(image, maps[place], settings.token) for label, place in zip(labels, places, strict=True)}
+    layer_indices = _layer_indices(maps, settings.layer) or [len(maps) - 1]
+    labels = [f"attention_layer_{index + 1}" for index in layer_indices] if len(layer_indices) > 1 else ["attention"]
+    return {
+        label: _heads_of(image, maps[index], settings.token) for label, index in zip(labels, layer_indices, strict=True)
+    }
 
 
 def _heads_of(image: Viewed, layer: AttentionMap, queries: list[str] | None) -> Figure:
@@ -68,17 +70,17 @@ def features_figures(model: TrainedModel, batch: Sequence[Viewed]) -> Iterator[t
 def head_tokens_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
     """Draw DHVT's two figures: averaged attention between all tokens, and each head token's attention to the cells."""
     maps = read_attention(model.module, stacked([image], model))
-    places = _places(maps, settings.layer) or _spread(len(maps))
-    layers = [maps[place] for place in places]
+    layer_indices = _layer_indices(maps, settings.layer) or _spread(len(maps))
+    layers = [maps[index] for index in layer_indices]
     panels = [
-        (f"layer {place + 1}, head {head + 1}", values)
-        for place, layer in zip(places, layers, strict=True)
+        (f"layer {index + 1}, head {head + 1}", values)
+        for index, layer in zip(layer_indices, layers, strict=True)
         for head, values in enumerate(head_token_maps(layer)[0].cpu())
     ]
     label = "attention of each head token to the cells in its own head"
     figures = {"head_tokens": maps_figure(image.picture, [v for _, v in panels], [t for t, _ in panels], label)}
     if len(layers[-1].tokens) <= MOST_TOKENS:
-        titles = [f"layer {place + 1}" for place in places]
+        titles = [f"layer {index + 1}" for index in layer_indices]
         matrices = [averaged(layer)[0].cpu() for layer in layers]
         figures["averaged_attention"] = matrices_figure(matrices, layers[-1].tokens, titles)
     return figures
@@ -102,21 +104,21 @@ def _spread(depth: int) -> list[int]:
     return sorted({(2 * part + 1) * depth // (2 * SHOWN_LAYERS) for part in range(SHOWN_LAYERS)})
 
 
-def _places(maps: Sequence[AttentionMap], requested: Sequence[int | str] | None) -> list[int]:
+def _layer_indices(maps: Sequence[AttentionMap], requested: Sequence[int | str] | None) -> list[int]:
     """Return the requested layers, counted from 0 and in the order of the network; [] if none are named."""
     if requested is None:
         return []
     if EVERY in requested:
         return list(range(len(maps)))
     names = [attention.layer for attention in maps]
-    places = {str(place + 1): place for place in range(len(maps))} | {name: place for place, name in enumerate(names)}
+    index_of = {str(index + 1): index for index in range(len(maps))} | {name: index for index, name in enumerate(names)}
     for word in requested:
-        if str(word) not in places:
+        if str(word) not in index_of:
             raise UserError(
                 f"--layer is {str(word)!r}; expected {EVERY}, a number from 1 to {len(maps)}, or one of "
                 f"{', '.join(names)}."
             )
-    return sorted({places[str(word)] for word in requested})
+    return sorted({index_of[str(word)] for word in requested})
 
 
 def _tokens(words: list[str] | None, layer: AttentionMap) -> list[Token]:

@@ -36,13 +36,13 @@ def file_name(name: str, int8: bool) -> str:
 
 
 @contextmanager
-def staged(place: Path) -> Iterator[Path]:
+def staged(folder: Path) -> Iterator[Path]:
     """Yield a new folder, whose content is moved to `place` when the block ends without an error."""
     with tempfile.TemporaryDirectory(prefix="paucal-export-") as staging:
         yield Path(staging)
-        place.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for path in Path(staging).iterdir():
-            shutil.move(path, place / path.name)
+            shutil.move(path, folder / path.name)
 
 
 class GraphWriter:

@@ -104,7 +104,7 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
 def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSettings, console: Console) -> Export:
     """Write and compare each requested format, or the default ones."""
     formats = _formats(settings, subject)
-    place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
+    output = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     written: list[Path] = []
     comparisons: dict[str, Comparison] = {}
     refused: list[str] = []
@@ -115,28 +115,28 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
         if int8 and not (settings.int8 and GRAPHS[name].quantise):
             continue
         try:
-            with staged(place) as staging:
+            with staged(output) as staging:
                 comparison = writer.write(name, int8, staging)
                 files = sorted(path.name for path in staging.iterdir())
         except UserError as problem:
             refused.append(str(problem))
             continue
-        written += [place / file for file in files]
+        written += [output / file for file in files]
         if comparison is not None:
             comparisons[file_name(name, int8)] = comparison
     if {"safetensors", "hub"} & set(formats) and isinstance(subject, ClassifierSubject):
-        written += _write_folder(place, folder, subject, settings, "hub" in formats, console)
+        written += _write_folder(output, folder, subject, settings, "hub" in formats, console)
     if comparisons:
         record = _record(comparisons)
-        write_text(place / "export.json", json.dumps(record, indent=2) + "\n")
-        written.append(place / "export.json")
+        write_text(output / "export.json", json.dumps(record, indent=2) + "\n")
+        written.append(output / "export.json")
         _add_to_report(folder, subject, record["comparisons"])
     if written:
-        console.say(f"wrote {', '.join(path.name for path in written)} to {place}")
+        console.say(f"wrote {', '.join(path.name for path in written)} to {output}")
     if refused:
         raise UserError(" ".join(dict.fromkeys(refused)))
     said = tuple(console.said) if isinstance(console, RecordingConsole) else ()
-    return Export(place, tuple(written), comparisons, said)
+    return Export(output, tuple(written), comparisons, said)
 
 
 def _export_within(
@@ -145,19 +145,19 @@ def _export_within(
     """Write the best file within limits, with the run of the smaller model if it is of one."""
     formats = formats_to_fit(settings, subject)
     _formats(replace(settings, format=formats), subject)  # refuses settings that contradict each other
-    place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
+    output = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     with TemporaryDirectory(prefix="paucal-export-") as work:
         best, found = best_within(subject, formats, limits, settings, Path(work), console)
-        place.mkdir(parents=True, exist_ok=True)
-        written = [Path(shutil.move(path, place / path.name)) for path in sorted(best.folder.iterdir())]
+        output.mkdir(parents=True, exist_ok=True)
+        written = [Path(shutil.move(path, output / path.name)) for path in sorted(best.folder.iterdir())]
         if best.model:
-            written.append(Path(shutil.move(Path(work) / STUDENT, place / STUDENT)))
+            written.append(Path(shutil.move(Path(work) / STUDENT, output / STUDENT)))
     record = {**_record({best.name: found}), "limits": asdict(limits), "model": best.model or "the run's"}
-    write_text(place / "export.json", json.dumps(record, indent=2) + "\n")
+    write_text(output / "export.json", json.dumps(record, indent=2) + "\n")
     _add_to_report(folder, subject, {best.title: asdict(found)})
-    console.say(f"wrote {', '.join(path.name for path in written)} to {place}")
+    console.say(f"wrote {', '.join(path.name for path in written)} to {output}")
     said = tuple(console.said) if isinstance(console, RecordingConsole) else ()
-    return Export(place, tuple(written), {best.name: found}, said)
+    return Export(output, tuple(written), {best.name: found}, said)
 
 
 def _formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:
@@ -230,17 +230,17 @@ def _check_hub(chosen: Sequence[str], settings: ExportSettings, subject: Subject
 
 
 def _write_folder(
-    place: Path, run: RunFolder, subject: ClassifierSubject, settings: ExportSettings, for_hub: bool, console: Console
+    path: Path, run: RunFolder, subject: ClassifierSubject, settings: ExportSettings, for_hub: bool, console: Console
 ) -> list[Path]:
     """Write the folder that timm reads, and upload it if requested."""
-    place.mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
     network, card = subject.network, subject.card
     if for_hub:
         network, card = with_temperature_in_weights(network, card)
     page = _page(run, replace(subject.model, card=card), settings, for_hub)
-    files = write_timm_folder(place, network, card, page)
+    files = write_timm_folder(path, network, card, page)
     if settings.push is not None:
-        console.say(f"uploaded to {push_folder(place, files, settings.push)}")
+        console.say(f"uploaded to {push_folder(path, files, settings.push)}")
     return files
 
 

@@ -159,10 +159,10 @@ class DetectorModel(Model):
         sizes: list[tuple[int, int]],
     ) -> Content:
         items = []
-        for place, index in enumerate(chosen.tolist()):
+        for position, index in enumerate(chosen.tolist()):
             shown = found[index].above(SHOWN)
             score = float(shown.scores.mean()) if len(shown) else None
-            items.append(Item(place, "", "", sizes[index], things_of(shown, self.card.classes), score=score))
+            items.append(Item(position, "", "", sizes[index], things_of(shown, self.card.classes), score=score))
         numbers = dict(zip(self.card.classes, self.card.category_ids, strict=True))
         return _named_content("detect", images.select(chosen), items, self.source, numbers)
 
@@ -192,7 +192,7 @@ class Segmenter(Model):
 
         def content(chosen: NDArray[np.int64]) -> Content:
             some = images.select(chosen)
-            items = [Item(place, "", "", sizes[index]) for place, index in enumerate(chosen.tolist())]
+            items = [Item(position, "", "", sizes[index]) for position, index in enumerate(chosen.tolist())]
             made = _named_content(
                 "segment", some, items, self.source, {name: n for n, name in enumerate(self.model.classes)}
             )

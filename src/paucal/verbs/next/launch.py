@@ -119,10 +119,10 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
     choices = choose(
         answers.unsure, answers.features, answers.labelled, settings.count, settings.random_share, settings.seed
     )
-    places = np.asarray([choice.index for choice in choices], dtype=np.int64)
-    content = answers.content(places)
+    indices = np.asarray([choice.index for choice in choices], dtype=np.int64)
+    content = answers.content(indices)
     if content.kind == "segment":
-        labels = [answers.words[place] for place in places]
+        labels = [answers.words[index] for index in indices]
     else:
         labels = [";".join(item.labels or [thing.name for thing in item.things]) for item in content.items]
     rows = [
@@ -138,7 +138,7 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
     if settings.sheet is not None:
         path = named_path(settings.sheet, "--sheet")
         captions = [f"{number}. {row.reason}" for number, row in enumerate(rows, 1)]
-        pictures = [images.store.read(int(place)).convert("RGB") for place in places]
+        pictures = [images.store.read(int(index)).convert("RGB") for index in indices]
         write_atomically(path, save_sheet(sheet(pictures, captions), path))
     if settings.to is not None and settings.folder is not None:
         content = replace(content, images=without_decoded_copies(content.images))

@@ -71,7 +71,7 @@ def choose(
     similar = similarities(vectors[rows], known)
     chosen, nearest = herd(unsure[rows].float(), *similar, count - len(random))
     sizes = np.bincount(nearest[nearest >= 0], minlength=len(chosen))
-    picked = [Choice(int(considered[place]), int(sizes[rank])) for rank, place in enumerate(chosen)]
+    picked = [Choice(int(considered[index]), int(sizes[rank])) for rank, index in enumerate(chosen)]
     return [*picked, *(Choice(int(index), is_random=True) for index in random)]
 
 
@@ -112,12 +112,12 @@ def herd(unsure: Tensor, similar: Tensor, covered: Tensor, count: int) -> tuple[
     for rank in range(min(count, len(unsure))):
         gains = _gains(unsure, similar, covered)
         gains[~free] = -1.0
-        place = int(gains.argmax())
-        nearest[(similar[place] > covered).numpy()] = rank
-        nearest[place] = rank
-        covered = torch.maximum(covered, similar[place])
-        chosen.append(place)
-        free[place] = False
+        index = int(gains.argmax())
+        nearest[(similar[index] > covered).numpy()] = rank
+        nearest[index] = rank
+        covered = torch.maximum(covered, similar[index])
+        chosen.append(index)
+        free[index] = False
     return chosen, nearest
 
 

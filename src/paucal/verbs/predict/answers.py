@@ -65,7 +65,7 @@ class Prediction:
     def top(self, count: int) -> list[tuple[str, float]]:
         """Return the likeliest classes (all if there are fewer) with their probabilities, in descending order."""
         order = self.shares.argsort(descending=True, stable=True)[:count].tolist()
-        return [(self.classes[place], float(self.shares[place])) for place in order]
+        return [(self.classes[index], float(self.shares[index])) for index in order]
 
 
 class Predictions(list[Prediction]):
@@ -83,8 +83,8 @@ class Predictions(list[Prediction]):
         else:
             columns["predicted"] = pa.array([row.predicted for row in self], pa.string())
             columns["confidence"] = pa.array([row.confidence for row in self], pa.float32())
-        for place, name in enumerate(self[0].classes if self else ()):
-            columns[f"p_{name}"] = pa.array([float(row.shares[place]) for row in self], pa.float32())
+        for index, name in enumerate(self[0].classes if self else ()):
+            columns[f"p_{name}"] = pa.array([float(row.shares[index]) for row in self], pa.float32())
         return pa.table(columns)
 
     def to_pandas(self) -> "DataFrame":

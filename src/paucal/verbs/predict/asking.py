@@ -116,5 +116,5 @@ def _answer(
             model.module(model.prepared(readable))
     if take is not None:
         features = take() if readable else torch.empty(0, 0)
-    names, stamps = [pictures.name(place) for place in positions], [pictures.stamp(place) for place in positions]
+    names, stamps = [pictures.name(index) for index in positions], [pictures.stamp(index) for index in positions]
     return Block(names, stamps, problems, shares, features)

@@ -65,8 +65,8 @@ def check_targets(wanted: AnswerSettings, sources: Iterable[str]) -> Targets:
         _apart(wanted.features, sources, "--features", (".parquet",)),
         _apart(wanted.sheet, sources, "--sheet", tuple(SUFFIXES)),
     )
-    places = [os.path.realpath(path) for path in (targets.output, targets.features, targets.sheet) if path is not None]
-    if len(set(places)) < len(places):
+    paths = [os.path.realpath(path) for path in (targets.output, targets.features, targets.sheet) if path is not None]
+    if len(set(paths)) < len(paths):
         raise UserError("--output, --features and --sheet name the same file twice: give each its own.")
     return targets
 
@@ -200,7 +200,7 @@ def _members(shares: NDArray[np.float32], card: ModelCard) -> dict[int, NDArray[
 def _row(name: str, positions: NDArray[np.int64], shares: NDArray[np.float32]) -> Row:
     order = np.argsort(-shares, kind="stable")
     some = order[np.linspace(0, len(order) - 1, min(COLUMNS, len(order))).round().astype(int)]
-    return name, len(order), [(int(positions[place]), float(shares[place])) for place in some]
+    return name, len(order), [(int(positions[index]), float(shares[index])) for index in some]
 
 
 def _paste(page: Image.Image, read: Callable[[int], Image.Image], position: int, corner: tuple[int, int]) -> None:

@@ -92,11 +92,11 @@ class Answerer:
                 "name": name,
                 "classes": [
                     {
-                        "name": self.model.classes[place],
-                        "probability": round(float(shares[place]), 4),
-                        "chosen": place == order[0] if chosen is None else bool(chosen[place]),
+                        "name": self.model.classes[index],
+                        "probability": round(float(shares[index]), 4),
+                        "chosen": index == order[0] if chosen is None else bool(chosen[index]),
                     }
-                    for place in order
+                    for index in order
                 ],
                 "several": thresholds is not None,
                 **rest,

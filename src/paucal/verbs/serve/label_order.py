@@ -86,7 +86,7 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
 def _rank(model: Classifier, images: ImageSet, console: Console) -> tuple[list[int], dict[int, Suggestion]]:
     answers = model.answer(images, console)
     choices = choose(answers.unsure, answers.features, answers.labelled, RANKED, 1 / TURN)
-    suggestions = {place: Suggestion(top) for place, top in enumerate(answers.likeliest)}
+    suggestions = {index: Suggestion(top) for index, top in enumerate(answers.likeliest)}
     for choice in choices:
         suggestions[choice.index] = Suggestion(suggestions[choice.index].answers, describe_choice(answers, choice))
     order = in_turns(choices)
@@ -112,5 +112,5 @@ def _command(source: str | None, saved: LabelFile) -> str:
     data = None
     if source is not None and (RunFolder(Path(source)).path / MARKER).exists():
         data = RunFolder(Path(source)).settings.get("data")
-    places = [str(place) for place in (data, saved.path) if place is not None]
-    return f"paucal train {shlex.quote(SEPARATOR.join(places))}"
+    paths = [str(place) for place in (data, saved.path) if place is not None]
+    return f"paucal train {shlex.quote(SEPARATOR.join(paths))}"

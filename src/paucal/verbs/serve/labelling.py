@@ -93,12 +93,12 @@ class Labelling:
         with self._lock:
             return self._next(name)
 
-    def save(self, name: str, place: int, label: str) -> dict[str, Any]:
+    def save(self, name: str, index: int, label: str) -> dict[str, Any]:
         """Save a label, and return the next image.
 
         Args:
             name: Name of the tab.
-            place: Position of the image.
+            index: Position of the image.
             label: One of the classes, or `NONE`.
 
         Raises:
@@ -106,7 +106,7 @@ class Labelling:
             UserError: There is no such image or class.
         """
         with self._lock:
-            path = self._path(place)
+            path = self._path(index)
             if label != NONE and label not in self.classes:
                 raise UserError(f"there is no class {label[:80]!r}: reload the page.")
             known = self._saved.labels.get(path)
@@ -117,17 +117,17 @@ class Labelling:
             if known is None:
                 self._saved.add(path, label)
             tab = self._tab(name)
-            if place not in tab.given:  # a page that got no response sends the same request again
-                tab.given.append(place)
-            self._leases.pop(place, None)
+            if index not in tab.given:  # a page that got no response sends the same request again
+                tab.given.append(index)
+            self._leases.pop(index, None)
             return self._next(name)
 
-    def skip(self, name: str, place: int) -> dict[str, Any]:
+    def skip(self, name: str, index: int) -> dict[str, Any]:
         """Show an image after all others in this tab, and return the next one."""
         with self._lock:
-            self._path(place)
-            self._tab(name).skipped.add(place)
-            self._leases.pop(place, None)
+            self._path(index)
+            self._tab(name).skipped.add(index)
+            self._leases.pop(index, None)
             return self._next(name)
 
     def undo(self, name: str) -> dict[str, Any]:
@@ -135,18 +135,18 @@ class Labelling:
         with self._lock:
             tab = self._tab(name)
             while tab.given:
-                place = tab.given.pop()
-                if self._path(place) in self._saved.labels:
-                    self._saved.remove(self._path(place))
-                    self._leases[place] = (name, time.monotonic())
-                    return self._as_json(place)
+                index = tab.given.pop()
+                if self._path(index) in self._saved.labels:
+                    self._saved.remove(self._path(index))
+                    self._leases[index] = (name, time.monotonic())
+                    return self._as_json(index)
             return self._next(name)
 
-    def picture(self, place: int) -> bytes:
+    def picture(self, index: int) -> bytes:
         """Return an image as JPEG."""
-        self._path(place)
+        self._path(index)
         try:
-            picture = self._images.store.read(place).convert("RGB")
+            picture = self._images.store.read(index).convert("RGB")
         except UnreadableImage as problem:
             raise UserError(str(problem)) from problem
         picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
@@ -158,28 +158,28 @@ class Labelling:
         tab, now = self._tab(name), time.monotonic()
         # A tab has one image: the image that it showed before is free for other tabs.
         self._leases = {
-            place: (owner, since)
-            for place, (owner, since) in self._leases.items()
+            index: (owner, since)
+            for index, (owner, since) in self._leases.items()
             if owner != name and now - since < LEASE
         }
-        free = [place for place in self._order if self._paths[place] not in self._saved.labels]
-        waiting = [place for place in free if place not in self._leases]
-        place = next((place for place in waiting if place not in tab.skipped), next(iter(waiting), None))
-        if place is None:
+        free = [index for index in self._order if self._paths[index] not in self._saved.labels]
+        waiting = [index for index in free if index not in self._leases]
+        index = next((index for index in waiting if index not in tab.skipped), next(iter(waiting), None))
+        if index is None:
             return {**self.state(), "image": None, "elsewhere": len(free)}
-        self._leases[place] = (name, now)
-        return self._as_json(place)
+        self._leases[index] = (name, now)
+        return self._as_json(index)
 
-    def _as_json(self, place: int) -> dict[str, Any]:
-        suggestion = self._suggestions.get(place, Suggestion())
+    def _as_json(self, index: int) -> dict[str, Any]:
+        suggestion = self._suggestions.get(index, Suggestion())
         answers = [{"name": name, "probability": round(share, 4)} for name, share in suggestion.answers]
-        image = {"number": place, "name": self._images.keys[place], "answers": answers, "reason": suggestion.reason}
+        image = {"number": index, "name": self._images.keys[index], "answers": answers, "reason": suggestion.reason}
         return {**self.state(), "image": image}
 
-    def _path(self, place: int) -> str:
-        if not 0 <= place < len(self._paths):
+    def _path(self, index: int) -> str:
+        if not 0 <= index < len(self._paths):
             raise UserError("there is no such image: reload the page.")
-        return self._paths[place]
+        return self._paths[index]
 
     def _tab(self, name: str) -> Tab:
         return self._tabs.setdefault(name[:64], Tab())

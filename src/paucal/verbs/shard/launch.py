@@ -142,8 +142,8 @@ def _open(settings: ShardSettings) -> ImageSet:
             return find_images(settings)
         images = find_images(replace(settings, classes=None), labelled=False)
     except UserError:
-        place = Path(settings.data).expanduser()
-        seen = recognise(place) if place.exists() and not settings.unlabelled else {}
+        path = Path(settings.data).expanduser()
+        seen = recognise(path) if path.exists() and not settings.unlabelled else {}
         if not seen or "train" in seen:
             raise
         raise UserError(
@@ -157,10 +157,10 @@ def _require_disk_space(images: ImageSet, folder: Path) -> None:
     """Refuse a set that does not fit on the disk; its size is estimated from a sample of the images."""
     sizes = []
     for position in images.sample(_SAMPLE).tolist():
-        store, place = locate(images.store, position)
+        store, row = locate(images.store, position)
         if isinstance(store, EncodedStore):
             try:
-                source = store.source(place)
+                source = store.source(row)
                 sizes.append(source.stat().st_size if isinstance(source, Path) else len(source))
             except (OSError, UserError):  # reported when the shards are written
                 continue

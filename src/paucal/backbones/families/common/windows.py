@@ -65,7 +65,7 @@ def lay_out(x: Tensor, windows: Windows, fill: Tensor | None = None) -> Tensor:
     """
     for axis, padded in zip((1, 2), windows.padded, strict=True):
         if padded > x.shape[axis]:
-            shape = [padded - side if place == axis else side for place, side in enumerate(x.shape)]
+            shape = [padded - side if index == axis else side for index, side in enumerate(x.shape)]
             filling = x.new_zeros(shape) if fill is None else fill.to(x.dtype).expand(shape)
             x = torch.cat([x, filling], axis)
     down, right = windows.shift
@@ -104,8 +104,8 @@ def _cached_index(windows: Windows, device: torch.device) -> Tensor:
 def _kept_apart(windows: Windows, device: torch.device) -> Tensor:
     sides = []
     for size, padded, shift in zip(windows.size, windows.padded, windows.shift, strict=True):
-        place = torch.arange(padded, device=device)
-        sides.append((place >= padded - shift, (place + shift) % padded >= size))
+        index = torch.arange(padded, device=device)
+        sides.append((index >= padded - shift, (index + shift) % padded >= size))
     (below, low), (beside, far) = sides
     region = _cut(below[:, None] * 2 + beside, windows)
     apart = region[:, :, None] != region[:, None, :]

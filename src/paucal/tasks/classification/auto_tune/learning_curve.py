@@ -88,13 +88,13 @@ def learning_curve(features: Tensor, labels: Tensor, n_classes: int, strength: f
     for repeat in range(repeats):
         for rows, others in draw_folds(labels, derive_seed(seed, repeat), folds):
             few = [rows[draw_few(labels[rows], count, derive_seed(seed, repeat))] for count in counts]
-            for place, chosen in enumerate([*few, rows]):
+            for index, chosen in enumerate([*few, rows]):
                 standard, share = standardise(features[chosen]), len(chosen) / len(labels)
                 fitted = fit_regression(standard.coordinates, labels[chosen], n_classes, strength * share)
                 weight, bias = standard.carry_back(fitted.weight, fitted.bias.clamp(min=ABSENT))
                 answers = (features[others].double() @ weight.T + bias).argmax(1)
-                hits[place, repeat, others.numpy()] = (answers == labels[others]).numpy()
-                used[place] += len(chosen) / (n_classes * folds * repeats)
+                hits[index, repeat, others.numpy()] = (answers == labels[others]).numpy()
+                used[index] += len(chosen) / (n_classes * folds * repeats)
     points = tuple(
         CurvePoint(float(size), cross_validated(own, folds=folds)) for size, own in zip(used, hits, strict=True)
     )

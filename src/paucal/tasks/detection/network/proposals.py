@@ -41,9 +41,9 @@ class ObjectMatcher(Matcher):
         overlaps = match_quality_matrix[:, :count]
         if not count:
             return matches
-        for place, (row, best) in enumerate(zip(overlaps, overlaps.amax(1), strict=True)):
+        for index, (row, best) in enumerate(zip(overlaps, overlaps.amax(1), strict=True)):
             is_best = (row == best) & (best >= self.least)
-            matches[:count] = torch.where(is_best, place, matches[:count])
+            matches[:count] = torch.where(is_best, index, matches[:count])
         return matches
 
 
