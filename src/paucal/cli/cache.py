@@ -47,8 +47,8 @@ def run(argv: Sequence[str]) -> int:
             console.print(f"removed {unpacked / MIB:.0f} MiB of unpacked masks", markup=False)
     features = sorted(features_folder().glob("*.safetensors"))
     size = sum(file.stat().st_size for file in features)
-    words = f"{counted(len(features), 'file')}, {size / MIB:.0f} MiB"
-    console.print(f"features: {words}, in {features_folder()}", markup=False)
+    text = f"{counted(len(features), 'file')}, {size / MIB:.0f} MiB"
+    console.print(f"features: {text}, in {features_folder()}", markup=False)
     if values.clear:
         for file in features:
             file.unlink(missing_ok=True)
@@ -70,9 +70,9 @@ def _show(folder: "Path", is_cleared: bool, console: "PlainConsole") -> None:
     from paucal.wording import counted
 
     entries = list_entries(folder)
-    total = sum(one.n_bytes for one in entries)
-    words = f"{counted(len(entries), 'set')}, {total / MIB:.0f} MiB of at most {MOST_BYTES // 2**30} GiB"
-    console.print(f"decoded images: {words}, in {folder}", markup=False)
+    total = sum(entry.n_bytes for entry in entries)
+    text = f"{counted(len(entries), 'set')}, {total / MIB:.0f} MiB of at most {MOST_BYTES // 2**30} GiB"
+    console.print(f"decoded images: {text}, in {folder}", markup=False)
     if is_cleared:
         console.print(f"removed {clear_cache(folder) / MIB:.0f} MiB of decoded images", markup=False)
     fetched = fetched_bytes(folder)

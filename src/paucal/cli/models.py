@@ -30,18 +30,18 @@ def run(argv: Sequence[str]) -> int:
     measured = {name: _measure(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)}
     costs = {name: known.get(name) or measured[name] for name in names}
     if values.ours:
-        costs = {name: one for name, one in costs.items() if one.source != TIMM}
+        costs = {name: cost for name, cost in costs.items() if cost.source != TIMM}
     if not costs:
         raise UserError(f"no model name matches {values.pattern!r}; 'paucal models' lists all.")
     console = PlainConsole()
     if not console.is_terminal:  # no width limit in a file or a pipe, where rich would be slow
-        print("\n".join(_lines([tuple(COLUMNS), *(_row(name, one) for name, one in costs.items())])))
+        print("\n".join(_lines([tuple(COLUMNS), *(_row(name, cost) for name, cost in costs.items())])))
         return 0
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading, width in COLUMNS.items():
         table.add_column(heading, justify="right" if heading in NUMBERS else "left", min_width=width, overflow="fold")
-    for name, one in costs.items():
-        table.add_row(*_row(name, one))
+    for name, cost in costs.items():
+        table.add_row(*_row(name, cost))
     console.print(table)
     return 0
 
@@ -67,13 +67,13 @@ def _measure(name: str) -> Listed:
     return measure(name, default_weight(name)[0])
 
 
-def _row(name: str, one: Listed) -> tuple[str, ...]:
+def _row(name: str, cost: Listed) -> tuple[str, ...]:
     return (
         name,
-        "x".join(map(str, one.image_size)),
-        f"{one.parameters / 1e6:.2f} M",
-        "" if one.macs is None else f"{one.macs / 1e9:.3g}",
-        "" if one.grid is None else "x".join(map(str, one.grid)),
-        one.source,
-        f"{one.drloc_weight:g}",
+        "x".join(map(str, cost.image_size)),
+        f"{cost.parameters / 1e6:.2f} M",
+        "" if cost.macs is None else f"{cost.macs / 1e9:.3g}",
+        "" if cost.grid is None else "x".join(map(str, cost.grid)),
+        cost.source,
+        f"{cost.drloc_weight:g}",
     )

@@ -144,7 +144,11 @@ def _segment(call: _Call) -> None:
     if folder.suffix.lower() in {**FORMS, **OTHER_FORMS}:
         raise UserError(f"--output: {output!r} is a file name, but masks need a folder: give a new one.")
     found = segment_all(call.run, call.paths, folder, call.settings, call.console)
-    means = {name: sum(one.shares[name] for one in found) / len(found) for name in found[0].shares} if found else {}
+    means = (
+        {name: sum(prediction.shares[name] for prediction in found) / len(found) for name in found[0].shares}
+        if found
+        else {}
+    )
     shares = ", ".join(f"{name} {percent(share)}" for name, share in list(means.items())[:8])
     call.console.say(f"{counted(len(found), 'mask')} in {folder / MASKS}, overlays in {folder / OVERLAYS}")
     if shares:

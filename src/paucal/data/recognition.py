@@ -96,7 +96,7 @@ def refuse_structure(path: Path, names: tuple[str, ...]) -> None:
 def _refusal(location: str, seen: dict[str, str], verb: str) -> UserError:
     own = next(kind for kind in KINDS if kind.verb == verb)
     verbs = ", ".join(f"`paucal {kind.verb}` learns {kind.noun}" for kind in KINDS if kind.verb in seen)
-    advice = "".join(f"; {words}" for words in dict.fromkeys(own.advice.get(one, "") for one in seen) if words)
+    advice = "".join(f"; {words}" for words in dict.fromkeys(own.advice.get(verb, "") for verb in seen) if words)
     return UserError(f"{location} has {' and '.join(seen.values())}, and no {own.noun}: {verbs}{advice}.")
 
 

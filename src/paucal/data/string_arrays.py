@@ -53,7 +53,7 @@ class StringArray(Sequence[str]):
     @classmethod
     def concatenate(cls, arrays: Sequence["StringArray"]) -> "StringArray":
         """Return several arrays as one."""
-        return cls(pa.concat_arrays([one._values for one in arrays]))
+        return cls(pa.concat_arrays([array._values for array in arrays]))
 
     def to_buffers(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Return the concatenated bytes, and the (N,) end of each string."""

@@ -77,8 +77,8 @@ def calibration(plain: Predictions, temperature: float, images: int) -> Calibrat
         images: Number of images that the temperature was fitted to.
     """
     answers = (plain, plain.at_temperature(temperature))
-    before, after = (value_of(calibration_error(one), len(one)) for one in answers)
-    losses = [float(F.cross_entropy(one.logits, one.labels)) for one in answers]
+    before, after = (value_of(calibration_error(answer), len(answer)) for answer in answers)
+    losses = [float(F.cross_entropy(answer.logits, answer.labels)) for answer in answers]
     return Calibration(temperature, images, (before, after), (losses[0], losses[1]))
 
 

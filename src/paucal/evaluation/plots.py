@@ -274,9 +274,9 @@ def disagreements_figure(
 ) -> Figure:
     """Draw one picture per disagreement with the model's probability of the class, and the labels."""
     captions = []
-    for one in found:
-        labels = ", ".join(shorten(classes[index], 12) for index in one.labels) or "none"
-        answer = f"model: {shorten(classes[one.label])} {percent(one.probability, '.0f')}"
+    for mistake in found:
+        labels = ", ".join(shorten(classes[index], 12) for index in mistake.labels) or "none"
+        answer = f"model: {shorten(classes[mistake.label])} {percent(mistake.probability, '.0f')}"
         captions.append(f"{answer}\nlabels: {labels[:34]}")
     return _draw_grid(images, captions)
 
@@ -288,9 +288,9 @@ def mistakes_figure(images: Sequence[Image.Image], mistakes: Sequence[Mistake], 
         ValueError: the numbers of images and mistakes differ, or there are none.
     """
     answers = [
-        f"predicted: {shorten(classes[one.predicted])}, {percent(one.confidence, '.0f')}\n"
-        f"label: {shorten(classes[one.true])}"
-        for one in mistakes
+        f"predicted: {shorten(classes[mistake.predicted])}, {percent(mistake.confidence, '.0f')}\n"
+        f"label: {shorten(classes[mistake.true])}"
+        for mistake in mistakes
     ]
     return _draw_grid(images, answers)
 

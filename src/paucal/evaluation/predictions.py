@@ -34,8 +34,10 @@ class Predictions:
     def __post_init__(self) -> None:
         shapes = (tuple(self.ids.shape), tuple(self.logits.shape), tuple(self.labels.shape))
         n = self.ids.shape[0]
-        one = shapes == ((n,), (n, *self.logits.shape[1:]), (n,))
-        if self.logits.ndim != 2 or not (one or (self.several and shapes[0] == (n,) and len(self.logits) == n)):
+        is_single_label = shapes == ((n,), (n, *self.logits.shape[1:]), (n,))
+        if self.logits.ndim != 2 or not (
+            is_single_label or (self.several and shapes[0] == (n,) and len(self.logits) == n)
+        ):
             raise ValueError(f"expected ids (N,), logits (N, K) and labels (N,) or (N, K), got {shapes}")
 
     def __len__(self) -> int:

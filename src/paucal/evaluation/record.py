@@ -101,7 +101,7 @@ def record_multi_label(
     save_figure(plots / "per_class.png", class_precision_figure(report))
     save_figure(plots / "precision_recall.png", precision_recall_figure(predictions, report))
     if found := surest_disagreements(predictions, MISTAKES_SHOWN):
-        pictures = [images.store.read(one.id) for one in found]
+        pictures = [images.store.read(mistake.id) for mistake in found]
         save_figure(plots / "mistakes.png", disagreements_figure(pictures, found, classes))
     return report
 
@@ -219,7 +219,7 @@ def write_predictions_of_several(
     shares = predictions.probabilities
     columns = (predictions.labels == 1, marked(shares, thresholds), shares)
     rows = [
-        [key, *(";".join(compress(classes, one)) for one in (labels, answers)), *_digits(values)]
+        [key, *(";".join(compress(classes, values)) for values in (labels, answers)), *_digits(values)]
         for key, labels, answers, values in zip(keys, *(column.tolist() for column in columns), strict=True)
     ]
     write_text(path, csv_text(["key", "labels", "predicted", *(f"p_{name}" for name in classes)], *rows))

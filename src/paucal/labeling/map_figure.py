@@ -91,7 +91,7 @@ def _panels(images: ImageSet, positions: NDArray[np.int64]) -> tuple[Figure, lis
 
 
 def _frequent(maps: Sequence[NDArray[np.int64]]) -> list[int]:
-    numbers, counts = np.unique(np.concatenate([one.ravel() for one in maps]), return_counts=True)
+    numbers, counts = np.unique(np.concatenate([label_map.ravel() for label_map in maps]), return_counts=True)
     return sorted(numbers[np.argsort(-counts, kind="stable")[:NAMED]].tolist())
 
 

@@ -91,7 +91,7 @@ class MacroF1:
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D,) scores for (D, N) weights."""
         right = sum_by_class(weights * (self._labels == self._answers), self._labels, self._n_classes)
-        true, given = (sum_by_class(weights, one, self._n_classes) for one in (self._labels, self._answers))
+        true, given = (sum_by_class(weights, counts, self._n_classes) for counts in (self._labels, self._answers))
         return _mean_f1(right, true + given)
 
 
@@ -305,9 +305,9 @@ class PixelScores:
     """
 
     def __init__(self, confusions: Sequence[NDArray[np.int64]]) -> None:
-        self._hits = np.stack([np.diagonal(one) for one in confusions]).astype(np.float64)
-        self._labels = np.stack([one.sum(1) for one in confusions]).astype(np.float64)
-        self._answers = np.stack([one.sum(0) for one in confusions]).astype(np.float64)
+        self._hits = np.stack([np.diagonal(confusion) for confusion in confusions]).astype(np.float64)
+        self._labels = np.stack([confusion.sum(1) for confusion in confusions]).astype(np.float64)
+        self._answers = np.stack([confusion.sum(0) for confusion in confusions]).astype(np.float64)
 
     def iou(self, weights: Weights) -> NDArray[np.float64]:
         """Return the (D, K) intersection over union of each class; NaN for a class that does not occur."""

@@ -50,7 +50,7 @@ class ModelCard:
 
         if self.thresholds is not None:
             fits = len(self.thresholds) == len(self.classes) and all(map(is_number, self.thresholds))
-            if not fits or not all(0 < one < 1 for one in self.thresholds):
+            if not fits or not all(0 < threshold < 1 for threshold in self.thresholds):
                 raise UserError("a model card has thresholds that are not one number between 0 and 1 for each class.")
 
     @property

@@ -81,7 +81,7 @@ def write_table(path: Path, models: Iterable[tuple[str, Listed]], comment: str) 
         file.write(f"# {comment}\n")
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(FIELDS)
-        for name, one in models:
-            grid = one.grid or (None, None)
-            measured = (one.parameters, one.macs, *one.image_size, *grid, one.dim)
-            writer.writerow((name, *measured, one.source, f"{one.drloc_weight:g}"))
+        for name, entry in models:
+            grid = entry.grid or (None, None)
+            measured = (entry.parameters, entry.macs, *entry.image_size, *grid, entry.dim)
+            writer.writerow((name, *measured, entry.source, f"{entry.drloc_weight:g}"))

@@ -40,10 +40,10 @@ class DistilledNetwork(nn.Module):
         for members in same_size(crops):
             features = self.backbone(torch.cat([crops[number] for number in members]))
             grids = features.grids[0].flatten(2).transpose(1, 2)
-            for number, one, grid in zip(
+            for number, pooled_view, grid in zip(
                 members, features.pooled.chunk(len(members)), grids.chunk(len(members)), strict=True
             ):
-                pooled[number], cells[number] = one, grid
+                pooled[number], cells[number] = pooled_view, grid
         return Seen(torch.stack(pooled, 1), cells)
 
     def project(self, task: str, features: Tensor) -> Tensor:

@@ -52,8 +52,8 @@ class OneNetwork(Objective):
         pooled = list(views)
         for members in same_size(views):
             features = self.backbone(torch.cat([views[number] for number in members])).pooled
-            for number, one in zip(members, features.chunk(len(members)), strict=True):
-                pooled[number] = one
+            for number, view_features in zip(members, features.chunk(len(members)), strict=True):
+                pooled[number] = view_features
         if self.training and progress.step % min(HEALTH_EVERY, progress.steps_per_epoch) == 0:
             self._look(pooled[0].detach())
         return pooled

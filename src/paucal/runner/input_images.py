@@ -70,7 +70,9 @@ class Pictures:
     def __init__(self, sources: Sequence[ImageSet | InMemory], reading: Reading) -> None:
         self._sources, self._reading = sources, reading
         self._ends = list(accumulate(map(len, sources)))
-        self._stores = [None if isinstance(one, InMemory) else ConvertedStore(one.store, reading) for one in sources]
+        self._stores = [
+            None if isinstance(source, InMemory) else ConvertedStore(source.store, reading) for source in sources
+        ]
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

@@ -55,13 +55,13 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
         return []
     height, width = spec.image_size
     step = f"a step of {counted(batch, 'image')} of {height}x{width} pixels"
-    words = f"{step} needs at least {needed / GIB:.3g} GiB of memory with {spec.name}"
+    text = f"{step} needs at least {needed / GIB:.3g} GiB of memory with {spec.name}"
     there = f"{room / GIB:.3g} GiB{' for each process' if local > 1 else ''}"
     if needed <= room:
-        return [f"{words}, of {there}"]
+        return [f"{text}, of {there}"]
     fitting = (room - weights) // max(image, 1)
     advice = f"give --batch-size {fitting} or less, or lower --img-size" if fitting >= 1 else "lower --img-size"
-    raise UserError(f"{words}, but this machine has {there}: {advice}, or choose a smaller --model.")
+    raise UserError(f"{text}, but this machine has {there}: {advice}, or choose a smaller --model.")
 
 
 @contextmanager

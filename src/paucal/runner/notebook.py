@@ -44,12 +44,12 @@ class NotebookProgress(Progress):
         lines, bars = [], []
         for task in self.tasks:
             done, total = int(task.completed), task.total
-            words = f"{task.description} {done}/{'?' if total is None else int(total)}"
+            text = f"{task.description} {done}/{'?' if total is None else int(total)}"
             if news := task.fields.get("news"):
-                words = f"{words}  {news}"
-            lines.append(words)
+                text = f"{text}  {news}"
+            lines.append(text)
             share = f' value="{done}" max="{int(total)}"' if total else ""
-            bars.append(f"<div><progress{share}></progress> {escape(words)}</div>")
+            bars.append(f"<div><progress{share}></progress> {escape(text)}</div>")
         self._output.show("\n".join(lines), "".join(bars))
 
 

@@ -166,10 +166,10 @@ def _check_number(name: str, value: float, bounds: Mapping[str, Any]) -> None:
     if low <= value < math.inf and value <= (LARGEST if high is None else high):
         return
     if high is None:
-        words = f"at most {LARGEST:g}" if value > LARGEST else f"at least {low:g}"
+        text = f"at most {LARGEST:g}" if value > LARGEST else f"at least {low:g}"
     else:
-        words = f"between {_format_number(low)} and {_format_number(high)}"
-    raise UserError(f"{flag(name)} is {value}, expected {'0 for none or ' * bounds['or_zero']}a number {words}.")
+        text = f"between {_format_number(low)} and {_format_number(high)}"
+    raise UserError(f"{flag(name)} is {value}, expected {'0 for none or ' * bounds['or_zero']}a number {text}.")
 
 
 def _format_number(number: float) -> str:
@@ -181,7 +181,7 @@ def check_size(size: Sequence[int] | None) -> None:
     if size is None:
         return
     if len(size) not in (1, 2) or not all(8 <= side <= MAX_SIDE for side in size):
-        words = " ".join(map(str, size))
+        text = " ".join(map(str, size))
         raise UserError(
-            f"--img-size is {words!r}, expected one side or height and width, each from 8 to {MAX_SIDE} pixels."
+            f"--img-size is {text!r}, expected one side or height and width, each from 8 to {MAX_SIDE} pixels."
         )

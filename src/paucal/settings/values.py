@@ -92,7 +92,7 @@ def shows_settings(kind: type) -> Callable[[F], F]:
 
     def show(function: F) -> F:
         own, hints = inspect.signature(function), typing.get_type_hints(kind)
-        first = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        first = [parameter for parameter in own.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
         more = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=hints[name])
             for name, item in setting_fields(kind).items()

@@ -97,8 +97,8 @@ def describe_sources(study: Study, points: Sequence[Point], places: Mapping[str,
     place = places[accuracy.study]
     quoted = f"the accuracies of {accuracy.study} are the published ones"
     if ours:
-        words = f"Measured accuracies (with a star) are those of {place}: {', '.join(ours)}; else {quoted}."
+        text = f"Measured accuracies (with a star) are those of {place}: {', '.join(ours)}; else {quoted}."
     else:
-        words = f"{quoted[0].upper()}{quoted[1:]}: {place} has no measured ones."
+        text = f"{quoted[0].upper()}{quoted[1:]}: {place} has no measured ones."
     times = f"Filled circles on the left were timed here: {', '.join(timed) or 'none'}; the others are as published."
-    return [words, times]
+    return [text, times]

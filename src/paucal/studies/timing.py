@@ -238,9 +238,9 @@ def _describe_timing(study: Study, rows: Sequence[Row], device: torch.device, ef
     elif device.type == "cpu":
         name = f"{name}, {counted(torch.get_num_threads(), 'thread')}"
     sides = " and ".join(str(side) for side in sorted({study.models[row.model].side for row in rows}))
-    words = (
+    text = (
         f"{study.name}: timed on {device.type} ({name}), {counted(effort.images, 'image')} of {sides} pixels in a "
         f"pass, {effort.pairs} pairs of passes each"
     )
     full = ON_ACCELERATOR
-    return words if effort == full else f"{words} (fewer than an accelerator's {full.images} and {full.pairs})"
+    return text if effort == full else f"{text} (fewer than an accelerator's {full.images} and {full.pairs})"

@@ -71,13 +71,13 @@ def describe_scale(study: Study, small: Scale | None, runs: Sequence[Planned], s
         sides = _range(max(run.settings.get("img_size", [small.side])) for run in runs)
         fewer = "" if study.kind == "train" else " (fewer epochs for a larger set, but at least one)"
         size = f", {sides} pixels, {length} epochs of up to {small.images} images{fewer}"
-    words = f"{study.name} with stand-ins: {models}{size}, {each}"
+    text = f"{study.name} with stand-ins: {models}{size}, {each}"
     starts = list(dict.fromkeys(run.row.start for run in runs if run.row.start))
     training = small.start_training
     if not starts or training is None:
-        return words
+        return text
     images = f"up to {training.images} images of" if training.data else "the same images at"
-    return f"{words}; first their starts ({', '.join(starts)}), on {images} {training.side} pixels"
+    return f"{text}; first their starts ({', '.join(starts)}), on {images} {training.side} pixels"
 
 
 def _range(numbers: Iterable[int]) -> str:

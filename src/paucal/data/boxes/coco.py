@@ -62,8 +62,8 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
             add_image(images, image, tree.shown)
     if len(files) > 1 and used is not files:
         others = [PurePosixPath(file).name for file in tree.ending(".json") if _starts_with(file, *OTHERS)]
-        words = f"{counted(len(others), 'file')} beside {BOXES}_*.json {was(len(others))} skipped"
-        notes += [f"{words}: {', '.join(others)}"] if others else []
+        text = f"{counted(len(others), 'file')} beside {BOXES}_*.json {was(len(others))} skipped"
+        notes += [f"{text}: {', '.join(others)}"] if others else []
     numbers = _merge_numbers([content.numbers for content in kept], tree)
     return AnnotationSet(
         list(images.values()), numbers, (*(note for content in kept for note in content.notes), *notes)

@@ -150,8 +150,8 @@ def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
     keys = {image.key for image in annotations.images}
     folders = {key.rpartition("/")[0] for key in keys}
     n_bare = sum(image.rpartition("/")[0] in folders and image not in keys for image in tree.images)
-    words = f"{counted(n_bare, 'image')} without an annotation {'is' if n_bare == 1 else 'are'} left out"
-    notes = (*annotations.notes, *([words] if n_bare else []))
+    text = f"{counted(n_bare, 'image')} without an annotation {'is' if n_bare == 1 else 'are'} left out"
+    notes = (*annotations.notes, *([text] if n_bare else []))
     if others := [file for group in groups for file in group.files if root_of_set(file)]:
         count = counted(len(others), "annotation file")
         notes = (*notes, f"{count} of another set, in {root_of_set(others[0])!r}, {was(len(others))} skipped")

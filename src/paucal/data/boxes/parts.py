@@ -58,10 +58,10 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
         notes += [note] if note else []
         if lines and len(unknown) == len(lines):
             place, first = tree.place_of(file), lines[0][:80]
-            words = f"no line of {place!r} names an image with annotations; the first is {first!r}"
+            text = f"no line of {place!r} names an image with annotations; the first is {first!r}"
             if "/" in file:
-                raise UserError(f"{words}: correct the list, or remove it.")
-            notes.append(f"{words}, so the list is skipped")
+                raise UserError(f"{text}: correct the list, or remove it.")
+            notes.append(f"{text}, so the list is skipped")
             continue
         if unknown:
             lines_text = counted(len(unknown), "line")

@@ -272,8 +272,8 @@ def _labels_without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
     """Return a note on labels of missing images: text files without an image that are empty or have objects."""
     others = [file for file in tree.ending(TEXT) if file not in keys and PurePosixPath(file).stem.lower() not in PARTS]
     alone = [file for file in others if _has_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD)).strip()]
-    words = f"{counted(len(alone), 'label')} without an image {was(len(alone))} left out, such as "
-    return [words + alone[0]] if alone else []
+    text = f"{counted(len(alone), 'label')} without an image {was(len(alone))} left out, such as "
+    return [text + alone[0]] if alone else []
 
 
 def _has_object(tree: Tree, file: str) -> bool:

@@ -16,7 +16,7 @@ def copies_among(images: ImageSet, known: ImageSet | None = None) -> tuple[NDArr
     Raises:
         UserError: A set is streamed from shards.
     """
-    sets = [_without_labels(one) for one in (known, images) if one is not None]
+    sets = [_without_labels(image_set) for image_set in (known, images) if image_set is not None]
     numbers = group_numbers(join_sets(sets, images.location) if len(sets) > 1 else sets[0], DUPLICATES)
     before, own = np.split(numbers, [len(numbers) - len(images)])
     first = np.zeros(len(own), dtype=bool)

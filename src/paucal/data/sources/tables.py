@@ -78,7 +78,7 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
     elif options.labelled:
         labels = from_names([row.names for row in rows], several, where)
     images = _image_set(files, placed._replace(rows=rows, notes=[*placed.notes, *notes]), labels, tables.notes)
-    others = {tuple(one.names[index] for index in one.others) for one in tables.columns}
+    others = {tuple(columns.names[index] for index in columns.others) for columns in tables.columns}
     if len(others) != 1:  # the tables of the parts differ in their further columns
         return images
     return replace(images, columns={name: [row.others[n] for row in rows] for n, name in enumerate(others.pop())})

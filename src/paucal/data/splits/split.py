@@ -129,8 +129,8 @@ def keep_all(image_set: ImageSet) -> Split:
         UserError: A class has a single image, so that it cannot be cross-validated.
     """
     _refuse_small_classes(image_set, np.ones(len(image_set), dtype=bool), 2)
-    words = f"all {len(image_set)} images are for training, too few for a test part: scores are cross-validated"
-    return Split(np.full(len(image_set), "train", dtype="<U6"), words)
+    text = f"all {len(image_set)} images are for training, too few for a test part: scores are cross-validated"
+    return Split(np.full(len(image_set), "train", dtype="<U6"), text)
 
 
 def _own_parts(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int64] | None) -> Split:
@@ -171,11 +171,11 @@ def _fold(
     number, count = parse_fold(fold)
     parts = fold_parts(image_set, number, count, seed, groups)
     cut = {"val": val_fraction}
-    words = f"test is fold {number} of {count}; {_describe_cut(cut, seed, 'the other folds')}"
+    text = f"test is fold {number} of {count}; {_describe_cut(cut, seed, 'the other folds')}"
     if groups is not None:
         grouped_parts = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
-        return Split(grouped_parts, f"{words}, in {describe_groups(by or '', groups)}")
-    return Split(_cut(image_set, parts, cut, seed), _description(words, image_set))
+        return Split(grouped_parts, f"{text}, in {describe_groups(by or '', groups)}")
+    return Split(_cut(image_set, parts, cut, seed), _description(text, image_set))
 
 
 def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
@@ -192,11 +192,11 @@ def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> 
     if not 0 < fraction <= 1:
         raise UserError(f"the fraction of training images is {fraction}; expected a number above 0, at most 1")
     if labels.ndim == 2:
-        words = f"{fraction:.4g} of the training images are used, by iterative stratification (seed {seed})"
-        return _keep_rows(split, labels, fraction, seed, words)
+        text = f"{fraction:.4g} of the training images are used, by iterative stratification (seed {seed})"
+        return _keep_rows(split, labels, fraction, seed, text)
     shares = {label: max(1, round(count * fraction)) for label, count in _counts(split, labels).items()}
-    words = f"{fraction:.4g} of the training images of each class are used (seed {seed})"
-    return _keep(split, labels, shares, seed, words)
+    text = f"{fraction:.4g} of the training images of each class are used (seed {seed})"
+    return _keep(split, labels, shares, seed, text)
 
 
 def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
@@ -214,10 +214,10 @@ def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
         raise UserError(f"the number of training images per class is {per_class}; expected 1 or more")
     counts = _counts(split, labels)
     short = sum(count < per_class for count in counts.values())
-    words = f"{per_class} training images of each class are used (seed {seed})"
+    text = f"{per_class} training images of each class are used (seed {seed})"
     if short:
-        words += f", all of them for the {'one class that has' if short == 1 else f'{short} classes that have'} fewer"
-    return _keep(split, labels, {label: min(per_class, count) for label, count in counts.items()}, seed, words)
+        text += f", all of them for the {'one class that has' if short == 1 else f'{short} classes that have'} fewer"
+    return _keep(split, labels, {label: min(per_class, count) for label, count in counts.items()}, seed, text)
 
 
 def limit_val(split: Split, labels: Targets, seed: int) -> Split:
@@ -246,8 +246,8 @@ def _description(words: str, image_set: ImageSet) -> str:
 
 def _describe_cut(cut: Mapping[str, float], seed: int, source: str) -> str:
     shares = [f"{part} is {share:.4g} of {source}" for part, share in cut.items() if share > 0]
-    words = f"{' and '.join(shares)}, cut per class (seed {seed})" if shares else f"train is {source}"
-    return words if cut["val"] > 0 else f"{words}, {UNSELECTED}"
+    text = f"{' and '.join(shares)}, cut per class (seed {seed})" if shares else f"train is {source}"
+    return text if cut["val"] > 0 else f"{text}, {UNSELECTED}"
 
 
 def _refuse_small_classes(image_set: ImageSet, pool: NDArray[np.bool_], least: int) -> None:

@@ -93,10 +93,10 @@ def _few_train(images: ImageSet, per_class: int, seed: int, shares: dict[str, fl
     drawn = take_few(every, images.labels, per_class, seed).parts == "train"
     declared = np.where(drawn, "train", "test").tolist()
     split = make_split(replace(images, declared=declared), seed, **shares)  # type: ignore[arg-type]  # only shares
-    words = f"{per_class} training images per class, drawn with seed {seed}; all others are test images"
+    text = f"{per_class} training images per class, drawn with seed {seed}; all others are test images"
     kept = len(split.indices("val"))
-    words += f"; {kept} of the training images are used for validation" if kept else ""
-    return Split(split.strings, words)
+    text += f"; {kept} of the training images are used for validation" if kept else ""
+    return Split(split.strings, text)
 
 
 def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = None) -> EvaluationData:

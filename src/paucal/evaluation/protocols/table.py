@@ -324,5 +324,5 @@ def _styles(names: Sequence[str]) -> list[tuple[str, str]]:
 
 def _row_title(row: Row, named: bool) -> str:
     line = row.line
-    words = " ".join(word for word in (line.protocol, line.setting, line.score) if word)
-    return f"{shorten(row.data)}: {words}" if named else words
+    text = " ".join(word for word in (line.protocol, line.setting, line.score) if word)
+    return f"{shorten(row.data)}: {text}" if named else text

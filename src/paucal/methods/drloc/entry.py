@@ -80,10 +80,10 @@ def check_options(settings: Any) -> None:
     for name, needs in NEEDS.items():
         chosen = in_effect(settings, needs.setting)
         if getattr(settings, name) is not None and chosen not in needs.values:
-            words = " or ".join(needs.values)
+            text = " or ".join(needs.values)
             raise UserError(
                 f"{flag(name)} has no effect with {flag(needs.setting)} {chosen}, since {needs.why}: leave it out, or "
-                f"give {flag(needs.setting)} {words}."
+                f"give {flag(needs.setting)} {text}."
             )
     _check_pool(settings)
     _check_ramp(settings)

@@ -46,7 +46,10 @@ def checked_path(package: Package) -> Path:
 def packaged(model: str) -> Trained | None:
     """Return the weights of a timm model that an installed package contains; None if there are none."""
     wanted = full_name(model)
-    return next((one for one in table.TRAINED if one.name == wanted and one.package and one.package.path()), None)
+    return next(
+        (weights for weights in table.TRAINED if weights.name == wanted and weights.package and weights.package.path()),
+        None,
+    )
 
 
 def licence_of(model: str) -> str | None:
@@ -54,26 +57,26 @@ def licence_of(model: str) -> str | None:
     own = added(model)
     if own is not None:
         return own.licence
-    carried = next((one for one in table.TRAINED if one.name == model), None)
+    carried = next((weights for weights in table.TRAINED if weights.name == model), None)
     if carried is not None:
         return carried.licence
     config = timm.get_pretrained_cfg(model, allow_unregistered=True)
     return None if config is None else config.license
 
 
-def at_hand(one: Trained) -> str | None:
+def at_hand(weights: Trained) -> str | None:
     """Return the location of weights on this machine; None if they would have to be fetched."""
-    if find_added(one.name) is not None:
+    if find_added(weights.name) is not None:
         return ADDED
-    if one.package is not None and one.package.path() is not None:
+    if weights.package is not None and weights.package.path() is not None:
         return "package"
-    return "cache" if is_cached(timm.get_pretrained_cfg(one.name)) else None
+    return "cache" if is_cached(timm.get_pretrained_cfg(weights.name)) else None
 
 
 def suited(device: str) -> list[Trained]:
     """Return the weights of the table that a run may choose on a device, in order: free to use, and fast enough."""
     kinds = dict.fromkeys((device, "cpu"))
-    return [one for kind in kinds for one in table.TRAINED if one.device == kind and not one.has_terms]
+    return [weights for kind in kinds for weights in table.TRAINED if weights.device == kind and not weights.has_terms]
 
 
 def ready_weights(device: str) -> dict[Trained | AddedWeights, str]:
@@ -82,15 +85,18 @@ def ready_weights(device: str) -> dict[Trained | AddedWeights, str]:
     Weights of the table come first, since they are known to be fast; then weights added by the user. Weights with
     special terms are only used when named.
     """
-    named = {one.name for one in table.TRAINED}
+    named = {weights.name for weights in table.TRAINED}
     free = [card for card in list_added() if card.name not in named and not card.has_terms]
-    return {**{one: place for one in suited(device) if (place := at_hand(one))}, **dict.fromkeys(free, ADDED)}
+    return {
+        **{weights: place for weights in suited(device) if (place := at_hand(weights))},
+        **dict.fromkeys(free, ADDED),
+    }
 
 
-def can_be_fetched(one: Trained) -> str | None:
+def can_be_fetched(weights: Trained) -> str | None:
     """Check once, with a short timeout, whether weights can be downloaded; return the reason if not, else None."""
     try:
-        require_reachable(timm.get_pretrained_cfg(one.name))
+        require_reachable(timm.get_pretrained_cfg(weights.name))
     except ConnectionError as problem:
         return str(problem)
     return None

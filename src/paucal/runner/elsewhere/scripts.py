@@ -104,9 +104,9 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
 
 def _job_name(command: Command) -> str:
     """Return a unique name for Kubernetes: lower-case letters, digits and dashes."""
-    words = re.sub("[^a-z0-9]+", "-", Path(command.run).name.lower()).strip("-")[:20]
+    slug = re.sub("[^a-z0-9]+", "-", Path(command.run).name.lower()).strip("-")[:20]
     digest = hashlib.blake2b(command.run.encode(), digest_size=4).hexdigest()
-    return "-".join(word for word in ("paucal", command.verb, words, digest) if word)
+    return "-".join(word for word in ("paucal", command.verb, slug, digest) if word)
 
 
 def _begin_or_go_on(command: Command, begin: list[str], program: list[str], last: Sequence[str] = ()) -> list[str]:

@@ -52,22 +52,22 @@ def draw_mistakes(
 
 def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet, model: TrainedModel) -> Figure:
     transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
-    pictures = [images.store.read(one.id) for one in mistakes]
+    pictures = [images.store.read(mistake.id) for mistake in mistakes]
     inputs = [transform(picture) for picture in pictures]
     batch = torch.stack([view for view, _ in inputs]).to(model.device)
     row_of = {int(number): row for row, number in enumerate(predictions.ids.tolist())}
-    shares = predictions.probabilities[[row_of[one.id] for one in mistakes]]
-    asked = [torch.tensor([getattr(one, kind) for one in mistakes]) for kind in ("predicted", "true")]
+    shares = predictions.probabilities[[row_of[mistake.id] for mistake in mistakes]]
+    asked = [torch.tensor([getattr(mistake, kind) for mistake in mistakes]) for kind in ("predicted", "true")]
     method, maps = _maps(model, batch, asked)
     explained = [
         Explained(
-            f"label: {readable_name(model.classes[one.true])}",
+            f"label: {readable_name(model.classes[mistake.true])}",
             seen(pictures[row], inputs[row][1], size),
             torch.stack([part[row] for part in maps]),
-            (readable_name(model.classes[one.predicted]), readable_name(model.classes[one.true])),
-            (float(shares[row, one.predicted]), float(shares[row, one.true])),
+            (readable_name(model.classes[mistake.predicted]), readable_name(model.classes[mistake.true])),
+            (float(shares[row, mistake.predicted]), float(shares[row, mistake.true])),
         )
-        for row, one in enumerate(mistakes)
+        for row, mistake in enumerate(mistakes)
     ]
     return mistakes_attribution_figure(explained, METHODS[method].title)
 

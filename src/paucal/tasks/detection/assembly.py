@@ -198,8 +198,8 @@ def _split(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) 
         raise UserError(
             "--empty-images is drop, and no training image shows an object: give training images with boxes."
         )
-    words = f"{split.description}; {counted(int(empty.sum()), 'training image')} without an object left out"
-    return SplitImages(boxed.images, Split(np.where(empty, "unused", split.parts), words))
+    text = f"{split.description}; {counted(int(empty.sum()), 'training image')} without an object left out"
+    return SplitImages(boxed.images, Split(np.where(empty, "unused", split.parts), text))
 
 
 def _facts(boxed: BoxedImages, data: SplitImages, start: StartFacts | None) -> BoxFacts:

@@ -134,12 +134,12 @@ def read_detections(file: Path) -> pa.Table:
         keys = {image["id"]: image["file_name"] for image in content["images"]}
         names = {category["id"]: category["name"] for category in content["categories"]}
         objects = content["annotations"]
-        sides = np.asarray([one["bbox"] for one in objects], dtype=np.float64).reshape(-1, 4)
+        sides = np.asarray([entry["bbox"] for entry in objects], dtype=np.float64).reshape(-1, 4)
         return pa.table(
             {
-                "key": pa.array([keys[one["image_id"]] for one in objects], pa.string()),
-                "class": pa.array([names[one["category_id"]] for one in objects], pa.string()),
-                "score": pa.array([one["score"] for one in objects], pa.float64()),
+                "key": pa.array([keys[entry["image_id"]] for entry in objects], pa.string()),
+                "class": pa.array([names[entry["category_id"]] for entry in objects], pa.string()),
+                "score": pa.array([entry["score"] for entry in objects], pa.float64()),
                 **dict(zip(EDGES, [sides[:, 0], sides[:, 1], *(sides[:, :2] + sides[:, 2:]).T], strict=True)),
             }
         )

@@ -202,12 +202,12 @@ def _split(images: ImageSet) -> Split:
     parts = np.where(held_out, "unused", "train").astype("<U6")
     why = ", reserved for testing," if part == "val" else ""
     left = int(held_out.sum())
-    words = "all images are used"
+    text = "all images are used"
     if left:
-        words = (
+        text = (
             f"the {counted(left, 'image')} of the data's own {part} part{why} {'is' if left == 1 else 'are'} left out"
         )
-    return Split(parts, f"{words}; labels are not used")
+    return Split(parts, f"{text}; labels are not used")
 
 
 def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> None:

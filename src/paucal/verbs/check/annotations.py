@@ -60,7 +60,7 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
     root = Path(os.path.expanduser(settings.data))  # Path.expanduser raises an error for an unknown user
     paths = [None if text is None else Path(os.path.expanduser(text)) for text in (settings.images, settings.masks)]
     given = (settings.images, settings.masks, settings.mask_values, settings.ignore)
-    is_asked = settings.verb == "segment" or any(one is not None for one in given)
+    is_asked = settings.verb == "segment" or any(value is not None for value in given)
     if settings.verb not in (None, "segment") or not (is_asked or _has_masks(root)):
         return None
     try:
@@ -93,20 +93,20 @@ def for_masks(findings: Sequence[Finding]) -> list[Finding]:
 def crop_findings(opening: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
     """Return a finding on images smaller than half the crops that `paucal segment` would choose."""
     short = survey.sizes[survey.readable].min(axis=1)
-    if not len(short) or not any(one.name == MASKS for one in opening):
+    if not len(short) or not any(finding.name == MASKS for finding in opening):
         return []
     side, _ = crop_side(device, int(np.median(short)))
     small = np.flatnonzero(2 * short < side)
     if not len(small):
         return []
     most = max(CELL, 2 * int(short.min()) // CELL * CELL)
-    words = (
+    text = (
         f"{counted(len(small), 'image fills', 'images fill')} less than half the side of the {side}-pixel crops that "
         f"paucal segment would train on (the smallest is {int(short.min())} pixels)"
     )
     advice = f"train with smaller crops: --img-size {most}" if most < side else "take larger copies"
     groups = tuple((int(survey.readable[index]),) for index in small)
-    return [Finding(SMALL_CROPS, "warning" if len(small) < len(short) / 2 else "note", words, advice, groups)]
+    return [Finding(SMALL_CROPS, "warning" if len(small) < len(short) / 2 else "note", text, advice, groups)]
 
 
 def _has_masks(root: Path) -> bool:
@@ -135,8 +135,8 @@ def _without_masks(root: Path, problem: UserError) -> ImageSet:
 
 
 def _masks_finding(pairs: Pairs) -> Finding:
-    words = f"{counted(len(pairs.pairs), 'image')} with masks: this is data for paucal segment"
-    return Finding(MASKS, "note", words)
+    text = f"{counted(len(pairs.pairs), 'image')} with masks: this is data for paucal segment"
+    return Finding(MASKS, "note", text)
 
 
 def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Finding]]:
@@ -152,12 +152,12 @@ def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[
     scarce = [name for name, share in shares.items() if share < SCARCE]
     if scarce:
         names = first_few(scarce, 8)
-        words = f"{counted(len(scarce), 'class', 'classes')} with under {percent(SCARCE)} of the pixels: {names}"
-        findings.append(Finding("scarce-classes", "warning", words, "label more of them, or join classes"))
+        text = f"{counted(len(scarce), 'class', 'classes')} with under {percent(SCARCE)} of the pixels: {names}"
+        findings.append(Finding("scarce-classes", "warning", text, "label more of them, or join classes"))
     empty = int((masked.pixels.sum(1) == 0).sum())
     if empty:
-        words = f"{counted(empty, 'mask')} without a labelled pixel"
-        findings.append(Finding("empty-masks", "warning", words, "label them, or leave these images out"))
+        text = f"{counted(empty, 'mask')} without a labelled pixel"
+        findings.append(Finding("empty-masks", "warning", text, "label them, or leave these images out"))
     # Classes without pixels are left out, since there is nothing to report on them.
     present = totals > 0
     names = tuple(name for name, there in zip(masked.images.classes, present, strict=True) if there)
@@ -245,16 +245,16 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
 
 def _class_findings(annotated: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
     counts = _learnt(annotated)
-    words = f"{counted(len(keys), 'image')} with {counted(counts.total(), 'box', 'boxes')} of "
-    words += f"{counted(len(counts), 'class', 'classes')}: this is data for paucal detect"
+    text = f"{counted(len(keys), 'image')} with {counted(counts.total(), 'box', 'boxes')} of "
+    text += f"{counted(len(counts), 'class', 'classes')}: this is data for paucal detect"
     shown = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(SHOWN))
     more = f", and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
-    return [Finding(BOXES, "note", words), Finding("boxes-per-class", "note", f"boxes: {shown}{more}")]
+    return [Finding(BOXES, "note", text), Finding("boxes-per-class", "note", f"boxes: {shown}{more}")]
 
 
 def _learnt(annotated: Sequence[AnnotatedImage]) -> Counter[str]:
     """Count the boxes of each class that are used in training: neither crowds nor boxes marked as difficult."""
-    return Counter(name for one in annotated for name, many in zip(one.names, one.crowd, strict=True) if not many)
+    return Counter(name for image in annotated for name, many in zip(image.names, image.crowd, strict=True) if not many)
 
 
 def _size_findings(sides: Sequence[np.ndarray]) -> list[Finding]:
@@ -263,9 +263,9 @@ def _size_findings(sides: Sequence[np.ndarray]) -> list[Finding]:
         return []
     shares = [(areas < SMALL).mean(), ((areas >= SMALL) & (areas < LARGE)).mean(), (areas >= LARGE).mean()]
     small, medium, large = (percent(float(share), ".0f") for share in shares)
-    words = f"{small} of the boxes are small (under 32x32 pixels), {medium} medium, {large} large (from 96x96 up); "
+    text = f"{small} of the boxes are small (under 32x32 pixels), {medium} medium, {large} large (from 96x96 up); "
     half = f"half have a side under {np.median(np.sqrt(areas.clip(0))):.0f} pixels"
-    return [Finding("box-sizes", "note", words + half)]
+    return [Finding("box-sizes", "note", text + half)]
 
 
 def _few(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
@@ -274,8 +274,8 @@ def _few(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
     if not few:
         return []
     names = ", ".join(f"{name} {count}" for name, count in list(few.items())[:SHOWN])
-    words = f"{counted(len(few), 'class', 'classes')} with fewer than {FEW} boxes: {names}"
-    return [Finding("scarce-classes", "warning", words, "label more of them, or join classes")]
+    text = f"{counted(len(few), 'class', 'classes')} with fewer than {FEW} boxes: {names}"
+    return [Finding("scarce-classes", "warning", text, "label more of them, or join classes")]
 
 
 def _marked_finding(
@@ -291,17 +291,17 @@ def _marked_finding(
     return [Finding(name, level, text, advice, groups)]
 
 
-def _outside(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
+def _outside(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
     """Return a mask of boxes wholly outside the image; if its size is unknown, only the left and top edges count."""
-    height, width = one.size or (np.inf, np.inf)
+    height, width = image.size or (np.inf, np.inf)
     return (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
 
 
-def _repeats(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
+def _repeats(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
     """Return a mask of the boxes that repeat an earlier box of the same class, after rounding to whole pixels."""
     seen: set[tuple[object, ...]] = set()
     marks = np.zeros(len(boxes), dtype=np.bool_)
-    for index, (name, box) in enumerate(zip(one.names, np.round(np.nan_to_num(boxes)).tolist(), strict=True)):
+    for index, (name, box) in enumerate(zip(image.names, np.round(np.nan_to_num(boxes)).tolist(), strict=True)):
         entry = (name, *box)
         marks[index] = entry in seen
         seen.add(entry)
@@ -312,15 +312,15 @@ def _images_without_boxes(indices: Sequence[int], total: int) -> list[Finding]:
     if not indices:
         return []
     many = len(indices) > MOST * total
-    words = f"{counted(len(indices), 'image')} of {total} without a box: they are used as negatives"
+    text = f"{counted(len(indices), 'image')} of {total} without a box: they are used as negatives"
     advice = "check whether all of them were annotated; leave out those that were not" if many else ""
-    return [Finding("images-without-boxes", "warning" if many else "note", words, advice, tuple((p,) for p in indices))]
+    return [Finding("images-without-boxes", "warning" if many else "note", text, advice, tuple((p,) for p in indices))]
 
 
 def _refusal_finding(problem: UserError) -> Finding:
-    words = str(problem).rstrip(".")
-    parts = _WITH_ADVICE.fullmatch(words)
-    text, advice = (parts[1], parts[2]) if parts else (words, "")
+    message = str(problem).rstrip(".")
+    parts = _WITH_ADVICE.fullmatch(message)
+    text, advice = (parts[1], parts[2]) if parts else (message, "")
     return Finding(BAD_BOXES, "misleads", text, advice)
 
 

@@ -135,7 +135,7 @@ def show(result: CheckResult, console: Console) -> None:
     print_result(result, console)
     if result.folder is not None:
         console.say(f"Results are in {result.folder}: check.html (open it in a browser), check.json")
-    elif any(one.groups for one in result.findings) or result.suspects:
+    elif any(finding.groups for finding in result.findings) or result.suspects:
         console.say("--output FOLDER writes a page with all of these images.")
 
 
@@ -169,11 +169,11 @@ def without_unreadable(
     if len(good) in (0, len(images)):
         return images, survey, list(opening)
     place = {old: new for new, old in enumerate(good.tolist())}
-    kept = [replace(one, groups=_renumber(one.groups, place)) for one in opening]
+    kept = [replace(finding, groups=_renumber(finding.groups, place)) for finding in opening]
     bad = sorted(survey.unreadable)
-    words = f"{counted(len(bad), 'image')} of {len(images)} cannot be read and {was(len(bad))} left out "
-    words += f"(the first: {survey.unreadable[bad[0]]})"
-    return images.select(good), survey.of(good), [*kept, Finding(UNREADABLE, "warning", words, "repair or remove them")]
+    text = f"{counted(len(bad), 'image')} of {len(images)} cannot be read and {was(len(bad))} left out "
+    text += f"(the first: {survey.unreadable[bad[0]]})"
+    return images.select(good), survey.of(good), [*kept, Finding(UNREADABLE, "warning", text, "repair or remove them")]
 
 
 def _renumber(groups: tuple[tuple[int, ...], ...], place: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
@@ -183,7 +183,7 @@ def _renumber(groups: tuple[tuple[int, ...], ...], place: Mapping[int, int]) -> 
 
 def _verb(opening: Sequence[Finding]) -> str:
     """Return the verb that trains on a set, from the findings of opening it."""
-    names = {one.name for one in opening}
+    names = {finding.name for finding in opening}
     if names & {MASKS, BAD_MASKS}:
         return "segment"
     return "detect" if names & {BOXES, BAD_BOXES} else "train"
@@ -327,7 +327,7 @@ def _confirm_pairs(
     cosines = [
         (unit[some[:, 0]] * unit[some[:, 1]]).sum(1) for some in torch.from_numpy(rows.reshape(-1, 2)).split(_AT_ONCE)
     ]
-    return [replace(pair, features=one) for pair, one in zip(pairs, torch.cat(cosines).tolist(), strict=True)]
+    return [replace(pair, features=cosine) for pair, cosine in zip(pairs, torch.cat(cosines).tolist(), strict=True)]
 
 
 def _find_label_errors(

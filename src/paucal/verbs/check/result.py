@@ -70,8 +70,10 @@ class CheckResult:
         return {
             "misleads": self.misleads,
             **self.facts,
-            "findings": [one.to_dict(images.keys) for one in self.findings],
-            "suspected_labels": None if self.suspects is None else [one.to_dict(images) for one in self.suspects],
+            "findings": [finding.to_dict(images.keys) for finding in self.findings],
+            "suspected_labels": None
+            if self.suspects is None
+            else [suspect.to_dict(images) for suspect in self.suspects],
             "judged_by": self.judged_by,
         }
 
@@ -132,8 +134,8 @@ def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [("channels", kinds)] if kinds else []
     for name in ("brightness", "contrast"):
         if spread := facts[name]:
-            words = f"{spread['mean']:.2f} on average, from {spread['low']:.2f} to {spread['high']:.2f} (of 1)"
-            rows.append((name, words))
+            text = f"{spread['mean']:.2f} on average, from {spread['low']:.2f} to {spread['high']:.2f} (of 1)"
+            rows.append((name, text))
     return rows
 
 
@@ -151,10 +153,11 @@ def _tell_suspects(result: CheckResult, console: Console) -> None:
         return
     console.say(f"labels judged by {result.judged_by}")
     console.say(f"{counted(len(result.suspects), 'label')} probably wrong, the most suspect first:")
-    for one in result.suspects[:MOST_LISTED]:
+    for suspect in result.suspects[:MOST_LISTED]:
+        key = result.checked.images.keys[suspect.position]
         console.say(
-            f"            {result.checked.images.keys[one.position]}: '{one.given}' ({percent(one.confidence)}), "
-            f"rather '{one.suggested}' ({percent(one.suggested_confidence)})"
+            f"            {key}: '{suspect.given}' ({percent(suspect.confidence)}), "
+            f"rather '{suspect.suggested}' ({percent(suspect.suggested_confidence)})"
         )
     if len(result.suspects) > MOST_LISTED:
         console.say(f"            and {len(result.suspects) - MOST_LISTED} more (--output FOLDER shows all of them)")
@@ -226,7 +229,7 @@ def write_check(folder: Path, result: CheckResult, seed: int) -> None:
 def _figures(result: CheckResult) -> list[tuple[str, str]]:
     facts = result.facts
     figures = [(f"{facts['images']:,}", "images"), (str(facts["classes"]), "classes")]
-    levels = [one.level for one in result.findings]
+    levels = [finding.level for finding in result.findings]
     figures.append((str(levels.count("misleads")), "findings that mislead"))
     figures.append((str(levels.count("warning")), "warnings" if levels.count("warning") != 1 else "warning"))
     if result.suspects is not None:

@@ -124,7 +124,7 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
         content = _classes(settings, path, progress)
         kind, seen = ("train" if "train" in kinds else None), {"train": f"classes of {len(content.items)} images"}
     if kind is None:
-        nouns = " or ".join(one.noun for one in KINDS if one.verb in kinds)
+        nouns = " or ".join(kind.noun for kind in KINDS if kind.verb in kinds)
         says = f"{settings.data} has {' and '.join(seen.values())}"
         raise UserError(f"{says}, but --to {settings.to} takes {nouns}: choose another --to.")
     read = {"detect": _boxes, "segment": _masks, "train": _classes}[kind]

@@ -204,7 +204,7 @@ def _draw(item: Item, names: Sequence[str]) -> NDArray[np.uint8]:
             )
         number = IGNORED if thing.crowd else names.index(thing.name)
         drawn.append((number, mask_of(item, thing)))
-    for number, pixels in sorted(drawn, key=lambda one: -int(one[1].sum())):
+    for number, pixels in sorted(drawn, key=lambda entry: -int(entry[1].sum())):
         mask[pixels] = number
     return mask
 

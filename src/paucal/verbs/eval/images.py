@@ -84,9 +84,9 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
     if (parts := own_parts(history, identities)) is not None:
         chosen = ChosenImages(np.flatnonzero(parts == (part or TEST)))
         counts = ", ".join(f"{int((parts == name).sum())} {name}" for name in dict.fromkeys(("train", "val", TEST)))
-        words = f"{target} has only images of {run.path} ({counts})"
-        chosen = _require_some(chosen, f"{words}: name another part with --part to use these, or give other images.")
-        return replace(chosen, notes=(f"{words}: evaluated on the {part or TEST} images",))
+        text = f"{target} has only images of {run.path} ({counts})"
+        chosen = _require_some(chosen, f"{text}: name another part with --part to use these, or give other images.")
+        return replace(chosen, notes=(f"{text}: evaluated on the {part or TEST} images",))
     pool = _declared_positions(images, part, target)
     seen = seen_with_labels(history, identities)
     return _require_some(

@@ -107,20 +107,20 @@ class Evaluation:
 
     def _scores(self) -> Iterator[tuple[str, tuple[str, str, str], str, Score]]:
         """Yield data set, (protocol, setting, name of the score), model and score."""
-        for one in self.classification:
-            for name, score in one.report.scores.items():
-                yield one.data, ("classification", "", name), self.model, score
-            if one.real is not None:
-                yield one.data, ("classification", "real labels", "top1"), self.model, one.real.top1
+        for evaluated in self.classification:
+            for name, score in evaluated.report.scores.items():
+                yield evaluated.data, ("classification", "", name), self.model, score
+            if evaluated.real is not None:
+                yield evaluated.data, ("classification", "real labels", "top1"), self.model, evaluated.real.top1
         for row in [row for row in self.frozen.rows if row.line.headline] if self.frozen else []:
             for model, score in row.scores.items():
                 yield row.data, (row.line.protocol, row.line.setting, row.line.score), model, score
         for protocol, sets in (("detection", self.detection), ("regression", self.regression)):
-            for data, scores in ((one.data, one.scores) for one in sets):
+            for data, scores in ((evaluated.data, evaluated.scores) for evaluated in sets):
                 yield from ((data, (protocol, "", name), self.model, score) for name, score in scores.items())
-        for one in self.segmentation:
-            yield one.data, ("segmentation", "", "mean_iou"), self.model, one.report.mean_iou
-            yield one.data, ("segmentation", "", "pixel_accuracy"), self.model, one.report.accuracy
+        for evaluated in self.segmentation:
+            yield evaluated.data, ("segmentation", "", "mean_iou"), self.model, evaluated.report.mean_iou
+            yield evaluated.data, ("segmentation", "", "pixel_accuracy"), self.model, evaluated.report.accuracy
 
 
 @shows_settings(EvalSettings)

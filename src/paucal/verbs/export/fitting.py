@@ -106,13 +106,13 @@ def best_within(
             measured = list(_measure_students(subject, formats, limits, settings, work, console))
             student = next((student for student, files in measured if _fit_easily(limits, files)), None)
             if student is None:
-                tried += [one for _, files in measured for one in files]
+                tried += [candidate for _, files in measured for candidate in files]
             else:
                 title, time = str(student), settings.time or TIME
                 console.say(f"{title} fits: it learns from the run's model and labels for {time}")
                 learned = teach(subject, student, time, work / STUDENT, console)
                 written = _write_files(learned, formats, settings, work / "files", console)
-                files = [replace(one, model=title) for one in written]
+                files = [replace(candidate, model=title) for candidate in written]
                 tried += files
                 kept = _keep_best(files, subject, limits, settings, console)
         else:
@@ -126,15 +126,19 @@ def _keep_best(
     files: Sequence[Candidate], subject: Subject, limits: Limits, settings: ExportSettings, console: Console
 ) -> tuple[Candidate, Comparison] | None:
     """Return the best file within the limits on test images too, with its comparison there; None without one."""
-    fitting = [one for one in files if limits.excess(_time_again(one, one.found, limits, settings, console)) <= 1]
-    for one in sorted(fitting, key=lambda one: one.quality, reverse=True):
-        found, what = _judge(one, subject, settings, console)
-        found = _time_again(one, found, limits, settings, console)
+    fitting = [
+        candidate
+        for candidate in files
+        if limits.excess(_time_again(candidate, candidate.found, limits, settings, console)) <= 1
+    ]
+    for candidate in sorted(fitting, key=lambda candidate: candidate.quality, reverse=True):
+        found, what = _judge(candidate, subject, settings, console)
+        found = _time_again(candidate, found, limits, settings, console)
         if limits.excess(found) <= 1:
             scores = _describe_scores(found, subject, what)
-            console.say(f"kept {one.title}, {describe(found)} on one thread; {scores}")
-            return one, found
-        console.say(f"note: {one.title} took {found.milliseconds[1]:.2g} ms when timed again, so it was not kept")
+            console.say(f"kept {candidate.title}, {describe(found)} on one thread; {scores}")
+            return candidate, found
+        console.say(f"note: {candidate.title} took {found.milliseconds[1]:.2g} ms when timed again, so it was not kept")
     return None
 
 
@@ -186,15 +190,17 @@ def _measure_students(
                 except UserError as problem:
                     console.note(str(problem))
                     continue
-                one = Candidate(student, form, int8, folder, found, str(choice))
-                files.append(replace(one, found=_time_again(one, found, _with_margin(limits), settings, console)))
+                candidate = Candidate(student, form, int8, folder, found, str(choice))
+                files.append(
+                    replace(candidate, found=_time_again(candidate, found, _with_margin(limits), settings, console))
+                )
         yield choice, files
         if files and _fit_easily(limits, files):
             return
-        if not files or (limits.size is not None and min(one.found.size for one in files) > limits.size):
+        if not files or (limits.size is not None and min(candidate.found.size for candidate in files) > limits.size):
             useless.add(name)
         else:
-            pace[name] = min(one.found.milliseconds[1] for one in files) / side**2
+            pace[name] = min(candidate.found.milliseconds[1] for candidate in files) / side**2
 
 
 def _with_margin(limits: Limits) -> Limits:
@@ -202,7 +208,7 @@ def _with_margin(limits: Limits) -> Limits:
 
 
 def _fit_easily(limits: Limits, files: Sequence[Candidate]) -> bool:
-    return any(_with_margin(limits).excess(one.found) <= 1 for one in files)
+    return any(_with_margin(limits).excess(candidate.found) <= 1 for candidate in files)
 
 
 def _list_files(subject: Subject, formats: Sequence[str], settings: ExportSettings) -> list[tuple[str, bool]]:
@@ -215,7 +221,7 @@ def _list_files(subject: Subject, formats: Sequence[str], settings: ExportSettin
 def _nothing_fits(tried: Sequence[Candidate], limits: Limits) -> str:
     if not tried:
         return f"no file agrees with this model, so none is within {limits}: use another --format."
-    closest = min(tried, key=lambda one: limits.excess(one.found))
+    closest = min(tried, key=lambda candidate: limits.excess(candidate.found))
     near = "" if limits.excess(closest.found) > 1 else ", too near to the limit since times differ"
     return (
         f"no file is within {limits}: the closest is {closest.title} with {describe(closest.found)}{near}, so nothing "
@@ -272,7 +278,10 @@ def _describe_scores(found: Comparison, subject: Subject, what: str) -> str:
     if found.accuracy is None or subject.unit != "images":
         return f"on {found.images} {what} {percent(found.agreement)} of its answers are the run's"
     before, after = (wilson_share(share, found.images) for share in found.accuracy)
-    shown = [f"{percent(one.value)} ({percent(one.ends[0])} to {percent(one.ends[1])})" for one in (after, before)]
+    shown = [
+        f"{percent(interval.value)} ({percent(interval.ends[0])} to {percent(interval.ends[1])})"
+        for interval in (after, before)
+    ]
     return f"on {found.images} {what} it is right for {shown[0]}, the run's model for {shown[1]}"
 
 

@@ -137,9 +137,9 @@ class DetectorModel(Model):
                 sizes.append(objects.size)
                 features.append(take())
                 advance(index + 1, len(images))
-        unsure = torch.tensor([doubt_of_objects(one) for one in found])
+        unsure = torch.tensor([doubt_of_objects(detections) for detections in found])
         stacked = torch.stack(features)
-        words = [self._describe(one) for one in found]
+        words = [self._describe(detections) for detections in found]
         return Answers(
             unsure, stacked, stacked[:0], None, words, [], lambda chosen: self._content(images, chosen, found, sizes)
         )

@@ -105,8 +105,8 @@ def _answer(
     take: Callable[[], Tensor] | None,
 ) -> Block:
     positions = range(first, first + len(read))
-    problems = [str(one) if isinstance(one, UnreadableImage) else None for one in read]
-    readable = [one for one in read if not isinstance(one, UnreadableImage)]
+    problems = [str(picture) if isinstance(picture, UnreadableImage) else None for picture in read]
+    readable = [picture for picture in read if not isinstance(picture, UnreadableImage)]
     shares, features = torch.empty(0, len(model.classes)), None
     if readable and model.classes:
         shares = model.probabilities(readable)

@@ -219,8 +219,8 @@ def _equals(value: Any, wanted: str) -> bool:
             return float(wanted) == value
         except ValueError:
             return False
-    words = " ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
-    return fnmatch.fnmatchcase(words.lower(), wanted.lower())
+    text = " ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
+    return fnmatch.fnmatchcase(text.lower(), wanted.lower())
 
 
 def _is_number(value: Any) -> bool:

@@ -101,8 +101,8 @@ def in_turns(choices: Sequence[Choice]) -> list[int]:
         >>> in_turns([Choice(n) for n in range(12)] + [Choice(20, is_random=True)])
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 20, 9, 10, 11]
     """
-    order = [one.index for one in choices if not one.is_random]
-    for number, place in enumerate([one.index for one in choices if one.is_random], 1):
+    order = [choice.index for choice in choices if not choice.is_random]
+    for number, place in enumerate([choice.index for choice in choices if choice.is_random], 1):
         order.insert(TURN * number - 1, place)
     return order
 

@@ -76,7 +76,7 @@ def remove_weights(name: str) -> int:
     card = find_added(name)
     if card is None:
         names = [other.name for other in list_added()]
-        package = next((one.package for one in table.TRAINED if one.name == name and one.package), None)
+        package = next((trained.package for trained in table.TRAINED if trained.name == name and trained.package), None)
         if package is not None and package.path() is not None:
             raise UserError(f"{name} is in a package: remove it with pip uninstall {package.distribution}.")
         raise UserError(
@@ -136,7 +136,7 @@ def _checked_name(name: str, settings: WeightsSettings) -> CheckedWeights:
         raise UserError(f"--{flag} is for weights in a file, but {name!r} is a name of weights: leave it out.")
     licence = checked_licence(name, licence_of(name) or "not stated")
     own, text = added(name), _licence_text(settings)
-    known = next((one.source for one in table.TRAINED if one.name == name), "as timm publishes them")
+    known = next((trained.source for trained in table.TRAINED if trained.name == name), "as timm publishes them")
     weights = read_timm(name, init=False)
     source = known if own is None else own.source
     text = text or ("" if own is None else own.licence_text)

@@ -43,7 +43,9 @@ def list_weights() -> list[ListedWeights]:
         ['tf_efficientnet_lite0.in1k', 'tf_efficientnet_lite1.in1k', 'tf_efficientnet_lite2.in1k']
     """
     own, cached = {card.name: card for card in list_added()}, _in_hub_cache()
-    rows = [_of_table(one, own.pop(one.name, None), cached.pop(one.name, None)) for one in table.TRAINED]
+    rows = [
+        _of_table(trained, own.pop(trained.name, None), cached.pop(trained.name, None)) for trained in table.TRAINED
+    ]
     rows += [
         ListedWeights(card.name, "added", card.size, card.licence, _use("cpu", card.licence), card.source)
         for card in own.values()
@@ -52,14 +54,14 @@ def list_weights() -> list[ListedWeights]:
     return rows + [ListedWeights(name, "cache", size, "see timm", named, "") for name, size in cached.items()]
 
 
-def _of_table(one: Trained, own: AddedWeights | None, cached: int | None) -> ListedWeights:
-    use = _use(one.device, one.licence)
+def _of_table(trained: Trained, own: AddedWeights | None, cached: int | None) -> ListedWeights:
+    use = _use(trained.device, trained.licence)
     if own is not None:
-        return ListedWeights(one.name, "added", own.size, own.licence, use, own.source)
-    if one.package is not None and one.package.path() is not None:
-        return ListedWeights(one.name, "package", one.package.size, one.licence, use, one.source)
+        return ListedWeights(trained.name, "added", own.size, own.licence, use, own.source)
+    if trained.package is not None and trained.package.path() is not None:
+        return ListedWeights(trained.name, "package", trained.package.size, trained.licence, use, trained.source)
     place = "" if cached is None else "cache"
-    return ListedWeights(one.name, place, cached or one.megabytes * 10**6, one.licence, use, one.source)
+    return ListedWeights(trained.name, place, cached or trained.megabytes * 10**6, trained.licence, use, trained.source)
 
 
 def _use(device: str, licence: str) -> str:

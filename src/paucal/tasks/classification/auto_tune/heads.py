@@ -94,7 +94,7 @@ def fit_mixture(
     """
     standard = standardise(features)
     fitted = [(share, heads[name](standard.coordinates, labels, n_classes)) for name, share in mixture.items()]
-    weight = sum((share * one.weight for share, one in fitted), start=0.0 * fitted[0][1].weight)
-    bias = sum((share * one.bias for share, one in fitted), start=0.0 * weight[:, 0])
+    weight = sum((share * head.weight for share, head in fitted), start=0.0 * fitted[0][1].weight)
+    bias = sum((share * head.bias for share, head in fitted), start=0.0 * weight[:, 0])
     weight, bias = standard.carry_back(weight, bias.clamp(min=ABSENT))
     return weight.float(), bias.float()

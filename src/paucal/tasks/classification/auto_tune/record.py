@@ -67,7 +67,7 @@ class TuneRecord:
     @property
     def floor(self) -> float | None:
         """Score that a tuned model must exceed: the best of the probe and the first model, on the same images."""
-        return max((one.score for one in (self.probe, self.first_model) if one is not None), default=None)
+        return max((step.score for step in (self.probe, self.first_model) if step is not None), default=None)
 
     def write(self, run: RunFolder) -> "TuneRecord":
         """Store the record in the run folder and return it."""

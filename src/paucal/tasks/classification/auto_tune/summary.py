@@ -18,20 +18,20 @@ def step_rows(
         return []
     probe, images = record.probe, record.probe.details.get("images", 0)
     rows = [
-        _row(f"candidate {one.name}, by cross-validation on some training images", one.score, one.seconds)
-        for one in record.race
+        _row(f"candidate {step.name}, by cross-validation on some training images", step.score, step.seconds)
+        for step in record.race
     ]
-    words = f"probe: linear head on frozen features of {images} images, {_size(probe.details.get('img_size'))} pixels"
+    text = f"probe: linear head on frozen features of {images} images, {_size(probe.details.get('img_size'))} pixels"
     if "head" in probe.details:  # missing in earlier runs
-        words += f", {probe.details['head']}"
+        text += f", {probe.details['head']}"
     stays = not outcome.best and not finish.epochs
-    rows.append(_row(words, probe.score, probe.seconds, kept=stays and record.first_model is probe))
+    rows.append(_row(text, probe.score, probe.seconds, kept=stays and record.first_model is probe))
     if (more := record.unlabelled) is not None:
         tried = f"the same with {more.details['images']} images without labels"
         kept = record.first_model is more
         outcome_words = f", {more.details['head']}, preferred by cross-validation" if kept else ": not kept"
         rows.append(_row(tried + outcome_words, more.score if kept else None, more.seconds, kept=stays and kept))
-    rows += [_row(f"trial: {one.name}", one.score, one.seconds) for one in record.trials]
+    rows += [_row(f"trial: {step.name}", step.score, step.seconds) for step in record.trials]
     if outcome.rows:
         scores = [row[measure.column] for row in outcome.rows if measure.column in row]
         name = "tuned: the best epoch" if scores else "tuned: the last epoch"

@@ -182,7 +182,9 @@ def _trial_of(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> Tun
     _prepare_head(state, cost.side)  # only here, since a head needs the features of all images
     trial_setup = state.reassemble(img_size=cost.side, epochs=1, freeze_epochs=0, **preset.settings)
     # If an earlier trial was cut short, this one is shortened in proportion.
-    shares = [one.details["steps"] / one.details.get(PLANNED, one.details["steps"]) for one in state.record.trials]
+    shares = [
+        trial.details["steps"] / trial.details.get(PLANNED, trial.details["steps"]) for trial in state.record.trials
+    ]
     steps = max(1, int(cost.steps * min([1.0, *shares])))
     trial = run_trial(
         state.run, trial_setup, preset, steps, state.console, time_plan=_time_of_trial(state, cost, steps)

@@ -74,14 +74,14 @@ def learn_from_unlabelled(state: TuneState) -> None:
     score = _keep(state, first, race, images) if race.weight is not None else 0.0
     details["kept"] = race.weight is not None
     _conclude(state, TuneStep(NAME, score, time.monotonic() - start_time, details))
-    words = f"{counted(len(images), 'image')} without labels"
+    text = f"{counted(len(images), 'image')} without labels"
     lead = f"a lead of {race.lead:.3f} ± {race.error:.3f} in cross-validated Brier score"
     if race.weight is None:
-        state.console.say(f"{words} bring no significant gain ({lead}): the first model is kept")
+        state.console.say(f"{text} bring no significant gain ({lead}): the first model is kept")
         return
     held_out = "validation images" if len(state.setup.data.part("val")) else "held-out training images"
     shown = state.setup.data.primary_metric.format_score(score, held_out)
-    state.console.say(f"{words} are kept ({lead}): {shown}, {percent(first.score)} without them")
+    state.console.say(f"{text} are kept ({lead}): {shown}, {percent(first.score)} without them")
 
 
 def _conclude(state: TuneState, step: TuneStep) -> None:

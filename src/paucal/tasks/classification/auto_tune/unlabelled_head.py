@@ -174,7 +174,7 @@ def race_unlabelled(
         name: HeldOut(rows[judged], values[:, judged] / temperatures[name], truth[judged], folds)
         for name, values in logits.items()
     }
-    scores = {name: brier_scores(one.logits, one.labels) for name, one in held_out.items()}
+    scores = {name: brier_scores(part.logits, part.labels) for name, part in held_out.items()}
     means = {name: float(values.mean()) for name, values in scores.items()}
     leads = scores[ALONE] - scores[min((GAUSSIAN, BOTH), key=lambda name: means[name])]
     lead, error = float(leads.mean()), float(leads.std()) / math.sqrt(len(leads))
