@@ -47,7 +47,7 @@ def test_tags__of_more_than_imagenet_1k_are_never_taken():
         tag = imagenet_alone(name, "x").partition(".")[2] or timm.get_pretrained_cfg(name).tag
         assert tag.endswith("in1k")
         assert not {"ft", "in21k", "in22k", "in12k", "ig1b"} & set(tag.split("_"))
-    with pytest.raises(UserError, match=r"timm has none of vit_large_patch16_224: choose another --model, name other"):
+    with pytest.raises(UserError, match=r"timm has none for vit_large_patch16_224: choose another --model, name other"):
         imagenet_alone("vit_large_patch16_224", "drloc-finetune")
 
 

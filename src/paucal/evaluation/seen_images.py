@@ -84,7 +84,7 @@ class LearnedImages:
 
     @cached_property
     def by_digest(self) -> dict[str, str]:
-        """Split by stored digest; for equal images in several splits, the split that was trained on."""
+        """Split by stored digest. If equal images are in several splits, it is the one that was trained on."""
         ranked = sorted((self.rows or {}).values(), key=lambda row: -PARTS.index(row.part))
         return {row.digest: row.part for row in ranked if row.digest}
 

@@ -132,11 +132,11 @@ def drloc_loss(
     return _reduce((rows, columns), pairs, (height, width), reading)
 
 
-def draw_pairs(batch: int, n_pairs: int | None, height: int, width: int, *, generator: torch.Generator) -> Tensor:
+def draw_pairs(batch_size: int, n_pairs: int | None, height: int, width: int, *, generator: torch.Generator) -> Tensor:
     """Draw `n_pairs` random pairs per image or, for None, pair all cells with a permutation of themselves."""
     if n_pairs is None:
-        return permuted_pairs(batch, height, width, generator=generator)
-    return sample_pairs(batch, n_pairs, height, width, generator=generator)
+        return permuted_pairs(batch_size, height, width, generator=generator)
+    return sample_pairs(batch_size, n_pairs, height, width, generator=generator)
 
 
 def offset_l1(prediction: Tensor, target: Tensor, *, coordinates: Literal["mean", "sum"] = "mean") -> Tensor:

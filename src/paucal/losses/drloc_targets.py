@@ -19,14 +19,14 @@ Scale = Literal["side", "side_minus_1", "none"]
 ClassSet = Literal["signed", "paper", "absolute"]
 
 
-def sample_pairs(batch: int, n_pairs: int, height: int, width: int, *, generator: torch.Generator) -> Tensor:
+def sample_pairs(batch_size: int, n_pairs: int, height: int, width: int, *, generator: torch.Generator) -> Tensor:
     """Draw ordered pairs of cells uniformly and with replacement, separately for each image.
 
     Both cells of a pair may be the same, as in the paper. The pairs are drawn on the device of the generator, so
     that nothing is copied between devices in a training step; the authors' code draws on the CPU.
 
     Args:
-        batch: Number of images B.
+        batch_size: Number of images B.
         n_pairs: Pairs per image m.
         height: Rows of the grid.
         width: Columns of the grid.
@@ -43,11 +43,11 @@ def sample_pairs(batch: int, n_pairs: int, height: int, width: int, *, generator
     _check_grid(height, width)
     if n_pairs < 1:
         raise ValueError(f"n_pairs must be at least 1, got {n_pairs}")
-    shape = (batch, n_pairs, 2)
+    shape = (batch_size, n_pairs, 2)
     return _cells(torch.randint(height * width, shape, generator=generator, device=generator.device), width)
 
 
-def permuted_pairs(batch: int, height: int, width: int, *, generator: torch.Generator) -> Tensor:
+def permuted_pairs(batch_size: int, height: int, width: int, *, generator: torch.Generator) -> Tensor:
     """Pair every cell of an image with a cell of a random permutation, H*W pairs per image.
 
     This is the alternative to random pairs that the authors' code contains but never uses. Every cell is exactly once
@@ -57,7 +57,7 @@ def permuted_pairs(batch: int, height: int, width: int, *, generator: torch.Gene
         (B, H*W, 2, 2) int64, the first cells in row-major order.
     """
     _check_grid(height, width)
-    noise = torch.rand(batch, height * width, generator=generator, device=generator.device)
+    noise = torch.rand(batch_size, height * width, generator=generator, device=generator.device)
     second = noise.argsort(dim=1)
     first = torch.arange(height * width, device=generator.device).expand_as(second)
     return _cells(torch.stack((first, second), dim=-1), width)

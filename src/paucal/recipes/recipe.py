@@ -64,12 +64,12 @@ class Recipe:
                 return replace(self, settings={**self.settings, **variant.settings}, lr_per_512=rate)
         return self
 
-    def rate(self, name: str, batch: int) -> tuple[float, str] | None:
+    def rate(self, name: str, batch_size: int) -> tuple[float, str] | None:
         """Return the learning rate for a number of images per step, and why; None where the recipe has none."""
         if self.lr_per_512 is None:
             return None
-        reason = f"recipe {name}: {self.lr_per_512:g} for 512 images in a step, here {batch}"
-        return self.lr_per_512 * batch / 512, reason
+        reason = f"recipe {name}: {self.lr_per_512:g} for 512 images in a step, here {batch_size}"
+        return self.lr_per_512 * batch_size / 512, reason
 
 
 def find_recipe(recipes: Mapping[str, Recipe], name: str) -> Recipe:
@@ -82,11 +82,11 @@ def find_recipe(recipes: Mapping[str, Recipe], name: str) -> Recipe:
 
 
 def recipe_rate(
-    recipes: Mapping[str, Recipe], name: str | None, model: str | None, batch: int
+    recipes: Mapping[str, Recipe], name: str | None, model: str | None, batch_size: int
 ) -> tuple[float, str] | None:
     """Return the learning rate that a recipe has for a model and a number of images per step, and why."""
     recipe = recipes.get(name or "")
-    return None if recipe is None else recipe.of_model(model).rate(name or "", batch)
+    return None if recipe is None else recipe.of_model(model).rate(name or "", batch_size)
 
 
 def require_start(recipes: Mapping[str, Recipe], name: str | None, init: str | None) -> None:

@@ -33,7 +33,7 @@ def imagenet_alone(model: str, recipe: str) -> str:
         return model
     if not alone:
         raise UserError(
-            f"--recipe {recipe} starts from weights of ImageNet-1k alone, and timm has none of {model}: choose another "
+            f"--recipe {recipe} needs weights trained on ImageNet-1k alone; timm has none for {model}: choose another "
             f"--model, name other weights, as --model {model}.{default or published[0]} does, or give --init."
         )
     return f"{model}.{TORCHVISION if TORCHVISION in alone else alone[0]}"

@@ -24,7 +24,7 @@ MAX_TEXT = 500
 
 @dataclass(frozen=True)
 class FrozenLine:
-    """One line of the table, as text: the name of the score, every model's value, and the gains of the first model."""
+    """One row of the table, as text: the name of the score, every model's value, and the gains of the first model."""
 
     title: str
     scores: Sequence[str]
@@ -38,7 +38,7 @@ class FrozenFeatures:
     Attributes:
         data: Sentence for each data set.
         models: Names of the models, starting with the run's model.
-        lines: Lines of the table.
+        lines: Rows of the table.
         remarks: Sentences on chosen values, wins and losses.
         warnings: Sentences on test images that a model has seen before.
         level: Level of the intervals.

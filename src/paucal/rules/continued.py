@@ -23,10 +23,10 @@ def goes_on(facts: DataAndMachine) -> bool:
     return facts.start is not None and not facts.start.undertrained
 
 
-def continued_rate(batch: int) -> Choice:
+def continued_rate(batch_size: int) -> Choice:
     """Return DIET-CP's rate, by the square root of the batch."""
-    rate = round(RATE * math.sqrt(batch / BATCH), 8)
-    return rate, f"pretrained weights: DIET-CP's {RATE:g} at batch {BATCH}, times sqrt({batch}/{BATCH})"
+    rate = round(RATE * math.sqrt(batch_size / BATCH), 8)
+    return rate, f"pretrained weights: DIET-CP's {RATE:g} at batch {BATCH}, times sqrt({batch_size}/{BATCH})"
 
 
 def epochs(facts: DataAndMachine, device: str | None) -> Choice:

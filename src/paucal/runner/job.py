@@ -64,7 +64,7 @@ class _Values(Protocol):
 
 
 @dataclass(frozen=True)
-class JudgedRun(FinishedRun):
+class EvaluatedRun(FinishedRun):
     """A finished run with a report on its test images.
 
     Attributes:
@@ -168,7 +168,7 @@ class Watcher(Generic[A]):
         return False
 
     def advance_stage(self) -> None:
-        """Change the stored settings or state before the run continues; for the first process."""
+        """Change the stored settings or state before the run continues; called on the first process only."""
 
     def stop_message(self) -> list[str]:
         """Return the lines to print when the run stays stopped."""

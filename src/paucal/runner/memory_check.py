@@ -38,9 +38,9 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
         views: Pixels of all views of an image, as a multiple of the backbone's image size.
     """
     check_step(settings.effective_batch)
-    batch = 1 if settings.batch_size == "auto" else settings.images_per_pass
+    batch_size = 1 if settings.batch_size == "auto" else settings.images_per_pass
     pixels = spec.image_size[0] * spec.image_size[1]
-    if batch * pixels * views <= USUAL and not spec.arguments:
+    if batch_size * pixels * views <= USUAL and not spec.arguments:
         return []
     cost = cost_of(spec)
     if cost is None:
@@ -50,11 +50,11 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
     weights, image = copies * BYTES * cost.parameters, round(views * cost.kept / half)
     local = 1 if settings.device == "cuda" else settings.devices
     room = _memory(settings) // local
-    needed = weights + batch * image
+    needed = weights + batch_size * image
     if needed <= room // 2:
         return []
     height, width = spec.image_size
-    step = f"a step of {counted(batch, 'image')} of {height}x{width} pixels"
+    step = f"a step of {counted(batch_size, 'image')} of {height}x{width} pixels"
     text = f"{step} needs at least {needed / GIB:.3g} GiB of memory with {spec.name}"
     there = f"{room / GIB:.3g} GiB{' for each process' if local > 1 else ''}"
     if needed <= room:
@@ -78,14 +78,14 @@ def explain_memory_errors() -> Iterator[None]:
         ) from problem
 
 
-def check_batch_memory(batch: int, image_size: Size) -> None:
+def check_batch_memory(batch_size: int, image_size: Size) -> None:
     """Refuse an evaluation batch that cannot fit in the memory."""
     height, width = image_size
     image_bytes = CHANNELS * height * width * BYTES
     free = available_memory()
-    if batch * image_bytes > free:
+    if batch_size * image_bytes > free:
         raise UserError(
-            f"--batch-size {batch} takes {batch * image_bytes / GIB:.3g} GiB for images of {height}x{width} "
+            f"--batch-size {batch_size} takes {batch_size * image_bytes / GIB:.3g} GiB for images of {height}x{width} "
             f"pixels alone, but only {free / GIB:.3g} GiB are free: give "
             f"{max(1, free // (4 * image_bytes))} or less."
         )

@@ -111,7 +111,7 @@ def _select(parts: Sequence[T], every: Sequence[Part], names: Sequence[str] | No
             raise UserError(f"{flag}: {message}")
     selected = [part for part in parts if part.name in names]
     if not selected:
-        raise UserError(f"{flag}: {study.name} runs none of {', '.join(names)} at this scale: choose others.")
+        raise UserError(f"{flag}: {study.name} does not run {', '.join(names)} at this scale: choose others.")
     return selected
 
 

@@ -110,9 +110,9 @@ def fit(
     average = None
     if optimization.average_decay:
         average = MovingAverage(objective.deployable(), optimization.average_decay)
-    judged = objective.deployable if average is None else lambda: average.module
+    get_model = objective.deployable if average is None else lambda: average.module
     cut = plan.hardware.strategy == "fsdp"
-    evaluated = WholeCopy(judged).filled if cut else lambda: _alike(judged())
+    evaluated = WholeCopy(get_model).filled if cut else lambda: _alike(get_model())
     health = FiniteWatch()
     clock = None if plan.time is None else RunClock(plan, records.on_change)
     keeper = RunKeeper(records, evaluated, stop, health, clock, plan.changes)

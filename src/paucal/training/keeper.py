@@ -141,8 +141,8 @@ class RunKeeper(Callback):
                 self.records.run.metrics.unlink(missing_ok=True)
         if self.step == 0 and self.records.on_start is not None and self.records.watch is not None:
             # The validation images are divided among the processes, which have joined only now.
-            with self.evaluated() as judged:
-                scores = self.records.watch.validate(judged, pl_module.device)
+            with self.evaluated() as model:
+                scores = self.records.watch.validate(model, pl_module.device)
             if trainer.is_global_zero:
                 self.records.on_start(scores)
         if self.clock is not None:
@@ -159,8 +159,8 @@ class RunKeeper(Callback):
         finished = self.step >= plan.last_step
         evaluates = self.step % plan.steps_per_epoch == 0 or finished
         if evaluates:
-            with self.evaluated() as judged:
-                self._finish_epoch(trainer, pl_module, judged)
+            with self.evaluated() as model:
+                self._finish_epoch(trainer, pl_module, model)
         stopping = self.stop.requested(trainer) or self._asked_to_stop
         # Save a checkpoint after a correction: resuming from an older one would repeat the correction differently.
         if stopping or finished or changed or self.health.hopeless or self._save_is_due(trainer, plan):
@@ -177,19 +177,19 @@ class RunKeeper(Callback):
         waited = time.monotonic() - self._last_save > plan.save_seconds
         return self.step % plan.steps_per_epoch == 0 and trainer.strategy.broadcast(waited)
 
-    def _finish_epoch(self, trainer: Trainer, module: TrainingModule, judged: nn.Module) -> None:
+    def _finish_epoch(self, trainer: Trainer, module: TrainingModule, model: nn.Module) -> None:
         row: dict[str, float] = {"epoch": round(self.step / module.plan.steps_per_epoch, 2), "step": self.step}
         row |= module.meters.read()
         module.meters.reset()
         if self.records.watch is not None:
-            row |= self.records.watch.validate(judged, module.device)
+            row |= self.records.watch.validate(model, module.device)
         self._tick()
         row["seconds"] = self.seconds
         self.rows.append(row)
         if trainer.is_global_zero:
             self.records.run.write_rows(self.rows)
             if (kept := self.records.kept) is not None:
-                kept.after_epoch(self.rows, judged)
+                kept.after_epoch(self.rows, model)
         asked = False
         if self.records.on_epoch is not None and trainer.is_global_zero:
             # The last epoch may be incomplete.
@@ -201,7 +201,7 @@ class RunKeeper(Callback):
         if self._improves(row):
             self.best = row
             if trainer.is_global_zero:
-                self.records.save_model(judged)
+                self.records.save_model(model)
             if self._selects:  # otherwise the newest state counts as the best
                 # Saved after the model, since this file proves to a resumed run that the model exists.
                 trainer.save_checkpoint(self.records.run.best, weights_only=False)

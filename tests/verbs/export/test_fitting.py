@@ -61,8 +61,8 @@ def test_file_of_8_bits__is_kept_where_the_other_is_too_large(run, tmp_path):
     assert stored["limits"] == {"size": size["model.onnx"] - 1, "milliseconds": 10_000.0}
     assert comparison.accuracy is not None
     own, small = comparison.accuracy
-    assert f"right for {100 * small:.1f} % (" in found.said[-2]
-    assert f"the run's model for {100 * own:.1f} % (" in found.said[-2]
+    assert f"test images: {100 * small:.1f} % (" in found.said[-2]
+    assert f"the run's model: {100 * own:.1f} % (" in found.said[-2]
     report = (run / "report.html").read_text()
     assert f">{100 * small:.1f} %, " in report  # with its interval
     found = export(run, tmp_path / "large", max_size="1GB")

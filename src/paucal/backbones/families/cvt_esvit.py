@@ -197,8 +197,8 @@ class WindowAttention(nn.Module):
         x = to_tokens(self.conv_proj(as_map(x, grid))).unflatten(1, grid)
         return functional.pad(x, fill) if any(beyond) else x
 
-    def _bias(self, window: Grid, hidden: Tensor | None, batch: int) -> Tensor | None:
-        hidden = None if hidden is None else hidden.repeat(batch, 1, 1, 1)
+    def _bias(self, window: Grid, hidden: Tensor | None, batch_size: int) -> Tensor | None:
+        hidden = None if hidden is None else hidden.repeat(batch_size, 1, 1, 1)
         table = self.relative_position_bias_table
         if table is None:
             return hidden

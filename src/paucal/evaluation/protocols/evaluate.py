@@ -54,14 +54,14 @@ Rows = tuple[Tensor, Tensor]  # features and labels
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table, the same for every model.
+    """What a row of the table reports: protocol, setting and score.
 
     Attributes:
         protocol: Protocol of the score.
         setting: Setting of the protocol, such as "k = 20".
         score: Name of the score.
         unit: "%" for shares, "px" for distances, where less is better.
-        headline: Whether the line is printed; all lines are stored.
+        headline: Whether the row is printed; all rows are stored.
     """
 
     protocol: Protocol
@@ -76,7 +76,7 @@ class Outcome:
     """A model's score in a row of the table.
 
     Attributes:
-        line: Line of the table.
+        line: Protocol, setting and score.
         measure: Score as a function of weights of the test images.
         n_images: Number of test images.
         note: Hyperparameter chosen on validation images, or the spread over repeats.

@@ -36,7 +36,7 @@ MOST_LINES = 60
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table with its scores.
+    """A row of the table.
 
     Attributes:
         data: Name of the data set.
@@ -107,7 +107,7 @@ def _line(content: Mapping[str, Any]) -> Line:
 
 
 def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Bootstrap) -> list[Row]:
-    """Return the lines of a data set.
+    """Return the rows of a data set.
 
     Args:
         data: Name of the data set.
@@ -144,7 +144,7 @@ def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Boo
 
 
 def tally(rows: Sequence[Row], other: str) -> dict[str, int]:
-    """Count wins, ties and losses against another model over the printed lines, and how many of them are clear.
+    """Count wins, ties and losses against another model over the printed rows, and how many of them are clear.
 
     A data set counts once for each protocol and setting, as in papers: top-5 accuracy does not count again.
     """
@@ -159,7 +159,7 @@ def tally(rows: Sequence[Row], other: str) -> dict[str, int]:
 
 
 def averages(rows: Sequence[Row], protocol: str) -> dict[str, float]:
-    """Return each model's unweighted mean over data sets of a protocol's first printed score (Table 10, last line)."""
+    """Return each model's unweighted mean over data sets of a protocol's first printed score (Table 10, last row)."""
     firsts: dict[str, Row] = {}
     for row in rows:
         if row.line.protocol == protocol and row.line.headline:
@@ -191,7 +191,7 @@ def format_score(score: Score, unit: str, sign: bool = False) -> str:
 
 
 def protocol_table(rows: Sequence[Row], level: float) -> Table:
-    """Return the printed lines as a table: a column per model, and the first model's gain over each of the others."""
+    """Return the printed rows as a table: a column per model, and the first model's gain over each of the others."""
     sets = list(dict.fromkeys(row.data for row in rows))
     several = len(sets) > 1  # a single name does not need a column
     what = "" if several else f" of {escape(''.join(sets))}"
@@ -260,7 +260,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 
 def store_table(folder: Path, rows: Sequence[Row], about: Mapping[str, Any]) -> None:
-    """Write `table.csv` and `results.json`, with all lines at full precision."""
+    """Write `table.csv` and `results.json`, with all rows at full precision."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CSV_NAME, _as_csv(rows))
     names = list(rows[0].scores) if rows else []
@@ -285,14 +285,14 @@ def _as_csv(rows: Sequence[Row]) -> str:
 
 
 def shown_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the lines that the picture can show: the first 60 printed lines whose scores are shares."""
+    """Return the rows that the picture can show: the first 60 printed rows whose scores are shares."""
     return [row for row in rows if row.line.headline and row.line.unit == "%"][:MOST_LINES]
 
 
 def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
-    """Draw the share of each printed line for all models with its interval, the first model at the top."""
+    """Draw the share of each printed row for all models with its interval, the first model at the top."""
     names = list(rows[0].scores)
-    room = max(0.42, 0.14 * len(names))  # inches per line
+    room = max(0.42, 0.14 * len(names))  # inches per row
     figure = Figure(figsize=(5.4, 1.5 + room * max(len(rows), 2)), layout="constrained")
     axes = figure.subplots()
     sets = len({row.data for row in rows})

@@ -157,18 +157,18 @@ def place(name: str, weights: Tensor, call: Call, images: Tensor) -> AttentionMa
     return None if places is None else AttentionMap(name, as_groups(weights, call.layer, len(images)), *places)
 
 
-def as_groups(weights: Tensor, layer: nn.Module, batch: int) -> Tensor:
+def as_groups(weights: Tensor, layer: nn.Module, batch_size: int) -> Tensor:
     """Reshape the attention weights of a layer, or their gradients, to (B, groups, heads, queries, keys).
 
     Args:
         weights: As the layer computes them: (B, heads, Q, K), or (B * windows, heads, Q, K), or with the windows in a
             dimension of their own, or (B * windows * heads, Q, K).
         layer: Module that computed the weights.
-        batch: B.
+        batch_size: B.
     """
     if weights.ndim == 5:
         return weights.transpose(1, 2) if layout_of(layer).groups_last else weights
-    return _with_heads(weights, layer).unflatten(0, (batch, -1))
+    return _with_heads(weights, layer).unflatten(0, (batch_size, -1))
 
 
 def _with_heads(weights: Tensor, layer: nn.Module) -> Tensor:

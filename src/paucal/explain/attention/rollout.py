@@ -94,13 +94,13 @@ def _steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
     return steps
 
 
-def last_row(model: nn.Module, tokens: Tokens, batch: int, like: Tensor) -> Flow:
+def last_row(model: nn.Module, tokens: Tokens, batch_size: int, like: Tensor) -> Flow:
     """Return the weights with which the classifier reads the last tokens: the class token's, or equal ones; sum 1.
 
     A distilled model reads two tokens.
     """
     count = len(tokens)
-    values = like.new_zeros(batch, count)
+    values = like.new_zeros(batch_size, count)
     if tokens.prefix and getattr(model, "global_pool", "token") in ("token", "", None):
         read = 2 if "distillation" in tokens.prefix else 1
         values[:, :read] = 1 / read

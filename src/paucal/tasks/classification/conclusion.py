@@ -23,7 +23,7 @@ from paucal.report.page import write_report
 from paucal.runner.console import Console
 from paucal.runner.frames import read_table, to_pandas
 from paucal.runner.images import eval_loader
-from paucal.runner.job import JudgedRun
+from paucal.runner.job import EvaluatedRun
 from paucal.runner.processes import wait_for_all
 from paucal.runner.time_budget import seconds_of
 from paucal.runs import RunFolder
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Result(JudgedRun):
+class Result(EvaluatedRun):
     """The result of a finished training run.
 
     Its `metrics` are "top1", "loss" and others; "map" for several labels.

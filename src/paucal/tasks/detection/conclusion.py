@@ -93,7 +93,7 @@ def conclude(run: RunFolder, setup: DetectionSetup, outcome: Outcome, console: C
     wait_for_all()  # the first process writes the model
     indices = [int(index) for index in setup.data.part("test")]
     detector, card, device = load_detector(run, setup.settings.device)
-    with console.progress("judging") as advance:
+    with console.progress("evaluating") as advance:
         loader = evaluation_loader(setup.images, setup.data.part("test"), card, setup.settings.workers)
         by_index = detect_all(detector, loader, device, lambda done: advance(done, len(indices)))
     detections = [by_index[index] for index in indices]

@@ -83,7 +83,7 @@ class StageWatch(Watcher[PretrainingSetup]):
         return [*self.rollbacks, *self.watcher.history()]
 
     def advance_stage(self) -> None:
-        """Roll back, or start the next stage; for the first process."""
+        """Roll back, or start the next stage; called on the first process only."""
         if self._can_roll_back():
             self._roll_back()
         else:

@@ -19,7 +19,7 @@ from paucal.report.regression import write_regression_report
 from paucal.runner.console import Console
 from paucal.runner.frames import read_table, to_pandas
 from paucal.runner.images import eval_loader
-from paucal.runner.job import JudgedRun
+from paucal.runner.job import EvaluatedRun
 from paucal.runs import RunFolder
 from paucal.tasks.regression.evaluation import evaluate_numbers, format_number, report_table, write_scores
 from paucal.tasks.regression.fitting import Array, FittedRidge, fit_grades, fit_ridge
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RegressionResult(JudgedRun):
+class RegressionResult(EvaluatedRun):
     """A finished run of `paucal train --target`.
 
     Its `metrics` are "mae", "rmse", "r2" and "coverage", with `ordinal` also "exact" and "kappa".

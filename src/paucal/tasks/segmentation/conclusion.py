@@ -15,7 +15,7 @@ from paucal.memory import peak_memory
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console
 from paucal.runner.frames import read_table, to_pandas
-from paucal.runner.job import JudgedRun
+from paucal.runner.job import EvaluatedRun
 from paucal.runner.processes import wait_for_all
 from paucal.runs import RunFolder, write_atomically
 from paucal.tasks.segmentation.assembly import SegmentationSetup, full_inference
@@ -48,7 +48,7 @@ DRAWN = 4  # images in each of the two pictures
 
 
 @dataclass(frozen=True)
-class SegmentResult(JudgedRun):
+class SegmentResult(EvaluatedRun):
     """A finished run of `paucal segment`.
 
     Its `metrics` are "mean_iou", "pixel_accuracy", "mean_accuracy" and "loss".

@@ -118,11 +118,11 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
         *(_small(checked, survey) if _verb(opening) == "train" else ()),
         *picture_findings(checked, survey, pairs),
     ]
-    suspects, judged = None, ""
+    suspects, judged_by = None, ""
     if settings.labels and reader is not None:
-        suspects, judged = _find_label_errors(images, survey, pairs, reader, settings, console)
+        suspects, judged_by = _find_label_errors(images, survey, pairs, reader, settings, console)
     result = CheckResult(
-        checked, facts_of(checked, survey), sort_findings(for_masks(findings)), suspects, judged, folder
+        checked, facts_of(checked, survey), sort_findings(for_masks(findings)), suspects, judged_by, folder
     )
     console.note(f"checked in {duration(time.monotonic() - start_time)}")
     if folder is not None:

@@ -60,9 +60,9 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
     for target in data or [None]:
         opened = _open_images(run, target, settings, regressor, console)
         images, targets = with_numbers(opened, card_of(regressor).target, fewest=2)
-        judged = choose_images(run, images, settings.part, target)
-        say_notes(console, images, regressor.card.preprocessing.reading, judged)
-        fed, part = regressor.card.preprocessing, np.asarray(judged.positions, dtype=np.int64)
+        chosen = choose_images(run, images, settings.part, target)
+        say_notes(console, images, regressor.card.preprocessing.reading, chosen)
+        fed, part = regressor.card.preprocessing, np.asarray(chosen.positions, dtype=np.int64)
         batch_size = inference_batch_size(fed.image_size, settings.device, settings.batch_size)
         loader = make_eval_loader(images, part, fed.transform(), batch_size, settings.workers)
         with console.progress("evaluating") as advance:

@@ -71,10 +71,10 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
             opened = open_segmentation_data(stored, console.progress, run)
         else:
             opened = _open_masked(target, network, settings, stored.ignore, console)
-        judged = choose_images(run, opened.images, settings.part, target)
-        say_notes(console, opened.images, network.reading, judged)
+        chosen = choose_images(run, opened.images, settings.part, target)
+        say_notes(console, opened.images, network.reading, chosen)
         folder = report_folder(run, target, data, settings)
-        results.append(_evaluate(network, opened, judged.positions.tolist(), folder, stored, console))
+        results.append(_evaluate(network, opened, chosen.positions.tolist(), folder, stored, console))
     return results
 
 

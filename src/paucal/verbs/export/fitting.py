@@ -132,7 +132,7 @@ def _keep_best(
         if limits.excess(_time_again(candidate, candidate.found, limits, settings, console)) <= 1
     ]
     for candidate in sorted(fitting, key=lambda candidate: candidate.quality, reverse=True):
-        found, what = _judge(candidate, subject, settings, console)
+        found, what = _evaluate(candidate, subject, settings, console)
         found = _time_again(candidate, found, limits, settings, console)
         if limits.excess(found) <= 1:
             scores = _describe_scores(found, subject, what)
@@ -229,7 +229,7 @@ def _nothing_fits(tried: Sequence[Candidate], limits: Limits) -> str:
     )
 
 
-def _judge(
+def _evaluate(
     candidate: Candidate, subject: Subject, settings: ExportSettings, console: Console
 ) -> tuple[Comparison, str]:
     """Compare a file with the run's model on test images; return the comparison and a description of the images."""
@@ -238,7 +238,7 @@ def _judge(
     if own is not subject:
         student = own, compared_images(settings.data, settings.images, own, console).pictures
     writer = GraphWriter(own, settings, console)
-    with one_thread(), console.progress(f"judging {candidate.name}") as advance:
+    with one_thread(), console.progress(f"evaluating {candidate.name}") as advance:
         network = GRAPHS[candidate.format].run(candidate.folder / candidate.name)
         found = compare_all(
             subject,
@@ -276,13 +276,13 @@ def _time_again(
 
 def _describe_scores(found: Comparison, subject: Subject, what: str) -> str:
     if found.accuracy is None or subject.unit != "images":
-        return f"on {found.images} {what} {percent(found.agreement)} of its answers are the run's"
+        return f"{percent(found.agreement)} of its answers on {found.images} {what} equal the run's"
     before, after = (wilson_share(share, found.images) for share in found.accuracy)
     shown = [
         f"{percent(interval.value)} ({percent(interval.ends[0])} to {percent(interval.ends[1])})"
         for interval in (after, before)
     ]
-    return f"on {found.images} {what} it is right for {shown[0]}, the run's model for {shown[1]}"
+    return f"accuracy on {found.images} {what}: {shown[0]}; the run's model: {shown[1]}"
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class Targets:
 
     @property
     def first(self) -> Path | None:
-        """The file beside which unfinished work is kept; for a sheet alone none is kept."""
+        """The file beside which unfinished work is kept; None if only a contact sheet is written."""
         return self.output or self.features
 
 

@@ -103,14 +103,14 @@ def race_heads(
     if len(labels) < FOLDS:  # too few to compare heads
         heads = {}
     rows = stratified(labels, MOST_COMPARED, seed)
-    judged = counts[labels[rows]] > 1  # a class with one image has none to fit to
-    truth, folds = labels[rows][judged], even_folds(labels[rows], FOLDS)
+    is_evaluated = counts[labels[rows]] > 1  # a class with one image has none to fit to
+    truth, folds = labels[rows][is_evaluated], even_folds(labels[rows], FOLDS)
 
     def fit_last(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
         return fit_regression(features, labels, n_classes, strength)
 
     def logits_of(features: Tensor, fit: FitHead) -> Tensor:
-        return held_out_logits(features, labels[rows], n_classes, fit, seed)[:, judged]
+        return held_out_logits(features, labels[rows], n_classes, fit, seed)[:, is_evaluated]
 
     coordinates = standardise(staged[rows]).coordinates
     logits = {name: logits_of(coordinates, fit) for name, fit in heads.items()}
@@ -118,7 +118,7 @@ def race_heads(
     losses = {name: _losses(_mix(logits, mixture), truth) for name, mixture in mixtures.items()}
     usual = logits_of(standardise(last[rows]).coordinates, fit_last)
     temperature = best_temperature(usual, truth)
-    usual_held_out = HeldOut(rows[judged], usual / temperature, truth, folds, temperature)
+    usual_held_out = HeldOut(rows[is_evaluated], usual / temperature, truth, folds, temperature)
     losses[LAST] = _losses(usual_held_out.logits, truth)
     if not mixtures:
         return RaceResult(losses={LAST: float(losses[LAST].mean())}, held_out=usual_held_out)
@@ -128,7 +128,7 @@ def race_heads(
     means = {name: float(values.mean()) for name, values in losses.items()}
     if not lead > error:
         return RaceResult(losses=means, lead=lead, error=error, held_out=usual_held_out)
-    held_out = HeldOut(rows[judged], _mix(logits, mixtures[best]), truth, folds)
+    held_out = HeldOut(rows[is_evaluated], _mix(logits, mixtures[best]), truth, folds)
     weight, bias = fit_mixture(staged, labels, n_classes, mixtures[best], heads)
     head = Head(weight, bias, DEFAULT_STRENGTH, float(held_out.hits.double().mean()))
     return RaceResult(best, head, means, lead, error, held_out, mixtures[best])

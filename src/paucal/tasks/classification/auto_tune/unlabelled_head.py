@@ -160,7 +160,7 @@ def race_unlabelled(
     """
     pool, rows = pool_of(unlabelled), stratified(labels, MOST_COMPARED, seed)
     own, truth = features[rows], labels[rows]
-    judged = labels.bincount(minlength=n_classes)[truth] > 1  # the single image of a class is in no other fold
+    is_evaluated = labels.bincount(minlength=n_classes)[truth] > 1  # the single image of a class is in no other fold
     folds, repeats = even_folds(truth, FOLDS), REPEATS if len(truth) <= FEW else 1
     logits = {
         name: torch.empty(repeats, len(truth), n_classes, dtype=torch.float64) for name in (ALONE, GAUSSIAN, BOTH)
@@ -169,9 +169,11 @@ def race_unlabelled(
         for fitted, others in draw_folds(truth, derive_seed(seed, repeat), folds):
             for name, (weight, bias) in fit_heads(own[fitted], truth[fitted], n_classes, pool, base).items():
                 logits[name][repeat, others] = (own[others] @ weight.T + bias).double()
-    temperatures = {name: best_temperature(values[:, judged], truth[judged]) for name, values in logits.items()}
+    temperatures = {
+        name: best_temperature(values[:, is_evaluated], truth[is_evaluated]) for name, values in logits.items()
+    }
     held_out = {
-        name: HeldOut(rows[judged], values[:, judged] / temperatures[name], truth[judged], folds)
+        name: HeldOut(rows[is_evaluated], values[:, is_evaluated] / temperatures[name], truth[is_evaluated], folds)
         for name, values in logits.items()
     }
     scores = {name: brier_scores(part.logits, part.labels) for name, part in held_out.items()}
