@@ -148,7 +148,7 @@ def test_positions__of_families_without_a_conversion_in_timm(name):
     fitted = fit_to_model(model, source.state_dict() | {"pos_embed": torch.ones_like(source.pos_embed)})
     assert fitted.state["pos_embed"].shape == model.pos_embed.shape
     torch.testing.assert_close(fitted.state["pos_embed"], torch.ones_like(model.pos_embed))
-    assert not fitted.misfits
+    assert not fitted.mismatched
     assert not fitted.unused
 
 

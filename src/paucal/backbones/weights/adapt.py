@@ -40,13 +40,13 @@ class Fitted:
     Attributes:
         state: Tensors with the model's names and shapes.
         changes: Description of each change that made a tensor fit.
-        misfits: Tensors with the model's names but other shapes.
+        mismatched: Tensors with the model's names but other shapes.
         unused: Names that the model does not have.
     """
 
     state: dict[str, Tensor] = field(default_factory=dict)
     changes: dict[str, str] = field(default_factory=dict)
-    misfits: dict[str, Tensor] = field(default_factory=dict)
+    mismatched: dict[str, Tensor] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
 
 
@@ -78,7 +78,7 @@ def _fit(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> Fi
         wanted = of_model[name]
         result = value if _same(value, wanted, grid, name) else _resample(model, name, value, wanted, grid)
         if result.shape != wanted.shape or result.is_floating_point() != wanted.is_floating_point():
-            fitted.misfits[name] = value
+            fitted.mismatched[name] = value
             continue
         fitted.state[name] = result
         before = state.get(name, value)

@@ -53,11 +53,11 @@ class LoadReport:
         for change in dict.fromkeys(self.adapted.values()):
             names = [name for name, what in self.adapted.items() if what == change]
             lines.append(f"adapted: {some(names)}: {change}")
-        misfits = set(self.fresh) & set(self.unused)
+        mismatched = set(self.fresh) & set(self.unused)
         for names, what in (
-            ([name for name in self.fresh if name in misfits], "not loaded, since the shape differs"),
-            ([name for name in self.fresh if name not in misfits], "not loaded, since the file lacks them"),
-            ([name for name in self.unused if name not in misfits], "in the file, not used by the model"),
+            ([name for name in self.fresh if name in mismatched], "not loaded, since the shape differs"),
+            ([name for name in self.fresh if name not in mismatched], "not loaded, since the file lacks them"),
+            ([name for name in self.unused if name not in mismatched], "in the file, not used by the model"),
         ):
             lines += [f"{what}: {some(names)}"] if names else []
         lines += [f"left out, as part of the training method: {some(self.method)}"] if self.method else []

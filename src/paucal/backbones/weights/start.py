@@ -90,7 +90,7 @@ def start_from(
         loaded=tuple(name for name in state if name not in fitted.changes),
         adapted={name: what for name, what in fitted.changes.items() if name in state},
         fresh=tuple(name for name in own if name not in state and name not in shapes and not _is_count(name)),
-        unused=tuple([*fitted.unused, *fitted.misfits]),
+        unused=tuple([*fitted.unused, *fitted.mismatched]),
         program=best.program.name if best.program else "",
         method=tuple(best.method),
     )
@@ -120,7 +120,7 @@ def take_whole(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tenso
     state = {**fitted.state, **classifier}
     _require_finite(state, weights.source, "")
     verdict = "kept" if classifier else "none"
-    unused = tuple([*fitted.unused, *fitted.misfits])
+    unused = tuple([*fitted.unused, *fitted.mismatched])
     adapted = {name: what for name, what in fitted.changes.items() if name in state}
     program = best.program.name if best.program else ""
     return state, LoadReport(
@@ -181,7 +181,7 @@ def _best_fit(model: nn.Module, weights: StartWeights) -> Fit:
     best = Fit()
     for candidate in candidates(weights.tree, model.state_dict().keys()):
         fit = _fit_part(model, candidate, weights.grid)
-        if fit.share > best.share or (not best.share and len(fit.fitted.misfits) > len(best.fitted.misfits)):
+        if fit.share > best.share or (not best.share and len(fit.fitted.mismatched) > len(best.fitted.mismatched)):
             best = fit
         if fit.share >= COMPLETE:
             break
@@ -208,8 +208,8 @@ def _too_little(model: nn.Module, weights: StartWeights, best: Fit) -> str:
     fitting = f"{len(fitted.state)} of the {len(of_model)} tensors of {name} in the right shape"
     if weights.model is not None and weights.model != name:
         reason = f"it holds a {weights.model}, so choose --model {weights.model}"
-    elif fitted.misfits:
-        misfit, value = next(iter(fitted.misfits.items()))
+    elif fitted.mismatched:
+        misfit, value = next(iter(fitted.mismatched.items()))
         in_file, in_model = _describe_difference(value, of_model[misfit])
         example = f"for example, {misfit!r} is {in_file} in the file and {in_model} in the model"
         reason = f"{example}, so choose the --model and --model-args that the weights belong to"
@@ -226,16 +226,16 @@ def _too_little(model: nn.Module, weights: StartWeights, best: Fit) -> str:
 
 def _take_classifier(fitted: Fitted, of_classifier: Sequence[str]) -> dict[str, Tensor]:
     """Remove the classifier's tensors from the matched and the mismatched tensors, and return them."""
-    names = [name for name in (*fitted.state, *fitted.misfits) if within(name, of_classifier)]
-    return {name: (fitted.state if name in fitted.state else fitted.misfits).pop(name) for name in names}
+    names = [name for name in (*fitted.state, *fitted.mismatched) if within(name, of_classifier)]
+    return {name: (fitted.state if name in fitted.state else fitted.mismatched).pop(name) for name in names}
 
 
 def _require_shapes(model: nn.Module, source: str, best: Fit, of_classifier: Sequence[str]) -> None:
     """Refuse a published checkpoint that fits only in part: it belongs to another variant."""
-    wrong = [name for name in best.fitted.misfits if not within(name, of_classifier)]
+    wrong = [name for name in best.fitted.mismatched if not within(name, of_classifier)]
     if best.program is None or not wrong:
         return
-    misfit, wanted = best.fitted.misfits[wrong[0]], model.state_dict()[wrong[0]]
+    misfit, wanted = best.fitted.mismatched[wrong[0]], model.state_dict()[wrong[0]]
     in_file, in_model = _describe_difference(misfit, wanted)
     what, advice = ("shapes", "choose the --model and --model-args that the weights belong to")
     if misfit.shape == wanted.shape:
