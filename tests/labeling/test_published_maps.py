@@ -92,7 +92,7 @@ def test_convert__goes_on_where_it_stopped(photos, monkeypatch):
 
 
 def test_convert__of_wrong_names_is_noticed_by_the_accuracy(photos):
-    with pytest.raises(UserError, match=r"right on 0\.0 % of the images"):
+    with pytest.raises(UserError, match=r"correct for 0\.0 % of the images"):
         convert(photos, classes=("bee", "ant", "cow", "dog"))
     assert not (photos / "labels").exists()
     with pytest.raises(UserError, match=r"names class 2 of 2"):
