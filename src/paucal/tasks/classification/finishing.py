@@ -20,6 +20,7 @@ from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses, is_better
 from paucal.tasks.classification.auto_tune.refit import refit_head
 from paucal.tasks.classification.loaders import validation, validation_predictions
+from paucal.tasks.classification.unlabelled_images import remembered_images
 from paucal.training import Outcome, Watch
 from paucal.training.averaging import KeptEpochs, greedy_soup
 from paucal.training.keeper import kept_epochs
@@ -203,9 +204,14 @@ def _with_refitted_head(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, done: Finish, tuned: _Tuned, console: Console
 ) -> Finish:
     """Fit heads to the features of the tuned weights, and keep the best if it is better than the run's model."""
-    refitted = refit_head(setup, tuned.module, console)
-    first = None if setup.tune_record is None else setup.tune_record.first_model
-    if refitted is None or first is None:
+    record = setup.tune_record
+    first = None if record is None else record.first_model
+    if record is None or first is None:
+        return done
+    most = 0 if record.unlabelled is None else record.unlabelled.details.get("read_again", 0)
+    unlabelled = remembered_images(run, setup.settings, setup.data, most, console) if most else None
+    refitted = refit_head(setup, tuned.module, console, unlabelled)
+    if refitted is None:
         return done
     score, losses = first.score, first.details.get(LOSSES, ())
     if outcome.best or done.epochs:

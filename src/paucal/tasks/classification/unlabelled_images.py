@@ -13,7 +13,7 @@ from paucal.data.sources.parquet import find_parquet
 from paucal.data.sources.table_rows import TABLE_SUFFIXES
 from paucal.data.sources.tables import hold_out_listed
 from paucal.data.splits.split import Split, held_out_part
-from paucal.data.splits.split_csv import write_split
+from paucal.data.splits.split_csv import read_rows, write_split
 from paucal.evaluation.seen_images import UNLABELLED_IMAGES
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import Console
@@ -75,6 +75,22 @@ def remember(run: RunFolder, images: ImageSet) -> None:
     """Store which images without labels a run learned from, so that an evaluation can detect them."""
     parts = np.full(len(images), "train", dtype="<U6")
     write_split(run.path / UNLABELLED_IMAGES, images, Split(parts, ""), image_digests(images))
+
+
+def remembered_images(
+    run: RunFolder, settings: TrainSettings, data: SplitImages, most: int, console: Console
+) -> ImageSet:
+    """Return at most `most` of the images without labels that a run learned from, decoded."""
+    images, keys = open_unlabelled(settings), {row["key"] for row in read_rows(run.path / UNLABELLED_IMAGES)}
+    places = np.flatnonzero([key in keys for key in images.keys])
+    images = images.select(places[evenly_spaced(len(places), most)])
+    with console.progress("reading images without labels") as advance:
+        return decoded(images, replace(_source(settings), on_bad_image="skip"), data.images.reading, advance)
+
+
+def as_training_part(images: ImageSet) -> SplitImages:
+    """Return images as the training part of a set that has no other parts."""
+    return SplitImages(images, Split(np.full(len(images), "train", dtype="<U6"), ""))
 
 
 def _source(settings: TrainSettings) -> DataSettings:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,13 +13,14 @@ from paucal.cli.main import main
 from paucal.data.sources.opening import open_images
 from paucal.evaluation.seen_images import training_history
 from paucal.methods.training_settings import TrainSettings
+from paucal.models.features import StagedInputs
 from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
-from paucal.tasks.classification import assembly
+from paucal.tasks.classification import assembly, finishing
 from paucal.tasks.classification.assembly import assemble
-from paucal.tasks.classification.auto_tune import first_model, unlabelled_head
+from paucal.tasks.classification.auto_tune import first_model, refit, unlabelled_head
 from paucal.tasks.classification.auto_tune import unlabelled as step
 from paucal.tasks.classification.auto_tune.head_race import HeldOut
 from paucal.tasks.classification.auto_tune.heads import fit_gaussian, fit_shares
@@ -201,6 +203,47 @@ def test_run__keeps_the_better_head_and_deploys_it_as_any_other(data, tmp_path, 
     assert main(["eval", str(result.folder), "--output", str(tmp_path / "eval")]) == 0
     assert "has seen none of the 18 test images" in capsys.readouterr().out
     assert main(["export", str(result.folder), "--output", str(tmp_path / "m.onnx")]) == 0
+
+
+@pytest.mark.parametrize("most", [None, 60])
+def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_features(
+    data, tmp_path, monkeypatch, most
+):
+    monkeypatch.setattr(step, "race_unlabelled", won)
+    if most is not None:
+        monkeypatch.setattr(step, "_count_read_again", lambda *_: most)
+    monkeypatch.setattr(refit, "HEADS", {})
+    monkeypatch.setattr(
+        refit, "min", lambda heads, key: next((h for h in heads if h.name == GAUSSIAN), heads[0]), raising=False
+    )
+    monkeypatch.setattr(finishing, "is_better", lambda *_: True)
+    pools = []
+    monkeypatch.setattr(refit, "pool_of", lambda features: pools.append(features) or pool_of(features))
+    result = started_from(data, tmp_path / "run", unlabelled=str(tmp_path / "more"), epochs=1, lr=1e-4)
+    details, model = rungs_of(result.folder)["unlabelled"]["details"], load_trained(result.folder)
+    assert details["read_again"] == (most or details["images"])
+    summary = json.loads((result.folder / "summary.json").read_text())
+    kept = [row["name"] for row in summary["rungs"] if row["kept"]]
+    assert kept == [f"epoch 1, with a head fitted to its features ({GAUSSIAN})"]
+    assert [len(pool) for pool in pools] == [details["read_again"]]
+    _, learned = training_history(RunFolder(result.folder))
+    more = open_images(tmp_path / "more", labelled=False)
+    rows = np.flatnonzero(learned.contains(more))[: details["read_again"]] if most is None else None
+    if rows is not None:  # the pool holds what the deployed network computes
+        inputs = StagedInputs(model.module, model.card.preprocessing.image_size)
+        batch = torch.stack([model.card.preprocessing.transform()(more.store.read(int(row)))[0] for row in rows[:5]])
+        with torch.no_grad():
+            torch.testing.assert_close(inputs(batch), pools[0][:5], atol=1e-4, rtol=1e-3)
+    assert model.card.reads_stages
+
+
+@pytest.mark.parametrize(("budget", "images"), [(0.0, 500), (100.0, 200), (1000.0, 500)])
+def test_count_read_again__is_what_a_fifth_of_the_time_allows(monkeypatch, budget, images):
+    monkeypatch.setattr(step, "cannot_judge_tuning", lambda _: False)
+    state = SimpleNamespace(
+        record=SimpleNamespace(budget=budget), setup=None, image_seconds=0.2, arithmetic=SimpleNamespace(speed=2.0)
+    )
+    assert step._count_read_again(state, 500) == images
 
 
 def left_out(console):

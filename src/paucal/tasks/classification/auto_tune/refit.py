@@ -3,6 +3,8 @@
 Tuning trains the head on the last features for few steps only. Heads that read the last stages too are often better, on
 tuned features as on frozen ones. They cost one forward pass over the
 training images. Cross-validation could not tell which is best, since the network was tuned on all folds.
+
+Images without labels that improved the first model do so again: their tuned features are read once more.
 """
 
 from dataclasses import dataclass, replace
@@ -13,6 +15,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from paucal.backbones.stage_classifier import last_stage_maps
+from paucal.data.images import ImageSet
 from paucal.evaluation.calibration import fit_temperature
 from paucal.evaluation.predictions import Predictions
 from paucal.models.card import ModelCard
@@ -29,6 +32,8 @@ from paucal.tasks.classification.auto_tune.probe import (
     head_score,
     stratified,
 )
+from paucal.tasks.classification.auto_tune.unlabelled_head import ALONE, fit_heads, pool_of
+from paucal.tasks.classification.unlabelled_images import as_training_part
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,18 @@ class RefittedHead:
         return with_head(network, card, self.head, self.staged)
 
 
-def refit_head(setup: TrainingSetup, network: nn.Module, console: Console) -> RefittedHead | None:
+def refit_head(
+    setup: TrainingSetup, network: nn.Module, console: Console, unlabelled: ImageSet | None = None
+) -> RefittedHead | None:
     """Fit heads to tuned features, of as many images as for the first model, and return the head of lowest loss.
 
     The loss is that of the validation images. Return None for images with several labels, or without a first model.
+
+    Args:
+        setup: The run.
+        network: Tuned network.
+        console: Shows the progress.
+        unlabelled: Images without labels to learn from too.
     """
     record, data, card = setup.tune_record, setup.data, setup.card
     several = data.images.multi_hot is not None
@@ -88,4 +101,28 @@ def refit_head(setup: TrainingSetup, network: nn.Module, console: Console) -> Re
         for name in HEADS if staged else ():
             weights = fit_mixture(features[:count], known[:count], n_classes, {name: 1.0})
             candidates.append(judged(name, Head(*weights, DEFAULT_STRENGTH, None), features))
-    return min(candidates, key=lambda head: sum(head.losses))
+        best = min(candidates, key=_total_loss)
+        if unlabelled is None:
+            return best
+        more = _features_of_all(network, unlabelled, setup, console, staged)
+        start = torch.zeros(n_classes, features.shape[1])
+        start[:, : best.head.weight.shape[1]] = best.head.weight
+        heads = fit_heads(features[:count], known[:count], n_classes, pool_of(more), lambda *_: (start, best.head.bias))
+        candidates += [
+            judged(name, Head(weight.float(), bias.float(), DEFAULT_STRENGTH, None), features)
+            for name, (weight, bias) in heads.items()
+            if name != ALONE
+        ]
+    return min(candidates, key=_total_loss)
+
+
+def _total_loss(head: RefittedHead) -> float:
+    return sum(head.losses)
+
+
+def _features_of_all(
+    network: nn.Module, images: ImageSet, setup: TrainingSetup, console: Console, staged: bool
+) -> Tensor:
+    data, rows, preprocess = as_training_part(images), np.arange(len(images)), setup.card.preprocessing
+    with console.progress("tuned features of images without labels") as advance:
+        return frozen_features(network, data, rows, preprocess, setup.settings, advance, staged)

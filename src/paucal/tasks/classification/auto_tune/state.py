@@ -95,7 +95,10 @@ class TuneState:
         test = shrink * self.image_seconds * len(self.setup.data.part("test"))
         mirrored, refit = 2 if self.setup.settings.hflip else 0, 0.0
         if self.record.probe is not None and len(self.setup.data.part("val")):
-            refit = shrink * self.image_seconds * self.record.probe.details.get("images", 0)
+            images = self.record.probe.details.get("images", 0)
+            if self.record.unlabelled is not None:
+                images += self.record.unlabelled.details.get("read_again", 0)
+            refit = shrink * self.image_seconds * images
         evaluations = 2 + mirrored + self.setup.settings.soup  # see `finish_model`
         return test + refit + evaluations * self.eval_seconds(shrink)
 

@@ -1,6 +1,7 @@
 """The step of auto-tuning after the first model: improve its head with images without labels."""
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -8,11 +9,10 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from paucal.data.images import ImageSet
-from paucal.data.splits.split import Split
 from paucal.evaluation.familiarity import fit_familiarity
+from paucal.evaluation.predictions import Predictions
 from paucal.models.trained import save_trained
 from paucal.runner.clock import duration
-from paucal.runner.images import SplitImages
 from paucal.runs.weights import read_weights, save_weights
 from paucal.tasks.classification.auto_tune.first_model import (
     deployed,
@@ -20,12 +20,13 @@ from paucal.tasks.classification.auto_tune.first_model import (
     frozen_features,
     own_width,
 )
+from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
 from paucal.tasks.classification.auto_tune.probe import Head, head_score
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import Fitted, TuneState, cannot_judge_tuning
 from paucal.tasks.classification.auto_tune.unlabelled_head import UnlabelledResult, base_of, race_unlabelled
 from paucal.tasks.classification.cross_validated import store_held_out
-from paucal.tasks.classification.unlabelled_images import MOST_IMAGES, remember, usable_images
+from paucal.tasks.classification.unlabelled_images import MOST_IMAGES, as_training_part, remember, usable_images
 from paucal.types import UserError
 from paucal.wording import counted, percent
 
@@ -34,6 +35,7 @@ from paucal.wording import counted, percent
 # 600 gave 2.3 and 2,000 gave 4.5, while tuning for four minutes of a core gave none.
 TIME_SHARE, FEW_SHARE, LAST_SHARE = 0.2, 0.4, 0.7
 FEW_LABELS = 300
+AGAIN_SHARE = 0.2  # largest share for reading them once more, with the tuned network
 FEWEST = 50  # fewer images show no effect
 FEWEST_HELD_OUT = 20  # with fewer validation images, distances are measured on a fifth of the training images
 FILE = "unlabelled.safetensors"  # features, kept until this step ends
@@ -71,8 +73,10 @@ def learn_from_unlabelled(state: TuneState) -> None:
             settings.seed,
         )
     details |= {"head": race.name, "brier_scores": dict(race.scores), "lead": race.lead, "error": race.error}
-    score = _keep(state, first, race, images) if race.weight is not None else 0.0
-    details["kept"] = race.weight is not None
+    score = 0.0
+    if race.weight is not None:
+        score, losses = _keep(state, first, race, images)
+        details |= {"kept": True, "read_again": _count_read_again(state, len(images)), LOSSES: losses}
     _conclude(state, TuneStep(NAME, score, time.monotonic() - start_time, details))
     text = f"{counted(len(images), 'image')} without labels"
     lead = f"a lead of {race.lead:.3f} ± {race.error:.3f} in cross-validated Brier score"
@@ -112,6 +116,13 @@ def _read(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
     return images.select(np.flatnonzero(like.numpy())), features[like]
 
 
+def _count_read_again(state: TuneState, images: int) -> int:
+    """Return how many of the images the tuned network is to read, for a head on its features; see `refit_head`."""
+    if not state.record.budget or cannot_judge_tuning(state.setup):
+        return images
+    return min(images, int(AGAIN_SHARE * state.record.budget * state.arithmetic.speed / max(state.image_seconds, 1e-9)))
+
+
 def time_share(labelled: int, is_tuned: bool) -> float:
     """Return the largest share of the time budget for reading the images without labels.
 
@@ -133,7 +144,7 @@ def _features(state: TuneState, first: Fitted, images: ImageSet) -> Tensor:
             return stored
     if not len(images):
         return first.features[:0]
-    data, rows = SplitImages(images, Split(np.full(len(images), "train", dtype="<U6"), "")), np.arange(len(images))
+    data, rows = as_training_part(images), np.arange(len(images))
     network, preprocess = setup.objective.deployable(), setup.card.preprocessing
     with state.console.progress("features of images without labels") as advance:
         features = frozen_features(
@@ -154,8 +165,12 @@ def _like_training(first: Fitted, features: Tensor, width: int | None) -> Tensor
     return known.distances(features[:, :width]) <= known.limit
 
 
-def _keep(state: TuneState, first: Fitted, race: UnlabelledResult, images: ImageSet) -> float:
-    """Save the network with the new head as the first model of the run, and return its score."""
+def _keep(state: TuneState, first: Fitted, race: UnlabelledResult, images: ImageSet) -> tuple[float, Sequence[float]]:
+    """Save the network with the new head as the first model of the run.
+
+    Returns:
+        Its score, and the loss of each validation image.
+    """
     setup, held_out = state.setup, race.held_out
     if race.weight is None or race.bias is None or held_out is None:
         raise ValueError("the head of the labels alone has won")
@@ -166,5 +181,6 @@ def _keep(state: TuneState, first: Fitted, race: UnlabelledResult, images: Image
     val = torch.from_numpy(setup.data.part("val"))
     if not len(val):
         store_held_out(state.run, held_out, first.rows)
-        return accuracy
-    return head_score(head, first.features[first.images :], torch.from_numpy(setup.data.images.labels).long()[val])
+        return accuracy, ()
+    features, labels = first.features[first.images :], torch.from_numpy(setup.data.images.labels).long()[val]
+    return head_score(head, features, labels), calibrated_losses(Predictions(val, head.scores(features), labels))
