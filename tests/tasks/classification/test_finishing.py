@@ -20,6 +20,7 @@ from paucal.runner.images import open_again
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification import finishing
+from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
 
 SMALL = {"model": "vit_mini", "img_size": [16], "model_args": ["depth=1", "embed_dim=16", "num_heads=2"]}
 SETTINGS = {**SMALL, "init": "none", "method": "supervised", "epochs": 4, "lr": 2e-3, "batch_size": 16, "workers": 0}
@@ -63,7 +64,7 @@ def test_refitted_head__is_kept_where_the_first_process_prefers_it_and_written_b
     monkeypatch.setattr(finishing, "rank", lambda: 1)
     monkeypatch.setattr(finishing, "wait_for_all", lambda: waits.append(True))
     setup: Any = SimpleNamespace(
-        tune_record=SimpleNamespace(first_model=SimpleNamespace(score=0.8, details={"losses": [0.2]})),
+        tune_record=TuneRecord(probe=TuneStep("probe", 0.8, 1.0, {"losses": [0.2]})),
         data=SimpleNamespace(primary_metric=SimpleNamespace(format_score=lambda *_: "")),
         card=None,
     )
