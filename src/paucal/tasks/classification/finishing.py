@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paucal.data.images import ImageSet
 from paucal.distributed import rank
 from paucal.evaluation.calibration import choose_thresholds, fit_temperature
 from paucal.evaluation.predictions import Predictions, predict_all
@@ -18,12 +19,14 @@ from paucal.runner.processes import broadcast_value, wait_for_all
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses, is_better
+from paucal.tasks.classification.auto_tune.record import TuneRecord
 from paucal.tasks.classification.auto_tune.refit import refit_head
 from paucal.tasks.classification.loaders import validation, validation_predictions
 from paucal.tasks.classification.unlabelled_images import remembered_images
 from paucal.training import Outcome, Watch
 from paucal.training.averaging import KeptEpochs, greedy_soup
 from paucal.training.keeper import kept_epochs
+from paucal.types import UserError
 from paucal.wording import counted, percent
 
 LOSS = "val_loss"
@@ -208,9 +211,7 @@ def _with_refitted_head(
     first = None if record is None else record.first_model
     if record is None or first is None:
         return done
-    most = 0 if record.unlabelled is None else record.unlabelled.details.get("read_again", 0)
-    unlabelled = remembered_images(run, setup.settings, setup.data, most, console) if most else None
-    refitted = refit_head(setup, tuned.module, console, unlabelled)
+    refitted = refit_head(setup, tuned.module, console, _images_to_read_again(run, setup, record, console))
     if refitted is None:
         return done
     score, losses = first.score, first.details.get(LOSSES, ())
@@ -225,6 +226,21 @@ def _with_refitted_head(
     title = setup.data.primary_metric.format_score(refitted.score, "validation images")
     console.say(f"kept a head fitted to the tuned features, {refitted.name}: {title}, {percent(score)} without it")
     return replace(done, epochs=tuned.epochs, score=refitted.score, by_loss=False, head=refitted.name)
+
+
+def _images_to_read_again(
+    run: RunFolder, setup: TrainingSetup, record: TuneRecord, console: Console
+) -> ImageSet | None:
+    """Return the images without labels for heads on tuned features; None if there are none."""
+    most = 0 if record.unlabelled is None else record.unlabelled.details.get("read_again", 0)
+    if not most:
+        return None
+    try:
+        images = remembered_images(run, setup.settings, setup.data, most, console)
+    except UserError as problem:  # the images were moved while the run was stopped
+        console.say(f"note: no head is fitted to the tuned features of images without labels: {problem}")
+        return None
+    return images if len(images) else None
 
 
 def _predict_validation(model: TrainedModel, setup: TrainingSetup, console: Console) -> Predictions:

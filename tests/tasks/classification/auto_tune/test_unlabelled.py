@@ -237,6 +237,23 @@ def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_fea
     assert model.card.reads_stages
 
 
+def test_run__whose_images_without_labels_were_moved_meanwhile_ends_without_them(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(step, "race_unlabelled", won)
+    remember = finishing.remembered_images
+
+    def move_first(*given):
+        (tmp_path / "more").rename(tmp_path / "elsewhere")
+        return remember(*given)
+
+    monkeypatch.setattr(finishing, "remembered_images", move_first)
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, unlabelled=str(tmp_path / "more"), epochs=1, lr=1e-4)
+    assert any(
+        "no head is fitted to the tuned features" in line and "more does not exist" in line for line in console.lines
+    )
+    assert result.report.images == 18
+
+
 @pytest.mark.parametrize(("budget", "images"), [(0.0, 500), (100.0, 200), (1000.0, 500)])
 def test_count_read_again__is_what_a_fifth_of_the_time_allows(monkeypatch, budget, images):
     monkeypatch.setattr(step, "cannot_judge_tuning", lambda _: False)
