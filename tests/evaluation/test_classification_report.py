@@ -95,6 +95,14 @@ def test_classification_report__majority_of_the_test_is_said_to_be_that():
     assert (report.majority.name, report.majority.from_train) == ("cat", False)
 
 
+def test_classification_report__of_equally_frequent_training_classes_takes_the_hardest_baseline():
+    report = classification_report(
+        from_answers([2, 2, 2, 0, 1, 3, 3, 3, 3], [0] * 9, 4), names(4), torch.tensor([0, 0, 1, 1, 2, 2, 3])
+    )
+    majority = report.majority
+    assert (majority.name, majority.top1, majority.from_train, majority.tied) == (names(4)[2], 3 / 9, True, 3)
+
+
 def test_classification_report__absent_class_is_left_out_of_the_means():
     predictions = from_answers([0, 0, 1, 1], [0, 0, 1, 2], 4)
     report = classification_report(predictions, names(4))

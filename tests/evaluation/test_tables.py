@@ -81,9 +81,9 @@ def test_score_lines__majority_stands_beside_the_accuracy():
     assert (majority.title, majority.value) == ("majority class", "33.3 %")
     assert "'[red]cat', the most frequent class of the training images" in majority.meaning
     tied = score_lines(classification_report(make(), CLASSES, torch.tensor([0, 0, 1, 1, 2])))[1].meaning
-    assert "'[red]cat', one of the 2 most frequent classes of the training images" in tied
+    assert "'dog, \"small\"', one of the 2 most frequent classes of the training images" in tied
     equal = score_lines(classification_report(make(), CLASSES, torch.tensor([0, 1, 2])))[1].meaning
-    assert "'[red]cat', one of 3 classes that are equally frequent in the training images" in equal
+    assert "'dog, \"small\"', one of 3 classes that are equally frequent in the training images" in equal
     assert "training labels unknown" in score_lines(classification_report(make(), CLASSES))[1].meaning
 
 

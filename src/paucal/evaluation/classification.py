@@ -69,15 +69,16 @@ def classification_report(
     _check(predictions, classes)
     pairs = len(classes) * predictions.labels + predictions.predicted
     confusion = pairs.bincount(minlength=len(classes) ** 2).view(len(classes), -1).numpy()
-    found = majority_classes(predictions.labels if train_labels is None else train_labels)
-    if found[-1] >= len(classes):
-        raise ValueError(f"expected training labels in [0, {len(classes)}), got {found[-1]}")
-    share = float((predictions.labels == found[0]).double().mean())
+    tied = majority_classes(predictions.labels if train_labels is None else train_labels)
+    if tied[-1] >= len(classes):
+        raise ValueError(f"expected training labels in [0, {len(classes)}), got {tied[-1]}")
+    shares = predictions.labels.bincount(minlength=len(classes)).double() / len(predictions)
+    majority = max(tied, key=lambda label: float(shares[label]))  # the hardest baseline
     return ClassificationReport(
         len(predictions),
         level,
         _scores(predictions, Bootstrap(seed, n_bootstrap, level)),
-        Majority(classes[found[0]], share, train_labels is not None, len(found)),
+        Majority(classes[majority], float(shares[majority]), train_labels is not None, len(tied)),
         _per_class(confusion, classes, level),
         confusion.tolist(),
     )

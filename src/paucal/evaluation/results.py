@@ -21,7 +21,8 @@ class Majority:
     """The score of always predicting one class.
 
     Attributes:
-        name: Most frequent class of the training images, or of the test images.
+        name: Most frequent class of the training images, or of the test images; of several equally frequent ones the
+            one with the most test images.
         top1: Share of the test images that are of this class.
         from_train: Whether it is the majority of the training labels; if these are unknown, the test labels are used.
         tied: Number of classes that are equally frequent, including this class.
