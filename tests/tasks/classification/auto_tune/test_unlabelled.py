@@ -258,7 +258,7 @@ def test_run__whose_images_without_labels_were_moved_meanwhile_ends_without_them
 def test_count_read_again__is_what_a_fifth_of_the_time_allows(monkeypatch, budget, images):
     monkeypatch.setattr(step, "cannot_judge_tuning", lambda _: False)
     state = SimpleNamespace(
-        record=SimpleNamespace(budget=budget), setup=None, image_seconds=0.2, arithmetic=SimpleNamespace(speed=2.0)
+        record=SimpleNamespace(budget=budget), setup=None, image_seconds=0.2, precision=SimpleNamespace(speed=2.0)
     )
     assert step._count_read_again(state, 500) == images
 

@@ -120,7 +120,7 @@ def _count_read_again(state: TuneState, images: int) -> int:
     """Return how many of the images the tuned network is to read, for a head on its features; see `refit_head`."""
     if not state.record.budget or cannot_judge_tuning(state.setup):
         return images
-    return min(images, int(AGAIN_SHARE * state.record.budget * state.arithmetic.speed / max(state.image_seconds, 1e-9)))
+    return min(images, int(AGAIN_SHARE * state.record.budget * state.precision.speed / max(state.image_seconds, 1e-9)))
 
 
 def time_share(labelled: int, is_tuned: bool) -> float:
