@@ -10,10 +10,11 @@ import torch
 from PIL import Image
 
 from paucal.cli.main import main
+from paucal.data.images import evenly_spaced
 from paucal.data.sources.opening import open_images
 from paucal.evaluation.seen_images import training_history
 from paucal.methods.training_settings import TrainSettings
-from paucal.models.features import StagedInputs
+from paucal.models.features import ClassifierInputs, StagedInputs
 from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
@@ -205,13 +206,16 @@ def test_run__keeps_the_better_head_and_deploys_it_as_any_other(data, tmp_path, 
     assert main(["export", str(result.folder), "--output", str(tmp_path / "m.onnx")]) == 0
 
 
-@pytest.mark.parametrize("most", [None, 60])
+@pytest.mark.parametrize(("most", "staged"), [(None, True), (60, False)])
 def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_features(
-    data, tmp_path, monkeypatch, most
+    data, tmp_path, monkeypatch, most, staged
 ):
     monkeypatch.setattr(step, "race_unlabelled", won)
     if most is not None:
         monkeypatch.setattr(step, "_count_read_again", lambda *_: most)
+    if not staged:  # as in a network without maps of stages
+        for module in (first_model, refit):
+            monkeypatch.setattr(module, "last_stage_maps", lambda *_: ())
     monkeypatch.setattr(refit, "HEADS", {})
     monkeypatch.setattr(
         refit, "min", lambda heads, key: next((h for h in heads if h.name == GAUSSIAN), heads[0]), raising=False
@@ -228,13 +232,16 @@ def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_fea
     assert [len(pool) for pool in pools] == [details["read_again"]]
     _, learned = training_history(RunFolder(result.folder))
     more = open_images(tmp_path / "more", labelled=False)
-    rows = np.flatnonzero(learned.contains(more))[: details["read_again"]] if most is None else None
-    if rows is not None:  # the pool holds what the deployed network computes
-        inputs = StagedInputs(model.module, model.card.preprocessing.image_size)
-        batch = torch.stack([model.card.preprocessing.transform()(more.store.read(int(row)))[0] for row in rows[:5]])
-        with torch.no_grad():
-            torch.testing.assert_close(inputs(batch), pools[0][:5], atol=1e-4, rtol=1e-3)
-    assert model.card.reads_stages
+    rows = np.flatnonzero(learned.contains(more))
+    rows = rows[evenly_spaced(len(rows), details["read_again"])][:5]
+    # The pool holds what the deployed network computes.
+    inputs = (
+        StagedInputs(model.module, model.card.preprocessing.image_size) if staged else ClassifierInputs(model.module)
+    )
+    batch = torch.stack([model.card.preprocessing.transform()(more.store.read(int(row)))[0] for row in rows])
+    with torch.no_grad():
+        torch.testing.assert_close(inputs(batch), pools[0][:5], atol=1e-4, rtol=1e-3)
+    assert model.card.reads_stages == staged
 
 
 def test_run__whose_images_without_labels_were_moved_meanwhile_ends_without_them(data, tmp_path, monkeypatch):

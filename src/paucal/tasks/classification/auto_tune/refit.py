@@ -105,11 +105,12 @@ def refit_head(
         if unlabelled is None:
             return best
         more = _features_of_all(network, unlabelled, setup, console, staged)
-        start = torch.zeros(n_classes, features.shape[1])
+        values = features if staged else last
+        start = torch.zeros(n_classes, values.shape[1])
         start[:, : best.head.weight.shape[1]] = best.head.weight
-        heads = fit_heads(features[:count], known[:count], n_classes, pool_of(more), lambda *_: (start, best.head.bias))
+        heads = fit_heads(values[:count], known[:count], n_classes, pool_of(more), lambda *_: (start, best.head.bias))
         candidates += [
-            judged(name, Head(weight.float(), bias.float(), DEFAULT_STRENGTH, None), features)
+            judged(name, Head(weight.float(), bias.float(), DEFAULT_STRENGTH, None), values)
             for name, (weight, bias) in heads.items()
             if name != ALONE
         ]
