@@ -128,21 +128,21 @@ def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["measure", "choose_way", "run_trial"])
+@pytest.mark.parametrize("moment", ["time_frozen_network", "choose_preset", "run_trial"])
 def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monkeypatch, moment):
     whole = started_from(data, tmp_path / "whole", epochs=1)
     place = tuning if moment == "run_trial" else auto_tune_module
     real, calls = getattr(place, moment), []
 
-    def interrupted(*arguments):
+    def interrupted(*arguments, **settings):
         calls.append(1)
         if len(calls) == (2 if moment == "run_trial" else 1):  # between the two trials
             raise KeyboardInterrupt
-        return real(*arguments)
+        return real(*arguments, **settings)
 
     with monkeypatch.context() as patch:
         patch.setattr(place, moment, interrupted)
-        if moment == "measure":
+        if moment == "time_frozen_network":
             with pytest.raises(KeyboardInterrupt):
                 started_from(data, tmp_path / "run", epochs=1)
         else:
