@@ -151,3 +151,14 @@ def test_config__of_any_values_says_what_flags_say(data, tmp_path_factory):
     assert read(path, yaml.safe_dump(one, allow_unicode=True), verb) == expected
     words = "\n".join(f"{name}: {value}" for name, value in one.items())  # as people write it, without quotes
     assert read(path, words.replace("'", ""), verb) == expected
+
+
+def test_settings_of_a_run__that_it_chose_to_have_no_value_are_given_as_such(tmp_path):
+    content = {
+        "settings": {"lr": 1e-3, "freeze": None, "layer_decay": None, "init": "auto"},
+        "origin": {"lr": "auto: a rule", "freeze": "auto: chosen by trials", "layer_decay": "default", "init": "flag"},
+    }
+    found = read(tmp_path / "c.yaml", yaml.safe_dump(content))
+    assert found == {"lr": 1e-3, "freeze": None, "init": "auto"}
+    with pytest.raises(UserError, match="unknown key 'frieze'"):
+        read(tmp_path / "c.yaml", "frieze:")

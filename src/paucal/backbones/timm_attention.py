@@ -60,7 +60,7 @@ def layout_of(module: nn.Module) -> AttentionLayout:
 
 
 def relevance_family(model: nn.Module) -> str | None:
-    """Return the family whose relevance rules apply to a model, as its class declares it; None if there is none."""
+    """Return the family whose relevance rules apply to a model; None if neither its class nor timm's declares one."""
     declared = getattr(model, "relevance_family", None)
     return "vit" if declared is None and isinstance(model, VisionTransformer) else declared
 

@@ -13,20 +13,26 @@ _LEFT_OUT = ("output", "overwrite", "time_limit")
 
 
 def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any]:
-    """Return the settings of a config that have a value."""
+    """Return the settings of a config that have a value or, in that of a run, for which the run chose none."""
     settings = {}
-    for key, value in _content(name).items():
+    content, chosen = _content(name)
+    for key, value in content.items():
         word = str(key).replace("-", "_")
         if word not in hints:
             near = did_you_mean(word, hints)
             raise UserError(f"unknown key {str(key)!r} in the config{near}; see 'paucal {verb} --help'.")
         if value is not None:
             settings[word] = fitted(word, value, hints[word], verb, texts=True)
+        elif key in chosen:
+            settings[word] = None
     return settings
 
 
-def _content(name: str) -> dict[Any, Any]:
-    """Return the content of a config; the config of a run has its settings one level down."""
+def _content(name: str) -> tuple[dict[Any, Any], set[Any]]:
+    """Return the settings of a config, and the names of those that a run chose by itself.
+
+    The config of a run has its settings one level down.
+    """
     path = named_path(name, "--config")
     try:
         content = parse_yaml(read_decoded(path, MOST_CONFIG_BYTES).text, as_text=True)
@@ -36,10 +42,10 @@ def _content(name: str) -> dict[Any, Any]:
         raise UserError(f"--config: {name!r} cannot be read ({problem}); correct it.") from None
     if not content or not isinstance(content, dict):
         raise UserError(f"--config: {name!r} holds no settings; expected lines such as 'epochs: 30'.")
-    if not isinstance(content.get("settings"), dict) or "origin" not in content:
-        return content
+    if not isinstance(content.get("settings"), dict) or not isinstance(content.get("origin"), dict):
+        return content, set()
     settings = {key: value for key, value in content["settings"].items() if key not in _LEFT_OUT}
     # A run without `init` started from random weights, and so does its repetition.
     if content.get("verb", "train") in ("train", "segment", "detect") and settings.get("init") is None:
         settings["init"] = "none"
-    return settings
+    return settings, {key for key, origin in content["origin"].items() if str(origin).startswith("auto: ")}

@@ -76,7 +76,9 @@ def _fit(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> Fi
             fitted.unused.append(name)
             continue
         wanted = of_model[name]
-        result = value if _same(value, wanted, grid, name) else _resample(model, name, value, wanted, grid)
+        has_other_grid = grid is not None and _POSITIONS.search(name) is not None
+        fits = value.shape == wanted.shape and not has_other_grid
+        result = value if fits else _resample(model, name, value, wanted, grid)
         if result.shape != wanted.shape or result.is_floating_point() != wanted.is_floating_point():
             fitted.mismatched[name] = value
             continue
@@ -125,10 +127,6 @@ def _dropped_names(source: Mapping[str, Tensor], converted: Mapping[str, Tensor]
     if any(name not in source and id(value) not in old for name, value in converted.items()):
         return []
     return [name for name, value in source.items() if name not in converted and id(value) not in kept]
-
-
-def _same(value: Tensor, wanted: Tensor, grid: Size | None, name: str) -> bool:
-    return value.shape == wanted.shape and not (grid is not None and _POSITIONS.search(name))
 
 
 def _resample(model: nn.Module, name: str, value: Tensor, wanted: Tensor, grid: Size | None) -> Tensor:

@@ -154,8 +154,8 @@ def refuse_near_levels(facts: MaskFacts, values: Sequence[int]) -> None:
     if apart and odd and len(groups) > 1:
         where = list_files(facts.with_value(odd[0]))
         raise UserError(
-            f"the masks have the values {_list_values(values)}, of which {_list_values(odd)} ({where}) may be inexact "
-            f"copies of a class value: store one value for each class, or give {BINARY} {OR_GREY}."
+            f"the masks have the values {_list_values(values)}; {_list_values(odd)} ({where}) may be a class value "
+            f"that was changed slightly: store one value for each class, or give {BINARY} {OR_GREY}."
         )
 
 

@@ -231,7 +231,7 @@ def _with_refitted_head(
 def _images_to_read_again(
     run: RunFolder, setup: TrainingSetup, record: TuneRecord, console: Console
 ) -> ImageSet | None:
-    """Return the images without labels for heads on tuned features; None if there are none."""
+    """Return the images without labels that the tuned network reads; None if it reads none."""
     most = 0 if record.unlabelled is None else record.unlabelled.details.get("read_again", 0)
     if not most:
         return None

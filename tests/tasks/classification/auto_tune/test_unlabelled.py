@@ -1,6 +1,7 @@
 """Images without labels beside labelled ones: what they teach a head, which of them are left out, and the run."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -221,11 +222,27 @@ def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_fea
         refit, "min", lambda heads, key: next((h for h in heads if h.name == GAUSSIAN), heads[0]), raising=False
     )
     monkeypatch.setattr(finishing, "is_better", lambda *_: True)
-    pools = []
+    pools, limits = [], []
     monkeypatch.setattr(refit, "pool_of", lambda features: pools.append(features) or pool_of(features))
-    result = started_from(data, tmp_path / "run", unlabelled=str(tmp_path / "more"), epochs=1, lr=1e-4)
+
+    @contextmanager
+    def one_thread(count):
+        limits.append(count)
+        yield
+        limits.pop()
+
+    def read(*given):
+        assert not limits, "a forward pass may use all threads"
+        return first_model.frozen_features(*given)
+
+    monkeypatch.setattr(refit, "threadpool_limits", one_thread)
+    monkeypatch.setattr(refit, "frozen_features", read)
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, unlabelled=str(tmp_path / "more"), epochs=1, lr=1e-4)
     details, model = rungs_of(result.folder)["unlabelled"]["details"], load_trained(result.folder)
     assert details["read_again"] == (most or details["images"])
+    said = f"after tuning {details['read_again']} of them are read once more, which takes about "
+    assert any(line.startswith(said) for line in console.lines)
     summary = json.loads((result.folder / "summary.json").read_text())
     kept = [row["name"] for row in summary["rungs"] if row["kept"]]
     assert kept == [f"epoch 1, with a head fitted to its features ({GAUSSIAN})"]
@@ -261,12 +278,22 @@ def test_run__whose_images_without_labels_were_moved_meanwhile_ends_without_them
     assert result.report.images == 18
 
 
-@pytest.mark.parametrize(("budget", "images"), [(0.0, 500), (100.0, 200), (1000.0, 500)])
-def test_count_read_again__is_what_a_fifth_of_the_time_allows(monkeypatch, budget, images):
-    monkeypatch.setattr(step, "cannot_judge_tuning", lambda _: False)
-    state = SimpleNamespace(
-        record=SimpleNamespace(budget=budget), setup=None, image_seconds=0.2, precision=SimpleNamespace(speed=2.0)
-    )
+@pytest.mark.parametrize(
+    ("budget", "epochs", "too_few", "images"),
+    [
+        (0.0, 3, False, 500),
+        (300.0, None, False, 300),
+        (1000.0, None, False, 500),
+        (1000.0, None, True, 0),
+        (0.0, 0, False, 0),
+    ],
+)
+def test_count_read_again__is_what_a_fifth_of_the_time_allows_if_anything_is_tuned(
+    monkeypatch, budget, epochs, too_few, images
+):
+    monkeypatch.setattr(step, "cannot_judge_tuning", lambda _: too_few)
+    setup = SimpleNamespace(settings=SimpleNamespace(epochs=epochs))
+    state = SimpleNamespace(record=SimpleNamespace(budget=budget), setup=setup, image_seconds=0.2)
     assert step._count_read_again(state, 500) == images
 
 

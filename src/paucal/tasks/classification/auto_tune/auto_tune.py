@@ -19,7 +19,7 @@ from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import compare_candidates, fit_probe, time_frozen_network
 from paucal.tasks.classification.auto_tune.precision import choose_training_precision
 from paucal.tasks.classification.auto_tune.state import TuneState, cannot_judge_tuning, is_free, is_timed
-from paucal.tasks.classification.auto_tune.tuning import choose_preset, seconds_per_image
+from paucal.tasks.classification.auto_tune.tuning import choose_preset, seconds_per_image, settings_to_store
 from paucal.tasks.classification.auto_tune.unlabelled import learn_from_unlabelled
 from paucal.training import TimePlan
 from paucal.types import UserError
@@ -99,7 +99,8 @@ def _tune_trained_weights(state: TuneState) -> bool:
     epochs = state.setup.settings.epochs
     if epochs is None:
         epochs = max(1, min(MAX_EPOCHS, int(state.left(cost.shrink) / cost.epoch)))
-    _set_length(state, epochs, cost.epoch, {"img_size": cost.side, **preset.settings}, cost.shrink)
+    changes = {"img_size": cost.side, **settings_to_store(state.setup, preset)}
+    _set_length(state, epochs, cost.epoch, changes, cost.shrink)
     return True
 
 

@@ -85,6 +85,13 @@ def refit_head(
     rows = np.concatenate([train, val])
     with console.progress("features of the tuned network") as advance:
         features = frozen_features(network, data, rows, card.preprocessing, setup.settings, advance, staged)
+    pool = None
+    if unlabelled is not None:
+        more = as_training_part(unlabelled)
+        with console.progress("tuned features of images without labels") as advance:
+            pool = pool_of(
+                frozen_features(network, more, more.part("train"), card.preprocessing, setup.settings, advance, staged)
+            )
     known, count, n_classes = labels[rows], len(train), len(card.classes)
     last = features[:, : own_width(network)]
     truth = known[count:]
@@ -102,13 +109,12 @@ def refit_head(
             weights = fit_mixture(features[:count], known[:count], n_classes, {name: 1.0})
             candidates.append(judged(name, Head(*weights, DEFAULT_STRENGTH, None), features))
         best = min(candidates, key=_total_loss)
-        if unlabelled is None:
+        if pool is None:
             return best
-        more = _features_of_all(network, unlabelled, setup, console, staged)
         values = features if staged else last
         start = torch.zeros(n_classes, values.shape[1])
         start[:, : best.head.weight.shape[1]] = best.head.weight
-        heads = fit_heads(values[:count], known[:count], n_classes, pool_of(more), lambda *_: (start, best.head.bias))
+        heads = fit_heads(values[:count], known[:count], n_classes, pool, lambda *_: (start, best.head.bias))
         candidates += [
             judged(name, Head(weight.float(), bias.float(), DEFAULT_STRENGTH, None), values)
             for name, (weight, bias) in heads.items()
@@ -119,11 +125,3 @@ def refit_head(
 
 def _total_loss(head: RefittedHead) -> float:
     return sum(head.losses)
-
-
-def _features_of_all(
-    network: nn.Module, images: ImageSet, setup: TrainingSetup, console: Console, staged: bool
-) -> Tensor:
-    data, rows, preprocess = as_training_part(images), np.arange(len(images)), setup.card.preprocessing
-    with console.progress("tuned features of images without labels") as advance:
-        return frozen_features(network, data, rows, preprocess, setup.settings, advance, staged)

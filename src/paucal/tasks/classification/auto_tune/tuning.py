@@ -123,6 +123,15 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
     return preset, tried.observed(details.get(TRAINED, 0.0), evaluation, state.setup.plan.steps_per_epoch)
 
 
+def settings_to_store(setup: TrainingSetup, preset: TuningPreset) -> dict[str, Any]:
+    """Return the settings of a preset, and the present values of those that only other presets set.
+
+    The configuration of the run then fixes all of them, so that a run with it needs no trials.
+    """
+    names = {name for other in _open_presets(setup) for name in other.settings}
+    return {name: getattr(setup.settings, name) for name in sorted(names)} | dict(preset.settings)
+
+
 def _too_short_for_trials(state: TuneState, presets: Sequence[TuningPreset]) -> bool:
     """Return whether trials would leave too few epochs of the first preset at the probe's image size.
 

@@ -86,6 +86,9 @@ def learn_from_unlabelled(state: TuneState) -> None:
     held_out = "validation images" if len(state.setup.data.part("val")) else "held-out training images"
     shown = state.setup.data.primary_metric.format_score(score, held_out)
     state.console.say(f"{text} are kept ({lead}): {shown}, {percent(first.score)} without them")
+    if again := details["read_again"]:
+        seconds = duration(state.image_seconds * again)
+        state.console.say(f"after tuning {again} of them are read once more, which takes about {seconds}")
 
 
 def _conclude(state: TuneState, step: TuneStep) -> None:
@@ -117,10 +120,11 @@ def _read(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
 
 
 def _count_read_again(state: TuneState, images: int) -> int:
-    """Return how many of the images the tuned network is to read, for a head on its features; see `refit_head`."""
-    if not state.record.budget or cannot_judge_tuning(state.setup):
-        return images
-    return min(images, int(AGAIN_SHARE * state.record.budget * state.precision.speed / max(state.image_seconds, 1e-9)))
+    """Return how many of the images the tuned network reads, in float32, for heads on its features."""
+    if state.setup.settings.epochs == 0 or cannot_judge_tuning(state.setup):
+        return 0  # no network is tuned
+    budget = state.record.budget
+    return min(images, int(AGAIN_SHARE * budget / max(state.image_seconds, 1e-9))) if budget else images
 
 
 def time_share(labelled: int, is_tuned: bool) -> float:
