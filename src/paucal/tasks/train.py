@@ -25,7 +25,7 @@ def job_of(target: object) -> AnyJob:
 
 
 def stored_target(path: str) -> object:
-    """Return the target of the run to resume; None for a classifier or a missing run, which resuming reports."""
+    """Return the target of the run to resume; None for a classifier, and for a missing run, which is reported later."""
     try:
         settings = StoredRun(path).read_settings() if is_remote(path) else open_run(path).settings
         return settings.get("target")

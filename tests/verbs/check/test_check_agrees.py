@@ -16,7 +16,7 @@ from cli.calls import call, make_photos
 from paucal.data.unreadable import OnBad
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import SilentConsole
-from paucal.tasks.classification.assembly import _open
+from paucal.tasks.classification.assembly import _open_images
 from paucal.types import UserError
 
 
@@ -199,7 +199,7 @@ def refusal_of(place: Path, on_bad: OnBad) -> str:
     """Return the sentence with which a run of `paucal train` would refuse images as it opens them; "" for none."""
     settings = TrainSettings(data=str(place), img_size=[16], on_bad_image=on_bad)
     try:
-        _open(settings, SilentConsole().progress, None)
+        _open_images(settings, SilentConsole().progress, None)
     except UserError as problem:
         return str(problem)
     return ""

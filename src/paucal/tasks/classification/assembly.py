@@ -88,7 +88,7 @@ def assemble(
     run: RunFolder | None = None,
     opened: SplitImages | None = None,
 ) -> TrainingSetup:
-    """Open the data, choose the open settings and build the objective, without writing anything.
+    """Open the data, choose the settings that were not given and build the objective, without writing anything.
 
     Args:
         settings: Settings as given or stored.
@@ -98,39 +98,40 @@ def assemble(
         opened: Images of the run if they are open already.
     """
     chooses_start = run is None and _may_choose_start(settings, given)
-    asked = settings, given
+    unresolved = settings, given
     start = Start() if chooses_start else find_start(settings, run)
-    data = opened or _open(settings, bars, run)
+    data = opened or _open_images(settings, bars, run)
     choice = NO_CHOICE
     if chooses_start:
         settings, given, choice = _look_for_start(settings, given, data)
         start = find_start(settings)
-    images, facts = data.images, replace(data.facts(), start=_facts_of(start, settings.init))
+    images, facts = data.images, replace(data.facts(), start=_start_facts(start, settings.init))
     fit_memory = settings.batch_size == "auto"
     settings, reasons = resolve_training(settings, facts)
-    data, fewer = _at_size(settings, data, bars, run, opened)
+    data, fewer = _decode_at_size(settings, data, bars, run, opened)
     if fewer:  # unreadable images were skipped: choose the settings that depend on their number again
-        return assemble(*asked, bars, run, split_images(asked[0], data.images))
+        return assemble(*unresolved, bars, run, split_images(unresolved[0], data.images))
     images = data.images
-    tune_record = _tune_record(settings, choice, run, whole=images.stream is None)
-    objective, spec, notes = _build(settings, len(images.classes), images.reading.channels)
-    if run is None and _needs_test_part(asked[0], data, tune_record, objective):
-        return assemble(*asked, bars, run, split_images(asked[0], images, keep_test=True))
+    tune_record = _open_tune_record(settings, choice, run, whole=images.stream is None)
+    objective, spec, notes = _build_objective(settings, len(images.classes), images.reading.channels)
+    if run is None and _needs_test_part(unresolved[0], data, tune_record, objective):
+        return assemble(*unresolved, bars, run, split_images(unresolved[0], images, keep_test=True))
     suit_labels(settings, data, objective)
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
             data = with_label_maps(data, settings.labels, settings.method, advance)
-    fed = run_preprocessing(settings, data, start.input and start.input(settings.model), run)
+    preprocess = run_preprocessing(settings, data, start.input and start.input(settings.model), run)
     held_out = frozenset(key for part in ("val", "test") for key in take_strings(images.keys, data.part(part)))
-    settle_terms(settings, objective, RunImages(images, held_out, Normalisation(fed.mean, fed.std)))
+    settle_terms(settings, objective, RunImages(images, held_out, Normalisation(preprocess.mean, preprocess.std)))
     balance(settings, data, objective)
-    card = ModelCard(spec, images.classes, fed)
+    card = ModelCard(spec, images.classes, preprocess)
     if images.multi_hot is not None:
-        card = card.with_thresholds([DEFAULT_THRESHOLD] * len(images.classes))  # replaced if others are chosen later
+        # Replaced if the end of the run chooses thresholds.
+        card = card.with_thresholds([DEFAULT_THRESHOLD] * len(images.classes))
     if fit_memory:
         settings, reasons["batch_size"] = fit_batch(settings, data, objective, card)
         given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}
-    loaded = load_start(start, settings.model, objective, images.classes, settings.init_head)
+    load_report = load_start(start, settings.model, objective, images.classes, settings.init_head)
     if tune_record is not None and run is not None and not run.last.exists():
         load_head(run, objective, settings.img_size)
     findings = tuple(quick_check(data)) if run is None else ()
@@ -144,7 +145,7 @@ def assemble(
         *([NO_PROBE] if images.stream is not None and choice.candidates else ()),
         *warnings(findings),
         *check_plan(settings, facts.n_train),
-        *(loaded.lines() if loaded else ()),
+        *(load_report.lines() if load_report else ()),
         *seen_by_start(settings.init, images, data.split),
         *check_tuning(settings, objective, images.class_counts(data.part("train")).tolist()),
         *notes,
@@ -152,13 +153,15 @@ def assemble(
     _check_request(objective, settings, card)
     plan = _plan(settings, facts, tune_record)
     origin = origins(settings, given, reasons)
-    return TrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded, tune_record, findings)
+    return TrainingSetup(
+        settings, origin, data, plan, objective, card, tuple(remarks), load_report, tune_record, findings
+    )
 
 
 def _needs_test_part(
     settings: TrainSettings, data: SplitImages, tune_record: TuneRecord | None, objective: Objective
 ) -> bool:
-    """Return whether all images would train in a run without a probe, which leaves no score to cross-validate."""
+    """Return whether a test part must be cut: a run without a probe has no cross-validated score."""
     if len(data.part("test")) or not too_few_for_test(settings, data.images):
         return False
     return tune_record is None or not tune_record.candidates or linear_classifier(objective.deployable()) is None
@@ -169,7 +172,7 @@ def _plan(settings: TrainSettings, facts: DataAndMachine, tune_record: TuneRecor
     return replace(plan, total_steps=0) if tune_record is not None and not tune_record.tune else plan
 
 
-def _tune_record(settings: TrainSettings, choice: Choice, run: RunFolder | None, whole: bool) -> TuneRecord | None:
+def _open_tune_record(settings: TrainSettings, choice: Choice, run: RunFolder | None, whole: bool) -> TuneRecord | None:
     """Return the stored or a new record of auto-tuning; None for a run without it.
 
     Args:
@@ -190,11 +193,11 @@ def _tune_record(settings: TrainSettings, choice: Choice, run: RunFolder | None,
         tune_record = TuneRecord(
             candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time")
         )
-    _check_new(settings, tune_record, whole)
+    _check_new_run(settings, tune_record, whole)
     return tune_record
 
 
-def _check_new(settings: TrainSettings, tune_record: TuneRecord | None, whole: bool = True) -> None:
+def _check_new_run(settings: TrainSettings, tune_record: TuneRecord | None, whole: bool = True) -> None:
     check_rates(settings)
     if settings.epochs == 0 and not whole:
         raise UserError(
@@ -233,8 +236,11 @@ def _describe_unlabelled(settings: TrainSettings, images: ImageSet, objective: O
         raise UserError(
             f"--unlabelled fits a linear head, and {settings.model} has no linear classifier: leave it out."
         )
-    more = open_unlabelled(settings)
-    return [f"{counted(len(more), 'image')} without labels in {settings.unlabelled}", *more.notes]
+    unlabelled_images = open_unlabelled(settings)
+    return [
+        f"{counted(len(unlabelled_images), 'image')} without labels in {settings.unlabelled}",
+        *unlabelled_images.notes,
+    ]
 
 
 def head_file(sides: Sequence[int]) -> str:
@@ -277,15 +283,15 @@ def chosen_image_size(data: SplitImages) -> list[int]:
     """Return the side, or height and width, in pixels that a run would choose for these images."""
     settings, given = TrainSettings(), {}
     settings, given, _ = _look_for_start(settings, given, data)
-    facts = replace(data.facts(), start=_facts_of(find_start(settings), settings.init))
+    facts = replace(data.facts(), start=_start_facts(find_start(settings), settings.init))
     return list(resolve_training(settings, facts)[0].img_size)
 
 
-def _facts_of(start: Start, init: str | None) -> StartFacts | None:
+def _start_facts(start: Start, init: str | None) -> StartFacts | None:
     return None if start.facts is None else replace(start.facts, chosen=init == AUTO)
 
 
-def _open(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> SplitImages:
+def _open_images(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> SplitImages:
     """Open and split the images, and decode them if the image size is known."""
     with bars("looking through shards") as advance:
         images = find_images(settings, advance=advance)
@@ -296,25 +302,27 @@ def _open(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> SplitIm
     return split_images(settings, images) if run is None else SplitImages(images, stored_split(run, images))
 
 
-def _at_size(
-    settings: TrainSettings, data: SplitImages, bars: Bars, run: RunFolder | None, opened: SplitImages | None
+def _decode_at_size(
+    settings: TrainSettings, data: SplitImages, bars: Bars, run: RunFolder | None, opened_data: SplitImages | None
 ) -> tuple[SplitImages, bool]:
-    """Return the images decoded for the network's image size, and whether some were skipped.
+    """Return the images decoded at the network's image size, and whether some were skipped.
 
     Images that are open already may be larger than needed: auto-tuning tries smaller sizes.
     """
     images = data.images
-    like = images.reading if images.reading.side else first_reading(settings, images, stored_reading(run))
-    reading = reading_for(settings.img_size, like)
-    have, want = images.reading.side or 0, reading.side or 0
-    if have == want or (opened is not None and have > want):
+    base_reading = images.reading if images.reading.side else first_reading(settings, images, stored_reading(run))
+    reading = reading_for(settings.img_size, base_reading)
+    current_side, wanted_side = images.reading.side or 0, reading.side or 0
+    if current_side == wanted_side or (opened_data is not None and current_side > wanted_side):
         return data, False
     with bars("reading images") as advance:
         images = decoded(images, settings, reading, advance)
     return replace(data, images=images), len(images) < len(data.images)
 
 
-def _build(settings: TrainSettings, n_classes: int, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
+def _build_objective(
+    settings: TrainSettings, n_classes: int, channels: int
+) -> tuple[Objective, BackboneSpec, list[str]]:
     # The initial weights must not depend on earlier random numbers, nor change later ones.
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
@@ -326,8 +334,8 @@ def _build(settings: TrainSettings, n_classes: int, channels: int) -> tuple[Obje
 def _check_request(objective: Objective, settings: TrainSettings, card: ModelCard) -> None:
     """Refuse settings that do not give an objective the data it needs."""
     request = objective.data_request
-    if settings.frozen_views and (why := why_not_kept(settings, objective)) is not None:
-        raise UserError(f"--frozen-views is not supported here: {why}.")
+    if settings.frozen_views and (reason := why_not_kept(settings, objective)) is not None:
+        raise UserError(f"--frozen-views is not supported here: {reason}.")
     if settings.images_per_pass < request.smallest_batch:
         raise UserError(
             f"--batch-size is {settings.images_per_pass}, and --method {settings.method} needs at least "

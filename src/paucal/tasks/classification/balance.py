@@ -21,8 +21,8 @@ def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
         >>> balanced_weights(np.array([30, 10])).tolist()
         [0.6666666865348816, 2.0]
     """
-    present = counts > 0
-    weights = np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 1.0)
+    has_images = counts > 0
+    weights = np.where(has_images, counts.sum() / (has_images.sum() * np.maximum(counts, 1)), 1.0)
     return torch.from_numpy(weights).float()
 
 
@@ -77,5 +77,7 @@ def balance(settings: TrainSettings, data: SplitImages, objective: Objective) ->
             "use --sampling balanced."
         )
     train, rows = data.part("train"), data.images.multi_hot
-    several = None if rows is None else positive_weights(rows[train])
-    objective.weigh_classes(balanced_weights(data.images.class_counts(train)) if several is None else several)
+    label_weights = None if rows is None else positive_weights(rows[train])
+    objective.weigh_classes(
+        balanced_weights(data.images.class_counts(train)) if label_weights is None else label_weights
+    )

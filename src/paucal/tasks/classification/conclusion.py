@@ -93,24 +93,26 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     """
     finish = finish_model(run, setup, outcome, console)
     if not len(setup.data.part("test")) and (run.path / HELD_OUT).is_file():
-        return _close(run, setup, outcome, FinalEvaluation(record_cross_validated(run, setup), finish, None), console)
+        return _write_and_print(
+            run, setup, outcome, FinalEvaluation(record_cross_validated(run, setup), finish, None), console
+        )
     plain = _predict_test(run, setup, console)
     predictions = plain.at_temperature(finish.temperature)
     if rank() != 0:
-        report = _score(setup, predictions, finish)
+        report = _make_report(setup, predictions, finish)
         return Result(run.path, report, outcome.seconds)
     chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
     best = outcome.best.get("epoch") if _is_selected(setup) else None
     save_curves(run, outcome.rows, len(setup.data.part("train")), chance=chance, best=best)
-    report = _record(run, setup, predictions)
+    report = _write_evaluation(run, setup, predictions)
     calibrated = calibration(plain, finish.temperature, finish.images) if finish.images else None
     clear_epochs(run, setup)
     if not setup.card.several:
         draw_mistakes(run.plots, predictions, setup.data.images, load_trained(run), console.say)
-    return _close(run, setup, outcome, FinalEvaluation(report, finish, calibrated), console)
+    return _write_and_print(run, setup, outcome, FinalEvaluation(report, finish, calibrated), console)
 
 
-def _close(
+def _write_and_print(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation, console: Console
 ) -> Result:
     """Write the summary and the page of an evaluated run, and print the result."""
@@ -134,7 +136,7 @@ def _predict_test(run: RunFolder, setup: TrainingSetup, console: Console) -> Pre
         return predict_all(model.module, loader, device, progress=lambda done: advance(done, len(indices)))
 
 
-def _score(setup: TrainingSetup, predictions: Predictions, finish: Finish) -> Report:
+def _make_report(setup: TrainingSetup, predictions: Predictions, finish: Finish) -> Report:
     """Return the report without writing anything."""
     classes = setup.card.classes
     if setup.card.several:
@@ -142,7 +144,7 @@ def _score(setup: TrainingSetup, predictions: Predictions, finish: Finish) -> Re
     return classification_report(predictions, classes, _train_labels(setup))
 
 
-def _record(run: RunFolder, setup: TrainingSetup, predictions: Predictions) -> Report:
+def _write_evaluation(run: RunFolder, setup: TrainingSetup, predictions: Predictions) -> Report:
     images, classes = setup.data.images, setup.card.classes
     if setup.card.several:
         card = read_card(run)
@@ -205,22 +207,22 @@ def closing_lines(
 ) -> list[str]:
     """Return the last lines to print: the test score, what was trained, where it is, and the next commands."""
     report, score = evaluation.report, score_lines(evaluation.report)[0]
-    several = isinstance(report, MultiLabelReport)
-    usual = percent(report.chance) if several else percent(report.majority.top1)
-    baseline = "a random order" if several else f"always predicting {report.majority.name!r}"
-    kept = describe_kept_model(setup.tune_record, outcome, evaluation.finish, _is_selected(setup))
-    due = due_line(report, setup.data.images.name)
+    is_multi_label = isinstance(report, MultiLabelReport)
+    baseline_score = percent(report.chance) if is_multi_label else percent(report.majority.top1)
+    baseline = "a random order" if is_multi_label else f"always predicting {report.majority.name!r}"
+    kept_text = describe_kept_model(setup.tune_record, outcome, evaluation.finish, _is_selected(setup))
+    due_note = due_line(report, setup.data.images.name)
     return [
         "",
         f"{scored_part(report)} {setup.data.primary_metric.title}: {score.value} (95 % interval {score.interval}, "
-        f"{counted(report.images, 'image')}); {baseline}: {usual}",
-        *([due] if due else []),
+        f"{counted(report.images, 'image')}); {baseline}: {baseline_score}",
+        *([due_note] if due_note else []),
         *filter(None, [curve_sentence(run)]),
         *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),
         *filter(None, [evaluation.finish.mirrored]),
         f"trained: {setup.describe()}, {setup.settings.method}, "
         f"epochs: {outcome.passes(setup.settings.epochs)}, "
-        f"{total_seconds(setup.tune_record, outcome):.0f} s; kept: {kept}",
+        f"{total_seconds(setup.tune_record, outcome):.0f} s; kept: {kept_text}",
         f"results are in {run.path}: {page.name} (open it in a browser), {run.weights.name}, "
         f"{'metrics.csv, ' if outcome.rows else ''}plots/",
         "try next:",
@@ -237,8 +239,8 @@ def calibration_line(fit: Calibration) -> str:
     """Return a line on the effect of temperature scaling."""
     (before, after), images = fit.error, counted(fit.images, "validation image")
     if fit.temperature == 1.0:
-        why = "are too few to fit a temperature" if fit.images < FEWEST_IMAGES else "show no need for a temperature"
-        return f"confidence: off by {percent(before)} on average; {images} {why}"
+        reason = "are too few to fit a temperature" if fit.images < FEWEST_IMAGES else "show no need for a temperature"
+        return f"confidence: off by {percent(before)} on average; {images} {reason}"
     return (
         f"confidence: off by {percent(before)} on average before, by {percent(after)} after a temperature of "
         f"{fit.temperature:.2f}, fitted to {images}"
@@ -269,18 +271,18 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
 def command_again(setup: TrainingSetup, **changes: Any) -> str:
     """Return the command of this run with other settings and without its output folder."""
     settings = {**vars(setup.settings), **changes}
-    given = {name for name, origin in setup.origin.items() if origin in ("flag", "config", "given")}
+    given_names = {name for name, origin in setup.origin.items() if origin in ("flag", "config", "given")}
     # Settings that depend on the method or on the length are chosen again if it changes.
     dropped = {"data", "output", "overwrite", "schedule_epochs" if "epochs" in changes else ""}
     if "method" in changes:
         dropped |= unused_by(replace(setup.settings, method=changes["method"]))
     defaults = {name: field.default for name, field in setting_fields(TrainSettings).items()}
     words = ["paucal", "train", *([settings["data"]] if settings["data"] != "digits" else [])]
-    if "init" in given and settings["init"] is None:
+    if "init" in given_names and settings["init"] is None:
         words += ["--init", "none"]  # otherwise the command would look for pretrained weights
     for name, value in settings.items():
-        kept = name in changes or (name in given and name not in dropped)
-        if not kept or (value == defaults[name] and name not in changes):
+        is_kept = name in changes or (name in given_names and name not in dropped)
+        if not is_kept or (value == defaults[name] and name not in changes):
             continue
         words += flag_words(name, value)
     return shlex.join(words)

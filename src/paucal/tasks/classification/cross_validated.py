@@ -28,8 +28,8 @@ def store_held_out(run: RunFolder, held_out: HeldOut, fitted: Tensor) -> None:
 
 def read_held_out(run: RunFolder) -> HeldOut:
     """Read the predictions of a cross-validation, whose rows are positions among all training images."""
-    stored = read_weights(run.path / FILE)
-    return HeldOut(stored["rows"], stored["logits"], stored["labels"], int(stored["folds"]))
+    arrays = read_weights(run.path / FILE)
+    return HeldOut(arrays["rows"], arrays["logits"], arrays["labels"], int(arrays["folds"]))
 
 
 def record_cross_validated(run: RunFolder, setup: TrainingSetup) -> Report:

@@ -59,7 +59,7 @@ class Finish:
 
 
 def watch_of(setup: TrainingSetup) -> Watch:
-    """Return how the epochs of a run are scored on its validation images, which must exist."""
+    """Return the scoring of epochs on the validation images, which must exist."""
     tune_record, settings = setup.tune_record, setup.settings
     floor = None if tune_record is None else tune_record.floor
     scores = validation(setup.data, setup.card.preprocessing, settings)
@@ -70,21 +70,21 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
     """Average epochs if that improves validation, fit the temperature or the thresholds, and store the model again.
 
     The validation images are divided among all processes; each returns the result, and the first writes. A run that is
-    killed here repeats this when it is resumed.
+    killed here repeats this step when it is resumed.
     """
     if not len(setup.data.part("val")):
         return Finish()
     wait_for_all()  # the first process writes the files
     watch = watch_of(setup)
-    done, kept = Finish(), kept_epochs(run, watch)
-    if kept is not None and outcome.rows:
-        done, tuned = _try_average(run, setup, outcome, kept, watch, console)
+    finish, epoch_store = Finish(), kept_epochs(run, watch)
+    if epoch_store is not None and outcome.rows:
+        finish, tuned = _try_average(run, setup, outcome, epoch_store, watch, console)
         if tuned is not None:
-            done = _with_refitted_head(run, setup, outcome, done, tuned, console)
+            finish = _with_refitted_head(run, setup, outcome, finish, tuned, console)
     if setup.card.several:
-        return _with_thresholds(run, setup, done, console)
+        return _with_thresholds(run, setup, finish, console)
     if setup.settings.calibrate == "none":
-        return done
+        return finish
     model = load_trained(run, setup.settings.device)
     predictions = _predict_validation(model, setup, console)
     temperature = fit_temperature(predictions.logits, predictions.labels)
@@ -93,15 +93,17 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
         save_trained(run, model.module, model.card.at_temperature(temperature))
     mirrored = ""
     if setup.settings.hflip:  # otherwise mirroring changes the meaning of an image
-        both = _predict_validation(model.mirrored(), setup, console)
-        mirrored = mirror_sentence(predictions.logits / temperature, both.logits / temperature, predictions.labels)
-    return replace(done, temperature=temperature, images=len(predictions), mirrored=mirrored)
+        mirrored_predictions = _predict_validation(model.mirrored(), setup, console)
+        mirrored = mirror_sentence(
+            predictions.logits / temperature, mirrored_predictions.logits / temperature, predictions.labels
+        )
+    return replace(finish, temperature=temperature, images=len(predictions), mirrored=mirrored)
 
 
 def mirror_sentence(plain: Tensor, mirrored: Tensor, labels: Tensor) -> str:
-    """Return what averaging over mirror images gains on the validation images; "" for no more than a standard error.
+    """Return a sentence on the gain of averaging over mirror images; "" for a gain below a standard error.
 
-    The cross-entropy decides, since few images cannot separate accuracies; but a lower accuracy is no gain.
+    The cross-entropy on the validation images decides, as it varies less than the accuracy; the accuracy must not fall.
 
     Args:
         plain: (N, K) calibrated logits.
@@ -121,7 +123,7 @@ def mirror_sentence(plain: Tensor, mirrored: Tensor, labels: Tensor) -> str:
     )
 
 
-def _with_thresholds(run: RunFolder, setup: TrainingSetup, done: Finish, console: Console) -> Finish:
+def _with_thresholds(run: RunFolder, setup: TrainingSetup, finish: Finish, console: Console) -> Finish:
     """Choose the probability above which each class is predicted, and store it with the model."""
     model = load_trained(run, setup.settings.device)
     predictions = _predict_validation(model, setup, console)
@@ -129,13 +131,13 @@ def _with_thresholds(run: RunFolder, setup: TrainingSetup, done: Finish, console
     wait_for_all()  # until all have read the model
     if rank() == 0:
         save_trained(run, model.module, model.card.with_thresholds(thresholds))
-    return replace(done, thresholds=thresholds)
+    return replace(finish, thresholds=thresholds)
 
 
 def clear_epochs(run: RunFolder, setup: TrainingSetup) -> None:
     """Remove the weights of single epochs, once the run's model is final."""
-    if len(setup.data.part("val")) and (kept := kept_epochs(run, watch_of(setup))) is not None:
-        kept.clear()
+    if len(setup.data.part("val")) and (epoch_store := kept_epochs(run, watch_of(setup))) is not None:
+        epoch_store.clear()
 
 
 @dataclass(frozen=True)
@@ -154,9 +156,9 @@ class _Tuned:
 
 
 def _try_average(
-    run: RunFolder, setup: TrainingSetup, outcome: Outcome, kept: KeptEpochs, watch: Watch, console: Console
+    run: RunFolder, setup: TrainingSetup, outcome: Outcome, epoch_store: KeptEpochs, watch: Watch, console: Console
 ) -> tuple[Finish, _Tuned | None]:
-    files = broadcast_value(kept.kept(outcome.rows))  # all processes must choose the same epochs
+    files = broadcast_value(epoch_store.kept(outcome.rows))  # all processes must choose the same epochs
     if not files:
         return Finish(), None
     # Averages are evaluated in a new network, since the trained one may be sharded.
@@ -169,22 +171,22 @@ def _try_average(
         scores = watch.validate(module.to(device), device)
         return broadcast_value((scores[measure.column], -scores[LOSS]))
 
-    mean, chosen, score = greedy_soup(files, evaluate)
-    own = (outcome.best[measure.column], -outcome.best[LOSS]) if outcome.best else (watch.floor or 0.0, 0.0)
-    best = broadcast_value(own)
+    mean, chosen_files, score = greedy_soup(files, evaluate)
+    local_best = (outcome.best[measure.column], -outcome.best[LOSS]) if outcome.best else (watch.floor or 0.0, 0.0)
+    best = broadcast_value(local_best)
     module.load_state_dict(mean)
-    epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
+    epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if epoch_store.file(row) in chosen_files))
     tuned = _Tuned(module, epochs, score[0])
     by_loss = broadcast_value(not outcome.best and score <= best and _is_better_than_first(setup, tuned))
-    if not by_loss and (len(chosen) < 2 or score <= best):
+    if not by_loss and (len(chosen_files) < 2 or score <= best):
         return Finish(), tuned
     if rank() == 0:
         save_trained(run, module, setup.card)
     wait_for_all()
-    before = "the first model, whose loss is higher," if by_loss else "the best alone"
+    runner_up = "the first model, whose loss is higher," if by_loss else "the best alone"
     console.say(
         f"{'averaged' if len(epochs) > 1 else 'kept'} the weights of {counted(len(epochs), 'epoch')} "
-        f"({', '.join(map(str, epochs))}): {measure.format_score(score[0], 'validation images')}, {before} "
+        f"({', '.join(map(str, epochs))}): {measure.format_score(score[0], 'validation images')}, {runner_up} "
         f"{percent(best[0])}"
     )
     return Finish(epochs, score[0], by_loss=by_loss), tuned
@@ -195,48 +197,48 @@ def _is_better_than_first(setup: TrainingSetup, tuned: _Tuned) -> bool:
     first = None if setup.tune_record is None else setup.tune_record.first_model
     if first is None or not first.details.get(LOSSES):
         return False
-    return is_better(tuned.score, _losses_of(setup, tuned.module), first.score, first.details[LOSSES])
+    return is_better(tuned.score, _validation_losses(setup, tuned.module), first.score, first.details[LOSSES])
 
 
-def _losses_of(setup: TrainingSetup, module: nn.Module) -> list[float]:
+def _validation_losses(setup: TrainingSetup, module: nn.Module) -> list[float]:
     predict = validation_predictions(setup.data, setup.card.preprocessing, setup.settings)
     return calibrated_losses(predict(module, torch.device(setup.settings.device)))
 
 
 def _with_refitted_head(
-    run: RunFolder, setup: TrainingSetup, outcome: Outcome, done: Finish, tuned: _Tuned, console: Console
+    run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: Finish, tuned: _Tuned, console: Console
 ) -> Finish:
     """Fit heads to the features of the tuned weights, and keep the best if it is better than the run's model."""
     record = setup.tune_record
     first = None if record is None else record.first_model
     if record is None or first is None:
-        return done
+        return finish
     refitted = refit_head(setup, tuned.module, console, _images_to_read_again(run, setup, record, console))
     if refitted is None:
-        return done
+        return finish
     score, losses = first.score, first.details.get(LOSSES, ())
-    if outcome.best or done.epochs:
-        score, losses = tuned.score, _losses_of(setup, tuned.module)
+    if outcome.best or finish.epochs:
+        score, losses = tuned.score, _validation_losses(setup, tuned.module)
     better = bool(losses) and is_better(refitted.score, refitted.losses, score, losses)
     if not broadcast_value(better):  # each process has fitted its own
-        return done
+        return finish
     if rank() == 0:
         save_trained(run, *refitted.deployed(tuned.module, setup.card))
     wait_for_all()
     title = setup.data.primary_metric.format_score(refitted.score, "validation images")
     console.say(f"kept a head fitted to the tuned features, {refitted.name}: {title}, {percent(score)} without it")
-    return replace(done, epochs=tuned.epochs, score=refitted.score, by_loss=False, head=refitted.name)
+    return replace(finish, epochs=tuned.epochs, score=refitted.score, by_loss=False, head=refitted.name)
 
 
 def _images_to_read_again(
     run: RunFolder, setup: TrainingSetup, record: TuneRecord, console: Console
 ) -> ImageSet | None:
     """Return the images without labels that the tuned network reads; None if it reads none."""
-    most = 0 if record.unlabelled is None else record.unlabelled.details.get("read_again", 0)
-    if not most:
+    max_images = 0 if record.unlabelled is None else record.unlabelled.details.get("read_again", 0)
+    if not max_images:
         return None
     try:
-        images = remembered_images(run, setup.settings, setup.data, most, console)
+        images = remembered_images(run, setup.settings, setup.data, max_images, console)
     except UserError as problem:  # the images were moved while the run was stopped
         console.say(f"note: no head is fitted to the tuned features of images without labels: {problem}")
         return None

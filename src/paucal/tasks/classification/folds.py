@@ -101,7 +101,7 @@ def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Cons
         raise UserError("--folds trains all folds and --fold only one: give one of the two.")
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("--folds uses one process: with several, train each fold separately, such as --fold 1/5.")
-    folder, results = _folder(settings), []
+    folder, results = _prepare_folder(settings), []
     for number in range(1, folds + 1):
         console.say(f"fold {number} of {folds}")
         scores = _train_fold(folder / f"fold-{number}", number, settings, given, console)
@@ -112,9 +112,14 @@ def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Cons
             return scores
         results.append(scores)
     result = CrossValidated(folder, results)
-    content = {"settings": _comparable(settings), "folds": results, "mean": result.metrics, "spread": result.spread}
+    content = {
+        "settings": _common_settings(settings),
+        "folds": results,
+        "mean": result.metrics,
+        "spread": result.spread,
+    }
     RunFolder(folder).write_json(RECORD, content)
-    console.show(_table(result))
+    console.show(_score_table(result))
     console.say(f"results are in {folder}: {RECORD} and a run for each fold")
     return result
 
@@ -125,21 +130,23 @@ def _train_fold(
     run = RunFolder(path)
     if not settings.overwrite and run.finished:
         console.say(f"{path} is finished already")
-        return _scores(run)
+        return _read_scores(run)
     if not settings.overwrite and run.config.is_file():
         result = resume(TrainingJob(), path, console)
     else:
-        own = replace(settings, folds=None, fold=f"{number}/{settings.folds}", output=str(path))
-        origin = {name: word for name, word in given.items() if name != "folds"}
-        result = begin(TrainingJob(), own, {**origin, "fold": given.get("folds", "given"), "output": "given"}, console)
-    return result if isinstance(result, Stopped) else _scores(run)
+        fold_settings = replace(settings, folds=None, fold=f"{number}/{settings.folds}", output=str(path))
+        origin = {name: source for name, source in given.items() if name != "folds"}
+        result = begin(
+            TrainingJob(), fold_settings, {**origin, "fold": given.get("folds", "given"), "output": "given"}, console
+        )
+    return result if isinstance(result, Stopped) else _read_scores(run)
 
 
-def _scores(run: RunFolder) -> dict[str, float]:
+def _read_scores(run: RunFolder) -> dict[str, float]:
     return dict(read_report(run.read_json("evaluation/test/metrics.json")).values)
 
 
-def _folder(settings: TrainSettings) -> Path:
+def _prepare_folder(settings: TrainSettings) -> Path:
     """Return the folder of all folds, after storing their common settings in it."""
     if settings.output is None:
         number = 1
@@ -151,24 +158,24 @@ def _folder(settings: TrainSettings) -> Path:
     refuse_inside_images(folder, {"DATA": settings.data}, settings.data_root)
     record = folder / RECORD
     if folder.exists() and not settings.overwrite and any(folder.iterdir()):
-        stored = RunFolder(folder).read_json(RECORD).get("settings") if record.is_file() else None
-        if stored != _comparable(settings):
+        stored_settings = RunFolder(folder).read_json(RECORD).get("settings") if record.is_file() else None
+        if stored_settings != _common_settings(settings):
             raise UserError(
                 f"--output: {str(folder)!r} holds other files than folds with these settings: choose another "
                 "folder, or replace it with --overwrite."
             )
     folder.mkdir(parents=True, exist_ok=True)
-    RunFolder(folder).write_json(RECORD, {"settings": _comparable(settings)})
+    RunFolder(folder).write_json(RECORD, {"settings": _common_settings(settings)})
     return folder
 
 
-def _comparable(settings: TrainSettings) -> dict[str, Any]:
+def _common_settings(settings: TrainSettings) -> dict[str, Any]:
     """Return the common settings of all folds, as values of JSON."""
     values = {name: value for name, value in vars(settings).items() if name not in _OWN or name == "folds"}
     return json.loads(json.dumps(values, default=str))
 
 
-def _table(result: CrossValidated) -> Table:
+def _score_table(result: CrossValidated) -> Table:
     table = Table(title=f"{len(result.folds)} folds", title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("score")
     for heading in (*(f"fold {number + 1}" for number in range(len(result.folds))), "mean", "spread"):

@@ -46,7 +46,7 @@ class FrozenViews:
 
     Attributes:
         stages: Number of frozen stages, after which the network continues.
-        kept: (V * N, ...) activations, all images of a view after each other.
+        kept: (V * N, ...) activations, ordered by view, then by image.
         rows: (images of the set,) position of each training image among the N; -1 for others.
         count: V.
     """
@@ -59,8 +59,10 @@ class FrozenViews:
     def loader(self, data: SplitImages, settings: TrainSettings, plan: Plan, start: int) -> TrainLoader:
         """Return a training loader of activations, from forward pass `start` on."""
         dataset = _ActivationDataset(self, data.images.targets)
-        alone = replace(settings, workers=0)  # worker processes would only copy
-        return step_loader(dataset, data, alone, plan, start, settings.repeats, settings.sampling == "balanced")
+        loader_settings = replace(settings, workers=0)  # worker processes would only copy
+        return step_loader(
+            dataset, data, loader_settings, plan, start, settings.repeats, settings.sampling == "balanced"
+        )
 
     def samples(self, keys: list[SampleKey], targets: Targets) -> list[Sample]:
         """Return the activations of some draws of images, with the targets of the images."""
@@ -101,7 +103,7 @@ class _ActivationDataset(Dataset[Sample]):
 
 
 def count_frozen(settings: TrainSettings) -> int:
-    """Return the number of frozen stages; 0 for the stem alone."""
+    """Return the number of frozen stages; 0 if only the stem is frozen."""
     return settings.freeze if isinstance(settings.freeze, int) else 0
 
 
@@ -149,21 +151,23 @@ def keep_views(
     dataset = view_dataset(data, preprocess, settings, objective.data_request)
     size = inference_batch_size(preprocess.image_size, settings.device)
     objective.to(settings.device)
-    kept: Tensor | None = None
-    done = 0
+    stored_views: Tensor | None = None
+    n_stored = 0
     try:
         for view in range(count):
             for batch in make_ordered_loader(dataset, images, size, collate, settings.workers, epoch=view):
                 activations = _activations(stages, objective, batch, settings)
-                if kept is None:
-                    _check(stages, objective, batch, activations, settings)
-                    kept = _map_file(folder, (count * len(images), *activations.shape[1:]), activations.dtype)
-                kept[done : done + len(activations)] = activations.cpu()
-                done += len(activations)
+                if stored_views is None:
+                    _check_frozen_stages(stages, objective, batch, activations, settings)
+                    stored_views = _memory_mapped_tensor(
+                        folder, (count * len(images), *activations.shape[1:]), activations.dtype
+                    )
+                stored_views[n_stored : n_stored + len(activations)] = activations.cpu()
+                n_stored += len(activations)
                 if advance is not None:
-                    advance(done, count * len(images))
-        assert kept is not None
-        yield FrozenViews(stages, kept, rows, count)
+                    advance(n_stored, count * len(images))
+        assert stored_views is not None
+        yield FrozenViews(stages, stored_views, rows, count)
     finally:
         stages.close()
 
@@ -178,25 +182,25 @@ def _activations(stages: FrozenStages, objective: Objective, batch: Batch, setti
 
 
 def autocast(settings: TrainSettings) -> torch.autocast:
-    """Return the context of a training step's precision."""
-    half = torch.float16 if settings.precision == "16-mixed" else torch.bfloat16
-    return torch.autocast(settings.device, half, enabled=settings.precision != "32-true")
+    """Return the autocast context of a training step."""
+    dtype = torch.float16 if settings.precision == "16-mixed" else torch.bfloat16
+    return torch.autocast(settings.device, dtype, enabled=settings.precision != "32-true")
 
 
-def _check(
+def _check_frozen_stages(
     stages: FrozenStages, objective: Objective, batch: Batch, activations: Tensor, settings: TrainSettings
 ) -> None:
     """Refuse networks whose frozen stages draw random numbers, or pass on more than one tensor."""
-    again = _activations(stages, objective, batch, settings)
+    repeated = _activations(stages, objective, batch, settings)
     model = objective.deployable().eval()
     images = batch.views[0].to(settings.device)
     with torch.no_grad(), autocast(settings):
-        whole = model(images)
+        logits = model(images)
         resumed = model(stages.go_on_from(activations))
         stages.forget()
-    whole, resumed = whole.float(), resumed.float()
-    near = TOLERANCE * float(whole.std(correction=0))  # the logits of an untrained head may be tiny
-    if not torch.equal(activations, again) or not torch.allclose(whole, resumed, rtol=TOLERANCE, atol=near):
+    logits, resumed = logits.float(), resumed.float()
+    atol = TOLERANCE * float(logits.std(correction=0))  # the logits of an untrained head may be tiny
+    if not torch.equal(activations, repeated) or not torch.allclose(logits, resumed, rtol=TOLERANCE, atol=atol):
         raise UserError(
             f"--frozen-views is not supported for {settings.model}, whose frozen stages pass on more than one "
             "tensor, or draw random numbers: leave it out."
@@ -211,15 +215,15 @@ def most_views(folder: Path, images: int, n_bytes: int) -> int:
         images: Number of training images.
         n_bytes: Bytes of the activations of one image.
     """
-    room = min(int(MEMORY_SHARE * available_memory()), free_bytes(folder))
-    return room // max(1, images * n_bytes)
+    free_space = min(int(MEMORY_SHARE * available_memory()), free_bytes(folder))
+    return free_space // max(1, images * n_bytes)
 
 
-def _map_file(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _memory_mapped_tensor(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return a tensor in a memory-mapped file that is removed together with the tensor."""
-    each = int(np.prod(shape[1:])) * dtype.itemsize
-    size = shape[0] * each
-    if not most_views(folder, shape[0], each):
+    row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
+    size = shape[0] * row_bytes
+    if not most_views(folder, shape[0], row_bytes):
         raise UserError(
             f"--frozen-views needs {size / 1e9:.1f} GB, but may use at most a quarter of the free memory and half "
             "of the free disk: give fewer views, or leave it out."
@@ -233,11 +237,11 @@ def _map_file(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
         raise UserError(f"--frozen-views needs {size / 1e9:.1f} GB on the disk of {folder}: {problem}.") from problem
     finally:
         os.close(handle)
-        _remove(name)
+        _remove_file(name)
 
 
-def _remove(name: str) -> None:
+def _remove_file(name: str) -> None:
     try:
         os.unlink(name)  # the mapping stays until the tensor is freed
-    except OSError:  # on Windows an open file stays until the run's folder is removed
+    except OSError:  # Windows cannot remove an open file; it is removed with the run's folder
         return

@@ -16,16 +16,16 @@ from paucal.runner.images import SplitImages
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
-FEW_PER_CLASS = 10  # with fewer images per class, a test part would be too small for a useful score
+FEW_PER_CLASS = 10  # with fewer images per class, a test part is too small for a useful score
 READING_SECONDS = 5.0  # time limit of comparing files, since a run must start soon
 FINDINGS = "check.json"
 
 
 def too_few_for_test(settings: TrainSettings, images: ImageSet) -> bool:
     """Return whether to train on all images and cross-validate the score, unless the settings request a test part."""
-    given = (settings.split, settings.fold, settings.group_by, settings.val_fraction, settings.test_fraction)
+    part_settings = (settings.split, settings.fold, settings.group_by, settings.val_fraction, settings.test_fraction)
     return (
-        all(value is None for value in given)
+        all(value is None for value in part_settings)
         and settings.epochs in (None, 0)  # a given number of epochs trains a network, which is not cross-validated
         and images.stream is None
         and images.multi_hot is None
@@ -72,10 +72,10 @@ def quick_check(data: SplitImages, seconds: float = READING_SECONDS) -> list[Fin
         seconds: Limit of reading files to find copies.
     """
     images = data.images
-    checked = CheckedSet(images, data.split.parts, len(set(images.declared)) > 1)
-    digests = None if images.stream is not None else _digests(images, seconds)
+    checked_set = CheckedSet(images, data.split.parts, len(set(images.declared)) > 1)
+    digests = None if images.stream is not None else _file_digests(images, seconds)
     # Notes about the source are printed by the run itself.
-    findings = [finding for finding in label_findings(checked) if finding.name != "source"]
+    findings = [finding for finding in label_findings(checked_set) if finding.name != "source"]
     if digests is None:
         text = (
             f"{len(images)} images were not compared with each other, which would have taken longer than {seconds:g} s"
@@ -83,7 +83,7 @@ def quick_check(data: SplitImages, seconds: float = READING_SECONDS) -> list[Fin
         return sort_findings(
             [*findings, Finding("not-compared", "note", text, f"run 'paucal check {images.location}' to compare them")]
         )
-    return sort_findings([*findings, *exact_findings(checked, exact_groups(digests))])
+    return sort_findings([*findings, *exact_findings(checked_set, exact_groups(digests))])
 
 
 def write_findings(run: RunFolder, findings: list[Finding] | tuple[Finding, ...], images: ImageSet) -> None:
@@ -91,7 +91,7 @@ def write_findings(run: RunFolder, findings: list[Finding] | tuple[Finding, ...]
     run.write_json(FINDINGS, {"findings": [finding.to_dict(images.keys) for finding in findings]})
 
 
-def _digests(images: ImageSet, seconds: float) -> list[bytes] | None:
+def _file_digests(images: ImageSet, seconds: float) -> list[bytes] | None:
     """Return the digest of each file; None if reading them takes longer than the seconds."""
     end, digests = time.monotonic() + seconds, []
     for position in range(len(images)):

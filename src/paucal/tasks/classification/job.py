@@ -57,14 +57,14 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
     def pin(self, settings: TrainSettings) -> TrainSettings:
         """Return settings with absolute paths."""
         if settings.unlabelled is not None:
-            there = DataSettings(data=settings.unlabelled, data_root=settings.data_root)
-            settings = replace(settings, unlabelled=pin_data(there).data)
+            unlabelled_settings = DataSettings(data=settings.unlabelled, data_root=settings.data_root)
+            settings = replace(settings, unlabelled=pin_data(unlabelled_settings).data)
         return pin_start(pin_data(settings, {*paths_of_methods(), "split"}))
 
     def assemble(
         self, settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> TrainingSetup:
-        """Open the data, choose the open settings and build the objective."""
+        """Open the data, choose the settings that were not given and build the objective."""
         return assemble(settings, given, bars, run)
 
     def describe_model(self, setup: TrainingSetup) -> str:
@@ -99,11 +99,11 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         if not setup.settings.frozen_views:
             yield setup
             return
-        data, fed = setup.data, setup.card.preprocessing
+        data, preprocess = setup.data, setup.card.preprocessing
         with ExitStack() as stack:
             with console.progress("activations of the frozen stages") as advance:
                 views = stack.enter_context(
-                    keep_views(run.path, data, data.part("train"), fed, setup.settings, setup.objective, advance)
+                    keep_views(run.path, data, data.part("train"), preprocess, setup.settings, setup.objective, advance)
                 )
             stack.enter_context(views.read_by(setup.objective))
             yield replace(setup, frozen_views=views)

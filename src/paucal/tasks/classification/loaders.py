@@ -43,8 +43,8 @@ def run_preprocessing(
         return stored  # a card with another image size belongs to the probe
     statistics = normalisation(settings, data, start)
     reading = data.images.reading
-    fed = preprocessing(settings, statistics, start, reading.value_range)
-    return replace(fed, channel_ranges=reading.channel_ranges)
+    chosen_input = preprocessing(settings, statistics, start, reading.value_range)
+    return replace(chosen_input, channel_ranges=reading.channel_ranges)
 
 
 def preprocessing(
@@ -59,21 +59,23 @@ def preprocessing(
     """
     size = height_and_width(settings.img_size)
     recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
-    of_recipe = ImageInput() if recipe is not None and recipe.imagenet_crop else None
-    fed = of_recipe or start or input_of_scratch(settings.model)
-    whole = settings.crop in ("padded", "none") or min(size) <= SMALL or settings.resize != "crop"
-    ratio = 1.0 if whole else fed.crop_ratio
-    return Preprocessing(size, ratio, fed.interpolation, statistics.mean, statistics.std, value_range, settings.resize)
+    recipe_input = ImageInput() if recipe is not None and recipe.imagenet_crop else None
+    image_input = recipe_input or start or input_of_scratch(settings.model)
+    shows_whole = settings.crop in ("padded", "none") or min(size) <= SMALL or settings.resize != "crop"
+    ratio = 1.0 if shows_whole else image_input.crop_ratio
+    return Preprocessing(
+        size, ratio, image_input.interpolation, statistics.mean, statistics.std, value_range, settings.resize
+    )
 
 
 def augmentation(settings: TrainSettings) -> Augmentation:
     """Return the augmentation of training images."""
     policy = settings.rand_augment
-    least = settings.crop_scale if settings.crop == "random-resized" else 1.0  # other crops have no scale
-    assert least is not None  # filled by its rule
+    min_scale = settings.crop_scale if settings.crop == "random-resized" else 1.0  # other crops have no scale
+    assert min_scale is not None  # filled by its rule
     return Augmentation(
         crop=settings.crop,
-        scale=(least, 1.0),
+        scale=(min_scale, 1.0),
         padding=max(1, min(height_and_width(settings.img_size)) // PAD_SHARE),
         hflip=settings.hflip,
         rand_augment=None if policy in (None, "none") else policy,
@@ -161,8 +163,10 @@ def validation_predictions(
 def deployed_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings) -> Image.Image:
     """Return a picture of validation images, or else training images, exactly as the deployed model will see them."""
     indices = data.part("val") if len(data.part("val")) else data.part("train")
-    alone = replace(settings, workers=0)
-    batch = next(iter(eval_loader(data, indices[evenly_spaced(len(indices), MOST_IMAGES)], card.preprocessing, alone)))
+    loader_settings = replace(settings, workers=0)
+    batch = next(
+        iter(eval_loader(data, indices[evenly_spaced(len(indices), MOST_IMAGES)], card.preprocessing, loader_settings))
+    )
     statistics = Normalisation(card.preprocessing.mean, card.preprocessing.std)
     return sheet(batch, statistics, card.classes)
 
@@ -170,8 +174,8 @@ def deployed_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings) 
 def training_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings, plan: Plan) -> Image.Image:
     """Return a picture of training images as the network will see them, with mixing if the run uses it."""
     preprocess = card.preprocessing
-    alone = replace(settings, workers=0)
-    batch = next(iter(train_loader(data, preprocess, alone, plan, DataRequest(), 0)))
+    loader_settings = replace(settings, workers=0)
+    batch = next(iter(train_loader(data, preprocess, loader_settings, plan, DataRequest(), 0)))
     if plan.mixing is not None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)

@@ -39,7 +39,7 @@ def draw_mistakes(
     path = folder / NAME
     try:
         mistakes = worst_mistakes(predictions, SHOWN)
-        figure = _figure(mistakes, predictions, images, model) if mistakes else None
+        figure = _draw_figure(mistakes, predictions, images, model) if mistakes else None
         if figure is not None:
             save_figure(path, figure)
             return
@@ -50,15 +50,15 @@ def draw_mistakes(
         path.unlink(missing_ok=True)  # a picture of an earlier model would be mistaken for this one's
 
 
-def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet, model: TrainedModel) -> Figure:
+def _draw_figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet, model: TrainedModel) -> Figure:
     transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
     pictures = [images.store.read(mistake.id) for mistake in mistakes]
     inputs = [transform(picture) for picture in pictures]
     batch = torch.stack([view for view, _ in inputs]).to(model.device)
     row_of = {int(number): row for row, number in enumerate(predictions.ids.tolist())}
     shares = predictions.probabilities[[row_of[mistake.id] for mistake in mistakes]]
-    asked = [torch.tensor([getattr(mistake, kind) for mistake in mistakes]) for kind in ("predicted", "true")]
-    method, maps = _maps(model, batch, asked)
+    targets = [torch.tensor([getattr(mistake, kind) for mistake in mistakes]) for kind in ("predicted", "true")]
+    method, maps = _attribution_maps(model, batch, targets)
     explained = [
         Explained(
             f"label: {readable_name(model.classes[mistake.true])}",
@@ -72,14 +72,14 @@ def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet,
     return mistakes_attribution_figure(explained, METHODS[method].title)
 
 
-def _maps(model: TrainedModel, batch: Tensor, asked: list[Tensor]) -> tuple[str, list[Tensor]]:
+def _attribution_maps(model: TrainedModel, batch: Tensor, targets: list[Tensor]) -> tuple[str, list[Tensor]]:
     """Return the best method that can be computed, with its maps for the predicted classes and for the labels."""
     problem = None
     for method in ranked_methods(model.module):
         if method in OF_CAPTUM:  # needs an optional package, and is slower
             continue
         try:
-            return method, [attribute(model.module, batch, classes, method).float().cpu() for classes in asked]
-        except UserError as found:  # for example, if the blocks have no grid of tokens
+            return method, [attribute(model.module, batch, classes, method).float().cpu() for classes in targets]
+        except UserError as found:  # for example, the blocks have no grid of tokens
             problem = problem or found
     raise problem or UserError(f"no attribution method supports {model.card.backbone.name}.")

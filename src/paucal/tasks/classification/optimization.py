@@ -50,9 +50,9 @@ def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
 
 def check_plan(settings: TrainSettings, n_train: int) -> list[str]:
     """Return warnings about a plan that may give poor results."""
-    alone = settings.sync_bn and settings.processes == 1
+    useless_sync = settings.sync_bn and settings.processes == 1
     return [
-        *(["--sync-bn has no effect on a single device"] if alone else []),
+        *(["--sync-bn has no effect on a single device"] if useless_sync else []),
         *check_length(settings, n_train),
     ]
 
@@ -76,8 +76,8 @@ def fit_batch(
     plan = training_plan(settings, len(data.part("train")), len(data.images.classes))
 
     def make(size: int) -> Batch:
-        alone = replace(settings, batch_size=size, workers=0)
-        loader = train_loader(data, card.preprocessing, alone, plan, objective.data_request, 0)
+        loader_settings = replace(settings, batch_size=size, workers=0)
+        loader = train_loader(data, card.preprocessing, loader_settings, plan, objective.data_request, 0)
         return next(iter(loader))  # type: ignore[return-value]
 
     sizes = [usual // 2**n for n in range(usual.bit_length()) if usual % 2**n == 0]

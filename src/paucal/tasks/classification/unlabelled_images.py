@@ -28,7 +28,7 @@ MOST_IMAGES = 5000  # larger numbers were not measured, and take long
 
 def open_unlabelled(settings: TrainSettings) -> ImageSet:
     """Open the images of `--unlabelled`, without their test images and without reading pixels."""
-    images = find_images(_source(settings), labelled=False)
+    images = find_images(_data_settings(settings), labelled=False)
     if images.stream is not None:
         raise UserError(f"--unlabelled: {settings.unlabelled} holds shards, which are read in order: unpack them.")
     folder = Path(str(settings.unlabelled)).expanduser()
@@ -52,22 +52,22 @@ def usable_images(settings: TrainSettings, data: SplitImages, most: int, console
         console.say(f"note: {most} of the {len(images)} images without labels are used")
         images = images.select(evenly_spaced(len(images), most))
     with console.progress("reading images without labels") as advance:
-        images = decoded(images, replace(_source(settings), on_bad_image="skip"), data.images.reading, advance)
-    used = np.concatenate([data.part(name) for name in ("train", "val", "test")])
-    copies_of_run, copies_of_others = copies_among(images, data.images.select(used))
+        images = decoded(images, replace(_data_settings(settings), on_bad_image="skip"), data.images.reading, advance)
+    run_rows = np.concatenate([data.part(name) for name in ("train", "val", "test")])
+    copies_of_run, copies_of_others = copies_among(images, data.images.select(run_rows))
     held_out = data.images.select(np.concatenate([data.part("val"), data.part("test")]))
     copies_of_held_out = np.zeros(len(images), dtype=bool)
     if copies_of_run.any() and len(held_out):
         indices = np.flatnonzero(copies_of_run)
         copies_of_held_out[indices] = copies_among(images.select(indices), held_out)[0]
-    for which, words in (
+    for which, what in (
         (copies_of_held_out, "a validation or test image"),
         (copies_of_run & ~copies_of_held_out, "a training image"),
         (copies_of_others & ~copies_of_run, "another of them"),
     ):
         if which.any():
-            looks = "looks" if which.sum() == 1 else "look"
-            console.say(f"left out: {counted(int(which.sum()), 'image')} without labels that {looks} like {words}")
+            verb = "looks" if which.sum() == 1 else "look"
+            console.say(f"left out: {counted(int(which.sum()), 'image')} without labels that {verb} like {what}")
     return images.select(np.flatnonzero(~copies_of_run & ~copies_of_others))
 
 
@@ -82,10 +82,10 @@ def remembered_images(
 ) -> ImageSet:
     """Return at most `most` of the images without labels that a run learned from, decoded."""
     images, keys = open_unlabelled(settings), {row["key"] for row in read_rows(run.path / UNLABELLED_IMAGES)}
-    places = np.flatnonzero([key in keys for key in images.keys])
-    images = images.select(places[evenly_spaced(len(places), most)])
+    indices = np.flatnonzero([key in keys for key in images.keys])
+    images = images.select(indices[evenly_spaced(len(indices), most)])
     with console.progress("reading images without labels") as advance:
-        return decoded(images, replace(_source(settings), on_bad_image="skip"), data.images.reading, advance)
+        return decoded(images, replace(_data_settings(settings), on_bad_image="skip"), data.images.reading, advance)
 
 
 def as_training_part(images: ImageSet) -> SplitImages:
@@ -93,7 +93,7 @@ def as_training_part(images: ImageSet) -> SplitImages:
     return SplitImages(images, Split(np.full(len(images), "train", dtype="<U6"), ""))
 
 
-def _source(settings: TrainSettings) -> DataSettings:
+def _data_settings(settings: TrainSettings) -> DataSettings:
     """Return the location of the images; --image-column does not apply to folders without a table."""
     assert settings.unlabelled is not None
     folders = [path for piece in roots_of(settings.unlabelled) if (path := Path(piece).expanduser()).is_dir()]

@@ -78,7 +78,7 @@ class DetectionSetup(RunSetup[DetectSettings]):
         return self.detector_card.resize_to
 
     def describe(self) -> str:
-        """Return kind of detector, backbone, weights and image size as one line."""
+        """Return the kind of detector, the backbone, its weights and the image size as one line."""
         shorter, longer = self.sides
         size = f"{longer}" if shorter == longer else f"{shorter}x{longer}"
         name = detector_name(self.settings)
@@ -124,8 +124,8 @@ def _check_structure(settings: DetectSettings) -> None:
         )
     if settings.finest is not None and settings.finest not in STRIDES:
         raise UserError(f"--finest is {settings.finest}, and maps have strides of 4, 8, 16 and 32 pixels: give one.")
-    for name, single in CASCADE_DEFAULTS.items():
-        if not settings.cascade and getattr(settings, name) != single:
+    for name, default in CASCADE_DEFAULTS.items():
+        if not settings.cascade and getattr(settings, name) != default:
             raise UserError(
                 f"{flag(name)} is {getattr(settings, name)}, but only a cascade has several heads: give "
                 "--cascade, or leave it out."
@@ -135,7 +135,7 @@ def _check_structure(settings: DetectSettings) -> None:
 def assemble(
     settings: DetectSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> DetectionSetup:
-    """Open the images, choose the open settings and build the detector; write nothing.
+    """Open the images, choose the settings that were not given and build the detector; write nothing.
 
     Args:
         settings: Given or stored settings.
@@ -154,20 +154,20 @@ def assemble(
         settings, given = adopt_published(settings, given, outlined=not boxed.without_outline)
     start = start_of(settings, run)
     data = _split(settings, boxed, run)
-    settings, reasons = resolve(settings, _facts(boxed, data, start.facts), RULES)
+    settings, reasons = resolve(settings, _box_facts(boxed, data, start.facts), RULES)
     boxed = _with_chosen_masks(settings, boxed)
     boxed, data = _decode(settings, boxed, data, bars, run)
     if run is None:
         check_rates(replace(settings, epochs=settings.passes))
-    objective, card, notes = _build(settings, data, boxed, start.input and start.input(settings.model), run)
+    objective, card, notes = _build_detector(settings, data, boxed, start.input and start.input(settings.model), run)
     if settings.init == COCO and start.record is None:
-        loaded = load_published(objective.detector, settings, boxed.classes, bars)
+        load_report = load_published(objective.detector, settings, boxed.classes, bars)
     else:
-        loaded = load_start(start, settings.model, objective, ())
+        load_report = load_start(start, settings.model, objective, ())
     first = read_first(run)
     if run is not None and first is not None:
         load_layers(run, objective.deployable())
-    remarks += [*boxed.images.notes, *(loaded.lines() if loaded else ()), *notes, *_warnings(data)]
+    remarks += [*boxed.images.notes, *(load_report.lines() if load_report else ()), *notes, *_warnings(data)]
     return DetectionSetup(
         settings,
         origins(settings, given, reasons),
@@ -176,7 +176,7 @@ def assemble(
         objective,
         card,
         tuple(remarks),
-        loaded,
+        load_report,
         boxed=boxed,
         first=first,
     )
@@ -202,17 +202,17 @@ def _split(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) 
     return SplitImages(boxed.images, Split(np.where(empty, "unused", split.parts), text))
 
 
-def _facts(boxed: BoxedImages, data: SplitImages, start: StartFacts | None) -> BoxFacts:
+def _box_facts(boxed: BoxedImages, data: SplitImages, start: StartFacts | None) -> BoxFacts:
     """Return the facts for the automatic settings, from the training images."""
-    known = [boxed.boxes_of(int(index)) for index in data.part("train")]
-    longer = [max(boxes.size) for boxes in known]
+    train_boxes = [boxed.boxes_of(int(index)) for index in data.part("train")]
+    longer_sides = [max(boxes.size) for boxes in train_boxes]
     shares = [
         np.sqrt(np.prod(boxes.corners[:, 2:] - boxes.corners[:, :2], axis=1)) / side
-        for boxes, side in zip(known, longer, strict=True)
+        for boxes, side in zip(train_boxes, longer_sides, strict=True)
     ]
     return BoxFacts(
         **{**vars(data.facts()), "start": start},
-        longer=int(np.median(longer)),
+        longer=int(np.median(longer_sides)),
         small=float(np.percentile(np.concatenate(shares), 10)) if sum(map(len, shares)) else 0.1,
         boxes=boxed.count_boxes(),
         without_outline=boxed.without_outline,
@@ -244,10 +244,10 @@ def _decode(
     reading = reading_for([max(settings.img_size)], WHOLE)
     with bars("reading images") as advance:
         images = decoded(boxed.images, settings, reading, advance)
-    kept = replace(boxed, images=images)
+    decoded_set = replace(boxed, images=images)
     if len(images) == len(boxed.images):
-        return kept, replace(data, images=images)
-    return kept, _split(settings, kept, run)
+        return decoded_set, replace(data, images=images)
+    return decoded_set, _split(settings, decoded_set, run)
 
 
 def detector_backbone(settings: DetectSettings) -> tuple[BackboneSpec, list[str]]:
@@ -260,7 +260,7 @@ def detector_backbone(settings: DetectSettings) -> tuple[BackboneSpec, list[str]
     return backbone_spec(replace(settings, img_size=[canvas, canvas]), 0)
 
 
-def _build(
+def _build_detector(
     settings: DetectSettings,
     data: SplitImages,
     boxed: BoxedImages,
@@ -303,8 +303,8 @@ def _plan(settings: DetectSettings, n_train: int) -> Plan:
     plan = trainer_plan(settings, n_train)
     total = settings.steps or (plan.total_steps if settings.epochs else 1)
     passes = -(-total // plan.steps_per_epoch)
-    every = settings.judge_every or plan.steps_per_epoch * -(-passes // MOST_EVALUATIONS)
-    return replace(plan, total_steps=total, steps_per_epoch=min(every, total))
+    interval = settings.judge_every or plan.steps_per_epoch * -(-passes // MOST_EVALUATIONS)
+    return replace(plan, total_steps=total, steps_per_epoch=min(interval, total))
 
 
 def _warnings(data: SplitImages) -> list[str]:

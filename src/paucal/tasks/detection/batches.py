@@ -108,7 +108,7 @@ class BoxedDataset(Dataset[BoxSample]):
         return len(self._boxed.images)
 
     def __getitem__(self, key: SampleKey) -> BoxSample:
-        """Return a sample; raises `UnreadableImage` if the image was damaged since it was verified."""
+        """Return a sample; raise `UnreadableImage` for an image that was damaged after it was checked."""
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[SampleKey]) -> list[BoxSample]:
@@ -131,19 +131,19 @@ class BoxedDataset(Dataset[BoxSample]):
     def _read(self, index: int) -> tuple[tv_tensors.Image, Target]:
         """Return a stored image with its boxes, labels and masks, without crowds and small boxes."""
         image = tv_tensors.Image(self._boxed.images.store.read(index))
-        known = self._boxed.boxes_of(index)
-        height, width = known.size
+        boxes = self._boxed.boxes_of(index)
+        height, width = boxes.size
         scale = torch.tensor([image.shape[-1] / width, image.shape[-2] / height]).repeat(2)
-        large = (known.corners[:, 2:] - known.corners[:, :2]).min(1, initial=np.inf) >= self._least
-        kept = torch.from_numpy(~known.crowd & large)
-        corners = (torch.from_numpy(known.corners) * scale)[kept]
+        is_large = (boxes.corners[:, 2:] - boxes.corners[:, :2]).min(1, initial=np.inf) >= self._least
+        keep = torch.from_numpy(~boxes.crowd & is_large)
+        corners = (torch.from_numpy(boxes.corners) * scale)[keep]
         sides = (int(image.shape[-2]), int(image.shape[-1]))
         target: Target = {
             "boxes": tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=sides),  # type: ignore[call-overload]
-            "labels": torch.from_numpy(known.labels)[kept],
+            "labels": torch.from_numpy(boxes.labels)[keep],
         }
-        if known.masks is not None:
-            masks = [mask for mask, is_kept in zip(known.masks, kept.tolist(), strict=True) if is_kept]
+        if boxes.masks is not None:
+            masks = [mask for mask, is_kept in zip(boxes.masks, keep.tolist(), strict=True) if is_kept]
             target["masks"] = tv_tensors.Mask(stack_masks(masks, sides))
         return image, target
 

@@ -107,13 +107,13 @@ def conclude(run: RunFolder, setup: DetectionSetup, outcome: Outcome, console: C
         evaluation.mask_per_class,
     )
     if rank() == 0:
-        _write(run, setup, outcome, result, detections, evaluation)
+        _write_results(run, setup, outcome, result, detections, evaluation)
         for line in closing_lines(run, setup, outcome, result):
             console.say(line)
     return result
 
 
-def _write(
+def _write_results(
     run: RunFolder,
     setup: DetectionSetup,
     outcome: Outcome,
@@ -135,22 +135,22 @@ def _write(
         save_figure(run.plots / f"{kind}precision_recall.png", figure)
     best = outcome.best.get("epoch") if len(setup.data.part("val")) else None
     save_curves(run, outcome.rows, len(setup.data.part("train")), best=best)
-    _draw(run, setup, indices, detections)
+    _draw_images(run, setup, indices, detections)
     run.write_json("summary.json", _summary(setup, outcome, result))
     write_detection_report(run.path)
 
 
-def _draw(run: RunFolder, setup: DetectionSetup, indices: list[int], detections: list[Detections]) -> None:
+def _draw_images(run: RunFolder, setup: DetectionSetup, indices: list[int], detections: list[Detections]) -> None:
     """Draw some test images, and the test images with the most mistakes."""
     images = setup.images
     truth = [images.boxes_of(index) for index in indices]
     mistakes = [count_mistakes(*pair) for pair in zip(detections, truth, strict=True)]
     worst = sorted(range(len(indices)), key=lambda index: -sum(mistakes[index]))[:DRAWN]
-    spread = list(range(0, len(indices), max(1, len(indices) // DRAWN)))[:DRAWN]
-    for name, shown in (("detections", spread), ("worst_detections", worst)):
+    evenly_spread = list(range(0, len(indices), max(1, len(indices) // DRAWN)))[:DRAWN]
+    for name, positions in (("detections", evenly_spread), ("worst_detections", worst)):
         pictures: list[Image.Image] = []
         captions = []
-        for position in shown:
+        for position in positions:
             index, (missed, false) = indices[position], mistakes[position]
             image = at_width(images.images.store.read(index))
             pictures.append(draw_detections(image, detections[position], images.classes, truth[position]))
@@ -186,19 +186,19 @@ def closing_lines(run: RunFolder, setup: DetectionSetup, outcome: Outcome, resul
     scores = result.scores
     ap, ap50 = (format_score(scores[name]) for name in ("ap", "ap50"))
     masks = [f"mask {title} {format_score(scores[name])}" for name, title in MASK_TITLES if name in scores]
-    shown = [(name, value) for name, value in result.per_class.items() if value is not None]
-    by_class = ", ".join(f"{name} {value:.3f}" for name, value in sorted(shown, key=lambda item: item[1])[:12])
-    kept = "the last state, as there are no validation images to select with"
+    defined = [(name, value) for name, value in result.per_class.items() if value is not None]
+    class_scores = ", ".join(f"{name} {value:.3f}" for name, value in sorted(defined, key=lambda item: item[1])[:12])
+    kept_text = "the last state, as there are no validation images to select with"
     if not outcome.best and setup.first is not None and setup.first.score is not None:
-        kept = f"the first detector, which validation prefers (AP {setup.first.score:.3f})"
+        kept_text = f"the first detector, which validation prefers (AP {setup.first.score:.3f})"
     if len(setup.data.part("val")) and outcome.best:
-        kept = f"step {outcome.best['step']:.0f}, the best on the validation images (AP {outcome.best[SCORE]:.3f})"
+        kept_text = f"step {outcome.best['step']:.0f}, the best on the validation images (AP {outcome.best[SCORE]:.3f})"
     return [
         "",
         f"test AP: {ap}; AP50: {ap50} ({len(test)} images, {setup.images.count_boxes(test)} objects)",
         *([f"masks of these objects: {'; '.join(masks)}"] if masks else []),
-        f"AP by class, lowest first: {by_class}",
-        f"trained: {setup.describe()}, {outcome.step} steps, {outcome.seconds:.0f} s; kept: {kept}",
+        f"AP by class, lowest first: {class_scores}",
+        f"trained: {setup.describe()}, {outcome.step} steps, {outcome.seconds:.0f} s; kept: {kept_text}",
         f"results are in {run.path}: report.html (open it in a browser), {run.weights.name}, "
         f"evaluation/{EVALUATION}/detections.json (COCO), plots/detections.png (objects with a score from {SHOWN:g}), "
         "plots/worst_detections.png",

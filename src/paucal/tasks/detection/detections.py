@@ -41,9 +41,9 @@ class Detections:
 
     def above(self, score: float) -> "Detections":
         """Return the objects with at least this score."""
-        kept = self.scores >= score
-        masks = None if self.masks is None else tuple(self.masks[int(index)] for index in np.flatnonzero(kept))
-        return Detections(self.boxes[kept], self.scores[kept], self.labels[kept], masks)
+        is_kept = self.scores >= score
+        masks = None if self.masks is None else tuple(self.masks[int(index)] for index in np.flatnonzero(is_kept))
+        return Detections(self.boxes[is_kept], self.scores[is_kept], self.labels[is_kept], masks)
 
     def mask(self, index: int) -> NDArray[np.bool_]:
         """Return the (H, W) mask of the object at a position."""
@@ -70,10 +70,10 @@ def detect_all(
     detections: dict[int, Detections] = {}
     with evaluation_mode(detector):
         for batch in batches:
-            answers = detector(batch.images.to(device), batch.image_sizes())
-            for index, answer in enumerate(answers):
+            outputs = detector(batch.images.to(device), batch.image_sizes())
+            for index, output in enumerate(outputs):
                 sides, size = batch.sizes[index].tolist(), batch.originals[index].tolist()
-                detections[int(batch.ids[index])] = rescale(answer, (sides[0], sides[1]), (size[0], size[1]))
+                detections[int(batch.ids[index])] = rescale(output, (sides[0], sides[1]), (size[0], size[1]))
             if progress is not None:
                 progress(len(detections))
     return detections
@@ -118,10 +118,10 @@ def coco_document(
         for number, (key, size) in enumerate(zip(keys, sizes, strict=True), 1)
     ]
     annotations: list[dict[str, Any]] = []
-    for number, of_image in enumerate(detections, 1):
-        for index in range(len(of_image)):
+    for number, image_detections in enumerate(detections, 1):
+        for index in range(len(image_detections)):
             ids = {"id": len(annotations) + 1, "image_id": number}
-            annotations.append({**ids, **_annotation(of_image, index, category_ids)})
+            annotations.append({**ids, **_annotation(image_detections, index, category_ids)})
     categories = [{"id": number, "name": name} for number, name in zip(category_ids, classes, strict=True)]
     content = {"images": images, "annotations": annotations, "categories": categories}
     return json.dumps(content, ensure_ascii=False) + "\n"

@@ -59,9 +59,9 @@ class ClassMatches:
         total = float(weights @ self.objects)
         if total <= 0:
             return None
-        of_detection = weights[self.images]
-        hits = np.cumsum(self.hits * of_detection, axis=1)
-        counted = np.cumsum(~self.ignored * of_detection, axis=1)
+        detection_weights = weights[self.images]
+        hits = np.cumsum(self.hits * detection_weights, axis=1)
+        counted = np.cumsum(~self.ignored * detection_weights, axis=1)
         return precision_at(RECALLS, hits / np.maximum(counted, 1e-12), hits / total)
 
 
@@ -78,9 +78,9 @@ class MeanPrecision:
 
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D,) scores for (D, I) weights; 0 for a draw without objects."""
-        return np.asarray([self._of_draw(row) for row in weights])
+        return np.asarray([self._score_draw(row) for row in weights])
 
-    def _of_draw(self, weights: NDArray[np.float64]) -> float:
+    def _score_draw(self, weights: NDArray[np.float64]) -> float:
         curves = [curve for matches in self._matches if (curve := matches.precisions(weights)) is not None]
         return float(np.mean([curve[self._overlaps].mean() for curve in curves])) if curves else 0.0
 
@@ -143,8 +143,8 @@ def evaluate_detections(
     kinds = {"": False, MASKS: True} if f"{MASKS}ap" in values else {"": False}
     matches = {kind: match_detections(detections, truth, len(classes), masks) for kind, masks in kinds.items()}
     measures = {
-        f"{kind}{name}": MeanPrecision(of_kind, overlaps)
-        for kind, of_kind in matches.items()
+        f"{kind}{name}": MeanPrecision(kind_matches, overlaps)
+        for kind, kind_matches in matches.items()
         for name, overlaps in (("ap", slice(None)), ("ap50", slice(0, 1)))
     }
     draws = zip(measures, Bootstrap(draws=DRAWS).scores([*measures.values()], len(truth)), strict=True)
@@ -177,22 +177,22 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
     kinds = ("bbox", "segm") if with_masks else ("bbox",)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of more than 100 detections, which detectors do not return
-        places = {"iou_thresholds": OVERLAPS.tolist(), "rec_thresholds": RECALLS.tolist()}
-        metric = MeanAveragePrecision("xyxy", iou_type=kinds, backend=BACKEND, class_metrics=True, **places)
-        for found, known in zip(detections, truth, strict=True):  # image by image: all masks would not fit in memory
+        thresholds = {"iou_thresholds": OVERLAPS.tolist(), "rec_thresholds": RECALLS.tolist()}
+        metric = MeanAveragePrecision("xyxy", iou_type=kinds, backend=BACKEND, class_metrics=True, **thresholds)
+        for detected, boxes in zip(detections, truth, strict=True):  # image by image: all masks would not fit in memory
             predicted = {
-                "boxes": torch.from_numpy(found.boxes),
-                "scores": torch.from_numpy(found.scores),
-                "labels": torch.from_numpy(found.labels),
+                "boxes": torch.from_numpy(detected.boxes),
+                "scores": torch.from_numpy(detected.scores),
+                "labels": torch.from_numpy(detected.labels),
             }
             target = {
-                "boxes": torch.from_numpy(known.corners),
-                "labels": torch.from_numpy(known.labels),
-                "iscrowd": torch.from_numpy(known.crowd.astype(np.int64)),
+                "boxes": torch.from_numpy(boxes.corners),
+                "labels": torch.from_numpy(boxes.labels),
+                "iscrowd": torch.from_numpy(boxes.crowd.astype(np.int64)),
             }
             if with_masks:
-                predicted["masks"] = stack_masks(found.masks or (), known.size)
-                target["masks"] = stack_masks(known.masks or (), known.size)
+                predicted["masks"] = stack_masks(detected.masks or (), boxes.size)
+                target["masks"] = stack_masks(boxes.masks or (), boxes.size)
             metric.update([predicted], [target])
         values = metric.compute()
     scores = _named_scores(values, "bbox_" if with_masks else "", n_classes)
@@ -226,26 +226,26 @@ def match_detections(
 def _match_class(detections: Sequence[Detections], truth: Sequence[Boxes], label: int, masks: bool) -> ClassMatches:
     images, scores, hits, ignored = [], [], [], []
     objects = np.zeros(len(truth), dtype=np.int64)
-    for index, (predicted, known) in enumerate(zip(detections, truth, strict=True)):
-        mine, theirs = np.flatnonzero(predicted.labels == label)[:MOST], known.labels == label
-        objects[index] = int((theirs & ~known.crowd).sum())
-        crowd = known.crowd[theirs]
+    for index, (predicted, boxes) in enumerate(zip(detections, truth, strict=True)):
+        detected_rows, has_label = np.flatnonzero(predicted.labels == label)[:MOST], boxes.labels == label
+        objects[index] = int((has_label & ~boxes.crowd).sum())
+        crowd = boxes.crowd[has_label]
         if masks:
-            own = [predicted.masks[index] for index in mine] if predicted.masks is not None else []
-            other = [known.masks[index] for index in np.flatnonzero(theirs)] if known.masks is not None else []
-            overlaps = mask_overlaps(own, other, crowd)
+            detected_masks = [predicted.masks[index] for index in detected_rows] if predicted.masks is not None else []
+            true_masks = [boxes.masks[index] for index in np.flatnonzero(has_label)] if boxes.masks is not None else []
+            overlaps = mask_overlaps(detected_masks, true_masks, crowd)
         else:
-            overlaps = box_overlaps(predicted.boxes[mine], known.corners[theirs], crowd)
+            overlaps = box_overlaps(predicted.boxes[detected_rows], boxes.corners[has_label], crowd)
         is_hit, is_ignored = match_overlaps(overlaps, crowd)
-        images.append(np.full(len(mine), index))
-        scores.append(predicted.scores[mine])
+        images.append(np.full(len(detected_rows), index))
+        scores.append(predicted.scores[detected_rows])
         hits.append(is_hit)
         ignored.append(is_ignored)
-    joined = np.concatenate(scores)
-    order = np.argsort(-joined, kind="stable")
+    all_scores = np.concatenate(scores)
+    order = np.argsort(-all_scores, kind="stable")
     return ClassMatches(
         np.concatenate(images).astype(np.int64)[order],
-        joined[order],
+        all_scores[order],
         np.concatenate(hits, axis=1)[:, order],
         np.concatenate(ignored, axis=1)[:, order],
         objects,
@@ -265,15 +265,15 @@ def match_overlaps(
     ignored = np.zeros_like(hits)
     if not len(crowd):
         return hits, ignored
-    free = np.ones((len(OVERLAPS), len(crowd)), dtype=bool)
-    least = OVERLAPS[:, None] - 1e-10
+    unmatched = np.ones((len(OVERLAPS), len(crowd)), dtype=bool)
+    min_overlaps = OVERLAPS[:, None] - 1e-10
     rows = np.arange(len(OVERLAPS))
     for number, row in enumerate(overlaps):
-        possible = np.where(free & ~crowd & (row >= least), row, -1.0)
-        best = possible.argmax(1)
-        hits[:, number] = possible[rows, best] >= 0
-        free[rows[hits[:, number]], best[hits[:, number]]] = False
-        ignored[:, number] = ~hits[:, number] & ((row >= least) & crowd).any(1)
+        candidates = np.where(unmatched & ~crowd & (row >= min_overlaps), row, -1.0)
+        best = candidates.argmax(1)
+        hits[:, number] = candidates[rows, best] >= 0
+        unmatched[rows[hits[:, number]], best[hits[:, number]]] = False
+        ignored[:, number] = ~hits[:, number] & ((row >= min_overlaps) & crowd).any(1)
     return hits, ignored
 
 
@@ -285,6 +285,9 @@ def box_overlaps(
     corner = np.maximum(first[:, None, :2], second[None, :, :2])
     sides = np.minimum(first[:, None, 2:], second[None, :, 2:]) - corner
     shared = np.prod(np.maximum(sides, 0), axis=2)
-    own, other = np.prod(first[:, 2:] - first[:, :2], axis=1), np.prod(second[:, 2:] - second[:, :2], axis=1)
-    union = np.where(crowd[None], own[:, None], own[:, None] + other[None] - shared)
+    first_areas, second_areas = (
+        np.prod(first[:, 2:] - first[:, :2], axis=1),
+        np.prod(second[:, 2:] - second[:, :2], axis=1),
+    )
+    union = np.where(crowd[None], first_areas[:, None], first_areas[:, None] + second_areas[None] - shared)
     return shared / np.maximum(union, 1e-12)

@@ -1,8 +1,8 @@
 """The first detector of a run: only the new layers are trained; the backbone is frozen.
 
-The backbone's grids are computed once per image, as in a linear probe of a classifier, so images are neither mirrored
-nor resized in this stage. Grids are rounded to half precision and computed one image at a time, so that a resumed run
-computes exactly the same grids again.
+The backbone's feature maps are computed once per image, as in a linear probe of a classifier, so images are neither
+mirrored nor resized in this stage. The maps are rounded to half precision and computed one image at a time, so that a
+resumed run computes exactly the same maps again.
 """
 
 import math
@@ -41,12 +41,12 @@ PASSES = 12  # over the training images; more do not help while the backbone is 
 FEWEST_STEPS = 20
 WARMUP = 0.1  # share of the steps
 RATE = 4.0  # factor on the learning rate of tuning
-MEMORY_SHARE = 0.25  # share of the free memory for grids
+MEMORY_SHARE = 0.25  # share of the free memory for feature maps
 TIMED_STEPS = 2  # after one warm-up step
 
 
 class GridCache:
-    """The grids of a frozen backbone for the images of a batch, kept while they fit in the memory."""
+    """Feature maps of a frozen backbone for the images of a batch, kept while they fit in the memory."""
 
     def __init__(self, stages: StageMaps, most_bytes: int) -> None:
         self._stages, self._left = stages, most_bytes
@@ -56,17 +56,19 @@ class GridCache:
         """Return the maps of a batch; only layers after the backbone get a gradient."""
         images = batch.images
         per_image = [
-            self._of(key, image[:, :height, :width])
+            self._maps_of(key, image[:, :height, :width])
             for key, image, (height, width) in zip(batch.ids.tolist(), images, batch.image_sizes(), strict=True)
         ]
-        grids = [_stack([grid.to(images.device).float() for grid in level]) for level in zip(*per_image, strict=True)]
+        grids = [
+            _stack_maps([grid.to(images.device).float() for grid in level]) for level in zip(*per_image, strict=True)
+        ]
         return self._stages.maps_of(grids, self._stages.padded_size(images.shape[-2], images.shape[-1]))
 
     @torch.no_grad()
-    def _of(self, key: int, image: Tensor) -> list[Tensor]:
-        kept = self._kept.get(key)
-        if kept is not None:
-            return kept
+    def _maps_of(self, key: int, image: Tensor) -> list[Tensor]:
+        cached = self._kept.get(key)
+        if cached is not None:
+            return cached
         grids = [grid[0].half() for grid in self._stages.grids(image[None])]
         size = sum(grid.nbytes for grid in grids)
         if size <= self._left:
@@ -75,8 +77,8 @@ class GridCache:
         return grids
 
 
-def _stack(grids: Sequence[Tensor]) -> Tensor:
-    """Stack (channels, rows, columns) grids, padded with zeros to the most rows and columns."""
+def _stack_maps(grids: Sequence[Tensor]) -> Tensor:
+    """Stack (channels, rows, columns) feature maps, padded with zeros to the most rows and columns."""
     rows, columns = (max(grid.shape[axis] for grid in grids) for axis in (1, 2))
     return torch.stack([F.pad(grid, (0, columns - grid.shape[2], 0, rows - grid.shape[1])) for grid in grids])
 
@@ -86,7 +88,7 @@ class HeadsAlone(Detection):
 
     Args:
         detector: Detector whose other layers learn.
-        most_bytes: Memory for grids of the backbone.
+        most_bytes: Memory for feature maps of the backbone.
     """
 
     def __init__(self, detector: Detector, most_bytes: int) -> None:
@@ -131,10 +133,11 @@ def fit_heads_steps(setup: DetectionSetup, seconds: float) -> int:
     batches, accumulate = loader(setup, TIMED_STEPS + 1), settings.accumulate
     with trial_steps(objective.train(), device):
         first = seconds_per_step(objective, batches, device, settings.precision, accumulate, threads=True)
-        later = seconds_per_step(objective, batches, device, settings.precision, accumulate)  # from cached grids
+        # Later steps read the cached feature maps.
+        later_seconds = seconds_per_step(objective, batches, device, settings.precision, accumulate)
     each_pass = max(1, len(setup.data.part("train")) // settings.effective_batch)
-    more = max(0.0, seconds - each_pass * first) / later
-    steps = min(int(min(seconds / first, each_pass) + more), PASSES * each_pass)
+    later_steps = max(0.0, seconds - each_pass * first) / later_seconds
+    steps = min(int(min(seconds / first, each_pass) + later_steps), PASSES * each_pass)
     return steps if steps >= FEWEST_STEPS else 0
 
 

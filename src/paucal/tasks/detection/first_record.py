@@ -41,20 +41,20 @@ def save_layers(run: RunFolder, detector: nn.Module) -> None:
 
 def load_layers(run: RunFolder, detector: nn.Module) -> None:
     """Put the stored layers into a detector."""
-    stored, path = read_weights(run.path / WEIGHTS), str(run.path / WEIGHTS)
+    layers, path = read_weights(run.path / WEIGHTS), str(run.path / WEIGHTS)
     expected = {name: value.shape for name, value in detector.state_dict().items() if not name.startswith(BACKBONE)}
-    if {name: value.shape for name, value in stored.items()} != expected:
+    if {name: value.shape for name, value in layers.items()} != expected:
         raise UserError(f"{path!r} does not fit the detector of this run: restore it or train anew.")
-    detector.load_state_dict(stored, strict=False)
+    detector.load_state_dict(layers, strict=False)
 
 
 def read_first(run: RunFolder | None) -> FirstDetector | None:
     """Read the record of a run's first detector; None if it has none yet."""
     if run is None or not (run.path / FILE).is_file():
         return None
-    stored = run.read_json(FILE)
+    record = run.read_json(FILE)
     try:
-        ap, ap50 = (None if stored[name] is None else float(stored[name]) for name in ("score", "ap50"))
-        return FirstDetector(int(stored["steps"]), ap, ap50, float(stored["seconds"]))
+        ap, ap50 = (None if record[name] is None else float(record[name]) for name in ("score", "ap50"))
+        return FirstDetector(int(record["steps"]), ap, ap50, float(record["seconds"]))
     except (KeyError, TypeError, ValueError) as problem:
         raise UserError(f"{str(run.path / FILE)!r} is damaged ({problem!r}): restore it or train anew.") from problem

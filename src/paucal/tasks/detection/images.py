@@ -132,9 +132,9 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
             "pixels: multiply them by width and height."
         )
     tally: Counter[str] = Counter()
-    cut = [_cut_boxes(image, size, tally) for image, size in zip(annotated, sizes, strict=True)]
-    used = {box.name for of_image in cut for box in of_image if not box.crowd}
-    classes = tuple(name for name, _ in sorted(numbers.items(), key=lambda item: item[1]) if name in used)
+    cut_boxes = [_cut_boxes(image, size, tally) for image, size in zip(annotated, sizes, strict=True)]
+    used_names = {box.name for image_boxes in cut_boxes for box in image_boxes if not box.crowd}
+    classes = tuple(name for name, _ in sorted(numbers.items(), key=lambda item: item[1]) if name in used_names)
     if not classes:
         if tally["crowd"]:
             raise UserError(
@@ -146,12 +146,13 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
         )
     labels = {name: label for label, name in enumerate(classes)}
     boxes = {
-        key: _stack_boxes(of_image, labels, size, tally) for key, of_image, size in zip(keys, cut, sizes, strict=True)
+        key: _stack_boxes(image_boxes, labels, size, tally)
+        for key, image_boxes, size in zip(keys, cut_boxes, sizes, strict=True)
     }
     presence = np.zeros((len(keys), len(classes)), dtype=np.int8)
     for row, key in enumerate(keys):
         presence[row, boxes[key].labels] = 1
-    notes = _notes(tally, numbers, classes, int((presence.sum(1) == 0).sum()))
+    notes = _annotation_notes(tally, numbers, classes, int((presence.sum(1) == 0).sum()))
     notes += [ambiguity_note(ambiguous, "boxes")] if ambiguous else []
     images = ImageSet(
         name=tree.name,
@@ -185,17 +186,16 @@ def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous
         size, is_turned = orientation.upright, orientation.value != 1
         if image.boxes and (orientation.is_ambiguous or (image.size is None and is_turned)):
             ambiguous.append(image.key)
-    stated = image.size
-    if stated is None or all(abs(a - b) <= OFF_BY_ONE for a, b in zip(stated, size, strict=True)):
+    stated_size = image.size
+    if stated_size is None or all(abs(a - b) <= OFF_BY_ONE for a, b in zip(stated_size, size, strict=True)):
         return size
-    problem = (
-        f"{image.source} says that {image.key!r} has {stated[1]}x{stated[0]} pixels, but it has {size[1]}x{size[0]}"
-    )
-    if stated == size[::-1] and is_turned:
+    stated_pixels = f"{stated_size[1]}x{stated_size[0]} pixels"
+    problem = f"{image.source} says that {image.key!r} has {stated_pixels}, but it has {size[1]}x{size[0]}"
+    if stated_size == size[::-1] and is_turned:
         raise UserError(
             f"{problem} after its EXIF rotation: store the image upright, or without the tag, so that its boxes fit."
         )
-    if stated == size[::-1]:
+    if stated_size == size[::-1]:
         problem += ", as after an EXIF rotation, but it has no EXIF tag"
     raise UserError(f"{problem}: give the image that its boxes were drawn on.")
 
@@ -213,7 +213,7 @@ class _Box(NamedTuple):
 def _cut_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str]) -> list[_Box]:
     """Return the boxes of an image, cut at its edges; `tally` counts the changes."""
     height, width = size
-    kept: list[_Box] = []
+    cut_boxes: list[_Box] = []
     outlines = image.outlines or [None] * len(image.boxes)
     for box, name, crowd, outline in zip(image.boxes, image.names, image.crowd, outlines, strict=True):
         left, top, right, bottom = box
@@ -227,44 +227,46 @@ def _cut_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str]
         if right - left < SMALLEST or bottom - top < SMALLEST:
             tally["empty"] += 1
             continue
-        inside = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
-        if inside[2] - inside[0] < SMALLEST or inside[3] - inside[1] < SMALLEST:
+        cut_box = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
+        if cut_box[2] - cut_box[0] < SMALLEST or cut_box[3] - cut_box[1] < SMALLEST:
             raise UserError(f"{where} outside of the image ({corners}, left top right bottom): correct it.")
-        tally["cut"] += max(abs(a - b) for a, b in zip(box, inside, strict=True)) > OFF_BY_ONE
+        tally["cut"] += max(abs(a - b) for a, b in zip(box, cut_box, strict=True)) > OFF_BY_ONE
         tally["crowd"] += crowd
         tally[f"marked as {image.mark}: neither trained on nor counted"] += crowd
-        kept.append(_Box(inside, name, crowd, outline, f"{subject} an outline of {name!r}"))
-    return kept
+        cut_boxes.append(_Box(cut_box, name, crowd, outline, f"{subject} an outline of {name!r}"))
+    return cut_boxes
 
 
 def _stack_boxes(boxes: Sequence[_Box], labels: Mapping[str, int], size: tuple[int, int], tally: Counter[str]) -> Boxes:
-    known = [box for box in boxes if box.name in labels]
-    corners, crowd = [box.corners for box in known], [box.crowd for box in known]
-    outlines, where = [box.outline for box in known], [box.where for box in known]
+    class_boxes = [box for box in boxes if box.name in labels]
+    corners, crowd = [box.corners for box in class_boxes], [box.crowd for box in class_boxes]
+    outlines, where = [box.outline for box in class_boxes], [box.where for box in class_boxes]
     return Boxes(
         np.asarray(corners, dtype=np.float32).reshape(-1, 4),
-        np.asarray([labels[box.name] for box in known], dtype=np.int64),
+        np.asarray([labels[box.name] for box in class_boxes], dtype=np.int64),
         np.asarray(crowd, dtype=np.bool_),
         size,
         masks_of_outlines(outlines, corners, crowd, size, where, tally),
     )
 
 
-def _notes(tally: Counter[str], numbers: Mapping[str, int], classes: Sequence[str], negatives: int) -> list[str]:
+def _annotation_notes(
+    tally: Counter[str], numbers: Mapping[str, int], classes: Sequence[str], negatives: int
+) -> list[str]:
     unused = [name for name in numbers if name not in classes]
-    words = {
+    texts = {
         "empty": "without an area dropped",
         "cut": "cut at the edge of the image",
-        **{words: words for words in tally if words.startswith("marked")},
+        **{kind: kind for kind in tally if kind.startswith("marked")},
         "pixelless": "with an outline that covers no pixel: its mask is the box",
     }
-    notes = [f"{counted(tally[kind], 'box', 'boxes')} {text}" for kind, text in words.items() if tally[kind]]
+    notes = [f"{counted(tally[kind], 'box', 'boxes')} {text}" for kind, text in texts.items() if tally[kind]]
     if unused:
-        shown = first_few(unused)
-        notes.append(f"{counted(len(unused), 'class', 'classes')} without a box left out: {shown}")
-    if alike := [" and ".join(map(repr, group)) for group in alike_names(classes)]:
-        shown = first_few(alike)
-        notes.append(f"classes have names that look the same ({shown}): give them one name if one class is meant")
+        examples = first_few(unused)
+        notes.append(f"{counted(len(unused), 'class', 'classes')} without a box left out: {examples}")
+    if similar_names := [" and ".join(map(repr, group)) for group in alike_names(classes)]:
+        examples = first_few(similar_names)
+        notes.append(f"classes have names that look the same ({examples}): give them one name if one class is meant")
     if negatives:
         notes.append(f"{counted(negatives, 'image')} without a box: they are used as negatives")
     return notes

@@ -108,7 +108,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
     def assemble(
         self, settings: DetectSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> DetectionSetup:
-        """Open the images, choose the open settings and build the detector."""
+        """Open the images, choose the settings that were not given and build the detector."""
         return assemble(settings, given, bars, run)
 
     def describe_images(self, setup: DetectionSetup) -> str:
@@ -153,19 +153,19 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             with memory_advice(setup.plan):
                 steps = fit_heads_steps(setup, FIRST_SHARE * seconds_of(settings.time, "--time"))
             reason = f"a fifth of {settings.time}" if steps else f"a fifth of {settings.time} is too short for them"
-        changed = replace(settings, heads_steps=steps)
-        origin = origins(changed, setup.origin, {"heads_steps": reason})
-        store_changes(run, changed, origin)
-        return replace(setup, settings=changed, origin=origin)
+        new_settings = replace(settings, heads_steps=steps)
+        origin = origins(new_settings, setup.origin, {"heads_steps": reason})
+        store_changes(run, new_settings, origin)
+        return replace(setup, settings=new_settings, origin=origin)
 
     def measure(self, setup: DetectionSetup, threads: bool = False) -> Pace:
         """Time a few steps, and the evaluation of a few images."""
         settings, objective = setup.settings, setup.objective
         device = torch.device(settings.device)
-        few = replace(setup, plan=replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1))
+        short_setup = replace(setup, plan=replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1))
         indices = setup.data.part("val" if len(setup.data.part("val")) else "test")[:TIMED_IMAGES]
         with trial_steps(objective.train(), device):
-            batches: Any = self.loader(few, 0)
+            batches: Any = self.loader(short_setup, 0)
             step = seconds_per_step(objective, batches, device, settings.precision, setup.plan.accumulate, threads)
             start = time.perf_counter()
             score = _detect(setup, objective.deployable(), indices, device)
@@ -181,20 +181,21 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         """Return the steps that fit in the time, and how often to validate."""
         settings, counts = setup.settings, setup.data.counts()
         share = settings.effective_batch / max(counts["train"], 1)
-        most = MOST_PASSES if settings.init is not None else SCRATCH_PASSES
-        plan = fit_steps(pace, left, counts, share, most)
+        max_passes = MOST_PASSES if settings.init is not None else SCRATCH_PASSES
+        plan = fit_steps(pace, left, counts, share, max_passes)
         if not plan.steps:
             assert settings.time is not None  # for which this length is planned
             spent = seconds_of(settings.time, "--time") - left
-            needed = spent + plan.seconds + FEWEST_STEPS * pace.step + pace.evaluation(counts)
+            needed_seconds = spent + plan.seconds + FEWEST_STEPS * pace.step + pace.evaluation(counts)
             raise UserError(
                 f"--time is {settings.time}, but a step takes {pace.step:.1f} s here, and evaluating an image "
-                f"{pace.val_image:.1f} s: give --time {int(1.2 * needed // 60) + 1}m or more, or a smaller --img-size."
+                f"{pace.val_image:.1f} s: give --time {int(1.2 * needed_seconds // 60) + 1}m or more, or a smaller "
+                "--img-size."
             )
         text = f"{plan.steps} steps of {pace.step:.2f} s ({plan.steps * share:.1f} passes) fit in {settings.time}"
         reasons = {"steps": text, "judge_every": "validation takes at most a seventh of the time"}
         values = {"steps": plan.steps, "judge_every": plan.judge_every}
-        return Length(values, reasons, text, plan.seconds, int(most / share))
+        return Length(values, reasons, text, plan.seconds, int(max_passes / share))
 
     def loader(self, setup: DetectionSetup, start: int) -> TrainLoader:
         """Return the training loader of this process from forward pass `start` on."""
@@ -291,8 +292,8 @@ def fit_steps(pace: Pace, left: float, counts: Mapping[str, int], passes: float,
     """
     ending, evaluation = pace.ending(counts), pace.evaluation(counts)
     usable = left * (1 - RESERVE) - ending
-    most = int(EVALUATION_SHARE * usable / evaluation) if evaluation > 0 else MOST_EVALUATIONS
-    evaluations = max(1, min(MOST_EVALUATIONS, most))
+    max_evaluations = int(EVALUATION_SHARE * usable / evaluation) if evaluation > 0 else MOST_EVALUATIONS
+    evaluations = max(1, min(MOST_EVALUATIONS, max_evaluations))
     steps = min(int((usable - evaluations * evaluation) / pace.step), int(most_passes / passes))
     if steps < FEWEST_STEPS:
         return Steps(0, 1, ending)

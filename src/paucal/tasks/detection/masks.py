@@ -190,7 +190,7 @@ def _mask_of_runs(outline: dict[str, Any], size: tuple[int, int], where: str) ->
     except ValueError as problem:
         raise UserError(f"{where} with run lengths that cannot be read ({problem}): {REMEDY}.") from None
     pixels = size[0] * size[1]
-    # Check the largest first: the sum of a few numbers of this size cannot overflow.
+    # Check the largest number first: with this limit, the sum cannot overflow.
     if lengths.min() < 0 or lengths.max() > pixels or int(lengths.sum()) != pixels:
         raise UserError(f"{where} with run lengths that do not add up to its {pixels} pixels: {REMEDY}.")
     if isinstance(counts, str):

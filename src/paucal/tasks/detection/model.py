@@ -37,8 +37,8 @@ class DetectorCard(ModelCard):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        more = {"options": self.options.to_dict(), "category_ids": list(self.category_ids)}
-        return {**super().to_dict(), "task": self.task, **more, "resize_to": list(self.resize_to)}
+        detector_values = {"options": self.options.to_dict(), "category_ids": list(self.category_ids)}
+        return {**super().to_dict(), "task": self.task, **detector_values, "resize_to": list(self.resize_to)}
 
     @classmethod
     def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:

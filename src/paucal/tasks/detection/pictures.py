@@ -22,7 +22,7 @@ SHOWN = 0.5  # smallest score of a detection that is drawn and counted
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")  # Okabe and Ito
 TRUTH = "#ffffff"
 TILE, GAP, COLUMNS = 420, 6, 3  # width and distance of pictures in pixels, pictures per row
-LETTERS = TILE / 11  # width of a picture over the height of its letters
+LETTERS = TILE / 11  # ratio of a picture's width to its font size
 MOST_CURVES = 20
 
 
@@ -40,28 +40,28 @@ def draw_detections(
     """
     picture = image.convert("RGB")
     scale = 1.0 if truth is None else picture.width / truth.size[1]
-    shown = detections.above(least)
-    for mask, label in zip(shown.masks or (), shown.labels.tolist(), strict=False):
+    visible = detections.above(least)
+    for mask, label in zip(visible.masks or (), visible.labels.tolist(), strict=False):
         tint(picture, unpack_mask(mask), COLOURS[label % len(COLOURS)])
-    draw = _pen(picture)
+    draw = _drawing_context(picture)
     width = max(1, round(picture.width / 300))
     for corners in [] if truth is None else truth.corners:
         draw.rectangle([float(value) * scale for value in corners], outline=TRUTH, width=1)
-    for corners, score, label in zip(shown.boxes, shown.scores, shown.labels.tolist(), strict=True):
+    for corners, score, label in zip(visible.boxes, visible.scores, visible.labels.tolist(), strict=True):
         text, colour = f"{classes[label]} {score:.2f}", COLOURS[label % len(COLOURS)]
-        _box(draw, [float(value) * scale for value in corners], text, colour, width)
+        _draw_box(draw, [float(value) * scale for value in corners], text, colour, width)
     return picture
 
 
 def at_width(image: Image.Image, width: int = TILE) -> Image.Image:
-    """Return an image resized to a width in pixels, so that lines and letters are equally large on all pictures."""
+    """Return an image resized to a width in pixels, so that lines and letters have the same size on all pictures."""
     return image.resize((width, max(1, round(image.height * width / image.width))))
 
 
 def tint(picture: Image.Image, mask: NDArray[np.uint8], colour: str) -> None:
     """Mix a colour half and half into the pixels of a mask, which is resized to the picture."""
-    half = Image.fromarray(mask * np.uint8(128)).resize(picture.size, Image.Resampling.NEAREST)
-    picture.paste(colour, (0, 0), half)
+    stencil = Image.fromarray(mask * np.uint8(128)).resize(picture.size, Image.Resampling.NEAREST)
+    picture.paste(colour, (0, 0), stencil)
 
 
 def batch_sheet(batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], std: Sequence[float]) -> Image.Image:
@@ -76,9 +76,9 @@ def batch_sheet(batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], 
             tint(picture, padded.numpy(), COLOURS[label % len(COLOURS)])
         zoom = TILE / picture.width  # before writing the names, which would be resized too
         picture = picture.resize((TILE, max(1, round(picture.height * zoom))))
-        draw = _pen(picture)
+        draw = _drawing_context(picture)
         for corners, label in zip((boxes * zoom).tolist(), labels.tolist(), strict=True):
-            _box(draw, corners, str(classes[label]), COLOURS[label % len(COLOURS)], 1)
+            _draw_box(draw, corners, str(classes[label]), COLOURS[label % len(COLOURS)], 1)
         tiles.append(picture)
     return sheet(tiles)
 
@@ -96,19 +96,19 @@ def sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Imag
         at = (GAP + column * (TILE + GAP), GAP + sum(heights[:row]))
         page.paste(tile, at)
         if captions:
-            draw.text((at[0], at[1] + tile.height + 2), _plain(captions[number])[: TILE // 6], fill="black")
+            draw.text((at[0], at[1] + tile.height + 2), _printable(captions[number])[: TILE // 6], fill="black")
     return page
 
 
 def count_mistakes(detections: Detections, truth: Boxes, least: float = SHOWN) -> tuple[int, int]:
     """Return the numbers of missed objects and of false detections of an image, at an overlap of 0.5."""
-    shown = detections.above(least)
+    confident = detections.above(least)
     missed = false = 0
-    for label in np.union1d(shown.labels, truth.labels):
-        mine, theirs = shown.labels == label, truth.labels == label
-        crowd = truth.crowd[theirs]
-        hits, ignored = match_overlaps(box_overlaps(shown.boxes[mine], truth.corners[theirs], crowd), crowd)
-        missed += int((theirs & ~truth.crowd).sum() - hits[0].sum())
+    for label in np.union1d(confident.labels, truth.labels):
+        detected, annotated = confident.labels == label, truth.labels == label
+        crowd = truth.crowd[annotated]
+        hits, ignored = match_overlaps(box_overlaps(confident.boxes[detected], truth.corners[annotated], crowd), crowd)
+        missed += int((annotated & ~truth.crowd).sum() - hits[0].sum())
         false += int((~hits[0] & ~ignored[0]).sum())
     return missed, false
 
@@ -117,12 +117,12 @@ def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[s
     """Draw the precision of each class over its recall, at an overlap of 0.5."""
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
-    for label, (of_class, name) in enumerate(list(zip(matches, classes, strict=True))[:MOST_CURVES]):
-        curve = of_class.precisions(weights)
-        if curve is not None:
+    for label, (class_matches, name) in enumerate(list(zip(matches, classes, strict=True))[:MOST_CURVES]):
+        precisions = class_matches.precisions(weights)
+        if precisions is not None:
             style = ("-", "--", ":")[label // len(COLOURS) % 3]
-            text = f"{shorten(name)} ({curve[0].mean():.2f})"
-            axes.plot(RECALLS, curve[0], style, color=COLOURS[label % len(COLOURS)], label=text)
+            text = f"{shorten(name)} ({precisions[0].mean():.2f})"
+            axes.plot(RECALLS, precisions[0], style, color=COLOURS[label % len(COLOURS)], label=text)
     axes.set(xlabel="recall: share of the objects that were found")
     axes.set(ylabel="precision: share of the detections that are right")
     axes.set(xlim=(0, 1), ylim=(0, 1.02), title="AP50 of each class in brackets")
@@ -130,23 +130,23 @@ def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[s
     return figure
 
 
-def _pen(picture: Image.Image) -> ImageDraw.ImageDraw:
-    """Return a drawing context of a picture, with letters in proportion to its width."""
+def _drawing_context(picture: Image.Image) -> ImageDraw.ImageDraw:
+    """Return a drawing context for a picture, with a font size in proportion to its width."""
     draw = ImageDraw.Draw(picture)
     draw.font = ImageFont.load_default(max(10, round(picture.width / LETTERS)))
     return draw
 
 
-def _box(draw: ImageDraw.ImageDraw, corners: Sequence[float], text: str, colour: str, width: int) -> None:
+def _draw_box(draw: ImageDraw.ImageDraw, corners: Sequence[float], text: str, colour: str, width: int) -> None:
     left, top, right, bottom = corners
     draw.rectangle([left, top, max(right, left), max(bottom, top)], outline=colour, width=width)
-    text = _plain(text)
+    text = _printable(text)
     low = draw.textbbox((0, 0), text)[3]
     place = (left, max(0.0, top - low - 1))
     draw.rectangle(draw.textbbox(place, text), fill=colour)
     draw.text(place, text, fill="white")
 
 
-def _plain(text: str) -> str:
+def _printable(text: str) -> str:
     """Return text with the characters that Pillow's own font can draw."""
     return text.encode("latin-1", "replace").decode("latin-1")

@@ -99,13 +99,16 @@ PUBLISHED = (
 def choose_published(settings: DetectSettings, outlined: bool) -> Published:
     """Return the published detector of some settings: ResNet-50 by default, with masks if the objects have outlines."""
     masks = settings.masks == "on" or (settings.masks in (None, "auto") and outlined)
-    fitting = [each for each in PUBLISHED if settings.model in (None, each.settings["model"])]
-    if not fitting:
-        models = " or ".join(dict.fromkeys(each.settings["model"] for each in PUBLISHED))
+    candidates = [candidate for candidate in PUBLISHED if settings.model in (None, candidate.settings["model"])]
+    if not candidates:
+        models = " or ".join(dict.fromkeys(candidate.settings["model"] for candidate in PUBLISHED))
         raise UserError(
             f"--init {COCO} has detectors with {models}, but --model is {settings.model}: give one of them."
         )
-    return next((each for each in fitting if each.settings["masks"] == ("on" if masks else "off")), fitting[-1])
+    return next(
+        (candidate for candidate in candidates if candidate.settings["masks"] == ("on" if masks else "off")),
+        candidates[-1],
+    )
 
 
 def adopt_published(
@@ -140,59 +143,62 @@ def load_published(detector: Detector, settings: DetectSettings, classes: Sequen
     published = choose_published(settings, settings.masks == "on")
     names = published.weights.meta["categories"]
     tree = read_foreign(_cached_file(published, bars))
-    state, kept = _rename(tree, detector.state_dict(), names, classes)
-    own = detector.state_dict()
-    counts = {name for name in own if name.endswith("num_batches_tracked")}
-    misfits = [name for name in own.keys() - counts if name not in state or state[name].shape != own[name].shape]
+    state, coco_classes = _convert_names(tree, detector.state_dict(), names, classes)
+    own_state = detector.state_dict()
+    counts = {name for name in own_state if name.endswith("num_batches_tracked")}
+    misfits = [
+        name for name in own_state.keys() - counts if name not in state or state[name].shape != own_state[name].shape
+    ]
     if misfits or not all(value.isfinite().all() for value in state.values()):
         raise UserError(
             f"{str(published.path)!r} is not {published.title}, or is damaged ({', '.join(misfits[:3])}): remove "
             "it to fetch it again."
         )
-    detector.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
-    shown = f"those of {', '.join(kept)} from COCO" if kept else "fresh, as COCO has none of them"
-    return LoadReport(published.describe(), "", 1.0, shown, loaded=tuple(state), input=vars(ImageInput()))
+    detector.load_state_dict({name: value for name, value in state.items() if name in own_state}, strict=False)
+    class_text = f"those of {', '.join(coco_classes)} from COCO" if coco_classes else "fresh, as COCO has none of them"
+    return LoadReport(published.describe(), "", 1.0, class_text, loaded=tuple(state), input=vars(ImageInput()))
 
 
-def _rename(
-    tree: Mapping[str, Any], own: Mapping[str, Tensor], names: Sequence[str], classes: Sequence[str]
+def _convert_names(
+    tree: Mapping[str, Any], own_state: Mapping[str, Tensor], names: Sequence[str], classes: Sequence[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors by the names of our detector, with rows for its classes, and the classes that COCO has."""
     index_of = {name.lower(): index for index, name in enumerate(names)}
     rows = [index_of.get(name.strip().lower().replace("_", " ")) for name in classes]
-    body = [name for name in own if name.startswith(PARTS["backbone.body."]) and not name.endswith("_tracked")]
+    body = [name for name in own_state if name.startswith(PARTS["backbone.body."]) and not name.endswith("_tracked")]
     state: dict[str, Tensor] = {}
-    by_order = iter(body)
+    body_names = iter(body)
     for name, value in tree.items():
         prefix = next((prefix for prefix in PARTS if name.startswith(prefix)), None)
         if prefix is None or not isinstance(value, Tensor) or name.endswith("_tracked"):
             continue
         renamed = PARTS[prefix] + name.removeprefix(prefix)
-        if prefix == "backbone.body." and renamed not in own:  # MobileNet's names differ, but the order is the same
-            renamed = next(by_order, renamed)
+        # MobileNet's names differ, but the order is the same.
+        if prefix == "backbone.body." and renamed not in own_state:
+            renamed = next(body_names, renamed)
         layer = name.rpartition(".")[0]
         if layer in PER_CLASS:
-            fresh = own[renamed] if layer == SCORES and renamed in own else None
-            value = _of_classes(value, PER_CLASS[layer], rows, fresh)
+            fresh = own_state[renamed] if layer == SCORES and renamed in own_state else None
+            value = _take_classes(value, PER_CLASS[layer], rows, fresh)
         state[renamed] = value.float()
     return state, [name for name, index in zip(classes, rows, strict=True) if index is not None]
 
 
-def _of_classes(value: Tensor, each: int, rows: Sequence[int | None], fresh: Tensor | None) -> Tensor:
+def _take_classes(value: Tensor, rows_per_class: int, rows: Sequence[int | None], fresh: Tensor | None) -> Tensor:
     """Return the rows of the background and of some classes.
 
     Args:
         value: Rows of COCO's classes, the background first.
-        each: Rows of a class.
+        rows_per_class: Rows of a class.
         rows: Place of each class in COCO; None for other classes.
         fresh: Rows of our detector, which other classes keep; None for the mean of COCO's classes.
     """
-    grouped = value.unflatten(0, (-1, each))
+    grouped = value.unflatten(0, (-1, rows_per_class))
     mean = grouped[1:].mean(0)
-    ours = [] if fresh is None else [*fresh.unflatten(0, (-1, each))[1:]]
-    others = ours or [mean] * len(rows)
+    fresh_rows = [] if fresh is None else [*fresh.unflatten(0, (-1, rows_per_class))[1:]]
+    class_rows = fresh_rows or [mean] * len(rows)
     return torch.stack(
-        [grouped[0], *(other if row is None else grouped[row] for row, other in zip(rows, others, strict=True))]
+        [grouped[0], *(other if row is None else grouped[row] for row, other in zip(rows, class_rows, strict=True))]
     ).flatten(0, 1)
 
 

@@ -24,7 +24,8 @@ class BoxFacts(DataAndMachine):
 
     Attributes:
         longer: Median of the longer sides in pixels.
-        small: Side of a small object (tenth percentile of the root of the area) over the longer side of its image.
+        small: Ratio of a small object's side (tenth percentile of the root of the area) to the longer side of its
+            image.
         boxes: Number of boxes in all splits.
         without_outline: Number of boxes without an outline.
     """

@@ -25,7 +25,7 @@ from paucal.tasks.detection.network.options import (
 
 @dataclass(frozen=True)
 class DetectorSettings:
-    """The detector around the backbone."""
+    """Settings of the detector around the backbone."""
 
     cascade: bool = option("three heads in a row (Cascade R-CNN)", False, group="detector")
     masks: Literal["auto", "on", "off"] = option(
@@ -81,7 +81,7 @@ class DetectorSettings:
 
 @dataclass(frozen=True)
 class LossSettings:
-    """What a detector learns from an image."""
+    """Settings of what a detector learns from an image."""
 
     box_loss: BoxLoss = option("loss of the boxes of regions; giou counts ten times", "smooth-l1")
     proposal_loss: ProposalLoss = option("loss of the boxes of proposals", "smooth-l1")
@@ -100,7 +100,7 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class FineTuningSettings:
-    """Fine-tuning of a backbone with pretrained weights."""
+    """Settings of fine-tuning a backbone with pretrained weights."""
 
     freeze: Literal["none", "stem", "backbone"] | int = option(
         "frozen part of the backbone: none, stem, backbone (all of it), or a number of stages with the stem",

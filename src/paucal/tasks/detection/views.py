@@ -37,7 +37,7 @@ def evaluation_view(size: Sequence[int], mean: Sequence[float], std: Sequence[fl
         mean: Mean per channel, of pixels in [0, 1].
         std: Standard deviation per channel.
     """
-    return v2.Compose([_resize(size, (1.0,)), *_normalise(mean, std)])
+    return v2.Compose([_random_resize(size, (1.0,)), *_normalise(mean, std)])
 
 
 def without_boxes(size: tuple[int, int]) -> Target:
@@ -64,10 +64,10 @@ def training_view(
     """
     longest = max(size)
     scaled: list[v2.Transform] = {
-        "none": [_resize(size, (1.0,))],
-        "light": [_resize(size, LIGHT_SCALES)],
-        "multiscale": [_resize(size, PAPER_SCALES)],
-        "cropped": [v2.RandomChoice([v2.Identity(), make_crop(size)]), _resize(size, PAPER_SCALES)],
+        "none": [_random_resize(size, (1.0,))],
+        "light": [_random_resize(size, LIGHT_SCALES)],
+        "multiscale": [_random_resize(size, PAPER_SCALES)],
+        "cropped": [v2.RandomChoice([v2.Identity(), make_crop(size)]), _random_resize(size, PAPER_SCALES)],
         "large": [
             v2.ScaleJitter((longest, longest), LARGE_SCALES, antialias=True),
             v2.RandomCrop(longest, pad_if_needed=True),
@@ -83,16 +83,16 @@ def training_view(
 def keep_boxes_with_area(image: Tensor, target: Target) -> Viewed:
     """Return an image with the boxes that have an area, and with their labels and masks."""
     corners = target["boxes"]
-    kept = (corners[:, 2:] > corners[:, :2]).all(1)
+    has_area = (corners[:, 2:] > corners[:, :2]).all(1)
     return image, {
-        name: tv_tensors.wrap(value[kept], like=value)  # type: ignore[call-arg]
+        name: tv_tensors.wrap(value[has_area], like=value)  # type: ignore[call-arg]
         for name, value in target.items()
     }
 
 
 def make_crop(size: Sequence[int]) -> Callable[..., Any]:
     """Return a view that scales an image down and crops it to random sides."""
-    resize, bounds = _resize(size, CROPPED_SCALES), [round(share * min(size)) for share in CROPPED_SIDES]
+    resize, bounds = _random_resize(size, CROPPED_SCALES), [round(share * min(size)) for share in CROPPED_SIDES]
 
     def crop(image: Tensor, target: Target) -> Viewed:
         image, target = resize(image, target)
@@ -107,7 +107,7 @@ def make_crop(size: Sequence[int]) -> Callable[..., Any]:
     return crop
 
 
-def _resize(size: Sequence[int], scales: Sequence[float]) -> v2.Transform:
+def _random_resize(size: Sequence[int], scales: Sequence[float]) -> v2.Transform:
     """Return a resize that keeps the aspect ratio, to the largest size that fits at a scale drawn at random."""
     shorter, longer = min(size), max(size)
     return v2.RandomShortestSize([round(scale * shorter) for scale in scales], longer, antialias=True)
@@ -128,18 +128,18 @@ def fit_to_masks(image: Tensor, target: Target) -> Viewed:
     """
     if "masks" not in target:
         return image, target
-    seen = target["masks"].as_subclass(Tensor).bool().flatten(1).any(1)  # `any` of uint8 would be uint8
-    masks, boxes = target["masks"][seen], target["boxes"][seen].as_subclass(Tensor)
+    is_visible = target["masks"].as_subclass(Tensor).bool().flatten(1).any(1)  # `any` of uint8 would be uint8
+    masks, boxes = target["masks"][is_visible], target["boxes"][is_visible].as_subclass(Tensor)
     tight = masks_to_boxes(masks.as_subclass(Tensor)).to(boxes) if len(masks) else boxes
     tight = tight + torch.tensor([0, 0, 1, 1]).to(boxes) if len(masks) else tight  # the edges of the last pixels
     excess = torch.cat([tight[:, :2] - boxes[:, :2], boxes[:, 2:] - tight[:, 2:]], 1)
     fitted = torch.where(excess > SLACK, tight, boxes)
-    changed = {
+    new_fields = {
         "boxes": tv_tensors.wrap(fitted, like=target["boxes"]),  # type: ignore[call-arg]
         "masks": tv_tensors.wrap(masks, like=target["masks"]),  # type: ignore[call-arg]
-        "labels": target["labels"][seen],
+        "labels": target["labels"][is_visible],
     }
-    return image, {**target, **changed}
+    return image, {**target, **new_fields}
 
 
 class CopyPaste:
@@ -162,19 +162,19 @@ class CopyPaste:
 
     def __call__(self, viewed: Viewed, other: Viewed) -> Viewed:
         """Return an image with random objects of another image; arguments as in `paste`."""
-        chosen = torch.rand(len(other[1]["labels"])) < PASTED_SHARE
+        is_pasted = torch.rand(len(other[1]["labels"])) < PASTED_SHARE
         down, right = (
             random_int(*sorted((0, int(new) - int(old))))
             for new, old in zip(viewed[0].shape[-2:], other[0].shape[-2:], strict=True)
         )
-        return paste(viewed, other, chosen, (down, right))
+        return paste(viewed, other, is_pasted, (down, right))
 
 
 def paste(viewed: Viewed, other: Viewed, chosen: Tensor, shift: tuple[int, int]) -> Viewed:
     """Return an image with the chosen objects of another image over it.
 
     Hidden pixels are removed from the masks of the first image's objects and from their boxes; fully hidden objects are
-    dropped. Objects without hidden pixels stay unchanged, and come first.
+    dropped. Objects without hidden pixels are unchanged and come first in the result.
 
     Args:
         viewed: (3, H, W) image, and "boxes" (N, 4) corners in pixels, "labels" (N,) and "masks" (N, H, W).
@@ -184,36 +184,37 @@ def paste(viewed: Viewed, other: Viewed, chosen: Tensor, shift: tuple[int, int])
     """
     image, target = viewed
     size = int(image.shape[-2]), int(image.shape[-1])
-    picked, (down, right) = _pick(other[1], chosen), shift
-    moved = picked["boxes"] + torch.tensor([right, down, right, down])
-    limits = torch.tensor([size[1], size[0], size[1], size[0]]).to(moved)
+    pasted, (down, right) = _select_objects(other[1], chosen), shift
+    shifted_boxes = pasted["boxes"] + torch.tensor([right, down, right, down])
+    limits = torch.tensor([size[1], size[0], size[1], size[0]]).to(shifted_boxes)
     added = {
-        "boxes": torch.minimum(moved.clamp_min(0), limits),
-        "labels": picked["labels"],
-        "masks": _move(picked["masks"], shift, size),
+        "boxes": torch.minimum(shifted_boxes.clamp_min(0), limits),
+        "labels": pasted["labels"],
+        "masks": _shift_layers(pasted["masks"], shift, size),
     }
     hidden = added["masks"].bool().any(0)
-    pixels = torch.where(hidden, _move(other[0].as_subclass(Tensor), shift, size), image)
+    pixels = torch.where(hidden, _shift_layers(other[0].as_subclass(Tensor), shift, size), image)
     left = target["masks"].as_subclass(Tensor) * ~hidden
     touched = (left != target["masks"].as_subclass(Tensor)).flatten(1).any(1)
-    changed = _join(_pick({**target, "masks": left}, touched), added)
-    fitted = fit_to_masks(pixels, {**changed, "boxes": tv_tensors.wrap(changed["boxes"], like=target["boxes"])})[1]  # type: ignore[call-arg]
+    covered_objects = _concatenate_objects(_select_objects({**target, "masks": left}, touched), added)
+    joined_boxes = tv_tensors.wrap(covered_objects["boxes"], like=target["boxes"])  # type: ignore[call-arg]
+    fitted = fit_to_masks(pixels, {**covered_objects, "boxes": joined_boxes})[1]
     sides = fitted["boxes"][:, 2:] - fitted["boxes"][:, :2]
-    large = (sides >= SMALLEST).all(1).as_subclass(Tensor)
-    joined = _join(_pick(target, ~touched), _pick(fitted, large))
-    boxes, masks = tv_tensors.wrap(joined["boxes"], like=target["boxes"]), tv_tensors.Mask(joined["masks"])  # type: ignore[call-arg]
-    return pixels, {**joined, "boxes": boxes, "masks": masks}
+    is_large = (sides >= SMALLEST).all(1).as_subclass(Tensor)
+    merged = _concatenate_objects(_select_objects(target, ~touched), _select_objects(fitted, is_large))
+    boxes, masks = tv_tensors.wrap(merged["boxes"], like=target["boxes"]), tv_tensors.Mask(merged["masks"])  # type: ignore[call-arg]
+    return pixels, {**merged, "boxes": boxes, "masks": masks}
 
 
-def _pick(target: Target, which: Tensor) -> Target:
+def _select_objects(target: Target, which: Tensor) -> Target:
     return {name: target[name].as_subclass(Tensor)[which] for name in ("boxes", "labels", "masks")}
 
 
-def _join(first: Target, second: Target) -> Target:
+def _concatenate_objects(first: Target, second: Target) -> Target:
     return {name: torch.cat([value, second[name]]) for name, value in first.items()}
 
 
-def _move(layers: Tensor, shift: tuple[int, int], size: tuple[int, int]) -> Tensor:
+def _shift_layers(layers: Tensor, shift: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """Return (..., h, w) layers moved down and right on an empty canvas of (height, width); negative pads crop."""
     down, right = shift
     height, width = layers.shape[-2:]

@@ -48,7 +48,7 @@ from paucal.training import Optimization, Plan, WarmupThenCosine
 from paucal.types import UserError, height_and_width
 from paucal.wording import counted
 
-PREFIX = "esvit_"  # of timm's names of Swin built as by EsViT
+PREFIX = "esvit_"  # added to timm's names for Swin as EsViT builds it
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class PretrainingSetup(RunSetup[PretrainSettings]):
 def assemble(
     settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> PretrainingSetup:
-    """Open the images, choose the open settings and build the objective, without writing anything.
+    """Open the images, choose the settings that were not given and build the objective, without writing anything.
 
     Args:
         settings: Settings as given or stored.
@@ -84,21 +84,21 @@ def assemble(
     method.check(settings)
     _check_images(settings, facts.n_train, method.smallest_set)
     objective, spec, notes = _build_objective(method.stage(settings, epochs_done(run)), images.reading.channels)
-    named = timm_name(settings.model)  # timm's name of the published weights
-    card = ModelCard(spec, (), _run_preprocessing(settings, data, (start.input or input_of_timm)(named), run))
+    timm_model = timm_name(settings.model)  # timm's name of the published weights
+    card = ModelCard(spec, (), _run_preprocessing(settings, data, (start.input or input_of_timm)(timm_model), run))
     views(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))  # raises if the settings do not fit
     monitor = open_monitor(settings, card)
-    loaded = load_start(start, named, objective, ())
+    load_report = load_start(start, timm_model, objective, ())
     remarks = [
         *images.notes,
         *filter(None, [describe_channels(images.reading.channels)]),
         *renamed,
         *check_length(settings, facts.n_train),
-        *(loaded.lines() if loaded else ()),
+        *(load_report.lines() if load_report else ()),
         *notes,
     ]
     origin, plan = origins(settings, given, reasons), trainer_plan(settings, facts.n_train)
-    return PretrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded, monitor=monitor)
+    return PretrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), load_report, monitor=monitor)
 
 
 def _open_and_resolve(
@@ -109,11 +109,11 @@ def _open_and_resolve(
     Settings that depend on the number of images are chosen again if some images could not be read.
     """
     with bars("looking through shards") as advance:
-        found = load_unlabelled(settings, advance)
-    like = first_reading(settings, found, stored_reading(run))
-    size = settings.img_size or resolve_pretraining(settings, _facts(found, start))[0].img_size
+        undecoded = load_unlabelled(settings, advance)
+    base_reading = first_reading(settings, undecoded, stored_reading(run))
+    size = settings.img_size or resolve_pretraining(settings, _facts(undecoded, start))[0].img_size
     with bars("reading images") as advance:
-        images = decoded(found, settings, reading_for(size, like), advance)
+        images = decoded(undecoded, settings, reading_for(size, base_reading), advance)
     data = SplitImages(images, _split(images) if run is None else stored_split(run, images))
     facts = replace(data.facts(), start=start.facts)
     settings, reasons = resolve_pretraining(settings, facts)
@@ -150,8 +150,8 @@ def _run_preprocessing(
     size = height_and_width(settings.img_size)
     ratio = 1.0 if min(size) <= SMALL or settings.resize != "crop" else ImageInput().crop_ratio
     reading, interpolation = data.images.reading, ImageInput().interpolation
-    fed = Preprocessing(size, ratio, interpolation, statistics.mean, statistics.std, reading.value_range)
-    return replace(fed, channel_ranges=reading.channel_ranges, resize=settings.resize)
+    chosen_input = Preprocessing(size, ratio, interpolation, statistics.mean, statistics.std, reading.value_range)
+    return replace(chosen_input, channel_ranges=reading.channel_ranges, resize=settings.resize)
 
 
 def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:
@@ -200,13 +200,12 @@ def _split(images: ImageSet) -> Split:
     part = held_out_part(images.declared)
     held_out = np.asarray([bool(part) and declared == part for declared in images.declared])
     parts = np.where(held_out, "unused", "train").astype("<U6")
-    why = ", reserved for testing," if part == "val" else ""
+    reason = ", reserved for testing," if part == "val" else ""
     left = int(held_out.sum())
     text = "all images are used"
     if left:
-        text = (
-            f"the {counted(left, 'image')} of the data's own {part} part{why} {'is' if left == 1 else 'are'} left out"
-        )
+        verb = "is" if left == 1 else "are"
+        text = f"the {counted(left, 'image')} of the data's own {part} part{reason} {verb} left out"
     return Split(parts, f"{text}; labels are not used")
 
 
@@ -223,7 +222,7 @@ def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> No
 
 
 def optimization(settings: PretrainSettings, plan: Plan) -> Optimization:
-    """Return the optimizer with its schedule in steps; schedules of a method itself are in its objective."""
+    """Return the optimizer with its schedule in steps; a method's own schedules are in its objective."""
     method, warmup = method_of(settings), round(settings.warmup_epochs * plan.steps_per_epoch)
     schedule = WarmupThenCosine(settings.lr, plan.total_steps, warmup, settings.min_lr)
     return Optimization(
@@ -249,7 +248,7 @@ def with_published_order(settings: PretrainSettings) -> tuple[PretrainSettings, 
 
 
 def timm_name(name: str) -> str:
-    """Return timm's name of a Swin built as by EsViT; other names are returned unchanged.
+    """Return timm's name for a Swin that is built as in EsViT; other names are returned unchanged.
 
     Example:
         >>> timm_name("esvit_swin_tiny_patch4_window7_224"), timm_name("esvit_cvt_tiny")

@@ -50,17 +50,17 @@ class CollapseWatcher:
             row: Metrics of the epoch, see `collapse.COLUMNS`.
             silent: Whether to print nothing, as for the epochs before a run was resumed.
         """
-        before, self._rows = self.verdict, [*self._rows, dict(row)]
+        previous, self._rows = self.verdict, [*self._rows, dict(row)]
         self.verdict = self._judge(self._rows, None)
         epoch = row.get("epoch", float(len(self._rows)))
         if self.verdict is None and not self.suspicious:
             self.healthy_epoch = epoch
-        kinds = [None if verdict is None else verdict.kind for verdict in (before, self.verdict)]
+        kinds = [None if verdict is None else verdict.kind for verdict in (previous, self.verdict)]
         if kinds[0] != kinds[1]:
             sentence = "the signs of collapse are gone." if self.verdict is None else self.verdict.sentence
             self._history.append({"epoch": epoch, "kind": kinds[1], "sentence": sentence})
             if not silent:
-                self._tell(epoch, kinds[0])
+                self._report_change(epoch, kinds[0])
         return self.verdict
 
     @property
@@ -83,9 +83,9 @@ class CollapseWatcher:
         self.healthy_epoch = state["healthy_epoch"]
         self.verdict = self._judge(self._rows, None)
 
-    def _tell(self, epoch: float, before: str | None) -> None:
+    def _report_change(self, epoch: float, previous_kind: str | None) -> None:
         if self.verdict is None:
-            self._say(f"epoch {epoch:g}: the signs of {before} are gone")
+            self._say(f"epoch {epoch:g}: the signs of {previous_kind} are gone")
             return
         since = "" if self.healthy_epoch is None else f"; the last healthy epoch was {self.healthy_epoch:g}"
         self._say(f"epoch {epoch:g}: {self.verdict.sentence.rstrip('.')}{since}.")

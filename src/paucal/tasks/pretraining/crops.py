@@ -19,9 +19,12 @@ def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
         raise UserError(
             f"--local-crops has {len(counts)} numbers and --local-size {len(sizes)}: give one number for each size."
         )
-    scale, near = _range("global_scale", settings.global_scale), _range("local_scale", settings.local_scale)
+    scale, local_scale = (
+        _scale_range("global_scale", settings.global_scale),
+        _scale_range("local_scale", settings.local_scale),
+    )
     groups = [Crops(settings.global_crops, size, scale)]
-    groups += [Crops(count, side, near) for count, side in zip(counts, sizes, strict=False) if count]
+    groups += [Crops(count, side, local_scale) for count, side in zip(counts, sizes, strict=False) if count]
     if settings.global_crops < 1 or sum(group.count for group in groups) < 2:
         raise UserError(
             f"--global-crops {settings.global_crops} and --local-crops {sum(counts)} give no pair of crops to compare: "
@@ -33,7 +36,7 @@ def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
 def views(settings: PretrainSettings, statistics: Normalisation):
     """Return the transforms of the crops with their counts; raises a UserError for an invalid blur radius."""
     size = height_and_width(settings.img_size)
-    groups, radii = crop_groups(settings, size), _radii(settings.blur)
+    groups, radii = crop_groups(settings, size), _blur_radii(settings.blur)
     hflip = settings.hflip
     return crop_views(settings.pipeline, groups, statistics, size, radii, hflip, resize=settings.resize)
 
@@ -50,13 +53,13 @@ def relative_pixels(groups: Sequence[Crops]) -> float:
     return sum(group.count * area for group, area in zip(groups, pixels, strict=True)) / pixels[0]
 
 
-def _range(name: str, values: list[float] | None) -> tuple[float, float]:
+def _scale_range(name: str, values: list[float] | None) -> tuple[float, float]:
     if values is None or len(values) != 2 or not 0 < values[0] <= values[1] <= 1:
         raise UserError(f"{flag(name)} is {values}; expected two shares of the area, such as 0.4 1.0.")
     return values[0], values[1]
 
 
-def _radii(values: list[float] | None) -> tuple[float, float]:
+def _blur_radii(values: list[float] | None) -> tuple[float, float]:
     if values is None:
         return BLUR
     if len(values) != 2 or not 0 <= values[0] <= values[1] <= MAX_SIDE:

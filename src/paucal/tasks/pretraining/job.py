@@ -58,7 +58,7 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
     def assemble(
         self, settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> PretrainingSetup:
-        """Open the images, choose the open settings and build the objective of the run's stage."""
+        """Open the images, choose the settings that were not given and build the objective of the run's stage."""
         setup = assemble(settings, given, bars, run)
         # The other processes do not know the path of the run yet.
         if run is not None and is_first() and lacks_parameters(run, setup.objective):

@@ -67,20 +67,20 @@ def knn_monitor(
     if most < QUERY_EVERY:
         raise UserError(f"--monitor-images is {most}; expected at least {QUERY_EVERY}, better some thousands.")
     settings = DataSettings(location, data_root, on_bad_image=on_bad_image)
-    images, bank, queries = _open(settings, most, seed, preprocess.reading)
-    used = np.concatenate([bank, queries])
+    images, bank, queries = _open_monitor_images(settings, most, seed, preprocess.reading)
+    indices = np.concatenate([bank, queries])
     height, width = preprocess.image_size
     batches = KeptBatches(
         lambda workers: make_eval_loader(
             images,
-            used,
+            indices,
             preprocess.transform(),
             inference_batch_size(preprocess.image_size, device),
             workers,
             rank(),
             world_size(),
         ),
-        n_bytes=len(used) * height * width * 3 * 4,
+        n_bytes=len(indices) * height * width * 3 * 4,
         workers=workers,
         device=device,
     )
@@ -107,11 +107,11 @@ class _Pooled(nn.Module):
         return self.backbone(images).pooled
 
 
-def _open(
-    settings: DataSettings, most: int, seed: int, reading: Reading
+def _open_monitor_images(
+    settings: DataSettings, max_images: int, seed: int, reading: Reading
 ) -> tuple[ImageSet, NDArray[np.int64], NDArray[np.int64]]:
     """Return the images, the positions of the neighbours, and the positions of the queries."""
-    with _asking_for_labels():
+    with _explain_missing_labels():
         images = open_images(settings.data, root=settings.data_root)
         if not images.labelled:
             raise UserError(f"{images.location} has images without a label")
@@ -119,15 +119,15 @@ def _open(
         images = decoded(images, settings, reading)
     except UserError as problem:
         raise UserError(f"--monitor: {problem}") from problem
-    with _asking_for_labels():
+    with _explain_missing_labels():
         # Validation images are neighbours too, since nothing is selected here.
         data = evaluation_data(images, make_split(images, seed, val_fraction=0.0))
-    queries = balanced(data.labels, data.parts["test"], max(1, most // QUERY_EVERY), seed)
-    return images, balanced(data.labels, data.parts["train"], most - len(queries), seed), queries
+    queries = balanced(data.labels, data.parts["test"], max(1, max_images // QUERY_EVERY), seed)
+    return images, balanced(data.labels, data.parts["train"], max_images - len(queries), seed), queries
 
 
 @contextmanager
-def _asking_for_labels() -> Iterator[None]:
+def _explain_missing_labels() -> Iterator[None]:
     try:
         yield
     except UserError as problem:

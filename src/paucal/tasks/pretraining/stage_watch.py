@@ -45,7 +45,7 @@ class StageWatch(Watcher[PretrainingSetup]):
         self._worse = 0  # consecutive epochs, up to now, that score below the initial weights
         for row in checkpoint_rows(run.last):  # epochs in later rows of `metrics.csv` are repeated
             self.watcher.look(row, silent=True)
-            self._compare(row)
+            self._count_worse(row)
 
     def on_start(self, scores: Mapping[str, float]) -> None:
         """Store the monitor's score of the weights at the start of the run."""
@@ -65,12 +65,12 @@ class StageWatch(Watcher[PretrainingSetup]):
             keep_as(self.run.last, self.run.last.with_name(HEALTHY))  # saved before this epoch, which is healthy
         self._changes = epoch == self.method.changes_after(settings) and epoch < epochs
         collapsed = self._verdict is not None and settings.on_collapse != "warn" and epoch < epochs
-        self._scores = self._compare(row), row.get(NAME)
+        self._scores = self._count_worse(row), row.get(NAME)
         return collapsed or self._changes or (self._worse >= WORSE_EPOCHS and epoch < epochs)
 
     @property
     def should_restart(self) -> bool:
-        """Whether the run continues after `advance_stage`."""
+        """Whether the run should continue after `advance_stage`."""
         return self._changes or self._can_roll_back()
 
     @property
@@ -102,11 +102,11 @@ class StageWatch(Watcher[PretrainingSetup]):
             return []
         return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
 
-    def _compare(self, row: Mapping[str, float]) -> float | None:
+    def _count_worse(self, row: Mapping[str, float]) -> float | None:
         """Count an epoch that scores below the trained weights at the start; return their score, None without."""
         start = self.knn_start() if begins_settled(self.setup) else None
-        lost = start is not None and row.get(NAME, start) < start - WORSE
-        self._worse = self._worse + 1 if lost else 0
+        is_worse = start is not None and row.get(NAME, start) < start - WORSE
+        self._worse = self._worse + 1 if is_worse else 0
         return start
 
     def _can_roll_back(self) -> bool:
@@ -134,7 +134,7 @@ class StageWatch(Watcher[PretrainingSetup]):
 
 
 def begins_settled(setup: PretrainingSetup) -> bool:
-    """Return whether symptoms count from the first epoch: pretrained weights, and no new heads that are assessed."""
+    """Return whether symptoms count from the first epoch: for pretrained weights, unless the assessed heads are new."""
     start = setup.start
     return start is not None and not start.undertrained and method_of(setup.settings).settled_start
 

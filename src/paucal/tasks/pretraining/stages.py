@@ -28,8 +28,8 @@ def lacks_parameters(run: RunFolder, objective: nn.Module) -> bool:
     """Return whether a run's saved state has fewer parameters than an objective."""
     if not run.last.exists():
         return False
-    stored = load_checkpoint(run.last)["state_dict"]
-    return any(PREFIX + name not in stored for name in objective.state_dict())
+    saved_state = load_checkpoint(run.last)["state_dict"]
+    return any(PREFIX + name not in saved_state for name in objective.state_dict())
 
 
 def add_parameters(run: RunFolder, objective: Objective) -> None:
@@ -38,25 +38,27 @@ def add_parameters(run: RunFolder, objective: Objective) -> None:
     Stored parameters and their moments are kept; missing ones are taken from the objective.
     """
     state = load_checkpoint(run.last)
-    ours = {PREFIX + name: value for name, value in objective.state_dict().items()}
-    state["state_dict"] = {name: state["state_dict"].get(name, value) for name, value in ours.items()}
-    state["optimizer_states"] = [_renumber(stored, objective) for stored in state["optimizer_states"]]
+    parameters = {PREFIX + name: value for name, value in objective.state_dict().items()}
+    state["state_dict"] = {name: state["state_dict"].get(name, value) for name, value in parameters.items()}
+    state["optimizer_states"] = [_renumber(optimizer_state, objective) for optimizer_state in state["optimizer_states"]]
     write_atomically(run.last, lambda file: torch.save(state, file))
 
 
-def _renumber(stored: dict[str, Any], objective: Objective) -> dict[str, Any]:
+def _renumber(optimizer_state: dict[str, Any], objective: Objective) -> dict[str, Any]:
     """Renumber an optimizer's stored moments by the parameter groups of an objective."""
-    numbers = [number for group in stored["param_groups"] for number in group["params"]]
-    names = [name for group in stored["param_groups"] for name in group["names"]]
+    numbers = [number for group in optimizer_state["param_groups"] for number in group["params"]]
+    names = [name for group in optimizer_state["param_groups"] for name in group["names"]]
     moments = {
-        name: stored["state"][number] for name, number in zip(names, numbers, strict=True) if number in stored["state"]
+        name: optimizer_state["state"][number]
+        for name, number in zip(names, numbers, strict=True)
+        if number in optimizer_state["state"]
     }
-    kept = {(group["label"], group["decayed"]): group for group in stored["param_groups"]}
+    old_groups = {(group["label"], group["decayed"]): group for group in optimizer_state["param_groups"]}
     state, groups = {}, []
     for group in parameter_groups(objective, objective.parameter_group, objective.decays_tables):
-        first = sum(len(done["params"]) for done in groups)
+        first = sum(len(earlier["params"]) for earlier in groups)
         indices = list(range(first, first + len(group["names"])))
         state |= {place: moments[name] for place, name in zip(indices, group["names"], strict=True) if name in moments}
-        like = kept.get((group["label"], group["decayed"]), stored["param_groups"][0])
-        groups.append({**like, **{key: group[key] for key in ("names", "label", "decayed")}, "params": indices})
-    return {**stored, "state": state, "param_groups": groups}
+        old_group = old_groups.get((group["label"], group["decayed"]), optimizer_state["param_groups"][0])
+        groups.append({**old_group, **{key: group[key] for key in ("names", "label", "decayed")}, "params": indices})
+    return {**optimizer_state, "state": state, "param_groups": groups}

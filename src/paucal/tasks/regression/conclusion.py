@@ -77,11 +77,11 @@ def conclude(run: RunFolder, setup: RegressionSetup, console: Console) -> Regres
     truth, grades = data.targets[train], None
     if settings.ordinal:
         ends = int(data.targets.min()), int(data.targets.max())
-        grades, half = fit_grades(truth + fitted.residuals, truth, *ends)
+        grades, half_width = fit_grades(truth + fitted.residuals, truth, *ends)
     else:
-        half = conformal_half_width(fitted.residuals, LEVEL)
-    spread = {"mean": float(truth.mean()), "deviation": float(truth.std()) or 1.0}
-    card = replace(setup.card, half_width=half, **spread, grades=grades, reads_stages=staged)  # type: ignore[call-arg]
+        half_width = conformal_half_width(fitted.residuals, LEVEL)
+    statistics = {"mean": float(truth.mean()), "deviation": float(truth.std()) or 1.0}
+    card = replace(setup.card, half_width=half_width, **statistics, grades=grades, reads_stages=staged)  # type: ignore[call-arg]
     save_trained(run, network, card)
     model, part = load_regressor(run, settings.device), data.part("test")
     with console.progress("testing") as advance:
@@ -109,19 +109,19 @@ def conclude(run: RunFolder, setup: RegressionSetup, console: Console) -> Regres
 def _fit_best(
     network: nn.Module, size: tuple[int, int], features: Array, targets: Array, seed: int
 ) -> tuple[nn.Module, FittedRidge, bool]:
-    """Return the network with a ridge regression in it, the regression, and whether it reads the last stages too.
+    """Return the network with the fitted ridge regression, the regression, and whether it reads the last stages too.
 
-    The last features come first in (N, D) features; the stages follow where the network has maps. Cross-validation
-    within the training images decides which are used.
+    The (N, D) features begin with the last features; pooled maps of the last stages follow if the network has maps.
+    Cross-validation within the training images decides which are used.
     """
     classifier = linear_classifier(network)
     assert classifier is not None
     width = classifier.in_features
     fitted, reads_stages = fit_ridge(features[:, :width], targets, seed), False
     if features.shape[1] > width:
-        more = fit_ridge(features, targets, seed)
-        if (more.residuals**2).mean() < (fitted.residuals**2).mean():
-            fitted, reads_stages, network = more, True, add_stage_classifier(network, size)
+        two_stage_fit = fit_ridge(features, targets, seed)
+        if (two_stage_fit.residuals**2).mean() < (fitted.residuals**2).mean():
+            fitted, reads_stages, network = two_stage_fit, True, add_stage_classifier(network, size)
             classifier = linear_classifier(network)
             assert classifier is not None
     with torch.no_grad():

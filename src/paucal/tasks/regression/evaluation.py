@@ -64,22 +64,22 @@ def write_scores(
     """Write `metrics.json`, `predictions.csv` and the plot of predicted against true numbers."""
     folder.mkdir(parents=True, exist_ok=True)
     plots.mkdir(parents=True, exist_ok=True)
-    half = report.half_width
-    content = {**asdict(report), "kind": "regression", "half_width": half if np.isfinite(half) else None}
+    half_width = report.half_width
+    content = {**asdict(report), "kind": "regression", "half_width": half_width if np.isfinite(half_width) else None}
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
     rows = [
         [images.keys[int(place)], *(f"{value:.9g}" for value in values)]
         for place, *values in zip(part, truth, *numbers, strict=True)
     ]
     write_text(folder / "predictions.csv", csv_text(["key", "target", "predicted", "low", "high"], *rows))
-    band = half if "kappa" not in report.scores else np.inf
+    band = half_width if "kappa" not in report.scores else np.inf
     save_figure(plots / "predicted.png", predicted_figure(truth, numbers.predicted, band))
 
 
 def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figure:
     """Draw each image as a point, the line of perfect predictions, and the band of prediction intervals if finite.
 
-    Equal points are one whose area tells how many they are.
+    Equal points are drawn as one point, whose area shows their number.
     """
     figure = Figure(figsize=(5.5, 5.0), layout="constrained")
     axes = figure.subplots()
@@ -100,10 +100,10 @@ def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figur
 
 def format_number(score: Score, name: str) -> tuple[str, str]:
     """Return a score and its interval as text."""
-    shown = percent if name in ("coverage", "exact") else "{:.3g}".format
+    format_value = percent if name in ("coverage", "exact") else "{:.3g}".format
     if score.low is None or score.high is None:
-        return shown(score.value), ""
-    return shown(score.value), f"{shown(score.low)} to {shown(score.high)}"
+        return format_value(score.value), ""
+    return format_value(score.value), f"{format_value(score.low)} to {format_value(score.high)}"
 
 
 def report_table(report: RegressionReport) -> Table:

@@ -42,33 +42,33 @@ def fit_ridge(features: Array, targets: Array, seed: int = 0) -> FittedRidge:
     """Fit (N,) targets to (N, D) features; the penalty with the least squared error on held-out folds is taken.
 
     The errors of the chosen penalty are also used for the prediction intervals. Choosing among only four penalties
-    hardly biases them, and a fit to nine tenths of the images is slightly less accurate than the final fit.
+    hardly biases them, and and a fit to nine tenths of the images is slightly less accurate than the final fit.
     """
     folds = list(KFold(min(FOLDS, len(targets)), shuffle=True, random_state=seed).split(features))
     residuals = {}
     for strength in STRENGTHS:
         errors = np.empty(len(targets))
-        for rows, others in folds:
-            weight, bias = _fit(features[rows], targets[rows], strength)
-            errors[others] = features[others] @ weight + bias - targets[others]
+        for rows, held_out in folds:
+            weight, bias = _fit_weights(features[rows], targets[rows], strength)
+            errors[held_out] = features[held_out] @ weight + bias - targets[held_out]
         residuals[strength] = errors
     strength = min(STRENGTHS, key=lambda penalty: float((residuals[penalty] ** 2).mean()))
-    return FittedRidge(*_fit(features, targets, strength), strength, residuals[strength])
+    return FittedRidge(*_fit_weights(features, targets, strength), strength, residuals[strength])
 
 
-def _fit(features: Array, targets: Array, strength: float) -> tuple[Array, float]:
+def _fit_weights(features: Array, targets: Array, strength: float) -> tuple[Array, float]:
     """Return (D,) weights and a bias for raw features.
 
-    Features that hardly vary are not blown up to unit deviation: one that is zero in almost all images would otherwise
-    throw the prediction for the next image where it is not.
+    Features that hardly vary are not scaled up to unit deviation. Otherwise a feature that is zero in almost all images
+    would spoil the prediction for the next image in which it is not zero.
     """
     mean, deviation = features.mean(0), features.std(0)
     deviation = np.maximum(deviation, np.median(deviation))
     deviation = np.where(deviation > 0, deviation, 1.0)
-    centre, spread = float(targets.mean()), float(targets.std()) or 1.0
-    ridge = Ridge(strength).fit((features - mean) / deviation, (targets - centre) / spread)
-    weight = ridge.coef_ / deviation * spread
-    return weight, float(ridge.intercept_) * spread + centre - float(weight @ mean)
+    centre, scale = float(targets.mean()), float(targets.std()) or 1.0
+    ridge = Ridge(strength).fit((features - mean) / deviation, (targets - centre) / scale)
+    weight = ridge.coef_ / deviation * scale
+    return weight, float(ridge.intercept_) * scale + centre - float(weight @ mean)
 
 
 def fit_grades(outputs: Array, truth: Array, lowest: int, highest: int) -> tuple[Grades, float]:

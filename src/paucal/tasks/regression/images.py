@@ -39,17 +39,19 @@ class NumberedImages(SplitImages):
 def with_numbers(images: ImageSet, column: str, fewest: int = FEWEST) -> tuple[ImageSet, NDArray[np.float64]]:
     """Return the images that have a number in a column, and the (N,) numbers."""
     if column not in images.columns:
-        known = ", ".join(map(repr, images.columns)) or "no table with further columns"
+        column_names = ", ".join(map(repr, images.columns)) or "no table with further columns"
         first = f" (only {MOST_COLUMNS} columns are read)" if len(images.columns) == MOST_COLUMNS else ""
-        raise UserError(f"--target: {images.location} has no column {column!r}; it has {known}{first}.")
+        raise UserError(f"--target: {images.location} has no column {column!r}; it has {column_names}{first}.")
     cells = images.columns[column]
-    kept = [index for index, cell in enumerate(cells) if not is_missing(cell)]
-    targets = np.asarray([_number(cells[index], column, images.keys[index]) for index in kept], dtype=np.float64)
-    if len(kept) < fewest:
-        raise UserError(f"--target: {counted(len(kept), 'image')} with a number in {column!r}, expected {fewest}.")
-    bare = len(cells) - len(kept)
-    note = f"{counted(bare, 'row')} without a number in {column!r} {was(bare)} left out" if bare else ""
-    return images.select(np.asarray(kept, dtype=np.int64), note), targets
+    numbered = [index for index, cell in enumerate(cells) if not is_missing(cell)]
+    targets = np.asarray(
+        [_parse_number(cells[index], column, images.keys[index]) for index in numbered], dtype=np.float64
+    )
+    if len(numbered) < fewest:
+        raise UserError(f"--target: {counted(len(numbered), 'image')} with a number in {column!r}, expected {fewest}.")
+    n_without = len(cells) - len(numbered)
+    note = f"{counted(n_without, 'row')} without a number in {column!r} {was(n_without)} left out" if n_without else ""
+    return images.select(np.asarray(numbered, dtype=np.int64), note), targets
 
 
 def describe_numbers(targets: NDArray[np.float64]) -> str:
@@ -58,7 +60,7 @@ def describe_numbers(targets: NDArray[np.float64]) -> str:
 
 
 def grades_note(targets: NDArray[np.float64], column: str) -> Sequence[str]:
-    """Return a sentence on targets that are few whole numbers, one after the other, which could be classes too."""
+    """Return a note for targets that are a few consecutive whole numbers, which could be classes."""
     values = np.unique(targets)
     if not are_grades(targets) or np.ptp(values) != len(values) - 1:
         return []
@@ -95,7 +97,7 @@ def split_numbers(settings: TrainSettings, images: ImageSet, run: RunFolder | No
     return Split(parts, split.description)
 
 
-def _number(cell: str, column: str, key: str) -> float:
+def _parse_number(cell: str, column: str, key: str) -> float:
     try:
         value = float(cell)
     except ValueError:

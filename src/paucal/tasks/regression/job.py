@@ -81,7 +81,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         data = NumberedImages(images, split_numbers(settings, images, run), targets=targets)
         remarks: list[str] = []
         if run is None and may_choose_start(settings, given):
-            side = max(data.facts().median_side, TINY)  # tiny images too, as nothing else is trained here
+            side = max(data.facts().median_side, TINY)  # tiny images are enlarged, since only the regression is trained
             settings, given, choice = choose_start(settings, given, side)
             remarks = [choice.remark] if choice.remark else []
         start = find_start(settings, run)
@@ -98,10 +98,10 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             images, targets = with_numbers(images, column)
             data = NumberedImages(images, split_numbers(settings, images, run), targets=targets)
         data = replace(data, images=images)
-        objective, spec, notes = _build(settings, images.reading.channels)
+        objective, spec, notes = _build_network(settings, images.reading.channels)
         tested = start.input(settings.model) if start.input is not None else None
         statistics = normalisation(settings, data, tested)
-        fed = Preprocessing(
+        preprocess = Preprocessing(
             spec.image_size,
             1.0,
             (tested or input_of_timm(settings.model)).interpolation,
@@ -111,19 +111,19 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             settings.resize,
             images.reading.channel_ranges,
         )
-        card = RegressionCard(spec, (column,), fed)
-        loaded = load_start(start, settings.model, objective, (), "fresh")
+        card = RegressionCard(spec, (column,), preprocess)
+        load_report = load_start(start, settings.model, objective, (), "fresh")
         if linear_classifier(objective.deployable()) is None:
             raise UserError(f"--model: {settings.model} has no linear classifier to put the regression into.")
         remarks += [
             *images.notes,
             *(() if settings.ordinal else grades_note(targets, column)),
-            *(loaded.lines() if loaded else ()),
+            *(load_report.lines() if load_report else ()),
             *notes,
         ]
         plan = Plan(0, 1, seed=settings.seed, hardware=hardware(settings))
         origin = origins(settings, given, reasons)
-        return RegressionSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded)
+        return RegressionSetup(settings, origin, data, plan, objective, card, tuple(remarks), load_report)
 
     def describe_images(self, setup: RegressionSetup) -> str:
         """Return the name of the data, the number of images, and the range of the target."""
@@ -137,15 +137,15 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         """Write nothing more: no network is trained, so there is no batch to draw."""
 
     def draw_batch(self, setup: RegressionSetup) -> Image.Image:
-        """No batch is drawn."""
+        """Raise an error: there is no training batch to draw."""
         _refuse_training()
 
     def loader(self, setup: RegressionSetup, start: int) -> Any:
-        """No network is trained."""
+        """Raise an error: no network is trained, so there is no training loader."""
         _refuse_training()
 
     def optimization(self, setup: RegressionSetup) -> Optimization:
-        """No network is trained."""
+        """Raise an error: no network is trained, so there is no optimizer."""
         _refuse_training()
 
     def conclude(
@@ -159,7 +159,7 @@ def _refuse_training() -> NoReturn:
     raise NotImplementedError("a regression on frozen features trains no network")
 
 
-def _build(settings: TrainSettings, channels: int) -> tuple[FrozenNetwork, BackboneSpec, list[str]]:
+def _build_network(settings: TrainSettings, channels: int) -> tuple[FrozenNetwork, BackboneSpec, list[str]]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, 1, channels)

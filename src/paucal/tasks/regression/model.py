@@ -22,7 +22,7 @@ class FrozenNetwork(Objective):
         self.backbone = backbone
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
-        """There is no loss: the network is not trained."""
+        """Raise an error: the network is not trained."""
         raise NotImplementedError("a regression on frozen features trains no network")
 
     def deployable(self) -> nn.Module:

@@ -61,7 +61,7 @@ class SegmentationSetup(RunSetup[SegmentSettings]):
 def assemble(
     settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> SegmentationSetup:
-    """Open images and masks, choose the open settings and build the network; write nothing."""
+    """Open images and masks, choose the settings that were not given and build the network; write nothing."""
     data = open_segmentation_data(settings, bars, run)
     remarks: list[str] = []
     if run is None:
@@ -72,17 +72,17 @@ def assemble(
     start = find_start(settings, run)
     facts = replace(data.facts(), start=start.facts)
     settings, reasons = resolve(settings, facts, RULES)
-    settings, reasons = _lengths(settings, facts, reasons)
-    card, objective, notes = _build(settings, data, start.input and start.input(settings.model), run)
-    loaded = load_start(start, settings.model, objective, ())
+    settings, reasons = _fill_in_length(settings, facts, reasons)
+    card, objective, notes = _build_network(settings, data, start.input and start.input(settings.model), run)
+    load_report = load_start(start, settings.model, objective, ())
     _check_batch(settings, objective)
-    remarks += [*data.images.notes, *(loaded.lines() if loaded else ()), *notes, *_remarks(data)]
+    remarks += [*data.images.notes, *(load_report.lines() if load_report else ()), *notes, *_remarks(data)]
     plan = trainer_plan(settings, facts.n_train * settings.crops)
     origin = origins(settings, given, reasons)
-    return SegmentationSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded)
+    return SegmentationSetup(settings, origin, data, plan, objective, card, tuple(remarks), load_report)
 
 
-def _lengths(
+def _fill_in_length(
     settings: SegmentSettings, facts: DataAndMachine, reasons: Mapping[str, str]
 ) -> tuple[SegmentSettings, dict[str, str]]:
     """Fill in the epochs, unless a time is given, and the warm-up, if the epochs are known."""
@@ -95,7 +95,7 @@ def _lengths(
     return settings, reasons
 
 
-def _build(
+def _build_network(
     settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
     """Build card and objective; the initial weights depend on the seed alone."""
@@ -111,7 +111,7 @@ def _build(
             coding=data.masked.coding,
             overlap=settings.overlap,
             whole=settings.test_mode == "whole",
-            resize_to=_sides(settings),
+            resize_to=_resize_sides(settings),
         )
         network = with_joint_norms(settings, card.build(drop_path_rate=settings.drop_path))
         _refuse_whole(settings, network.maps.fixed_size)
@@ -158,7 +158,7 @@ def crop_options(settings: SegmentSettings) -> CropOptions:
         hflip=settings.hflip,
         vflip=settings.vflip,
         colour=settings.colour,
-        resize_to=_sides(settings),
+        resize_to=_resize_sides(settings),
     )
 
 
@@ -175,30 +175,30 @@ def full_inference(settings: SegmentSettings) -> WindowOptions:
         settings.test_scales,
         settings.mirror,
         whole=settings.test_mode == "whole",
-        resize_to=_sides(settings),
+        resize_to=_resize_sides(settings),
     )
 
 
-def _sides(settings: SegmentSettings) -> Size | None:
+def _resize_sides(settings: SegmentSettings) -> Size | None:
     """Return the shorter and the longer side to which images are resized; None for their own size."""
     return (min(settings.resize_to), max(settings.resize_to)) if settings.resize_to else None
 
 
-def _refuse_whole(settings: SegmentSettings, fixed: Size | None) -> None:
+def _refuse_whole(settings: SegmentSettings, fixed_size: Size | None) -> None:
     """Raise a UserError for `--test-mode whole` with a model that takes images of one size only."""
-    if settings.test_mode == "whole" and fixed is not None:
+    if settings.test_mode == "whole" and fixed_size is not None:
         raise UserError(
-            f"--test-mode is whole, and {settings.model} only takes images of {fixed[0]}x{fixed[1]} pixels: use "
-            "--test-mode windows, or a model that takes any size, such as a Swin or a ResNet."
+            f"--test-mode is whole, and {settings.model} only takes images of {fixed_size[0]}x{fixed_size[1]} pixels: "
+            "use --test-mode windows, or a model that takes any size, such as a Swin or a ResNet."
         )
 
 
 def _check_batch(settings: SegmentSettings, objective: PixelObjective) -> None:
-    least = objective.data_request.smallest_batch
-    if settings.images_per_pass < least:
+    min_crops = objective.data_request.smallest_batch
+    if settings.images_per_pass < min_crops:
         raise UserError(
-            f"--batch-size is {settings.images_per_pass}, and the head's batch norms need at least {least} crops in a "
-            "forward pass: give a larger one, and leave --accumulate out."
+            f"--batch-size is {settings.images_per_pass}, and the head's batch norms need at least {min_crops} crops "
+            "in a forward pass: give a larger one, and leave --accumulate out."
         )
 
 
@@ -212,6 +212,6 @@ def _remarks(data: SegmentationData) -> list[str]:
             if pixels == 0
         ]
         if missing:
-            shown = first_few(missing, 8)
-            remarks.append(f"{counted(len(missing), 'class', 'classes')} without a {purpose} pixel: {shown}")
+            examples = first_few(missing, 8)
+            remarks.append(f"{counted(len(missing), 'class', 'classes')} without a {purpose} pixel: {examples}")
     return remarks

@@ -114,8 +114,8 @@ def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally
         return draw_comparison(image, mask, predicted, colours, f"{key}: mean IoU {percent(row.mean_iou)}")
 
     ranked = sorted((row for row in tallies if np.isfinite(row.mean_iou)), key=lambda row: row.mean_iou)
-    few = min(DRAWN, max(1, len(ranked) // 2))
-    for name, rows in (("worst_images", ranked[:few]), ("best_images", ranked[::-1][:few])):
+    n_drawn = min(DRAWN, max(1, len(ranked) // 2))
+    for name, rows in (("worst_images", ranked[:n_drawn]), ("best_images", ranked[::-1][:n_drawn])):
         if rows:
             picture = stack_pictures([*map(compare, rows), draw_legend(setup.card.classes, colours)])
             write_atomically(run.plots / f"{name}.png", lambda file, picture=picture: picture.save(file, "PNG"))
@@ -140,11 +140,11 @@ def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: 
         "epochs": outcome.passes(settings.epochs),
         "selected": selected,
         "best_epoch": outcome.best.get("epoch"),
-        "best_val_mean_iou": _number(outcome.best.get(SCORE)) if selected else None,
+        "best_val_mean_iou": _finite_or_none(outcome.best.get(SCORE)) if selected else None,
         "seconds": round(outcome.seconds, 1),
         "peak_memory": peak_memory(settings.device),
-        "test_mean_iou": _number(report.mean_iou.value),
-        "test_pixel_accuracy": _number(report.accuracy.value),
+        "test_mean_iou": _finite_or_none(report.mean_iou.value),
+        "test_pixel_accuracy": _finite_or_none(report.accuracy.value),
         "start": None if setup.start is None else setup.start.short(),
         "remarks": [*setup.remarks, *outcome.remarks],
         "next_steps": next_steps(run, setup),
@@ -158,7 +158,7 @@ def closing_lines(
     unseen = report.unseen
     most_common = report.confusion.sum(1).max() / max(report.confusion.sum(), 1)
     selected = len(setup.data.part("val")) > 0
-    kept = (
+    kept_text = (
         f"epoch {outcome.best.get('epoch', 0):g}, the best on the validation images" if selected else "the last epoch"
     )
     return [
@@ -172,7 +172,7 @@ def closing_lines(
             else []
         ),
         f"trained: {setup.describe()}, epochs: {outcome.passes(setup.settings.epochs)}, "
-        f"{outcome.seconds:.0f} s; kept: {kept}",
+        f"{outcome.seconds:.0f} s; kept: {kept_text}",
         f"Results are in {run.path}: {page.name} (open it in a browser), {run.weights.name}, metrics.csv, plots/ "
         "(worst_images.png), evaluation/test/masks/",
         "try next:",
@@ -191,5 +191,5 @@ def next_steps(run: RunFolder, setup: SegmentationSetup) -> list[str]:
     ]
 
 
-def _number(value: Any) -> float | None:
+def _finite_or_none(value: Any) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)

@@ -79,7 +79,7 @@ class CropTransform:
         """
         pixels = tv_tensors.Image(transforms.pil_to_tensor(image))
         classes = tv_tensors.Mask(torch.from_numpy(np.ascontiguousarray(mask)))
-        pixels, classes = self._cut(pixels, classes)
+        pixels, classes = self._scaled_crop(pixels, classes)
         if _uniform() < self.options.hflip:
             pixels, classes = transforms.horizontal_flip(pixels), transforms.horizontal_flip(classes)
         if _uniform() < self.options.vflip:
@@ -89,7 +89,7 @@ class CropTransform:
         floats = transforms.normalize(transforms.to_dtype(pixels, torch.float32, scale=True), self._mean, self._std)
         return floats.as_subclass(Tensor), classes.as_subclass(Tensor)
 
-    def _cut(self, pixels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    def _scaled_crop(self, pixels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
         """Return a scaled crop, cut before it is scaled, which is faster."""
         low, high = self.options.scale
         scale = _uniform(low, high)
@@ -99,11 +99,11 @@ class CropTransform:
         if right or bottom:
             pixels = transforms.pad(pixels, [0, 0, right, bottom], fill=list(self._fill))
             classes = transforms.pad(classes, [0, 0, right, bottom], fill=IGNORED)
-        top, left = self._place(classes, (height, width))
+        top, left = self._draw_corner(classes, (height, width))
         area = (top, left, height, width, list(self.options.size))
         return transforms.resized_crop(pixels, *area, antialias=True), transforms.resized_crop(classes, *area)
 
-    def _place(self, classes: Tensor, size: Size) -> tuple[int, int]:
+    def _draw_corner(self, classes: Tensor, size: Size) -> tuple[int, int]:
         """Draw (top, left) of a crop; draw again if one class covers nearly all pixels."""
         rows, columns = classes.shape[-2] - size[0] + 1, classes.shape[-1] - size[1] + 1
         top, left = 0, 0
@@ -154,9 +154,9 @@ def distort_colours(pixels: Tensor) -> Tensor:
 def multiply_saturation(pixels: Tensor, factor: float) -> Tensor:
     """Multiply the saturation (of hue, saturation and value) of uint8 pixels; it stays at 1 or below."""
     floats = pixels.float()
-    value, least = floats.amax(0, keepdim=True), floats.amin(0, keepdim=True)
-    most = value / (value - least).clamp_min(1e-6)  # the factor that makes the saturation 1
-    return _to_uint8(value - (value - floats) * most.clamp_max(factor) + 0.5)
+    value, lowest = floats.amax(0, keepdim=True), floats.amin(0, keepdim=True)
+    max_factor = value / (value - lowest).clamp_min(1e-6)  # the factor that makes the saturation 1
+    return _to_uint8(value - (value - floats) * max_factor.clamp_max(factor) + 0.5)
 
 
 def _change_contrast(pixels: Tensor) -> Tensor:

@@ -39,17 +39,17 @@ def count_pixels(
         device: Device of the network.
         on_image: Called with the position and the (K, H, W) probabilities of each image of this process.
     """
-    statistics, own = Normalisation(preprocessing.mean, preprocessing.std), []
+    statistics, pixel_counts = Normalisation(preprocessing.mean, preprocessing.std), []
     with evaluation_mode(network):
         for index in map(int, list(indices)[rank() :: world_size()]):
             image = statistics.apply(data.images.store.read(index)).to(device)
             probabilities = pixel_probabilities(network, image, options)
-            own.append(tally(index, probabilities, torch.from_numpy(data.masks.read(index)), IGNORED))
+            pixel_counts.append(tally(index, probabilities, torch.from_numpy(data.masks.read(index)), IGNORED))
             on_image(index, probabilities)
     if world_size() == 1:
-        return own
+        return pixel_counts
     gathered: list[list[Tally]] = [[] for _ in range(world_size())]
-    dist.all_gather_object(gathered, own)
+    dist.all_gather_object(gathered, pixel_counts)
     return [row for rows in gathered for row in rows]
 
 
@@ -62,11 +62,11 @@ def count_and_write_masks(
     advance: Callable[[int, int], None],
 ) -> list[Tally]:
     """Count the pixels of images as `count_pixels` does, and write the predicted masks into a folder."""
-    written: list[Path] = []
+    mask_files: list[Path] = []
 
     def write(index: int, probabilities: Tensor) -> None:
         classes = probabilities.argmax(0).cpu().numpy()
-        written.append(write_mask(folder, data.images.keys[index], classes, model.card.coding))
-        advance(len(written), len(indices))
+        mask_files.append(write_mask(folder, data.images.keys[index], classes, model.card.coding))
+        advance(len(mask_files), len(indices))
 
     return count_pixels(model.network, data, indices, model.card.preprocessing, options, model.device, write)

@@ -62,7 +62,7 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
     """Open images and masks, read each once, and divide the images.
 
     Args:
-        settings: Settings with the places of images and masks.
+        settings: Settings with the paths of images and masks.
         bars: Progress bars.
         run: Resumed run, whose split and meaning of mask values are used; None for a new run.
     """
@@ -79,11 +79,13 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
     reading = card.preprocessing.reading if card is not None else WHOLE
     with bars("reading images") as advance:
         images = decoded(images_of_pairs(pairs, location), settings, replace(reading, side=None), advance)
-    named = None if settings.classes is None else read_class_names(Path(settings.classes))
-    if card is not None and named is None:
-        named = NamedClasses(card.classes)
+    class_names = None if settings.classes is None else read_class_names(Path(settings.classes))
+    if card is not None and class_names is None:
+        class_names = NamedClasses(card.classes)
     with bars("reading masks") as advance:
-        masked = read_masks(images, pairs, settings.mask_values, settings.ignore, named, advance, card and card.coding)
+        masked = read_masks(
+            images, pairs, settings.mask_values, settings.ignore, class_names, advance, card and card.coding
+        )
     require_enough(masked)
     split = _split(settings, masked.images) if run is None else stored_split(run, masked.images)
     return SegmentationData(masked.images, split, masked=masked)
@@ -101,8 +103,10 @@ def _split(settings: SegmentSettings, images: ImageSet) -> Split:
             )
         return read_split(Path(settings.split), images)
     assert images.multi_hot is not None
-    present = np.flatnonzero((images.multi_hot == 1).any(0))  # classes without a pixel cannot be split
-    shown = replace(
-        images, classes=tuple(images.classes[index] for index in present), multi_hot=images.multi_hot[:, present]
+    class_indices = np.flatnonzero((images.multi_hot == 1).any(0))  # classes without a pixel cannot be split
+    visible_classes = replace(
+        images,
+        classes=tuple(images.classes[index] for index in class_indices),
+        multi_hot=images.multi_hot[:, class_indices],
     )
-    return make_split(shown, seed=settings.seed, group_by=settings.group_by, **shares)
+    return make_split(visible_classes, seed=settings.seed, group_by=settings.group_by, **shares)

@@ -78,7 +78,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         check_factors("scale", settings.scale, exact=2)
         check_factors("scales", settings.scales)
         _check_sides(settings.resize_to)
-        return _one_length(settings, origin), origin
+        return _resolve_length(settings, origin), origin
 
     def pin(self, settings: SegmentSettings) -> SegmentSettings:
         """Return settings with absolute paths."""
@@ -87,7 +87,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
     def assemble(
         self, settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> SegmentationSetup:
-        """Open images and masks, choose the open settings and build the network."""
+        """Open images and masks, choose the settings that were not given and build the network."""
         return assemble(settings, given, bars, run)
 
     def describe_images(self, setup: SegmentationSetup) -> str:
@@ -115,8 +115,8 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
                 start_time, network = time.perf_counter(), objective.deployable()
                 count_pixels(network, setup.segmented, image, setup.card.preprocessing, options, device)
                 evaluations.append(time.perf_counter() - start_time)
-        fast, full = evaluations
-        return Pace(step, fast, full, OVERHEAD * slowdown())
+        val_image, test_image = evaluations
+        return Pace(step, val_image, test_image, OVERHEAD * slowdown())
 
     def fit_length(self, setup: SegmentationSetup, pace: Pace, left: float) -> Length:
         """Return the epochs, and the crops of each image per epoch, that fit in the time."""
@@ -129,21 +129,21 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         epoch = crops * one_crop + evaluation
         if epochs < 1:
             assert settings.time is not None  # for which this length is planned
-            whole = seconds_of(settings.time, "--time") - training + epoch
+            needed_seconds = seconds_of(settings.time, "--time") - training + epoch
             raise UserError(
-                f"--time {settings.time} is too short: reading, one epoch and the test take about {duration(whole)} on "
-                "this machine; give more, fewer --crops or a smaller --img-size."
+                f"--time {settings.time} is too short: reading, one epoch and the test take about "
+                f"{duration(needed_seconds)} on this machine; give more, fewer --crops or a smaller --img-size."
             )
-        planned: dict[str, Any] = {"epochs": epochs}
+        values: dict[str, Any] = {"epochs": epochs}
         reasons = {"epochs": f"{settings.time}: an epoch takes about {duration(epoch)} here (a step {pace.step:.2f} s)"}
         if settings.warmup_epochs is None:
-            planned["warmup_epochs"], reasons["warmup_epochs"] = WARMUP * epochs, "a twentieth of the epochs"
+            values["warmup_epochs"], reasons["warmup_epochs"] = WARMUP * epochs, "a twentieth of the epochs"
         if crops != settings.crops:
             fills = "fills" if epochs == 1 else "fill"
-            planned["crops"], reasons["crops"] = crops, f"so that {counted(epochs, 'epoch')} {fills} the time"
+            values["crops"], reasons["crops"] = crops, f"so that {counted(epochs, 'epoch')} {fills} the time"
         steps = epochs * steps_per_epoch(counts["train"] * crops, settings.effective_batch)
         text = f"{counted(epochs, 'epoch')} of {duration(epoch)} each fit in {settings.time}"
-        return Length(planned, reasons, text, epochs * epoch + pace.ending(counts), LONGER * steps)
+        return Length(values, reasons, text, epochs * epoch + pace.ending(counts), LONGER * steps)
 
     def loader(self, setup: SegmentationSetup, start: int) -> TrainLoader:
         """Return the loader of training crops from forward pass `start` on."""
@@ -251,8 +251,8 @@ def fill_time(training: float, one_crop: float, evaluation: float, crops: int, i
         (2, 1)
     """
     if not is_given:
-        most = max(1, int(training / (one_crop + evaluation)))
-        epochs = min(most, max(EPOCHS, round(training / (crops * one_crop + evaluation))))
+        max_epochs = max(1, int(training / (one_crop + evaluation)))
+        epochs = min(max_epochs, max(EPOCHS, round(training / (crops * one_crop + evaluation))))
         crops = max(1, int((training / epochs - evaluation) / one_crop))
     return crops, int(training / (crops * one_crop + evaluation))
 
@@ -290,7 +290,7 @@ def check_factors(name: str, values: list[float] | None, exact: int | None = Non
         )
 
 
-def _one_length(settings: SegmentSettings, origin: Mapping[str, str]) -> SegmentSettings:
+def _resolve_length(settings: SegmentSettings, origin: Mapping[str, str]) -> SegmentSettings:
     """Return settings in which only one of time and epochs decides the length of the run."""
     if settings.time is None or settings.epochs is None:
         return settings

@@ -189,11 +189,11 @@ def load_segmenter(run: str | os.PathLike[str] | RunFolder, device: torch.device
 
 def _require_memory(classes: int, height: int, width: int, scale: float = 1.0) -> None:
     """Raise a UserError for an image whose probabilities would not fit in memory."""
-    needed, free = round(4 * COPIES * classes * height * width * max(scale, 1.0) ** 2), available_memory()
-    if needed > free:
+    needed_bytes, free_bytes = round(4 * COPIES * classes * height * width * max(scale, 1.0) ** 2), available_memory()
+    if needed_bytes > free_bytes:
         raise UserError(
-            f"an image of {height}x{width} pixels with {classes} classes needs {needed / 2**30:.3g} GiB, and "
-            f"only {free / 2**30:.3g} GiB are free: cut the image into parts, or make it smaller."
+            f"an image of {height}x{width} pixels with {classes} classes needs {needed_bytes / 2**30:.3g} GiB, and "
+            f"only {free_bytes / 2**30:.3g} GiB are free: cut the image into parts, or make it smaller."
         )
 
 

@@ -17,7 +17,7 @@ from paucal.backbones.stage_maps import StageMaps, stage_maps
 
 POOLED = (1, 2, 3, 6)  # cells per side
 CLASSIFIER_STD = 0.01  # standard deviation of the initial weights
-AUXILIARY_STRIDE = 16  # stride of the auxiliary head's map: the third of four in the papers
+AUXILIARY_STRIDE = 16  # stride of the auxiliary head's map: the third of four maps in the papers
 
 
 class UperHead(nn.Module):
@@ -48,10 +48,10 @@ class UperHead(nn.Module):
         super().__init__()
         if len(channels) < 2:
             raise ValueError(f"a pyramid needs two maps or more, got {len(channels)}")
-        *finer, deepest = channels
+        *finer_channels, deepest = channels
         self.pool = PyramidPooling(deepest, width, pooled)
-        self.laterals = nn.ModuleList(conv_norm(n, width, 1) for n in finer)
-        self.smooth = nn.ModuleList(conv_norm(width, width, 3) for _ in finer)
+        self.laterals = nn.ModuleList(conv_norm(n, width, 1) for n in finer_channels)
+        self.smooth = nn.ModuleList(conv_norm(width, width, 3) for _ in finer_channels)
         self.fuse = conv_norm(len(channels) * width, width, 3)
         self.classify = pixel_classifier(width, n_classes, dropout)
 
@@ -66,8 +66,8 @@ class UperHead(nn.Module):
         for index in range(len(levels) - 1, 0, -1):
             levels[index - 1] = levels[index - 1] + _resize_like(levels[index], levels[index - 1])
         smooth = [layer(level) for layer, level in zip(self.smooth, levels[:-1], strict=True)]
-        joined = [_resize_like(level, levels[0]) for level in [*smooth, levels[-1]]]
-        return self.classify(self.fuse(torch.cat(joined, dim=1)))
+        resized = [_resize_like(level, levels[0]) for level in [*smooth, levels[-1]]]
+        return self.classify(self.fuse(torch.cat(resized, dim=1)))
 
 
 class PyramidPooling(nn.Module):
@@ -152,8 +152,8 @@ class SegmentationNetwork(nn.Module):
         """
         height, width = images.shape[-2:]
         size = self.maps.padded_size(height, width)
-        whole = F.interpolate(logits, size, mode="bilinear", align_corners=False)
-        return whole[..., :height, :width]
+        enlarged = F.interpolate(logits, size, mode="bilinear", align_corners=False)
+        return enlarged[..., :height, :width]
 
     def auxiliary_head(self, width: int = 256, dropout: float = 0.1) -> FcnHead:
         """Return a fresh auxiliary head for the map at `auxiliary_level`."""
@@ -163,8 +163,8 @@ class SegmentationNetwork(nn.Module):
     @property
     def auxiliary_level(self) -> int:
         """Position of the deepest map with a stride of at most 16; of the finest map if all strides are larger."""
-        fitting = [index for index, stride in enumerate(self.maps.strides) if stride <= AUXILIARY_STRIDE]
-        return fitting[-1] if fitting else 0
+        positions = [index for index, stride in enumerate(self.maps.strides) if stride <= AUXILIARY_STRIDE]
+        return positions[-1] if positions else 0
 
 
 def segmentation_network(

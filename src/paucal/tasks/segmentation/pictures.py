@@ -104,7 +104,7 @@ def draw_comparison(
     title: str,
 ) -> Image.Image:
     """Draw an image, its labels, the predictions and the mistakes side by side, under titles and a line of text."""
-    shown = [
+    views = [
         image.convert("RGB"),
         draw_overlay(image, mask, colours),
         draw_overlay(image, predicted, colours),
@@ -112,12 +112,12 @@ def draw_comparison(
     ]
     scale = min(1.0, SHOWN_SIDE / max(image.size))
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    small = [view.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST) for view in shown]
+    resized = [view.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST) for view in views]
     column = max(size[0], NARROWEST) + GAP
     sheet = Image.new("RGB", (4 * column - GAP, size[1] + 2 * LINE), "white")
     draw = ImageDraw.Draw(sheet)
-    draw.text((0, 0), _plain(title), fill="black")
-    for index, (view, heading) in enumerate(zip(small, COLUMNS, strict=True)):
+    draw.text((0, 0), _printable(title), fill="black")
+    for index, (view, heading) in enumerate(zip(resized, COLUMNS, strict=True)):
         draw.text((index * column, LINE), heading, fill="black")
         sheet.paste(view, (index * column, 2 * LINE))
     return sheet
@@ -136,7 +136,7 @@ def stack_pictures(pictures: Sequence[Image.Image]) -> Image.Image:
 
 def draw_legend(classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Image:
     """Draw the names of the first classes beside their colours."""
-    names = [_plain(shortened(name, MOST_LETTERS)) for name in classes[:MOST_NAMES]]
+    names = [_printable(shortened(name, MOST_LETTERS)) for name in classes[:MOST_NAMES]]
     names += [f"and {len(classes) - MOST_NAMES} more"] if len(classes) > MOST_NAMES else []
     width = max(160, *(LEGEND + 8 * len(name) for name in names))
     sheet = Image.new("RGB", (width, LEGEND * len(names)), "white")
@@ -165,6 +165,6 @@ def draw_crops(batch: Batch, card: SegmentationCard) -> Image.Image:
     return stack_pictures([sheet, draw_legend(card.classes, colours)])
 
 
-def _plain(text: str) -> str:
+def _printable(text: str) -> str:
     """Replace the letters that Pillow's own font lacks."""
     return text.encode("latin-1", errors="replace").decode("latin-1")

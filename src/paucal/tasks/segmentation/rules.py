@@ -25,8 +25,8 @@ def model(facts: DataAndMachine) -> Choice:
 
 def img_size(facts: DataAndMachine) -> Choice:
     """Take the papers' 512 pixels on a GPU and 256 on a CPU, up to the images' own size."""
-    side, why = crop_side(facts.device, facts.median_side)
-    return [side], why
+    side, reason = crop_side(facts.device, facts.median_side)
+    return [side], reason
 
 
 def crop_side(device: str, median_side: int) -> tuple[int, str]:
@@ -36,11 +36,11 @@ def crop_side(device: str, median_side: int) -> tuple[int, str]:
         device: Device of the training.
         median_side: Median of the images' shorter sides in pixels.
     """
-    usual, why = (512, "the papers' crop") if device != "cpu" else (256, "small crops for a CPU")
-    least = -(-median_side // CELL) * CELL
-    if least < usual:
-        return max(CELL, least), f"the images' shorter side is {median_side} pixels (median)"
-    return usual, why
+    default_side, reason = (512, "the papers' crop") if device != "cpu" else (256, "small crops for a CPU")
+    padded_side = -(-median_side // CELL) * CELL
+    if padded_side < default_side:
+        return max(CELL, padded_side), f"the images' shorter side is {median_side} pixels (median)"
+    return default_side, reason
 
 
 def batch_size(facts: DataAndMachine) -> Choice:
@@ -67,9 +67,9 @@ def auxiliary_width(width: int) -> Choice:
 
 
 def crops(facts: DataAndMachine, batch_size: int, accumulate: int) -> Choice:
-    """Take enough crops per image to make a validation after each epoch worth its time."""
-    wanted = -(-STEPS * batch_size * accumulate // max(facts.n_train, 1))
-    count = max(1, min(MOST_CROPS, wanted))
+    """Take enough crops per image for an epoch that is long compared with its validation."""
+    needed_crops = -(-STEPS * batch_size * accumulate // max(facts.n_train, 1))
+    count = max(1, min(MOST_CROPS, needed_crops))
     return count, f"about {STEPS} steps between two validations" if count > 1 else "once an epoch"
 
 

@@ -86,17 +86,17 @@ class SegmentationReport:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a JSON file; NaN becomes None."""
         rows = [
-            {"class": name, **_plain(score), "pixels": int(count), "answers": int(predicted)}
+            {"class": name, **_score_dict(score), "pixels": int(count), "answers": int(predicted)}
             for name, score, count, predicted in zip(
                 self.classes, self.per_class, self.confusion.sum(1), self.confusion.sum(0), strict=True
             )
         ]
         return {
             "images": self.images,
-            "mean_iou": _plain(self.mean_iou),
-            "pixel_accuracy": _plain(self.accuracy),
-            "mean_accuracy": _finite(self.mean_accuracy),
-            "loss": _finite(self.loss),
+            "mean_iou": _score_dict(self.mean_iou),
+            "pixel_accuracy": _score_dict(self.accuracy),
+            "mean_accuracy": _finite_or_none(self.mean_accuracy),
+            "loss": _finite_or_none(self.loss),
             "classes": rows,
             "unseen": list(self.unseen),
             "confusion": self.confusion.tolist(),
@@ -117,8 +117,8 @@ def tally(index: int, probabilities: Tensor, mask: Tensor, ignored: int = 255) -
         probabilities.argmax(0), labels, num_classes=len(probabilities), ignore_index=ignored, validate_args=False
     )
     labelled = labels != ignored
-    of_label = probabilities.gather(0, labels.masked_fill(~labelled, 0)[None])[0]
-    loss = -of_label[labelled].clamp(min=torch.finfo(of_label.dtype).tiny).log().double().sum()
+    label_probabilities = probabilities.gather(0, labels.masked_fill(~labelled, 0)[None])[0]
+    loss = -label_probabilities[labelled].clamp(min=torch.finfo(label_probabilities.dtype).tiny).log().double().sum()
     return Tally(index, confusion.cpu().numpy().astype(np.int64), float(loss))
 
 
@@ -128,7 +128,7 @@ def plain_scores(tallies: Iterable[Tally]) -> dict[str, float]:
     Raises:
         ValueError: There is no image.
     """
-    rows = _in_order(tallies)
+    rows = _sort_by_image(tallies)
     scores, pixels = PixelScores([row.confusion for row in rows]), sum(row.pixels for row in rows)
     return {
         "mean_iou": value_of(scores.mean_iou, len(rows)),
@@ -144,7 +144,7 @@ def segmentation_report(tallies: Iterable[Tally], classes: Sequence[str], seed: 
     Raises:
         ValueError: There is no image.
     """
-    rows = _in_order(tallies)
+    rows = _sort_by_image(tallies)
     values, scores = plain_scores(rows), PixelScores([row.confusion for row in rows])
     bootstrap = Bootstrap(seed, DRAWS, multinomial=True)
     by_class, means, shares = bootstrap.scores([scores.iou, scores.mean_iou, scores.accuracy], len(rows))
@@ -161,7 +161,7 @@ def segmentation_report(tallies: Iterable[Tally], classes: Sequence[str], seed: 
     )
 
 
-def _in_order(tallies: Iterable[Tally]) -> list[Tally]:
+def _sort_by_image(tallies: Iterable[Tally]) -> list[Tally]:
     """Return the counts by image, so that sums do not depend on which process counted an image."""
     rows = sorted(tallies, key=lambda row: row.index)
     if not rows:
@@ -196,7 +196,7 @@ def per_class_table(report: SegmentationReport) -> str:
     rows, confusion = [], report.confusion
     for index, score in enumerate(report.per_class):
         counts = (int(confusion[index].sum()), int(confusion[:, index].sum()), int(confusion[index, index]))
-        rows.append([report.classes[index], *map(_cell, (score.value, score.low, score.high)), *counts])
+        rows.append([report.classes[index], *map(_format_cell, (score.value, score.low, score.high)), *counts])
     return csv_text(["class", "iou", "low", "high", "pixels", "answers", "hits"], *rows)
 
 
@@ -205,7 +205,7 @@ def per_image_table(tallies: Sequence[Tally], keys: Sequence[str]) -> str:
     rows = []
     for row in sorted(tallies, key=lambda row: (not np.isfinite(row.mean_iou), row.mean_iou)):
         right = float(np.trace(row.confusion)) / row.pixels if row.pixels else float("nan")
-        rows.append([keys[row.index], _cell(row.mean_iou), _cell(right), row.pixels])
+        rows.append([keys[row.index], _format_cell(row.mean_iou), _format_cell(right), row.pixels])
     return csv_text(["image", "mean_iou", "pixel_accuracy", "pixels"], *rows)
 
 
@@ -224,13 +224,13 @@ def _percent(value: float) -> str:
     return percent(value) if np.isfinite(value) else "none"
 
 
-def _cell(value: float | None) -> str:
+def _format_cell(value: float | None) -> str:
     return "" if value is None or not np.isfinite(value) else f"{value:.6f}"
 
 
-def _plain(score: Score) -> dict[str, float | None]:
-    return {"value": _finite(score.value), "low": score.low, "high": score.high}
+def _score_dict(score: Score) -> dict[str, float | None]:
+    return {"value": _finite_or_none(score.value), "low": score.low, "high": score.high}
 
 
-def _finite(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if np.isfinite(value) else None

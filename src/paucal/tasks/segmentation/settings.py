@@ -10,7 +10,7 @@ from paucal.settings.parts import CutSettings, JointNormSettings, MaskFileSettin
 
 @dataclass(frozen=True)
 class MaskSettings(MaskFileSettings):
-    """Places of images and masks, the meaning of the masks' values, and the split."""
+    """Paths of images and masks, the meaning of the masks' values, and the split."""
 
     classes: str | None = option(
         "text file of class names, one a line, or CSV of names with the value (NAME,VALUE) or colour (NAME,R,G,B) of "

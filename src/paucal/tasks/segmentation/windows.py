@@ -49,13 +49,13 @@ def pixel_probabilities(network: nn.Module, image: Tensor, options: WindowOption
         options: Windows, scales and mirroring.
     """
     total, height, width = None, image.shape[-2], image.shape[-1]
-    fitting = fitting_scale((height, width), options.resize_to)
+    fit_scale = fitting_scale((height, width), options.resize_to)
     for scale, mirrored in product(options.scales, (False, True) if options.mirror else (False,)):
-        size = (max(1, round(height * fitting * scale)), max(1, round(width * fitting * scale)))
-        seen = image.flip(-1) if mirrored else image
+        size = (max(1, round(height * fit_scale * scale)), max(1, round(width * fit_scale * scale)))
+        view = image.flip(-1) if mirrored else image
         if size != (height, width):
-            seen = F.interpolate(seen[None], size, mode="bilinear", antialias=True)[0]
-        logits = network(seen[None])[0].float() if options.whole else window_logits(network, seen, options)
+            view = F.interpolate(view[None], size, mode="bilinear", antialias=True)[0]
+        logits = network(view[None])[0].float() if options.whole else window_logits(network, view, options)
         if size != (height, width):
             logits = F.interpolate(logits[None], (height, width), mode="bilinear", align_corners=False)[0]
         shares = (logits.flip(-1) if mirrored else logits).softmax(0)
@@ -74,11 +74,11 @@ def window_logits(network: nn.Module, image: Tensor, options: WindowOptions) -> 
     padded = F.pad(image, (0, max(0, columns - width), 0, max(0, rows - height)))
     tops = window_starts(padded.shape[-2], rows, options.overlap)
     lefts = window_starts(padded.shape[-1], columns, options.overlap)
-    places = list(product(tops, lefts))
+    corners = list(product(tops, lefts))
     total: Tensor = padded.new_zeros(0)
     counts = padded.new_zeros(1, *padded.shape[-2:])
-    for first in range(0, len(places), options.batch):
-        batch = places[first : first + options.batch]
+    for first in range(0, len(corners), options.batch):
+        batch = corners[first : first + options.batch]
         windows = torch.stack([padded[:, top : top + rows, left : left + columns] for top, left in batch])
         logits = network(windows).float()
         if not len(total):

@@ -254,12 +254,12 @@ def test_memory__that_no_way_to_tune_fits_in_keeps_the_probe(data, tmp_path, mon
 
 @pytest.mark.slow
 def test_memory__leaves_the_ways_that_fit(data, tmp_path, monkeypatch):
-    real = trials._fit
+    real = trials._fit_trial
 
     def tight(setup, *others):
         return real(setup, *others) if setup.settings.freeze else no_memory()
 
-    monkeypatch.setattr(trials, "_fit", tight)
+    monkeypatch.setattr(trials, "_fit_trial", tight)
     console = RecordingConsole()
     result = started_from(data, tmp_path / "run", console, epochs=1)
     first, *others = rungs_of(result.folder)["trials"]

@@ -187,7 +187,7 @@ def tried(monkeypatch):
     monkeypatch.setattr(tuning, "is_timed", lambda setup: True)
     monkeypatch.setattr(tuning, "_image_seconds", lambda state, preset, side: state.epoch / 100)
     monkeypatch.setattr(tuning, "_estimate_cost", lambda state, preset, count: CostEstimate([160], state.epoch, 20))
-    monkeypatch.setattr(tuning, "_trial_of", stop)
+    monkeypatch.setattr(tuning, "_load_or_run_trial", stop)
     monkeypatch.setattr(tuning, "_prepare_head", lambda state, side: found.append(f"head {side}"))
     return found
 
@@ -229,12 +229,12 @@ def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):
     monkeypatch.setattr(tuning, "run_trial", run_trial)
     monkeypatch.setattr(tuning, "is_timed", lambda setup: True)
     monkeypatch.setattr(tuning, "_prepare_head", lambda state, side: None)
-    tried = tuning._trial_of(state, BOLD, CostEstimate([224], epoch=52.0, steps=30))
+    tried = tuning._load_or_run_trial(state, BOLD, CostEstimate([224], epoch=52.0, steps=30))
     assert (asked[0][0], tried.details["planned"]) == (15, 30)
     found = asked[0][1]
     assert (found.step, found.evaluation, found.most_steps) == (1.0, 2.0, 15)
     assert found.budget == 1.5 * (15 * 1.0 + 2.0) + 5.0
     assert (found.spent, found.closing) == (0.0, 0.0)
     monkeypatch.setattr(tuning, "is_timed", lambda setup: False)
-    tuning._trial_of(state, BOLD, CostEstimate([224], epoch=52.0, steps=30))
+    tuning._load_or_run_trial(state, BOLD, CostEstimate([224], epoch=52.0, steps=30))
     assert asked[1][1] is None

@@ -58,22 +58,22 @@ def _train_directly(state: TuneState) -> None:
     if state.record.candidates:
         state.console.say(f"note: {setup.settings.model} has no linear classifier: it is tuned without a probe")
     counts = setup.data.counts()
-    each = seconds_per_image(setup, threads=True) / setup.settings.processes
-    epoch = each * (counts["train"] + counts["val"] / 3)
-    state.image_seconds = each / 3
+    image_seconds = seconds_per_image(setup, threads=True) / setup.settings.processes
+    epoch_seconds = image_seconds * (counts["train"] + counts["val"] / 3)
+    state.image_seconds = image_seconds / 3
     if setup.settings.epochs is not None:
-        _set_length(state, setup.settings.epochs, epoch, {})
+        _set_length(state, setup.settings.epochs, epoch_seconds, {})
         return
     left = state.left()
-    if epoch > max(left, 0.0) and epoch > 1.1 * budget:
+    if epoch_seconds > max(left, 0.0) and epoch_seconds > 1.1 * budget:
         raise UserError(
             f"--time is {setup.settings.time}, and one epoch of {counts['train']} training images takes "
-            f"{duration(epoch)} here: give --time {int((3 * epoch + 60) // 60)}m or more, a smaller --img-size, or "
-            "--fraction."
+            f"{duration(epoch_seconds)} here: give --time {int((3 * epoch_seconds + 60) // 60)}m or more, a smaller "
+            "--img-size, or --fraction."
         )
-    most = SCRATCH_EPOCHS if setup.settings.init is None else MAX_EPOCHS
-    epochs = max(1, min(most, int(left / epoch)))
-    _set_length(state, epochs, epoch, {}, most=most)
+    max_epochs = SCRATCH_EPOCHS if setup.settings.init is None else MAX_EPOCHS
+    epochs = max(1, min(max_epochs, int(left / epoch_seconds)))
+    _set_length(state, epochs, epoch_seconds, {}, max_epochs=max_epochs)
 
 
 def _tune_trained_weights(state: TuneState) -> bool:
@@ -84,18 +84,20 @@ def _tune_trained_weights(state: TuneState) -> bool:
         compare_candidates(state)
     fit_probe(state)
     learn_from_unlabelled(state)
-    state.first = None  # its features take memory that tuning needs
+    state.first = None  # frees memory for tuning
     counts = state.setup.data.counts()
     if state.setup.settings.epochs == 0:
         return _keep_probe(state, "the probe is the model: --epochs 0")
     if cannot_judge_tuning(state.setup):
-        why = f"{counts['train']} training images" if counts["val"] else "no images to validate with"
-        return _keep_probe(state, f"{why}: the probe is the model, as validation could not show whether tuning helps")
+        reason = f"{counts['train']} training images" if counts["val"] else "no images to validate with"
+        return _keep_probe(
+            state, f"{reason}: the probe is the model, as validation could not show whether tuning helps"
+        )
     choose_training_precision(state)
-    chosen = choose_preset(state)
-    if chosen is None:
+    preset_and_cost = choose_preset(state)
+    if preset_and_cost is None:
         return _keep_probe(state, f"{_describe_shortage(state)}: the probe is the model")
-    preset, cost = chosen
+    preset, cost = preset_and_cost
     epochs = state.setup.settings.epochs
     if epochs is None:
         epochs = max(1, min(MAX_EPOCHS, int(state.left(cost.shrink) / cost.epoch)))
@@ -108,8 +110,8 @@ def _describe_shortage(state: TuneState) -> str:
     """Return which resource was too small for all presets."""
     if None not in state.record.sizes.values():
         return "the remaining time is too short for two epochs"
-    half = state.setup.settings.images_per_pass // 2
-    advice = f"--batch-size {half} needs half of it" if half else "a smaller --img-size needs less"
+    half_batch = state.setup.settings.images_per_pass // 2
+    advice = f"--batch-size {half_batch} needs half of it" if half_batch else "a smaller --img-size needs less"
     return f"the memory is too small for tuning ({advice})"
 
 
@@ -119,21 +121,21 @@ def _set_length(
     epoch: float,
     changes: Mapping[str, Any],
     shrink: float = 1.0,
-    most: int = MAX_EPOCHS,
+    max_epochs: int = MAX_EPOCHS,
 ) -> None:
     """Store the length of the run with the settings that follow from it, and print its expected end."""
     timed = is_timed(state.setup)
     if timed and state.record.candidates:
-        rest = continuation(epochs, changes.get("lr", state.setup.settings.lr))
-        changes = {**changes, **{name: value for name, value in rest.items() if is_free(state.setup, name)}}
+        schedule = continuation(epochs, changes.get("lr", state.setup.settings.lr))
+        changes = {**changes, **{name: value for name, value in schedule.items() if is_free(state.setup, name)}}
     setup = state.reassemble(**{**changes, "epochs": epochs})
     seconds = epochs * epoch + state.final_eval_seconds(shrink)
-    tried = [name for name in changes if is_free(state.setup, name)]
-    reasons = dict.fromkeys(tried, "chosen by trials on these images, or by the time available")
+    tuned_names = [name for name in changes if is_free(state.setup, name)]
+    reasons = dict.fromkeys(tuned_names, "chosen by trials on these images, or by the time available")
     if not is_free(state.setup, "epochs"):
         plan = f"{epochs} epochs, as given"
     else:
-        limit = "are the most that help" if epochs == most else "fit in the time"
+        limit = "are the most that help" if epochs == max_epochs else "fit in the time"
         plan = f"{epochs} epochs of {duration(epoch)} each {limit}"
         reasons["epochs"] = plan
     state.adopt(setup, reasons)
@@ -147,7 +149,7 @@ def _set_length(
             closing,
             (epoch - evaluation) / steps,
             evaluation,
-            most_steps=most * steps,
+            most_steps=max_epochs * steps,
             threads=torch.get_num_threads(),
         )
     store_length(state.run, time_plan, plan, seconds, state.console)
@@ -161,10 +163,10 @@ def continuation(epochs: int, lr: float) -> dict[str, Any]:
     return {"schedule_epochs": COSINE_EPOCHS, "warmup_epochs": WARMUP * COSINE_EPOCHS, "min_lr": LOW_RATE * lr}
 
 
-def _keep_probe(state: TuneState, why: str) -> bool:
+def _keep_probe(state: TuneState, reason: str) -> bool:
     """Keep the probe as the final model."""
     setup = state.reassemble(epochs=0, freeze_epochs=0)
-    state.adopt(setup, {"epochs": why})
-    state.console.say(f"plan: {why}")
-    state.save(plan=why, tune=False)
+    state.adopt(setup, {"epochs": reason})
+    state.console.say(f"plan: {reason}")
+    state.save(plan=reason, tune=False)
     return True

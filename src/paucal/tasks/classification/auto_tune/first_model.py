@@ -1,4 +1,4 @@
-"""The first model: the pretrained weights that suit the images best, with a linear head fitted to their features."""
+"""The first model: the best of the candidate pretrained weights, with a linear head fitted to their features."""
 
 import copy
 import math
@@ -71,7 +71,7 @@ def frozen_features(
         preprocess: Preprocessing of the images.
         settings: Settings with the device and the number of loader processes.
         progress: Called with (images done, N).
-        staged: Whether the pooled maps of the last stages follow the last features, see `StagedInputs`.
+        staged: Whether to append the pooled maps of the last stages, see `StagedInputs`.
         autocast: Lower precision for the forward pass; None for float32.
     """
     device, model = settings.device, model.to(settings.device)
@@ -92,8 +92,10 @@ def compare_candidates(state: TuneState) -> None:
     limit = min(RACE_SECONDS, RACE_SHARE * state.record.budget) if state.record.budget else RACE_SECONDS
     expected = state.image_seconds * len(rows)
     if expected * (1 + LARGER) > limit:
-        others = ", ".join(state.record.candidates[1:])
-        state.console.say(f"note: no time to compare {setup.settings.model} with {others}; choose one with --model")
+        other_names = ", ".join(state.record.candidates[1:])
+        state.console.say(
+            f"note: no time to compare {setup.settings.model} with {other_names}; choose one with --model"
+        )
         return
     for name in state.record.candidates:
         start_time = time.monotonic()
@@ -117,25 +119,25 @@ def compare_candidates(state: TuneState) -> None:
     if state.setup.settings.model != winner.name:
         state.setup = state.reassemble(model=winner.name)
     time_frozen_network(state)
-    why = f"best of {len(steps)} candidates on {len(rows)} training images; the fastest of nearly equal ones"
+    reason = f"best of {len(steps)} candidates on {len(rows)} training images; the fastest of nearly equal ones"
     if winner != winner_of(steps):
-        why = f"best of {len(steps)} candidates that leaves time for tuning"
+        reason = f"best of {len(steps)} candidates that leaves time for tuning"
         state.console.say(
             f"note: {winner_of(steps).name} would leave no time for tuning; continuing with {winner.name}"
         )
-    state.adopt(state.setup, {"model": why})
+    state.adopt(state.setup, {"model": reason})
     state.save(race=tuple(steps))
 
 
 def _affordable_winner(state: TuneState, race: Sequence[TuneStep]) -> TuneStep:
     """Return the winner among the candidates that leave time for some epochs of tuning."""
     counts, budget = state.setup.data.counts(), state.record.budget
-    seen = sum(counts.values()) + EPOCHS_LEFT * TUNING_COST * counts["train"]
-    return winner_of(affordable(race, budget - state.spent, seen) if budget else race)
+    n_images = sum(counts.values()) + EPOCHS_LEFT * TUNING_COST * counts["train"]
+    return winner_of(affordable(race, budget - state.spent, n_images) if budget else race)
 
 
 def affordable(race: Sequence[TuneStep], left: float, seen: float) -> Sequence[TuneStep]:
-    """Return the candidates that can process `seen` images in `left` seconds; the fastest candidate if none can.
+    """Return the candidates that can process `seen` images in `left` seconds, or else the fastest one.
 
     On 5,000 small images, a network that was 50 % slower and five points better left no time for tuning: its test
     accuracy was 74.9 %, against 84.2 % after tuning the faster network.
@@ -154,15 +156,15 @@ def winner_of(race: Sequence[TuneStep]) -> TuneStep:
 def time_frozen_network(state: TuneState) -> None:
     """Time the frozen network on a few images, and print when to expect the first model."""
     setup = state.setup
-    some = setup.data.part("train")[:16]
+    sample = setup.data.part("train")[:16]
     for _ in range(2):  # the first round warms up
         start_time = time.perf_counter()
-        frozen_features(setup.objective.deployable(), setup.data, some, setup.card.preprocessing, setup.settings)
-        state.image_seconds = (time.perf_counter() - start_time) / len(some)
+        frozen_features(setup.objective.deployable(), setup.data, sample, setup.card.preprocessing, setup.settings)
+        state.image_seconds = (time.perf_counter() - start_time) / len(sample)
     if state.record.probe is not None:  # resumed: heads at other image sizes use the same precision
-        stored = state.record.probe.details
-        known = {name: stored[key] for name, key in MEASURED.items() if key in stored}  # not in older records
-        state.precision = replace(GIVEN[stored.get("arithmetic", "32-true")], **known)
+        details = state.record.probe.details
+        measured = {name: details[key] for name, key in MEASURED.items() if key in details}  # not in older records
+        state.precision = replace(GIVEN[details.get("arithmetic", "32-true")], **measured)
         return
     if state.announced:
         return
@@ -172,11 +174,11 @@ def time_frozen_network(state: TuneState) -> None:
         state.console.say(f"precision of the features: {state.precision.reason}")
     counts = setup.data.counts()
     first = state.image_seconds / state.precision.speed * (counts["train"] + counts["val"])
-    whole = state.record.budget
+    budget = state.record.budget
     state.console.say(
-        f"time: the first model takes about {duration(min(first, PROBE_SHARE * whole or first) + 5)}"
+        f"time: the first model takes about {duration(min(first, PROBE_SHARE * budget or first) + 5)}"
         + (f", and up to {duration(RACE_SECONDS)} more to compare weights" if len(state.record.candidates) > 1 else "")
-        + (f"; the whole run at most {duration(whole)}, until {finish(whole - state.spent)}" if whole else "")
+        + (f"; the whole run at most {duration(budget)}, until {finish(budget - state.spent)}" if budget else "")
     )
 
 
@@ -191,7 +193,7 @@ def fit_probe(state: TuneState) -> None:
     classifier = linear_classifier(setup.objective.deployable())
     if classifier is not None:
         fitted.head.put_into(classifier)
-    save_head(state.run, fitted.head, HEAD)  # tuning starts from it, whichever head won
+    save_head(state.run, fitted.head, HEAD)  # tuning starts from this head even if another won
     network, card = setup.objective.deployable(), setup.card
     if fitted.race.head is not None:
         network, card = deployed(setup, fitted.race.head, staged=True)
@@ -266,23 +268,24 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     if state.record.budget and len(train) > affordable:
         rows = stratified(all_labels[train], int(affordable), settings.seed)
         state.console.say(f"note: the time allows features of {len(rows)} of the {len(train)} training images")
-    together = torch.cat([train[rows], val])
+    indices = torch.cat([train[rows], val])
     network, card = setup.objective.deployable(), setup.card
     race = race and all_labels.ndim == 1
     staged = race and bool(last_stage_maps(network, card.backbone.image_size))
     start_time = time.perf_counter()
     with state.console.progress(title) as advance:
         features = frozen_features(
-            network, data, together.numpy(), card.preprocessing, settings, advance, staged, state.precision.dtype
+            network, data, indices.numpy(), card.preprocessing, settings, advance, staged, state.precision.dtype
         )
-    seconds = (time.perf_counter() - start_time) / max(len(together), 1) * state.precision.speed
-    labels, count = all_labels[together], len(rows)
+    seconds = (time.perf_counter() - start_time) / max(len(indices), 1) * state.precision.speed
+    labels, count = all_labels[indices], len(rows)
     last = features[:, : own_width(network)]
     # Fits to few images are many small products, in which threads of a busy machine mostly wait for each other.
     with threadpool_limits(1 if count <= MOST_COMPARED else None):
         head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed)
         start_time, result = time.perf_counter(), RaceResult()
-        if staged or (race and (not len(val) or settings.unlabelled)):  # or predictions to cross-validate
+        # Without stages the race still gives cross-validated predictions.
+        if staged or (race and (not len(val) or settings.unlabelled)):
             fitted = last[:count], features[:count], labels[:count]
             heads = HEADS if staged else {}
             result = race_heads(*fitted, len(card.classes), head.strength, settings.seed, heads)

@@ -103,7 +103,7 @@ def race_heads(
     if len(labels) < FOLDS:  # too few to compare heads
         heads = {}
     rows = stratified(labels, MOST_COMPARED, seed)
-    is_evaluated = counts[labels[rows]] > 1  # a class with one image has none to fit to
+    is_evaluated = counts[labels[rows]] > 1  # the only image of a class cannot be held out
     truth, folds = labels[rows][is_evaluated], even_folds(labels[rows], FOLDS)
 
     def fit_last(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
@@ -114,12 +114,12 @@ def race_heads(
 
     coordinates = standardise(staged[rows]).coordinates
     logits = {name: logits_of(coordinates, fit) for name, fit in heads.items()}
-    mixtures = _mixtures(logits, truth)
-    losses = {name: _losses(_mix(logits, mixture), truth) for name, mixture in mixtures.items()}
+    mixtures = _candidate_mixtures(logits, truth)
+    losses = {name: _mean_losses(_mix(logits, mixture), truth) for name, mixture in mixtures.items()}
     usual = logits_of(standardise(last[rows]).coordinates, fit_last)
     temperature = best_temperature(usual, truth)
     usual_held_out = HeldOut(rows[is_evaluated], usual / temperature, truth, folds, temperature)
-    losses[LAST] = _losses(usual_held_out.logits, truth)
+    losses[LAST] = _mean_losses(usual_held_out.logits, truth)
     if not mixtures:
         return RaceResult(losses={LAST: float(losses[LAST].mean())}, held_out=usual_held_out)
     best = min(mixtures, key=lambda name: float(losses[name].mean()))
@@ -139,12 +139,12 @@ def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHe
     repeats = REPEATS if len(labels) <= FEW else 1
     logits = torch.empty(repeats, len(labels), n_classes, dtype=torch.float64)
     for repeat in range(repeats):
-        for rows, others in draw_folds(labels, derive_seed(seed, repeat), even_folds(labels, FOLDS)):
-            logits[repeat, others] = fit(features[rows], labels[rows], n_classes).scores(features[others])
+        for rows, held_out in draw_folds(labels, derive_seed(seed, repeat), even_folds(labels, FOLDS)):
+            logits[repeat, held_out] = fit(features[rows], labels[rows], n_classes).scores(features[held_out])
     return logits
 
 
-def _mixtures(logits: Mapping[str, Tensor], labels: Tensor) -> dict[str, dict[str, float]]:
+def _candidate_mixtures(logits: Mapping[str, Tensor], labels: Tensor) -> dict[str, dict[str, float]]:
     """Return the weights of the heads' logits in each candidate: every calibrated head alone, and the mean of all."""
     mixtures = {name: {name: 1 / best_temperature(values, labels)} for name, values in logits.items()}
     if len(logits) > 1:
@@ -163,11 +163,11 @@ def best_temperature(logits: Tensor, labels: Tensor) -> float:
     deviation = float(logits[logits.isfinite()].std().clamp(min=1e-12))
     return min(
         (deviation * float(step) for step in TEMPERATURES),
-        key=lambda divisor: float(_losses(logits / divisor, labels).mean()),
+        key=lambda divisor: float(_mean_losses(logits / divisor, labels).mean()),
     )
 
 
-def _losses(logits: Tensor, labels: Tensor) -> Tensor:
+def _mean_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the (N,) cross-entropies of (R, N, K) logits, as means over the repeats."""
     losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
     return losses.view(len(logits), -1).mean(0)

@@ -17,8 +17,8 @@ from paucal.tasks.classification.auto_tune.standardised import standardise
 def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
     """Fit class means m_k and one shrunk covariance S: weights A m_k, biases -m_k' A m_k / 2 (Wang et al. 2024).
 
-    A is D ((N - 1) S + tr(S) I)^-1. Differs from the paper (arXiv 2402.04087): all classes have the same prior, and S
-    is a multiple of the identity if no class has a second image.
+    A is D ((N - 1) S + tr(S) I)^-1. Differences from the paper (arXiv 2402.04087): all classes have the same prior, and
+    S is a multiple of the identity if no class has a second image.
 
     Args:
         features: (N, D) float64 features.
@@ -28,19 +28,19 @@ def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClas
     members = torch.nn.functional.one_hot(labels, n_classes).to(features)
     counts = members.sum(0)
     means = members.T @ features / counts.clamp(min=1)[:, None]
-    within = features - means[labels]
-    rows, dim = within.shape
-    spread = within.square().sum() / max(rows - 1, 1)
-    if not spread > 0:  # a single image of each class: the nearest mean wins
-        spread = features.square().sum() / rows + torch.finfo(within.dtype).tiny
+    centred = features - means[labels]
+    rows, dim = centred.shape
+    mean_variance = centred.square().sum() / max(rows - 1, 1)
+    if not mean_variance > 0:  # a single image of each class: the nearest mean wins
+        mean_variance = features.square().sum() / rows + torch.finfo(centred.dtype).tiny
     if rows < dim:  # the inverse of a rows x rows matrix suffices (Woodbury)
-        products = within @ within.T
-        products.diagonal().add_(spread)
-        inner = torch.linalg.solve(products, within @ means.T)
-        weight = dim * (means - inner.T @ within) / spread
+        products = centred @ centred.T
+        products.diagonal().add_(mean_variance)
+        inner = torch.linalg.solve(products, centred @ means.T)
+        weight = dim * (means - inner.T @ centred) / mean_variance
     else:
-        scatter = within.T @ within
-        scatter.diagonal().add_(spread)
+        scatter = centred.T @ centred
+        scatter.diagonal().add_(mean_variance)
         weight = dim * torch.linalg.solve(scatter, means.T).T
     bias = -(weight * means).sum(1) / 2
     return LinearClassifier(weight, torch.where(counts > 0, bias, -torch.inf))

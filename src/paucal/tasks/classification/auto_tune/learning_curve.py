@@ -1,7 +1,7 @@
 """Learning curve of the first model: accuracy against training images per class, and a forecast for twice as many.
 
 Logistic regression on the winner's features is fitted to 1, 2, 5, ... images of each class, drawn from the other folds
-of a cross-validation, and scored on the images of the fold. The network is frozen, so all fits read the same features.
+of a cross-validation, and scored on the held-out fold. The network is frozen, so all fits read the same features.
 """
 
 from collections.abc import Iterator
@@ -74,33 +74,34 @@ def learning_curve(features: Tensor, labels: Tensor, n_classes: int, strength: f
 
     Args:
         features: (N, D) features of the training images.
-        labels: (N,) classes in [0, K); two of them have two images or more.
+        labels: (N,) classes in [0, K); at least two classes have two images or more.
         n_classes: K.
         strength: L2 penalty of a fit to all images; reduced in proportion for fewer images.
         seed: Seed of the folds and of the draws.
     """
-    own_size, some = len(labels) / n_classes, stratified(labels, MOST_COMPARED, seed)
-    features, labels = features[some], labels[some]
+    own_size, subset = len(labels) / n_classes, stratified(labels, MOST_COMPARED, seed)
+    features, labels = features[subset], labels[subset]
     folds, repeats = even_folds(labels, FOLDS), REPEATS if len(labels) <= FEW else 1
-    counts = list(_counts(int(labels.bincount(minlength=n_classes).max() * (folds - 1) / folds)))
+    counts = list(_round_counts(int(labels.bincount(minlength=n_classes).max() * (folds - 1) / folds)))
     hits = np.zeros((len(counts) + 1, repeats, len(labels)), dtype=bool)
-    used = np.zeros(len(counts) + 1)
+    fit_sizes = np.zeros(len(counts) + 1)
     for repeat in range(repeats):
-        for rows, others in draw_folds(labels, derive_seed(seed, repeat), folds):
-            few = [rows[draw_few(labels[rows], count, derive_seed(seed, repeat))] for count in counts]
-            for index, chosen in enumerate([*few, rows]):
-                standard, share = standardise(features[chosen]), len(chosen) / len(labels)
-                fitted = fit_regression(standard.coordinates, labels[chosen], n_classes, strength * share)
+        for rows, held_out in draw_folds(labels, derive_seed(seed, repeat), folds):
+            subsets = [rows[draw_few(labels[rows], count, derive_seed(seed, repeat))] for count in counts]
+            for index, fit_rows in enumerate([*subsets, rows]):
+                standard, share = standardise(features[fit_rows]), len(fit_rows) / len(labels)
+                fitted = fit_regression(standard.coordinates, labels[fit_rows], n_classes, strength * share)
                 weight, bias = standard.carry_back(fitted.weight, fitted.bias.clamp(min=ABSENT))
-                answers = (features[others].double() @ weight.T + bias).argmax(1)
-                hits[index, repeat, others.numpy()] = (answers == labels[others]).numpy()
-                used[index] += len(chosen) / (n_classes * folds * repeats)
+                predicted = (features[held_out].double() @ weight.T + bias).argmax(1)
+                hits[index, repeat, held_out.numpy()] = (predicted == labels[held_out]).numpy()
+                fit_sizes[index] += len(fit_rows) / (n_classes * folds * repeats)
     points = tuple(
-        CurvePoint(float(size), cross_validated(own, folds=folds)) for size, own in zip(used, hits, strict=True)
+        CurvePoint(float(size), cross_validated(correct, folds=folds))
+        for size, correct in zip(fit_sizes, hits, strict=True)
     )
     if len(points) < SLOPE_POINTS:
         return LearningCurve(points, own_size)
-    return LearningCurve(points, own_size, *_forecast(used, hits.mean(1), own_size, folds, seed))
+    return LearningCurve(points, own_size, *_forecast(fit_sizes, hits.mean(1), own_size, folds, seed))
 
 
 def write_curve(run: RunFolder, curve: LearningCurve) -> None:
@@ -129,14 +130,14 @@ def curve_figure(curve: LearningCurve) -> Figure:
     return figure
 
 
-def _counts(most: int) -> Iterator[int]:
+def _round_counts(limit: int) -> Iterator[int]:
     """Yield 1, 2, 5, 10, 20, ... up to a limit, which is excluded."""
     for power in range(7):
-        yield from (step * 10**power for step in (1, 2, 5) if step * 10**power < most)
+        yield from (step * 10**power for step in (1, 2, 5) if step * 10**power < limit)
 
 
 def _forecast(
-    used: NDArray[np.float64], shares: NDArray[np.float64], own_size: float, folds: int, seed: int
+    fit_sizes: NDArray[np.float64], shares: NDArray[np.float64], own_size: float, folds: int, seed: int
 ) -> tuple[Score, float]:
     """Extend the errors as a power law to twice the model's images; return the accuracy and the gain there.
 
@@ -144,25 +145,27 @@ def _forecast(
     forecast below the present accuracy counts as no gain.
 
     Args:
-        used: (P,) images per class of the points.
+        fit_sizes: (P,) images per class of the points.
         shares: (P, N) share of the repeats in which each image was right.
         own_size: Images per class of the model.
         folds: Number of folds.
         seed: Seed of the bootstrap.
     """
     images = shares.shape[1]
-    drawn = np.random.default_rng(seed).integers(images, size=(DRAWS, round(independent_images(images, folds))))
-    errors = np.stack([1 - share[drawn].mean(1) for share in shares[-SLOPE_POINTS:]])
-    whole = 1 - shares[-SLOPE_POINTS:].mean(1)
-    values = [_extrapolate(used[-SLOPE_POINTS:], whole[:, None], size)[0] for size in (own_size, 2 * own_size)]
-    ends = np.quantile(_extrapolate(used[-SLOPE_POINTS:], errors, 2 * own_size), [0.025, 0.975])
+    samples = np.random.default_rng(seed).integers(images, size=(DRAWS, round(independent_images(images, folds))))
+    errors = np.stack([1 - share[samples].mean(1) for share in shares[-SLOPE_POINTS:]])
+    mean_errors = 1 - shares[-SLOPE_POINTS:].mean(1)
+    values = [
+        _extrapolate(fit_sizes[-SLOPE_POINTS:], mean_errors[:, None], size)[0] for size in (own_size, 2 * own_size)
+    ]
+    ends = np.quantile(_extrapolate(fit_sizes[-SLOPE_POINTS:], errors, 2 * own_size), [0.025, 0.975])
     return Score(float(values[1]), *map(float, ends)), float(values[1] - values[0])
 
 
 def _extrapolate(sizes: NDArray[np.float64], errors: NDArray[np.float64], size: float) -> NDArray[np.float64]:
     """Extrapolate (P, D) errors to a size by a power law through the last error, and return the (D,) accuracies.
 
-    Its exponent is the least-squares slope of the logarithms, which is not allowed to rise.
+    The exponent is the least-squares slope of the logarithms, limited to curves whose error falls.
     """
     x, y = np.log(sizes), np.log(np.maximum(errors, 1e-3))
     centred = (x - x.mean())[:, None]

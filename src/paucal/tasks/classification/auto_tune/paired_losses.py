@@ -28,7 +28,7 @@ def calibrated_losses(predictions: Predictions) -> list[float]:
 
 
 def clearly_lower(losses: Sequence[float], others: Sequence[float]) -> bool:
-    """Return whether losses are lower than others of the same images by more than a standard error."""
+    """Return whether the first losses are lower than the second, of the same images, by more than a standard error."""
     leads = np.subtract(others, losses)
     return bool(leads.mean() > leads.std() / math.sqrt(leads.size))
 

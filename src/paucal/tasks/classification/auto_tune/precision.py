@@ -36,7 +36,7 @@ def choose_feature_precision(setup: TrainingSetup) -> PrecisionChoice:
     counts = setup.data.counts()
     inputs = ClassifierInputs(setup.objective.deployable().eval())
     try:
-        images = _few(setup).views[0]
+        images = _sample_batch(setup).views[0]
         return choose_precision(inputs, images, settings.model, counts["train"] + counts["val"], classes=False)
     finally:
         inputs.close()
@@ -45,26 +45,26 @@ def choose_feature_precision(setup: TrainingSetup) -> PrecisionChoice:
 def choose_training_precision(state: TuneState) -> None:
     """Tune in bfloat16 if that is faster on this machine and gives nearly the same features."""
     setup, choice = state.setup, state.precision
-    free = is_free(setup, "precision") and setup.settings.precision == "32-true"
-    if choice.dtype is None or not choice.measured or not free:
+    may_change = is_free(setup, "precision") and setup.settings.precision == "32-true"
+    if choice.dtype is None or not choice.measured or not may_change:
         return
-    batch, key = _few(setup), f"{setup.settings.model}, tuned with --freeze {setup.settings.freeze}"
+    batch, key = _sample_batch(setup), f"{setup.settings.model}, tuned with --freeze {setup.settings.freeze}"
     with trial_steps(setup.objective.train(), torch.device("cpu")):
-        speed = measure_speed(_step_of(setup.objective, batch), batch.views[0], key)
+        speed = measure_speed(_make_step(setup.objective, batch), batch.views[0], key)
     if speed < FASTER:
         state.console.say(f"precision of tuning: float32: a step is {speed:.1f} times as fast in bfloat16 here")
         return
-    why = f"a step is {speed:.1f} times as fast in bfloat16 here, and the features agree"
-    state.console.say(f"precision of tuning: bfloat16: {why}")
-    state.adopt(state.reassemble(precision="bf16-mixed"), {"precision": why})
+    reason = f"a step is {speed:.1f} times as fast in bfloat16 here, and the features agree"
+    state.console.say(f"precision of tuning: bfloat16: {reason}")
+    state.adopt(state.reassemble(precision="bf16-mixed"), {"precision": reason})
 
 
-def _few(setup: TrainingSetup) -> Batch:
+def _sample_batch(setup: TrainingSetup) -> Batch:
     rows = setup.data.part("train")[:IMAGES]
     return next(iter(eval_loader(setup.data, rows, setup.card.preprocessing, setup.settings)))
 
 
-def _step_of(objective: Objective, batch: Batch) -> Callable[[Tensor], Tensor]:
+def _make_step(objective: Objective, batch: Batch) -> Callable[[Tensor], Tensor]:
     def step(images: Tensor) -> Tensor:
         total = objective(batch, Progress(0, 1, 1)).total
         total.backward()

@@ -68,27 +68,27 @@ def fit_head(
         UserError: The features have NaN or infinite values, or there are too few images.
     """
     standard = standardise(features)
-    strength, score = _choose(standard.coordinates, labels, n_classes, seed, strengths)
+    strength, score = _choose_penalty(standard.coordinates, labels, n_classes, seed, strengths)
     fitted = fit_regression(standard.coordinates, labels, n_classes, strength)
     weight, bias = standard.carry_back(fitted.weight, fitted.bias.clamp(min=ABSENT))
     return Head(weight.float(), bias.float(), strength, score)
 
 
-def _choose(
+def _choose_penalty(
     standard: Tensor, labels: Tensor, n_classes: int, seed: int, strengths: Sequence[float]
 ) -> tuple[float, float | None]:
     """Return the best penalty and its score; large sets use a subset, since the optimum is flat and fits are slow."""
     if (labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2) or len(labels) < FOLDS:
         return DEFAULT_STRENGTH, None
-    some = stratified(labels, MOST_COMPARED, seed)
-    features, truth = standard[some], labels[some]
-    folds = _folds(truth, seed)
+    subset = stratified(labels, MOST_COMPARED, seed)
+    features, truth = standard[subset], labels[subset]
+    folds = _fold_rows(truth, seed)
 
     def score(strength: float) -> float:
         scores = torch.empty(len(truth), n_classes, dtype=torch.float64)
-        for rows, others in folds:
+        for rows, held_out in folds:
             fitted = fit_regression(features[rows], truth[rows], n_classes, strength)
-            scores[others] = fitted.scores(features[others]).double()
+            scores[held_out] = fitted.scores(features[held_out]).double()
         return _score(scores, truth)
 
     scores = [score(strength) for strength in strengths]
@@ -105,12 +105,12 @@ def fit_regression(features: Tensor, labels: Tensor, n_classes: int, strength: f
     return LinearClassifier(*fit_independent(features, labels, strength, SOLVER.max_iterations, SOLVER.tolerance))
 
 
-def _folds(labels: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
+def _fold_rows(labels: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
     """Return the rows to fit on and the held-out rows of each fold, stratified by class."""
     if labels.ndim == 1:
         return draw_folds(labels, seed, even_folds(labels, FOLDS))
-    turn = torch.from_numpy(iterative_parts(labels.numpy().astype(np.int8), [1 / FOLDS] * FOLDS, seed))
-    return [((turn != fold).nonzero()[:, 0], (turn == fold).nonzero()[:, 0]) for fold in range(FOLDS)]
+    fold_of_row = torch.from_numpy(iterative_parts(labels.numpy().astype(np.int8), [1 / FOLDS] * FOLDS, seed))
+    return [((fold_of_row != fold).nonzero()[:, 0], (fold_of_row == fold).nonzero()[:, 0]) for fold in range(FOLDS)]
 
 
 def stratified(labels: Tensor, count: int, seed: int = 0) -> Tensor:
@@ -119,15 +119,15 @@ def stratified(labels: Tensor, count: int, seed: int = 0) -> Tensor:
     Images with several labels are stratified without that minimum.
     """
     if labels.ndim == 2:
-        kept = min(1.0, count / max(len(labels), 1))
-        drawn = iterative_parts(labels.numpy().astype(np.int8), [kept, 1 - kept], seed)
-        return torch.from_numpy(np.flatnonzero(drawn == 0))
+        fraction = min(1.0, count / max(len(labels), 1))
+        parts = iterative_parts(labels.numpy().astype(np.int8), [fraction, 1 - fraction], seed)
+        return torch.from_numpy(np.flatnonzero(parts == 0))
     generator = np.random.default_rng(seed)
-    share, found = min(1.0, count / max(len(labels), 1)), []
+    share, sampled = min(1.0, count / max(len(labels), 1)), []
     for label in labels.unique().tolist():
         rows = np.flatnonzero(labels.numpy() == label)
-        found.append(generator.permutation(rows)[: max(2, round(share * len(rows)))])
-    return torch.from_numpy(np.sort(np.concatenate(found)))
+        sampled.append(generator.permutation(rows)[: max(2, round(share * len(rows)))])
+    return torch.from_numpy(np.sort(np.concatenate(sampled)))
 
 
 def head_score(head: Head, features: Tensor, labels: Tensor) -> float:

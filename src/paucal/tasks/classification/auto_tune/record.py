@@ -38,7 +38,7 @@ class TuneRecord:
         spent: Seconds spent so far, over all calls.
         race: Comparison of the candidates on a subset of the images, one step per candidate.
         probe: Linear head on frozen features; None before it is fitted.
-        unlabelled: Head that learned from images without labels too; None before it is tried, or without such images.
+        unlabelled: Head that learned from images without labels too; None before it is fitted, or without such images.
         sizes: Seconds per training image, by image size and frozen stages; None if a step exceeds the memory.
         tuning: Image size, seconds of an epoch and trial steps of each preset; None if it exceeds the time or memory.
         trials: Short trainings, one per preset that was tried.
@@ -61,8 +61,8 @@ class TuneRecord:
     @property
     def first_model(self) -> TuneStep | None:
         """Step of the first model: the probe, or the head that also learned from images without labels."""
-        kept = self.unlabelled is not None and self.unlabelled.details.get("kept")
-        return self.unlabelled if kept else self.probe
+        is_kept = self.unlabelled is not None and self.unlabelled.details.get("kept")
+        return self.unlabelled if is_kept else self.probe
 
     @property
     def floor(self) -> float | None:
@@ -83,20 +83,20 @@ def read_record(run: RunFolder | None) -> TuneRecord | None:
     """Read the record of a run; None for a run without auto-tuning."""
     if run is None or not (run.path / FILE).is_file():
         return None
-    stored = run.read_json(FILE)
+    record = run.read_json(FILE)
     try:
         return TuneRecord(
-            tuple(map(str, stored["candidates"])),
-            float(stored["budget"]),
-            float(stored["spent"]),
-            tuple(map(_read_step, stored["race"])),
-            None if stored["probe"] is None else _read_step(stored["probe"]),
-            {str(side): None if each is None else float(each) for side, each in stored["sizes"].items()},
-            dict(stored["tuning"]),
-            tuple(map(_read_step, stored["trials"])),
-            str(stored["plan"]),
-            bool(stored["tune"]),
-            None if stored.get("unlabelled") is None else _read_step(stored["unlabelled"]),
+            tuple(map(str, record["candidates"])),
+            float(record["budget"]),
+            float(record["spent"]),
+            tuple(map(_read_step, record["race"])),
+            None if record["probe"] is None else _read_step(record["probe"]),
+            {str(side): None if seconds is None else float(seconds) for side, seconds in record["sizes"].items()},
+            dict(record["tuning"]),
+            tuple(map(_read_step, record["trials"])),
+            str(record["plan"]),
+            bool(record["tune"]),
+            None if record.get("unlabelled") is None else _read_step(record["unlabelled"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise UserError(f"{str(run.path / FILE)!r} is damaged ({problem}): restore it or train anew.") from problem

@@ -1,10 +1,10 @@
 """Refit the heads that were compared for the first model to the features of a tuned network.
 
-Tuning trains the head on the last features for few steps only. Heads that read the last stages too are often better, on
-tuned features as on frozen ones. They cost one forward pass over the
-training images. Cross-validation could not tell which is best, since the network was tuned on all folds.
+Tuning trains the head on the last features for few steps only. Heads that also read the last stages are often better,
+on tuned features as well as on frozen ones. They cost one forward pass over the training images. Cross-validation could
+not tell which is best, since the network was tuned on all folds.
 
-Images without labels that improved the first model do so again: their tuned features are read once more.
+If images without labels improved the first model, their tuned features are used here too.
 """
 
 from dataclasses import dataclass, replace
@@ -62,9 +62,10 @@ class RefittedHead:
 def refit_head(
     setup: TrainingSetup, network: nn.Module, console: Console, unlabelled: ImageSet | None = None
 ) -> RefittedHead | None:
-    """Fit heads to tuned features, of as many images as for the first model, and return the head of lowest loss.
+    """Fit heads to tuned features of as many images as for the first model; return the head with the lowest loss.
 
-    The loss is that of the validation images. Return None for images with several labels, or without a first model.
+    The loss is measured on the validation images. Return None for images with several labels, and for a run without a
+    first model.
 
     Args:
         setup: The run.
@@ -73,8 +74,8 @@ def refit_head(
         unlabelled: Images without labels to learn from too.
     """
     record, data, card = setup.tune_record, setup.data, setup.card
-    several = data.images.multi_hot is not None
-    if record is None or record.probe is None or several:
+    is_multi_label = data.images.multi_hot is not None
+    if record is None or record.probe is None or is_multi_label:
         return None
     staged = bool(last_stage_maps(network, card.backbone.image_size))
     train, val = data.part("train"), data.part("val")
@@ -87,14 +88,13 @@ def refit_head(
         features = frozen_features(network, data, rows, card.preprocessing, setup.settings, advance, staged)
     pool = None
     if unlabelled is not None:
-        more = as_training_part(unlabelled)
+        extra = as_training_part(unlabelled)
+        indices, preprocess = extra.part("train"), card.preprocessing
         with console.progress("tuned features of images without labels") as advance:
-            pool = pool_of(
-                frozen_features(network, more, more.part("train"), card.preprocessing, setup.settings, advance, staged)
-            )
-    known, count, n_classes = labels[rows], len(train), len(card.classes)
+            pool = pool_of(frozen_features(network, extra, indices, preprocess, setup.settings, advance, staged))
+    row_labels, count, n_classes = labels[rows], len(train), len(card.classes)
     last = features[:, : own_width(network)]
-    truth = known[count:]
+    truth = row_labels[count:]
 
     def judged(name: str, head: Head, values: Tensor) -> RefittedHead:
         temperature = fit_temperature(head.scores(values[count:]), truth)
@@ -103,10 +103,10 @@ def refit_head(
         return RefittedHead(name, head, values is features, head_score(head, values[count:], truth), losses)
 
     with threadpool_limits(1):
-        usual = fit_head(last[:count], known[:count], n_classes, seed)
+        usual = fit_head(last[:count], row_labels[:count], n_classes, seed)
         candidates = [judged(LAST, usual, last)]
         for name in HEADS if staged else ():
-            weights = fit_mixture(features[:count], known[:count], n_classes, {name: 1.0})
+            weights = fit_mixture(features[:count], row_labels[:count], n_classes, {name: 1.0})
             candidates.append(judged(name, Head(*weights, DEFAULT_STRENGTH, None), features))
         best = min(candidates, key=_total_loss)
         if pool is None:
@@ -114,7 +114,7 @@ def refit_head(
         values = features if staged else last
         start = torch.zeros(n_classes, values.shape[1])
         start[:, : best.head.weight.shape[1]] = best.head.weight
-        heads = fit_heads(values[:count], known[:count], n_classes, pool, lambda *_: (start, best.head.bias))
+        heads = fit_heads(values[:count], row_labels[:count], n_classes, pool, lambda *_: (start, best.head.bias))
         candidates += [
             judged(name, Head(weight.float(), bias.float(), DEFAULT_STRENGTH, None), values)
             for name, (weight, bias) in heads.items()

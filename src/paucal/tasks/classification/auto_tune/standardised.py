@@ -7,7 +7,7 @@ from torch import Tensor
 
 SMALLEST_DEVIATION = 1e-8
 PRIOR_IMAGES = 50  # weight of the median variance beside a feature's own variance, in images
-JITTER = 1e-10  # relative; keeps the factorisation of dependent rows finite
+JITTER = 1e-10  # relative; keeps the factorisation finite if rows are linearly dependent
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ def standardise(features: Tensor) -> Standardised:
     """Standardise (N, D) features over the images, with variances shrunk towards their median."""
     values = features.double()
     mean, variance = values.mean(0), values.var(0)
-    # Over few images a feature is often nearly constant; dividing by its tiny deviation would blow up other images.
+    # Over few images a feature is often nearly constant; dividing by its tiny deviation would give other images huge
+    # values.
     variance = (len(values) * variance + PRIOR_IMAGES * variance.median()) / (len(values) + PRIOR_IMAGES)
     deviation = variance.sqrt()
     deviation = torch.where(deviation > SMALLEST_DEVIATION, deviation, torch.ones_like(deviation))

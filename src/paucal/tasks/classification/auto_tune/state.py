@@ -61,14 +61,14 @@ NEVER_REVISED = frozenset(("init", "time", "method", "model", "device", "devices
 
 @dataclass
 class TuneState:
-    """State of an auto-tuning that is under way.
+    """State of an auto-tuning in progress.
 
     Attributes:
         run: Run folder.
         setup: Setup of the run with the settings chosen so far.
         record: Measurements and decisions so far, as stored in the run.
-        console: Console for messages and progress. start_time: `time.monotonic()` of the run's start, moved back by the
-            time that earlier calls spent.
+        console: Console for messages and progress.
+        start_time: `time.monotonic()` at the start of the run, moved back by the time that earlier calls spent.
         image_seconds: Seconds of one image through the frozen network in float32, at the probe's image size.
         precision: Precision of the frozen network's features.
         announced: Whether the time of the first model was announced.
@@ -121,8 +121,8 @@ class TuneState:
         revised = automatic - NEVER_REVISED - set(changes) - (set() if "model" in changes else {"img_size"})
         settings = replace(setup.settings, **dict.fromkeys(revised), **changes)
         given = {name: origin for name, origin in setup.origin.items() if name not in revised and origin != "default"}
-        changed = assemble(settings, given, self.console.progress, self.run, setup.data)
-        return replace(changed, plan=replace(changed.plan, deadline=setup.plan.deadline))
+        new_setup = assemble(settings, given, self.console.progress, self.run, setup.data)
+        return replace(new_setup, plan=replace(new_setup.plan, deadline=setup.plan.deadline))
 
     def adopt(self, setup: TrainingSetup, reasons: Mapping[str, str]) -> None:
         """Use a setup for the rest of the run, and store its settings with the reasons."""

@@ -21,22 +21,32 @@ def step_rows(
         _row(f"candidate {step.name}, by cross-validation on some training images", step.score, step.seconds)
         for step in record.race
     ]
-    text = f"probe: linear head on frozen features of {images} images, {_size(probe.details.get('img_size'))} pixels"
+    size = _format_size(probe.details.get("img_size"))
+    text = f"probe: linear head on frozen features of {images} images, {size} pixels"
     if "head" in probe.details:  # missing in earlier runs
         text += f", {probe.details['head']}"
     stays = not outcome.best and not finish.epochs
     rows.append(_row(text, probe.score, probe.seconds, kept=stays and record.first_model is probe))
-    if (more := record.unlabelled) is not None:
-        tried = f"the same with {more.details['images']} images without labels"
-        kept = record.first_model is more
-        outcome_words = f", {more.details['head']}, preferred by cross-validation" if kept else ": not kept"
-        rows.append(_row(tried + outcome_words, more.score if kept else None, more.seconds, kept=stays and kept))
+    if (unlabelled_step := record.unlabelled) is not None:
+        title = f"the same with {unlabelled_step.details['images']} images without labels"
+        is_kept = record.first_model is unlabelled_step
+        outcome_words = (
+            f", {unlabelled_step.details['head']}, preferred by cross-validation" if is_kept else ": not kept"
+        )
+        rows.append(
+            _row(
+                title + outcome_words,
+                unlabelled_step.score if is_kept else None,
+                unlabelled_step.seconds,
+                kept=stays and is_kept,
+            )
+        )
     rows += [_row(f"trial: {step.name}", step.score, step.seconds) for step in record.trials]
     if outcome.rows:
         scores = [row[measure.column] for row in outcome.rows if measure.column in row]
         name = "tuned: the best epoch" if scores else "tuned: the last epoch"
-        kept = bool(outcome.best) and not finish.epochs
-        rows.append(_row(name, max(scores, default=None), outcome.seconds, kept=kept))
+        is_kept = bool(outcome.best) and not finish.epochs
+        rows.append(_row(name, max(scores, default=None), outcome.seconds, kept=is_kept))
     if finish.epochs:
         rows.append(_row(_describe_average(finish), finish.score, 0.0, kept=True))
     return rows
@@ -63,14 +73,14 @@ def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Fin
     if record is not None and record.probe is not None and not outcome.best:
         if not outcome.rows:
             return record.plan
-        why = "no epoch of tuning was better on the validation images"
+        reason = "no epoch of tuning was better on the validation images"
         if record.first_model is not record.probe:
-            return f"the probe with images without labels: {why} than it and the probe without them"
-        return f"the probe: {why}"
-    why = "the best on the validation images"
+            return f"the probe with images without labels: {reason} than it and the probe without them"
+        return f"the probe: {reason}"
+    reason = "the best on the validation images"
     if not selected:
-        why = "the last: there were no validation images to select with"
-    return f"epoch {outcome.best.get('epoch', 0):g}, {why}"
+        reason = "the last: there were no validation images to select with"
+    return f"epoch {outcome.best.get('epoch', 0):g}, {reason}"
 
 
 def kept_model_score(
@@ -93,5 +103,5 @@ def _row(name: str, score: float | None, seconds: float, kept: bool = False) -> 
     return {"name": name, "score": score, "time": duration(seconds), "kept": kept}
 
 
-def _size(sides: Any) -> str:
+def _format_size(sides: Any) -> str:
     return "x".join(map(str, sides)) if isinstance(sides, Sequence) else "?"

@@ -47,7 +47,7 @@ def learn_from_teacher(state: TuneState, fitted: Fitted) -> Fitted:
     )
     usual, count = fitted.race.head or fitted.head, fitted.images
     features = fitted.features[:, : usual.weight.shape[1]]
-    shares = _teacher_shares(state, term, train.numpy())
+    shares = _teacher_probabilities(state, term, train.numpy())
     head = fit_taught_head(features[:count], targets[train], shares, usual.strength)
     score = head_score(head, features[count:], targets[val])
     if score < head_score(usual, features[count:], targets[val]):
@@ -57,7 +57,7 @@ def learn_from_teacher(state: TuneState, fitted: Fitted) -> Fitted:
     return replace(fitted, score=score, race=replace(fitted.race, head=head, name=NAME))
 
 
-def _teacher_shares(state: TuneState, term: Distillation, indices: NDArray[np.int64]) -> Tensor:
+def _teacher_probabilities(state: TuneState, term: Distillation, indices: NDArray[np.int64]) -> Tensor:
     """Return the teacher's (N, K) probabilities for the images at these positions."""
     setup, settings = state.setup, state.setup.settings
     with state.console.progress("predictions of the teacher") as advance:

@@ -36,7 +36,7 @@ from paucal.types import UserError
 
 FOLDER = "trials"
 MIN_STEPS = 8  # shorter trials say nothing
-TRAINED = "trained"  # key of a trial's details: seconds of its steps and its validation
+TRAINED = "trained"  # key of a trial's details: seconds of its steps and validation
 WORST = 1e9  # loss of a trial that ended with NaN or infinite values
 WARMUP = 0.1  # share of a trial
 
@@ -56,17 +56,17 @@ class TuningPreset:
     passes: int = 6
 
     def without(self, fixed: Collection[str]) -> "TuningPreset":
-        """Return the preset without settings that are fixed elsewhere, named after the remaining ones."""
+        """Return the preset without some settings, renamed after the remaining ones."""
         left = {name: value for name, value in self.settings.items() if name not in fixed}
-        return replace(self, name=_name_of(left, "freeze" not in fixed), settings=left)
+        return replace(self, name=_name_preset(left, "freeze" not in fixed), settings=left)
 
 
-def _name_of(settings: Mapping[str, Any], whole: bool) -> str:
-    """Describe the settings of a preset; `whole` means that no setting of the user freezes layers."""
+def _name_preset(settings: Mapping[str, Any], tunes_all: bool) -> str:
+    """Describe the settings of a preset; `tunes_all` means that no setting of the user freezes layers."""
     parts = []
     if "freeze" in settings:
         parts.append("norms and biases alone" if settings["freeze"] == "weights" else "last stages alone")
-    elif whole:
+    elif tunes_all:
         parts.append("all layers")
     if "eval_mode" in settings:
         parts.append("norms still" if settings["eval_mode"] else "norms learning")
@@ -74,7 +74,7 @@ def _name_of(settings: Mapping[str, Any], whole: bool) -> str:
         parts.append(f"rate {settings['lr']:.0e}".replace("e-0", "e-"))
     if "layer_decay" in settings:
         parts.append(f"layer decay {settings['layer_decay']}")
-    if "lr" not in settings and "crop_scale" in settings:  # presets with the same rate
+    if "lr" not in settings and "crop_scale" in settings:  # the presets differ in their crops, not in the rate
         parts.append(f"crop scale {settings['crop_scale']}")
     return ", ".join(parts)
 
@@ -102,12 +102,16 @@ FROZEN_SHARE = 0.6  # share of stages frozen if only the last are tuned, which h
 def presets_for(model: nn.Module) -> Sequence[TuningPreset]:
     """Return the presets that suit a network, the most careful one first."""
     normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    partly, *whole = WITH_BATCH_NORM if normed else WITHOUT
+    partial_preset, *full_presets = WITH_BATCH_NORM if normed else WITHOUT
     try:
         frozen = int(FROZEN_SHARE * count_stages(model))
     except UserError:  # timm does not know its stages
-        return whole
-    return [replace(partly, settings={"freeze": frozen, **partly.settings}), *whole] if frozen else whole
+        return full_presets
+    return (
+        [replace(partial_preset, settings={"freeze": frozen, **partial_preset.settings}), *full_presets]
+        if frozen
+        else full_presets
+    )
 
 
 def run_trial(
@@ -148,7 +152,7 @@ def run_trial(
     records = Records(folder, lambda module: None, Watch(validate))
     try:
         with memory_advice(plan):
-            outcome = _fit(setup, plan, start, records, console, callbacks)
+            outcome = _fit_trial(setup, plan, start, records, console, callbacks)
     except UserError as problem:  # the training diverged or the memory was too small: the preset loses
         console.say(f"note: {preset.name}: {problem}")
         return TuneStep(
@@ -164,7 +168,7 @@ def run_trial(
     return TuneStep(preset.name, row[setup.data.primary_metric.column], time.monotonic() - start_time, details)
 
 
-def _fit(
+def _fit_trial(
     setup: TrainingSetup,
     plan: Plan,
     start: int,
@@ -201,9 +205,9 @@ def best_trial(trials: Sequence[TuneStep], images: int, sides: Sequence[Sequence
     model in the end. So a trial with smaller images than the first that did not fail counts only if its accuracy leads
     by two standard errors of the difference. (Three times the last stages at 224 pixels lost by two to seven of 81
     images against all layers at 128, and won by two to three points after all epochs; docs/lab, ways to tune.) Of the
-    others, those whose accuracy is within a standard error of the highest one are compared by their losses, image by
-    image, where their images have one size: the first of them stays, unless another one leads by more than a standard
-    error.
+    other trials, those whose accuracy is within a standard error of the highest are tied. Tied trials at one image size
+    are compared by their losses, image by image: the first of them wins unless another one leads by more than a
+    standard error.
     """
     scores = [trial.score for trial in trials]
     worked = [number for number, trial in enumerate(trials) if trial.details["loss"] < WORST] or [0]
@@ -215,13 +219,13 @@ def best_trial(trials: Sequence[TuneStep], images: int, sides: Sequence[Sequence
         or (scores[number] > scores[default] and differs(scores[number], scores[default], images, errors=2))
     ]
     best = max(heard, key=lambda number: (scores[number], -trials[number].details["loss"]))
-    equal = [number for number in heard if not differs(scores[number], scores[best], images)]
-    first = equal[0]
-    alike = [number for number in equal if sides[number] == sides[first]]
-    lowest = min(alike, key=lambda number: np.mean(_losses(trials[number])))
-    return lowest if clearly_lower(_losses(trials[lowest]), _losses(trials[first])) else first
+    tied = [number for number in heard if not differs(scores[number], scores[best], images)]
+    first = tied[0]
+    same_size = [number for number in tied if sides[number] == sides[first]]
+    lowest = min(same_size, key=lambda number: np.mean(_image_losses(trials[number])))
+    return lowest if clearly_lower(_image_losses(trials[lowest]), _image_losses(trials[first])) else first
 
 
-def _losses(trial: TuneStep) -> Sequence[float]:
+def _image_losses(trial: TuneStep) -> Sequence[float]:
     """Return the loss of each validation image; only the mean for failed trials and for records of older versions."""
     return trial.details.get(LOSSES) or [trial.details["loss"]]

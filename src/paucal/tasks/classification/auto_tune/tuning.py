@@ -45,14 +45,16 @@ def seconds_per_image(setup: TrainingSetup, threads: bool = False) -> float:
 
     Args:
         setup: Setup of the run.
-        threads: Whether to choose the number of threads first, if other programs use the same cores.
+        threads: Whether to choose the number of threads first, because other programs use the same cores.
     """
     settings, objective = setup.settings, setup.objective
     size = min(settings.images_per_pass, MAX_IMAGES, max(2, len(setup.data.part("train"))))
     device = torch.device(settings.device)
-    alone = replace(settings, batch_size=size, accumulate=1, workers=0)
+    loader_settings = replace(settings, batch_size=size, accumulate=1, workers=0)
     plan = replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1)
-    batches: Any = train_loader(setup.data, setup.card.preprocessing, alone, plan, objective.data_request, start=0)
+    batches: Any = train_loader(
+        setup.data, setup.card.preprocessing, loader_settings, plan, objective.data_request, start=0
+    )
     with trial_steps(objective.train(), device):
         return seconds_per_step(objective, batches, device, settings.precision, threads=threads) / size
 
@@ -74,7 +76,7 @@ class CostEstimate:
     shrink: float = 1.0
 
     def observed(self, seconds: float, eval_seconds: float, per_epoch: int) -> "CostEstimate":
-        """Return the cost corrected by the measured time of a trial, which has many more steps than the first timing.
+        """Return the cost corrected by the measured time of a trial, which is longer than the first timing.
 
         Args:
             seconds: Seconds of the trial's steps and the validation after them.
@@ -86,7 +88,7 @@ class CostEstimate:
 
 
 def in_equal_time(costs: Sequence[CostEstimate], per_epoch: int) -> list[CostEstimate]:
-    """Return the costs with trial steps that take the same time for all presets, at most an epoch of the slowest."""
+    """Return the costs with trials that take equally long for all presets, at most an epoch of the slowest."""
     seconds = min(max(cost.epoch for cost in costs), *(cost.steps * cost.epoch / per_epoch for cost in costs))
     return [replace(cost, steps=round(seconds * per_epoch / cost.epoch)) for cost in costs]
 
@@ -107,26 +109,26 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
     if not costs:
         return None
     if is_timed(state.setup):  # with given epochs, all presets and their trials have the same number of steps
-        equal = in_equal_time([cost for _, cost in costs], max(1, state.setup.plan.steps_per_epoch))
-        costs = [(preset, cost) for (preset, _), cost in zip(costs, equal, strict=True)]
+        equal_costs = in_equal_time([cost for _, cost in costs], max(1, state.setup.plan.steps_per_epoch))
+        costs = [(preset, cost) for (preset, _), cost in zip(costs, equal_costs, strict=True)]
     trials_say_nothing = not len(state.setup.data.part("val")) or min(cost.steps for _, cost in costs) < MIN_STEPS
     if trials_say_nothing or len(costs) == 1:
-        why = "no time or images to try several presets" if trials_say_nothing and len(presets) > 1 else ""
-        return _skip_trials(state, *costs[0], why)
-    trials = [_trial_of(state, preset, cost) for preset, cost in costs]
+        reason = "no time or images to try several presets" if trials_say_nothing and len(presets) > 1 else ""
+        return _skip_trials(state, *costs[0], reason)
+    trials = [_load_or_run_trial(state, preset, cost) for preset, cost in costs]
     best = best_trial(trials, len(state.setup.data.part("val")), [cost.side for _, cost in costs])
     clear_trials(state.run)
     preset, cost = costs[best]
     state.console.say(f"tuning continues with: {preset.name}")
     details, evaluation = trials[best].details, state.eval_seconds(cost.shrink)
-    tried = replace(cost, steps=details["steps"])
-    return preset, tried.observed(details.get(TRAINED, 0.0), evaluation, state.setup.plan.steps_per_epoch)
+    trial_cost = replace(cost, steps=details["steps"])
+    return preset, trial_cost.observed(details.get(TRAINED, 0.0), evaluation, state.setup.plan.steps_per_epoch)
 
 
 def settings_to_store(setup: TrainingSetup, preset: TuningPreset) -> dict[str, Any]:
-    """Return the settings of a preset, and the present values of those that only other presets set.
+    """Return the settings of a preset, and the current values of settings that only other presets change.
 
-    The configuration of the run then fixes all of them, so that a run with it needs no trials.
+    The stored configuration then fixes all of them, so that repeating the run needs no trials.
     """
     names = {name for other in _open_presets(setup) for name in other.settings}
     return {name: getattr(setup.settings, name) for name in sorted(names)} | dict(preset.settings)
@@ -143,10 +145,10 @@ def _too_short_for_trials(state: TuneState, presets: Sequence[TuningPreset]) -> 
     native = list(state.setup.settings.img_size)
     seconds = _image_seconds(state, presets[0], native)
     left = state.left() * (1 - TRIALS_SHARE)
-    return seconds is not None and left < MIN_EPOCHS_FOR_TRIALS * _epoch(state, seconds, native)
+    return seconds is not None and left < MIN_EPOCHS_FOR_TRIALS * _epoch_seconds(state, seconds, native)
 
 
-def _epoch(state: TuneState, seconds: float, side: Sequence[int]) -> float:
+def _epoch_seconds(state: TuneState, seconds: float, side: Sequence[int]) -> float:
     """Return the seconds of an epoch, with its validation, from the seconds per training image."""
     counts = state.setup.data.counts()
     return seconds * counts["train"] + state.eval_seconds(_pixel_ratio(state, side))
@@ -159,35 +161,39 @@ def _use_first_preset(state: TuneState, preset: TuningPreset) -> tuple[TuningPre
 
 
 def _skip_trials(
-    state: TuneState, preset: TuningPreset, cost: CostEstimate, why: str
+    state: TuneState, preset: TuningPreset, cost: CostEstimate, reason: str
 ) -> tuple[TuningPreset, CostEstimate]:
     """Use a preset without a trial, and prepare its head."""
-    if why:
-        state.console.say(f"note: {why}; using the most careful one: {preset.name}")
+    if reason:
+        state.console.say(f"note: {reason}; using the most careful one: {preset.name}")
     _prepare_head(state, cost.side)
     return preset, cost
 
 
 def _open_presets(setup: TrainingSetup) -> Sequence[TuningPreset]:
-    """Return the presets without settings that the user gave; a single preset if that leaves none to choose.
+    """Return the presets without the settings that the user gave; a single preset if they then are all equal.
 
     The high rate of norms and biases also suits low-rank adapters, whose parameters are as few, but no other layers.
     """
     presets, adapted = presets_for(setup.objective.deployable()), setup.settings.lora_rank is not None
-    few = adapted or setup.settings.freeze == "weights"
-    fixed = {name for preset in presets for name in preset.settings if not is_free(setup, name)}
-    if "freeze" in fixed and not few:
+    few_presets = adapted or setup.settings.freeze == "weights"
+    fixed_names = {name for preset in presets for name in preset.settings if not is_free(setup, name)}
+    if "freeze" in fixed_names and not few_presets:
         presets = [preset for preset in presets if preset.settings.get("freeze") != "weights"]
-    free = [preset.without(fixed | ({"freeze", "layer_decay"} if adapted else set())) for preset in presets]
-    distinct = [preset for n, preset in enumerate(free) if preset.settings not in [p.settings for p in free[:n]]]
+    free_presets = [
+        preset.without(fixed_names | ({"freeze", "layer_decay"} if adapted else set())) for preset in presets
+    ]
+    distinct = [
+        preset for n, preset in enumerate(free_presets) if preset.settings not in [p.settings for p in free_presets[:n]]
+    ]
     return distinct if len(distinct) > 1 else [replace(distinct[0], name="the given settings")]
 
 
-def _trial_of(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> TuneStep:
+def _load_or_run_trial(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> TuneStep:
     """Return the stored trial of a preset, or run it."""
-    done = {trial.name: trial for trial in state.record.trials}
-    if preset.name in done:
-        return done[preset.name]
+    trials = {trial.name: trial for trial in state.record.trials}
+    if preset.name in trials:
+        return trials[preset.name]
     _prepare_head(state, cost.side)  # only here, since a head needs the features of all images
     trial_setup = state.reassemble(img_size=cost.side, epochs=1, freeze_epochs=0, **preset.settings)
     # If an earlier trial was cut short, this one is shortened in proportion.
@@ -196,7 +202,7 @@ def _trial_of(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> Tun
     ]
     steps = max(1, int(cost.steps * min([1.0, *shares])))
     trial = run_trial(
-        state.run, trial_setup, preset, steps, state.console, time_plan=_time_of_trial(state, cost, steps)
+        state.run, trial_setup, preset, steps, state.console, time_plan=_trial_time_limit(state, cost, steps)
     )
     if trial is None:
         raise KeyboardInterrupt
@@ -207,35 +213,35 @@ def _trial_of(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> Tun
     return trial
 
 
-def _time_of_trial(state: TuneState, cost: CostEstimate, steps: int) -> TimePlan | None:
+def _trial_time_limit(state: TuneState, cost: CostEstimate, steps: int) -> TimePlan | None:
     """Return the time limit of a trial; None if the run has no time budget."""
     if not is_timed(state.setup):
         return None
     evaluation = state.eval_seconds(cost.shrink)
     step = max(0.0, cost.epoch - evaluation) / max(1, state.setup.plan.steps_per_epoch)
-    most = TRIAL_SLACK * (steps * step + evaluation) + TRIAL_START
-    return TimePlan(most, 0.0, 0.0, step, evaluation, most_steps=steps, threads=torch.get_num_threads())
+    max_seconds = TRIAL_SLACK * (steps * step + evaluation) + TRIAL_START
+    return TimePlan(max_seconds, 0.0, 0.0, step, evaluation, most_steps=steps, threads=torch.get_num_threads())
 
 
 def _estimate_cost(state: TuneState, preset: TuningPreset, count: int) -> CostEstimate | None:
     """Return the stored cost of a preset, or measure it; None if it does not fit in the time."""
-    known = state.record.tuning
-    if preset.name not in known:
+    costs = state.record.tuning
+    if preset.name not in costs:
         choice = _choose_side(state, preset, 1 - (TRIALS_SHARE if count else 0.0))
         if choice is None:
-            state.save(tuning={**known, preset.name: None})
+            state.save(tuning={**costs, preset.name: None})
             return None
         side, epoch = choice
         steps = per_epoch = max(1, state.setup.plan.steps_per_epoch)
         if is_timed(state.setup):
             seconds = TRIALS_SHARE / max(count, 1) * state.left(_pixel_ratio(state, side))
             steps = int(seconds * per_epoch / max(epoch, 1e-9))
-        state.save(tuning={**known, preset.name: {"side": side, "epoch": epoch, "steps": steps}})
-    stored = state.record.tuning[preset.name]
-    if stored is None:
+        state.save(tuning={**costs, preset.name: {"side": side, "epoch": epoch, "steps": steps}})
+    cost = state.record.tuning[preset.name]
+    if cost is None:
         return None
-    side = list(stored["side"])
-    return CostEstimate(side, float(stored["epoch"]), int(stored["steps"]), _pixel_ratio(state, side))
+    side = list(cost["side"])
+    return CostEstimate(side, float(cost["epoch"]), int(cost["steps"]), _pixel_ratio(state, side))
 
 
 def _pixel_ratio(state: TuneState, side: Sequence[int]) -> float:
@@ -247,21 +253,21 @@ def _choose_side(state: TuneState, preset: TuningPreset, share: float) -> tuple[
     """Return the largest image size at which enough epochs fit in the time, and the seconds of an epoch."""
     setup, counts = state.setup, state.setup.data.counts()
     native, timed = list(setup.settings.img_size), is_timed(setup)
-    fixed = not timed or not is_free(setup, "img_size") or not _takes_any_size(setup)
+    keeps_size = not timed or not is_free(setup, "img_size") or not _takes_any_size(setup)
     best: tuple[list[int], float] | None = None
-    least = 1 if setup.plan.steps_per_epoch >= LONG_EPOCH else MIN_EPOCHS
-    for side in sides(native, fixed):
+    min_epochs = 1 if setup.plan.steps_per_epoch >= LONG_EPOCH else MIN_EPOCHS
+    for side in sides(native, keeps_size):
         shrink = _pixel_ratio(state, side)
         fitted = side == native or (state.run.path / head_file(side)).exists()
-        head = 0.0 if fitted else shrink * state.image_seconds * (counts["train"] + counts["val"])
-        seconds = _image_seconds(state, preset, side)
-        if seconds is None:  # smaller images may fit
+        head_seconds = 0.0 if fitted else shrink * state.image_seconds * (counts["train"] + counts["val"])
+        image_seconds = _image_seconds(state, preset, side)
+        if image_seconds is None:  # smaller images may fit
             continue
-        epoch = _epoch(state, seconds, side)
-        passes = (share * state.left(shrink) - head) / epoch if timed else preset.passes
-        if passes >= least:
-            best = side, epoch
-        if passes >= preset.passes:
+        epoch_seconds = _epoch_seconds(state, image_seconds, side)
+        epochs = (share * state.left(shrink) - head_seconds) / epoch_seconds if timed else preset.passes
+        if epochs >= min_epochs:
+            best = side, epoch_seconds
+        if epochs >= preset.passes:
             break
     return best
 
@@ -309,8 +315,8 @@ def _takes_any_size(setup: TrainingSetup) -> bool:
         other = replace(spec, image_size=(side, side)).build().model.state_dict()
     except UserError:
         return False
-    own = setup.objective.deployable().state_dict()
-    return own.keys() == other.keys() and all(value.shape == other[name].shape for name, value in own.items())
+    state = setup.objective.deployable().state_dict()
+    return state.keys() == other.keys() and all(value.shape == other[name].shape for name, value in state.items())
 
 
 def _prepare_head(state: TuneState, side: list[int]) -> None:

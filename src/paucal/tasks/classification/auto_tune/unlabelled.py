@@ -30,9 +30,9 @@ from paucal.tasks.classification.unlabelled_images import MOST_IMAGES, as_traini
 from paucal.types import UserError
 from paucal.wording import counted, percent
 
-# Largest share of the time budget for reading the images without labels: if tuning follows, if it follows with few
-# labels, and if it does not follow. With ten labels per class of clothing 150 images without labels gave 0.5 points,
-# 600 gave 2.3 and 2,000 gave 4.5, while tuning for four minutes of a core gave none.
+# Largest share of the time budget for reading the images without labels: if tuning follows, if tuning follows with few
+# labels, and if no tuning follows. With ten labels per class of clothing 150 images without labels gave 0.5 points, 600
+# gave 2.3 and 2,000 gave 4.5, while tuning for four minutes of a core gave none.
 TIME_SHARE, FEW_SHARE, LAST_SHARE = 0.2, 0.4, 0.7
 FEW_LABELS = 300
 AGAIN_SHARE = 0.2  # largest share for reading them once more, with the tuned network
@@ -49,17 +49,17 @@ def learn_from_unlabelled(state: TuneState) -> None:
         return
     first = state.first or fit_probe_head(state, state.setup, "features of the first model again", race=True)
     images, features = state.setup.data.images.select(np.empty(0, dtype=np.int64)), first.features[:0]
-    why = "too few labelled images to tell whether images without labels help"
+    reason = "too few labelled images to tell whether images without labels help"
     if first.race.held_out is not None:
         try:
-            images, features = _read(state, first)
-            why = f"{counted(len(images), 'usable image')} without labels: too few to learn from"
+            images, features = _select_images(state, first)
+            reason = f"{counted(len(images), 'usable image')} without labels: too few to learn from"
         except UserError as problem:  # the labelled images are enough for a model
-            why = f"--unlabelled: {str(problem).removeprefix('--unlabelled: ')}"
+            reason = f"--unlabelled: {str(problem).removeprefix('--unlabelled: ')}"
     details = {"images": len(images), "kept": False}
     if len(images) < FEWEST:
-        state.console.say(f"note: {why}")
-        _conclude(state, TuneStep(NAME, 0.0, time.monotonic() - start_time, {**details, "why": why}))
+        state.console.say(f"note: {reason}")
+        _save_step(state, TuneStep(NAME, 0.0, time.monotonic() - start_time, {**details, "why": reason}))
         return
     train = torch.from_numpy(state.setup.data.part("train"))[first.rows]
     labels = torch.from_numpy(state.setup.data.images.targets).long()[train]
@@ -75,48 +75,50 @@ def learn_from_unlabelled(state: TuneState) -> None:
     details |= {"head": race.name, "brier_scores": dict(race.scores), "lead": race.lead, "error": race.error}
     score = 0.0
     if race.weight is not None:
-        score, losses = _keep(state, first, race, images)
+        score, losses = _save_first_model(state, first, race, images)
         details |= {"kept": True, "read_again": _count_read_again(state, len(images)), LOSSES: losses}
-    _conclude(state, TuneStep(NAME, score, time.monotonic() - start_time, details))
+    _save_step(state, TuneStep(NAME, score, time.monotonic() - start_time, details))
     text = f"{counted(len(images), 'image')} without labels"
     lead = f"a lead of {race.lead:.3f} ± {race.error:.3f} in cross-validated Brier score"
     if race.weight is None:
         state.console.say(f"{text} bring no significant gain ({lead}): the first model is kept")
         return
     held_out = "validation images" if len(state.setup.data.part("val")) else "held-out training images"
-    shown = state.setup.data.primary_metric.format_score(score, held_out)
-    state.console.say(f"{text} are kept ({lead}): {shown}, {percent(first.score)} without them")
-    if again := details["read_again"]:
-        seconds = duration(state.image_seconds * again)
-        state.console.say(f"after tuning {again} of them are read once more, which takes about {seconds}")
+    score_text = state.setup.data.primary_metric.format_score(score, held_out)
+    state.console.say(f"{text} are kept ({lead}): {score_text}, {percent(first.score)} without them")
+    if n_reread := details["read_again"]:
+        seconds = duration(state.image_seconds * n_reread)
+        state.console.say(f"after tuning {n_reread} of them are read once more, which takes about {seconds}")
 
 
-def _conclude(state: TuneState, step: TuneStep) -> None:
+def _save_step(state: TuneState, step: TuneStep) -> None:
     state.save(unlabelled=step)
     (state.run.path / FILE).unlink(missing_ok=True)
 
 
-def _read(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
+def _select_images(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
     """Return the images without labels that resemble the training images, and their (U, D) features."""
     setup, console = state.setup, state.console
-    most = MOST_IMAGES
+    max_images = MOST_IMAGES
     if state.record.budget:
         share = time_share(len(setup.data.part("train")), not cannot_judge_tuning(setup))
-        most = int(
+        max_images = int(
             min(share * state.record.budget, state.left()) * state.precision.speed / max(state.image_seconds, 1e-9)
         )
-    if most < FEWEST:
+    if max_images < FEWEST:
         raise UserError("there is no time left for the images without labels; give a longer --time")
-    images = usable_images(setup.settings, setup.data, most, console)
+    images = usable_images(setup.settings, setup.data, max_images, console)
     seconds = state.image_seconds / state.precision.speed * len(images)
     console.say(f"{counted(len(images), 'image')} without labels: their features take about {duration(seconds)}")
-    features = _features(state, first, images)
+    features = _load_or_compute_features(state, first, images)
     if not len(images):
         return images, features
-    like = _like_training(first, features, own_width(setup.objective.deployable()))
-    if not like.all():
-        console.say(f"left out: {counted(int((~like).sum()), 'image')} without labels, not like the training images")
-    return images.select(np.flatnonzero(like.numpy())), features[like]
+    is_similar = _resembles_training(first, features, own_width(setup.objective.deployable()))
+    if not is_similar.all():
+        console.say(
+            f"left out: {counted(int((~is_similar).sum()), 'image')} without labels, not like the training images"
+        )
+    return images.select(np.flatnonzero(is_similar.numpy())), features[is_similar]
 
 
 def _count_read_again(state: TuneState, images: int) -> int:
@@ -139,13 +141,13 @@ def time_share(labelled: int, is_tuned: bool) -> float:
     return FEW_SHARE if labelled < FEW_LABELS else TIME_SHARE
 
 
-def _features(state: TuneState, first: Fitted, images: ImageSet) -> Tensor:
-    """Return the features of all images; a run that was stopped after it computed them reads them back."""
+def _load_or_compute_features(state: TuneState, first: Fitted, images: ImageSet) -> Tensor:
+    """Return the features of all images, read back from a file if a stopped run had computed them."""
     setup, path = state.setup, state.run.path / FILE
     if path.is_file():
-        stored = read_weights(path)["features"]
-        if stored.shape == (len(images), first.features.shape[1]):
-            return stored
+        cached = read_weights(path)["features"]
+        if cached.shape == (len(images), first.features.shape[1]):
+            return cached
     if not len(images):
         return first.features[:0]
     data, rows = as_training_part(images), np.arange(len(images))
@@ -158,18 +160,20 @@ def _features(state: TuneState, first: Fitted, images: ImageSet) -> Tensor:
     return features
 
 
-def _like_training(first: Fitted, features: Tensor, width: int | None) -> Tensor:
+def _resembles_training(first: Fitted, features: Tensor, width: int | None) -> Tensor:
     """Return (U,) booleans: whether (U, D) features are as near to the training images as held-out images are."""
     last, count = first.features[:, :width], first.images
     train, held_out = last[:count], last[count:]
     if len(held_out) < FEWEST_HELD_OUT:
         fifth = torch.arange(count) % 5 == 0
         train, held_out = last[:count][~fifth], last[:count][fifth]
-    known = fit_familiarity(train, held_out)
-    return known.distances(features[:, :width]) <= known.limit
+    familiarity = fit_familiarity(train, held_out)
+    return familiarity.distances(features[:, :width]) <= familiarity.limit
 
 
-def _keep(state: TuneState, first: Fitted, race: UnlabelledResult, images: ImageSet) -> tuple[float, Sequence[float]]:
+def _save_first_model(
+    state: TuneState, first: Fitted, race: UnlabelledResult, images: ImageSet
+) -> tuple[float, Sequence[float]]:
     """Save the network with the new head as the first model of the run.
 
     Returns:

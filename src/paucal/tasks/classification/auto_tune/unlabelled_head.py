@@ -1,11 +1,11 @@
 """A linear head that also learns from images without labels, with the predictions of a first head as soft targets.
 
 The first head is fitted to the labelled images; its sharpened probabilities are the soft labels of the unlabelled
-images. Gaussian classes with one covariance are fitted to all images, and give new probabilities for
-the next round. Many unlabelled images give a good estimate of the covariance; few labelled ones do not.
-Cross-validation within the labelled images decides whether they help: the Brier score of the best head must lead by
-more than half a standard error. Of the heads that lead, the most accurate one replaces the first; with very few labels,
-whose hits cannot tell the heads apart, the Gaussian one.
+images. Gaussian classes with one covariance are fitted to all images, and give new probabilities for the next round.
+Many unlabelled images give a good estimate of the covariance; few labelled ones do not. Cross-validation within the
+labelled images decides whether they help: the Brier score of the best head must lead by more than half a standard
+error. Of the heads that lead, the most accurate one replaces the first; with very few labels, which cannot show which
+head is more accurate, the Gaussian one does.
 """
 
 import math
@@ -93,10 +93,10 @@ def principal_axes(rows: Tensor) -> Tensor:
     """
     if rows.shape[1] <= min(len(rows), MOST_DECOMPOSED):
         return torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -AXES:]
-    some = rows[evenly_spaced(len(rows), MOST_DECOMPOSED)]
-    values, vectors = torch.linalg.eigh(some @ some.T)
+    sample = rows[evenly_spaced(len(rows), MOST_DECOMPOSED)]
+    values, vectors = torch.linalg.eigh(sample @ sample.T)
     varied = values > SMALLEST * values[-1]  # the images span fewer axes than there are images
-    return some.T @ (vectors[:, varied] / values[varied].sqrt())[:, -AXES:]
+    return sample.T @ (vectors[:, varied] / values[varied].sqrt())[:, -AXES:]
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def race_unlabelled(
         seed: Seed of the folds.
     """
     pool, rows = pool_of(unlabelled), stratified(labels, MOST_COMPARED, seed)
-    own, truth = features[rows], labels[rows]
+    labelled_features, truth = features[rows], labels[rows]
     is_evaluated = labels.bincount(minlength=n_classes)[truth] > 1  # the single image of a class is in no other fold
     folds, repeats = even_folds(truth, FOLDS), REPEATS if len(truth) <= FEW else 1
     logits = {
@@ -167,8 +167,10 @@ def race_unlabelled(
     }
     for repeat in range(repeats):
         for fitted, others in draw_folds(truth, derive_seed(seed, repeat), folds):
-            for name, (weight, bias) in fit_heads(own[fitted], truth[fitted], n_classes, pool, base).items():
-                logits[name][repeat, others] = (own[others] @ weight.T + bias).double()
+            for name, (weight, bias) in fit_heads(
+                labelled_features[fitted], truth[fitted], n_classes, pool, base
+            ).items():
+                logits[name][repeat, others] = (labelled_features[others] @ weight.T + bias).double()
     temperatures = {
         name: best_temperature(values[:, is_evaluated], truth[is_evaluated]) for name, values in logits.items()
     }
@@ -217,27 +219,27 @@ def fit_heads(
     Returns:
         (K, D) weights and (K,) biases for raw features by name.
     """
-    alone = base(features, labels)
-    shares = (pool.features @ alone[0].T + alone[1]).softmax(1)
+    labelled_head = base(features, labels)
+    shares = (pool.features @ labelled_head[0].T + labelled_head[1]).softmax(1)
     confidence = float(shares.amax(1).mean())
-    real, present = F.one_hot(labels, n_classes).to(shares), labels.bincount(minlength=n_classes) > 0
+    one_hot, has_images = F.one_hot(labels, n_classes).to(shares), labels.bincount(minlength=n_classes) > 0
     weight_of_each = min(1.0, MOST_WEIGHT * len(labels) / len(shares))
     rows = torch.cat([pool.coordinates(features), pool.rows])
     weight, bias = shares.new_zeros(n_classes, rows.shape[1]), shares.new_zeros(n_classes)
     for _ in range(ROUNDS):
         sharpened = shares**POWER / (shares**POWER).sum(1, keepdim=True)
-        fitted = fit_shares(rows, torch.cat([real, weight_of_each * sharpened]))
+        fitted = fit_shares(rows, torch.cat([one_hot, weight_of_each * sharpened]))
         divisor = divisor_for(fitted.scores(pool.rows), confidence)
-        weight, bias = fitted.weight / divisor, torch.where(present, fitted.bias / divisor, ABSENT)
+        weight, bias = fitted.weight / divisor, torch.where(has_images, fitted.bias / divisor, ABSENT)
         shares = (pool.rows @ weight.T + bias).softmax(1)
     gaussian = pool.carry_back(weight, bias)
-    mean = (alone[0] + gaussian[0]) / 2, (alone[1] + gaussian[1]) / 2
-    return {ALONE: alone, GAUSSIAN: gaussian, BOTH: mean}
+    mean = (labelled_head[0] + gaussian[0]) / 2, (labelled_head[1] + gaussian[1]) / 2
+    return {ALONE: labelled_head, GAUSSIAN: gaussian, BOTH: mean}
 
 
 def divisor_for(scores: Tensor, confidence: float) -> float:
     """Return the divisor at which the largest probabilities of (N, K) scores are on average `confidence`."""
-    low, high = -8.0, 8.0  # natural logarithms, beside that of the deviation of the scores
+    low, high = -8.0, 8.0  # natural logarithms, relative to that of the deviation of the scores
     start = math.log(float(scores[scores.isfinite()].std().clamp(min=1e-12)))
     for _ in range(30):
         middle = (low + high) / 2

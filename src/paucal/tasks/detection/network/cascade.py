@@ -84,13 +84,13 @@ class CascadeHeads(nn.Module):
         fields = {"boxes": boxes, "scores": scores, "labels": labels}
         if last.has_mask():
             fields["masks"] = mean_masks([mask_logits(head, features, boxes, sizes) for head in self.heads], labels)
-        return [dict(zip(fields, of_image, strict=True)) for of_image in zip(*fields.values(), strict=True)], {}
+        return [dict(zip(fields, image_fields, strict=True)) for image_fields in zip(*fields.values(), strict=True)], {}
 
     def mean_logits(self, logits: list[Tensor]) -> Tensor:
         """Return logits whose softmax is the average, since torchvision takes the softmax itself."""
         if self.average == "logits":
             return torch.stack(logits).mean(0)
-        return torch.stack([of_head.softmax(-1) for of_head in logits]).mean(0).clamp_min(1e-12).log()
+        return torch.stack([head_logits.softmax(-1) for head_logits in logits]).mean(0).clamp_min(1e-12).log()
 
     def _losses(
         self, features: Mapping[str, Tensor], proposals: list[Tensor], sizes: list[tuple[int, int]], targets: Targets

@@ -73,7 +73,7 @@ class Detector(nn.Module):
             "masks" (N, 1, 28, 28), the probability that cells of the box belong to the object.
         """
         detections, _ = self._run(images, sizes, None)
-        return [{**of_image, "labels": of_image["labels"] - 1} for of_image in detections]  # 0 was the background
+        return [{**detected, "labels": detected["labels"] - 1} for detected in detections]  # 0 was the background
 
     def losses(
         self,
@@ -109,9 +109,9 @@ class Detector(nn.Module):
         images: Tensor,
         sizes: Sequence[tuple[int, int]],
         targets: list[dict[str, Tensor]] | None,
-        known: Sequence[Tensor] | None = None,
+        cached_maps: Sequence[Tensor] | None = None,
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        maps = self.stages(images) if known is None else known
+        maps = self.stages(images) if cached_maps is None else cached_maps
         features = self.pyramid(OrderedDict((str(level), grid) for level, grid in enumerate(maps)))
         # torchvision derives strides from the sizes of the maps and the image, which must include the padding.
         height, width = maps[0].shape[-2] * self.stages.strides[0], maps[0].shape[-1] * self.stages.strides[0]

@@ -37,8 +37,8 @@ class LastBlocks(StageMaps):
         """Return the outputs of the two blocks for a batch."""
         model: Any = self.backbone.model
         hidden = model.bn1(model.conv_stem(self._pad(images)))
-        *before, last, final = model.blocks
-        for stage in before:
+        *earlier_stages, last, final = model.blocks
+        for stage in earlier_stages:
             hidden = stage(hidden)
         grid = last[0](hidden)
         return [grid, final(last[1:](grid))]

@@ -1,7 +1,7 @@
 """A detector for export: it takes one image of any size and returns a table with a fixed number of objects.
 
 The steps are those of torchvision's detectors for a single image, in a form that torch.export can trace: wherever the
-number of boxes depends on the image, a fixed number is kept, and surplus boxes are marked. A region is pooled from the
+number of boxes depends on the image, a fixed number is kept, and unused rows are marked. A region is pooled from the
 maps of all levels, and the result of the level that suits its size is selected.
 """
 
@@ -60,8 +60,8 @@ class EveryLevelPooling(nn.Module):
             for level, stride in enumerate(self.strides)
         ]
         pooled = reads[0]
-        for level, read in enumerate(reads[1:], 1):
-            pooled = torch.where(levels == level, read, pooled)
+        for level, level_regions in enumerate(reads[1:], 1):
+            pooled = torch.where(levels == level, level_regions, pooled)
         return pooled
 
 
@@ -109,8 +109,8 @@ class OneImageDetector(nn.Module):
             logits, deltas = head.predict(features, [regions], [size])
             all_logits.append(logits)
         heads = self.detector.heads
-        joined = heads.mean_logits(all_logits) if isinstance(heads, CascadeHeads) else logits
-        table, labels = self._table(joined.softmax(-1)[:, 1:], deltas, regions, size)
+        class_logits = heads.mean_logits(all_logits) if isinstance(heads, CascadeHeads) else logits
+        table, labels = self._table(class_logits.softmax(-1)[:, 1:], deltas, regions, size)
         if not self.detector.options.masks:
             return table
         corners = table[:, :4]
@@ -199,8 +199,8 @@ def _constant_padding(
     kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> tuple[int, int, int, int]:
     """Return the cells to add on the left, right, top and bottom, where a side is a multiple of the stride."""
-    reach = zip(kernel, stride, dilation, strict=True)
-    rows, columns = (max((cells - 1) * apart + 1 - step, 0) for cells, step, apart in reach)
+    axes = zip(kernel, stride, dilation, strict=True)
+    rows, columns = (max((cells - 1) * gap + 1 - step, 0) for cells, step, gap in axes)
     return columns // 2, columns - columns // 2, rows // 2, rows - rows // 2
 
 
@@ -221,12 +221,15 @@ def _suppress(
         (count,) positions in descending order of the score, and whether each is a box that was kept.
     """
     candidates = usable.nonzero()[:, 0]
-    apart = boxes + (groups * (boxes.max() + 1))[:, None].to(boxes.dtype)  # shifts the groups apart
+    # Boxes of different groups no longer overlap.
+    separated = boxes + (groups * (boxes.max() + 1))[:, None].to(boxes.dtype)
     # torch.export assumes that torchvision's nms keeps two boxes or more: two outside of the image make this true.
-    outside = boxes.new_tensor([[-2, -2, -1, -1], [-4, -4, -3, -3]])
-    corners, chances = torch.cat([apart[candidates], outside]), torch.cat([scores[candidates], scores.new_zeros(2)])
+    far_boxes = boxes.new_tensor([[-2, -2, -1, -1], [-4, -4, -3, -3]])
+    corners = torch.cat([separated[candidates], far_boxes])
+    candidate_scores = torch.cat([scores[candidates], scores.new_zeros(2)])
     numbers = torch.cat([candidates, len(boxes) + torch.arange(2)])
-    kept = numbers[nms(corners, chances, most_overlap)]
-    is_kept = scores.new_zeros(len(boxes) + 2).scatter(0, kept, torch.ones_like(kept, dtype=scores.dtype))[:-2]
+    kept_rows = numbers[nms(corners, candidate_scores, most_overlap)]
+    ones = torch.ones_like(kept_rows, dtype=scores.dtype)
+    is_kept = scores.new_zeros(len(boxes) + 2).scatter(0, kept_rows, ones)[:-2]
     ranked, best = torch.where(is_kept > 0, scores, -1.0).topk(count)
     return best, ranked >= 0

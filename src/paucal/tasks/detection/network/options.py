@@ -145,7 +145,7 @@ class DetectorOptions:
         for name, value in stored.items():
             choices = HEADS if name == "head" else get_args(hints[name])
             is_typed = type(value) is type(defaults[name])
-            most = MOST_LAYERS if name == "proposal_layers" else LARGEST
-            if not is_typed or not (value in choices if choices else 0 <= value <= most):
+            largest = MOST_LAYERS if name == "proposal_layers" else LARGEST
+            if not is_typed or not (value in choices if choices else 0 <= value <= largest):
                 raise UserError(f"model.json gives a detector {name} {value!r}: restore it or train again.")
         return cls(**stored)

@@ -61,12 +61,12 @@ class ProposalNetwork(RegionProposalNetwork):
 
     def __init__(self, stages: StageMaps, options: DetectorOptions) -> None:
         strides = [*stages.strides, 2 * stages.strides[-1]]
-        by_stride = tuple((options.anchor * stride,) for stride in strides)
-        sides = by_stride if options.anchor_sides == "one" else (FIVE_SIDES,) * len(strides)
+        single_sides = tuple((options.anchor * stride,) for stride in strides)
+        sides = single_sides if options.anchor_sides == "one" else (FIVE_SIDES,) * len(strides)
         anchors = AnchorGenerator(sides, (RATIOS,) * len(strides))
         candidates = options.candidates or options.proposals
         compared = {"training": candidates, "testing": max(candidates // 2, options.most)}
-        kept = {"training": options.proposals, "testing": max(min(options.proposals, candidates // 2), options.most)}
+        n_kept = {"training": options.proposals, "testing": max(min(options.proposals, candidates // 2), options.most)}
         super().__init__(
             anchors,
             ProposalHead(options.channels, anchors.num_anchors_per_location()[0], options.proposal_layers),
@@ -75,7 +75,7 @@ class ProposalNetwork(RegionProposalNetwork):
             batch_size_per_image=SAMPLES,
             positive_fraction=POSITIVE_SHARE,
             pre_nms_top_n=compared,
-            post_nms_top_n=kept,
+            post_nms_top_n=n_kept,
             nms_thresh=NMS,
         )
         self._beta = BETAS[options.proposal_loss]

@@ -58,9 +58,9 @@ class AlignedPooling(nn.Module):
         first = features["0"]
         pooled = first.new_zeros(len(regions), first.shape[1], self.cells, self.cells)
         for level, stride in enumerate(self.strides):
-            inside = torch.where(levels == level)[0]
-            read = roi_align(features[str(level)], regions[inside], self.cells, 1 / stride, aligned=True)
-            pooled[inside] = read.to(pooled.dtype)
+            level_rows = torch.where(levels == level)[0]
+            level_regions = roi_align(features[str(level)], regions[level_rows], self.cells, 1 / stride, aligned=True)
+            pooled[level_rows] = level_regions.to(pooled.dtype)
         return pooled
 
 
@@ -140,13 +140,13 @@ class RegionHeads(RoIHeads):
         targets: Targets,
     ) -> HeadOutput:
         """Return the losses of sampled proposals and of the objects' own boxes; arguments as in `forward`."""
-        regions, matched, drawn, box_targets = self.select_training_samples(proposals, targets)
-        labels = torch.cat(drawn)
+        regions, matched, sampled_labels, box_targets = self.select_training_samples(proposals, targets)
+        labels = torch.cat(sampled_labels)
         logits, deltas = self.predict(features, regions, sizes)
         box = self._box_loss(select_class(deltas, labels), labels, torch.cat(box_targets), torch.cat(regions))
         losses = {"class": F.cross_entropy(logits, labels), "box": box}
         if self.has_mask():
-            losses["mask"] = mask_loss(self, features, regions, matched, drawn, sizes, targets)
+            losses["mask"] = mask_loss(self, features, regions, matched, sampled_labels, sizes, targets)
         return HeadOutput(losses, regions, labels, logits, deltas)
 
     def predict(
@@ -176,8 +176,10 @@ class RegionHeads(RoIHeads):
         """Return the loss of the (N, 4) corrections of hits, divided by the number of all regions."""
         hits = labels > 0
         if self.box_loss == "giou":
-            ours, theirs = (self.box_coder.decode_single(each[hits], regions[hits]) for each in (deltas, targets))
-            loss = generalized_box_iou_loss(ours, theirs, reduction="sum")
+            predicted_boxes, target_boxes = (
+                self.box_coder.decode_single(offsets[hits], regions[hits]) for offsets in (deltas, targets)
+            )
+            loss = generalized_box_iou_loss(predicted_boxes, target_boxes, reduction="sum")
         else:
             loss = F.smooth_l1_loss(deltas[hits], targets[hits], reduction="sum", beta=self.beta)
         return loss / max(labels.numel(), 1)
@@ -259,12 +261,12 @@ def mask_loss(
         sizes: (height, width) of each image.
         targets: "masks" (M_i, H, W) and "labels" (M_i,) from 1, per image.
     """
-    hits = [of_image > 0 for of_image in labels]
-    inside = [corners[hit] for corners, hit in zip(regions, hits, strict=True)]
-    own = [objects[hit] for objects, hit in zip(matched, hits, strict=True)]
-    logits = mask_logits(stage, features, inside, sizes)
+    hits = [image_labels > 0 for image_labels in labels]
+    hit_regions = [corners[hit] for corners, hit in zip(regions, hits, strict=True)]
+    hit_objects = [objects[hit] for objects, hit in zip(matched, hits, strict=True)]
+    logits = mask_logits(stage, features, hit_regions, sizes)
     masks, classes = [target["masks"] for target in targets], [target["labels"] for target in targets]
-    return maskrcnn_loss(logits, inside, masks, classes, own)
+    return maskrcnn_loss(logits, hit_regions, masks, classes, hit_objects)
 
 
 def mean_masks(stages: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
@@ -275,6 +277,6 @@ def mean_masks(stages: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tenso
         labels: (N_i,) int64 per image, from 1.
     """
     shares = torch.stack([logits.sigmoid() for logits in stages]).mean(0)
-    joined = torch.cat(list(labels))
-    own = shares[torch.arange(len(joined), device=joined.device), joined][:, None]
-    return list(own.split([len(of_image) for of_image in labels]))
+    all_labels = torch.cat(list(labels))
+    class_masks = shares[torch.arange(len(all_labels), device=all_labels.device), all_labels][:, None]
+    return list(class_masks.split([len(image_labels) for image_labels in labels]))
