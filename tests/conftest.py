@@ -5,6 +5,7 @@ threads slow each other many times over.
 """
 
 import atexit
+import gc
 import io
 import os
 import re
@@ -13,6 +14,8 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -41,17 +44,41 @@ def pytest_runtest_makereport():
     return report
 
 
+def pytest_collection_finish():
+    """Let the garbage collector leave out what exists before the first test, a million objects, and run less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+
+
+def pytest_unconfigure():
+    """Let the interpreter free all objects when it ends."""
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def unflushed_files():
+    """Leave written files to the system: flushing them to disk, 50 times a run, takes as long as the run's steps.
+
+    No test here outlives the machine's crash, which is what flushing is for.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def drawing():
     """Return a function whose context draws figures, for runs with all their pictures."""
-    from paucal.evaluation import plots
+    from paucal.evaluation import curves, plots
 
-    draw = plots._png_bytes
+    draw, figure = plots._png_bytes, curves.Figure
 
     @contextmanager
     def context():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(plots, "_png_bytes", draw)
+            patch.setattr(curves, "Figure", figure)
             yield
 
     return context
@@ -61,12 +88,14 @@ def drawing():
 def blank_pictures(request, drawing):
     """Leave figures blank in the fast tier: drawing takes three quarters of a run of a few steps.
 
-    Figures are composed as always, but not rendered. One run of each task is drawn, and so are the figures of tests
-    with `drawn_pictures`, which look at them; the slow tier draws all.
+    Figures are composed as always, but not rendered; those of the course of training, which have the most axes, are
+    composed with axes that accept everything. One run of each task is drawn, and so are the figures of tests with
+    `drawn_pictures`, which look at them; the slow tier draws all.
     """
     with pytest.MonkeyPatch.context() as patch:
         if not re.search(r"(?<!not )slow", request.config.option.markexpr):
             patch.setattr("paucal.evaluation.plots._png_bytes", _blank)
+            patch.setattr("paucal.evaluation.curves.Figure", _curves_figure)
         yield
 
 
@@ -82,3 +111,31 @@ def _blank(figure):
     width, height = (round(side * 110) for side in figure.get_size_inches())
     Image.new("RGB", (width, height)).save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
+
+
+class _AnyAxes:
+    """Axes that accept every call and draw nothing."""
+
+    lines = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *values, **options: self
+
+    @property
+    def xaxis(self) -> Any:
+        return self
+
+    def get_ylim(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
+
+def _curves_figure(**options):
+    """Return a figure whose panels draw nothing: each takes 10 ms to make, and a run has twenty of them."""
+    from matplotlib.figure import Figure
+
+    def subplots(rows: int, columns: int, squeeze: bool) -> Any:
+        return SimpleNamespace(flat=[_AnyAxes() for _ in range(rows * columns)])
+
+    figure: Any = Figure(**options)
+    figure.subplots = subplots
+    return figure

@@ -7,6 +7,8 @@ from evaluation.courses import CHANCE, UNIFORM, D, K, course
 from paucal.evaluation.collapse import find_collapse
 from paucal.evaluation.curves import health_figure
 
+pytestmark = pytest.mark.usefixtures("drawn_pictures")
+
 
 def drawn(rows, verdict=None):
     figure = health_figure(rows, K, D, verdict)

@@ -19,6 +19,8 @@ from paucal.evaluation.plots import (
 )
 from paucal.evaluation.predictions import Predictions
 
+pytestmark = pytest.mark.usefixtures("drawn_pictures")
+
 
 def predictions_of(labels, probabilities):
     logits = torch.tensor(probabilities).log()
