@@ -6,7 +6,6 @@ threads slow each other many times over.
 
 import atexit
 import gc
-import io
 import os
 import re
 import shutil
@@ -14,11 +13,10 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from PIL import Image
+
+from blank_figures import leave_blank
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything loads the hub's client, and for the processes that tests start
 
@@ -84,8 +82,14 @@ def drawing():
     return context
 
 
+@pytest.fixture(scope="session")
+def fast_tier(request) -> bool:
+    """Whether slow tests are left out."""
+    return not re.search(r"(?<!not )slow", request.config.option.markexpr)
+
+
 @pytest.fixture(autouse=True, scope="module")
-def blank_pictures(request, drawing):
+def blank_pictures(fast_tier, drawing):
     """Leave figures blank in the fast tier: drawing takes three quarters of a run of a few steps.
 
     Figures are composed as always, but not rendered; those of the course of training, which have the most axes, are
@@ -93,9 +97,8 @@ def blank_pictures(request, drawing):
     `drawn_pictures`, which look at them; the slow tier draws all.
     """
     with pytest.MonkeyPatch.context() as patch:
-        if not re.search(r"(?<!not )slow", request.config.option.markexpr):
-            patch.setattr("paucal.evaluation.plots._png_bytes", _blank)
-            patch.setattr("paucal.evaluation.curves.Figure", _curves_figure)
+        if fast_tier:
+            leave_blank(patch.setattr)
         yield
 
 
@@ -104,38 +107,3 @@ def drawn_pictures(drawing):
     """Draw the figures of a test."""
     with drawing():
         yield
-
-
-def _blank(figure):
-    buffer = io.BytesIO()
-    width, height = (round(side * 110) for side in figure.get_size_inches())
-    Image.new("RGB", (width, height)).save(buffer, "PNG", compress_level=1)
-    return buffer.getvalue()
-
-
-class _AnyAxes:
-    """Axes that accept every call and draw nothing."""
-
-    lines = ()
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *values, **options: self
-
-    @property
-    def xaxis(self) -> Any:
-        return self
-
-    def get_ylim(self) -> tuple[float, float]:
-        return 0.0, 1.0
-
-
-def _curves_figure(**options):
-    """Return a figure whose panels draw nothing: each takes 10 ms to make, and a run has twenty of them."""
-    from matplotlib.figure import Figure
-
-    def subplots(rows: int, columns: int, squeeze: bool) -> Any:
-        return SimpleNamespace(flat=[_AnyAxes() for _ in range(rows * columns)])
-
-    figure: Any = Figure(**options)
-    figure.subplots = subplots
-    return figure

@@ -104,10 +104,17 @@ class Outcome:
 
 
 class Caller:
-    """Makes calls below a workspace; a context manager."""
+    """Makes calls below a workspace; a context manager.
 
-    def __init__(self, workspace: Path, limits: Limits = LIMITS) -> None:
-        self.limits = limits
+    Args:
+        workspace: folder of the material and of the calls.
+        limits: what a call may use.
+        few_calls: whether the server starts quickly instead of making each call quick: it imports nothing ahead for
+            `eval` and `export`, and leaves figures blank.
+    """
+
+    def __init__(self, workspace: Path, limits: Limits = LIMITS, *, few_calls: bool = False) -> None:
+        self.limits, self.few_calls = limits, few_calls
         self.workspace = workspace.resolve()
         self.folder, self.material = self.workspace / "call", self.workspace / "material"
         self._server: subprocess.Popen[str] | None = None
@@ -163,7 +170,7 @@ class Caller:
 
     def _start(self) -> None:
         self._stop()
-        command = [sys.executable, "-m", "fuzz.server", str(self.workspace)]
+        command = [sys.executable, "-m", "fuzz.server", str(self.workspace), *["few"] * self.few_calls]
         pipe = subprocess.PIPE
         log = (self.workspace / "server.log").open("a")
         with log:

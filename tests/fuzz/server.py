@@ -6,6 +6,7 @@ Reads one request a line on its standard input, answers one line on its standard
 import contextlib
 import ctypes
 import faulthandler
+import importlib
 import io
 import json
 import os
@@ -19,6 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from blank_figures import leave_blank
 from fuzz.tree import Tree
 from paucal.cli.main import main
 
@@ -31,19 +33,27 @@ TEXT_BYTES = 200_000  # of output that is kept
 _CONNECT = socket.socket.connect
 
 
-def serve(workspace: Path) -> None:
+def serve(workspace: Path, few_calls: bool) -> None:
     """Make what calls need, then answer requests until the input ends."""
     _end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     log = os.open(workspace / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
-    _warm_up(workspace)
+    if few_calls:
+        leave_blank(_replace)
+    _warm_up(workspace, few_calls)
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line), workspace)), file=answers, flush=True)
 
 
-def _warm_up(workspace: Path) -> None:
+def _replace(name: str, value: object) -> None:
+    """Set an attribute of a module by its dotted name."""
+    module, _, attribute = name.rpartition(".")
+    setattr(importlib.import_module(module), attribute, value)
+
+
+def _warm_up(workspace: Path, few_calls: bool) -> None:
     from fuzz.material import make_material
 
     if not (workspace / "made").exists():
@@ -55,8 +65,10 @@ def _warm_up(workspace: Path) -> None:
     os.chdir(workspace / "warm")  # what a first call imports, later ones need not
     for name, verb in (("photos", "train"), ("photos", "pretrain")):
         main([verb, f"../material/{name}", "--model", "vit_mini", "--print-config"])
-    main(["eval", "../material/run", "--protocol", "knn", "linear", "logistic", "--probe-epochs", "1", "--output", "x"])
-    main(["export", "../material/run", "--images", "4", "--output", "y"])
+    if not few_calls:
+        protocols = ["--protocol", "knn", "linear", "logistic", "--probe-epochs", "1"]
+        main(["eval", "../material/run", *protocols, "--output", "x"])
+        main(["export", "../material/run", "--images", "4", "--output", "y"])
     os.chdir(here)
     shutil.rmtree(workspace / "warm")
 
@@ -146,4 +158,4 @@ def _connect_here(self: socket.socket, address: Any) -> None:
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]))
+    serve(Path(sys.argv[1]), few_calls=sys.argv[2:] == ["few"])
