@@ -120,13 +120,13 @@ def test_compare__without_a_folder_takes_the_next_one_that_no_other_call_has(pho
     monkeypatch.chdir(tmp_path)
     words = ["compare", photos, *TINY, "--seeds", "0", "--jobs", "0"]
     assert call(*words) == 0
-    settle = preparation._forecast
+    settle = preparation._forecast_seconds
 
     def slow(*parts):
         Path("runs/compare-2").mkdir()  # by another call, while this one is still measuring
         return settle(*parts)
 
-    monkeypatch.setattr(preparation, "_forecast", slow)
+    monkeypatch.setattr(preparation, "_forecast_seconds", slow)
     assert call(*words) == 0
     assert sorted(path.name for path in Path("runs").iterdir()) == ["compare-1", "compare-2", "compare-3"]
     assert not list(Path("runs/compare-2").iterdir())

@@ -233,11 +233,13 @@ def test_unfinished_answers__go_on_in_their_own_precision(trained, many, tmp_pat
             else real(model, asked, pictures, console)
         )
 
-    about = files._about
+    about = files._prediction_facts
     with monkeypatch.context() as patch:
         patch.setattr(launch, "choose_for_pictures", measured)
         if older:
-            patch.setattr(files, "_about", lambda *a: {k: v for k, v in about(*a).items() if k != "--precision"})
+            patch.setattr(
+                files, "_prediction_facts", lambda *a: {k: v for k, v in about(*a).items() if k != "--precision"}
+            )
         interrupted_after(patch, 2)
         assert call(*words) == 130
     other = precision.GIVEN["bf16-mixed" if older else "32-true"]

@@ -119,7 +119,7 @@ def test_a_classifier__may_start_from_the_weights_of_a_regression(run, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["next", "RUN", "IMAGES"], "predicts numbers, which leave open how unsure it is of an image"),
+        (["next", "RUN", "IMAGES"], "predicts numbers, which do not show how unsure it is of an image"),
         (["eval", "RUN", "--protocol", "knn"], "frozen features are evaluated with classes: give DATA with classes"),
         (["label", "CLASSES", "--teacher", "RUN", "--output", "OUT"], "predicts a number"),
         (["explain", "RUN", "IMAGE", "--explain-class", "a"], "predicts a number"),

@@ -210,7 +210,10 @@ def test_address_that_is_shown__can_be_opened(host, own, shown, monkeypatch: pyt
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no sockets for both kinds of addresses")
 def test_all_addresses_of_ipv6__are_reached_by_the_one_that_is_shown() -> None:
-    with launch._listening("::", 0) as listener, socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
+    with (
+        launch._listening_socket("::", 0) as listener,
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1])),
+    ):
         pass
 
 

@@ -1,4 +1,4 @@
-"""Opening of images with masks or boxes for `paucal check`, and findings on them."""
+"""Open images with masks or boxes for `paucal check`, and report findings on them."""
 
 import os
 import re
@@ -41,7 +41,7 @@ FEW = 10  # boxes; a class with fewer is hardly learned, and its score is mostly
 TINY = 8.0  # pixels of the shorter side: one or two cells of the finest feature map
 SMALL, LARGE = 32.0**2, 96.0**2  # square pixels: areas that bound COCO's medium objects
 SHOWN = 12  # classes named in a finding
-_WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)  # no colon within a quoted value
+_WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)  # a colon within a quoted value is skipped
 MOST = 0.5  # share of images without a box above which they were probably never annotated
 _OUTSIDE = ("outside-boxes", "outside of their image", "correct them, or check whether images were exchanged")
 _TINY = (
@@ -59,8 +59,8 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
     """
     root = Path(os.path.expanduser(settings.data))  # Path.expanduser raises an error for an unknown user
     paths = [None if text is None else Path(os.path.expanduser(text)) for text in (settings.images, settings.masks)]
-    given = (settings.images, settings.masks, settings.mask_values, settings.ignore)
-    is_asked = settings.verb == "segment" or any(value is not None for value in given)
+    mask_settings = (settings.images, settings.masks, settings.mask_values, settings.ignore)
+    is_asked = settings.verb == "segment" or any(value is not None for value in mask_settings)
     if settings.verb not in (None, "segment") or not (is_asked or _has_masks(root)):
         return None
     try:
@@ -72,8 +72,8 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
     try:
         if settings.on_bad_image == "skip":
             images = verify_images(images, "skip")[0]
-        named = None if settings.classes is None else read_class_names(Path(settings.classes))
-        masked = read_masks(images, pairs, settings.mask_values, settings.ignore, named)
+        class_names = None if settings.classes is None else read_class_names(Path(settings.classes))
+        masked = read_masks(images, pairs, settings.mask_values, settings.ignore, class_names)
         require_enough(masked)
     except UserError as problem:
         return images, [_masks_finding(pairs), refusal_finding(BAD_MASKS, problem)]
@@ -92,21 +92,23 @@ def for_masks(findings: Sequence[Finding]) -> list[Finding]:
 
 def crop_findings(opening: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
     """Return a finding on images smaller than half the crops that `paucal segment` would choose."""
-    short = survey.sizes[survey.readable].min(axis=1)
-    if not len(short) or not any(finding.name == MASKS for finding in opening):
+    shorter_sides = survey.sizes[survey.readable].min(axis=1)
+    if not len(shorter_sides) or not any(finding.name == MASKS for finding in opening):
         return []
-    side, _ = crop_side(device, int(np.median(short)))
-    small = np.flatnonzero(2 * short < side)
-    if not len(small):
+    side, _ = crop_side(device, int(np.median(shorter_sides)))
+    small_images = np.flatnonzero(2 * shorter_sides < side)
+    if not len(small_images):
         return []
-    most = max(CELL, 2 * int(short.min()) // CELL * CELL)
+    fitting_side = max(CELL, 2 * int(shorter_sides.min()) // CELL * CELL)
     text = (
-        f"{counted(len(small), 'image fills', 'images fill')} less than half the side of the {side}-pixel crops that "
-        f"paucal segment would train on (the smallest is {int(short.min())} pixels)"
+        f"{counted(len(small_images), 'image fills', 'images fill')} less than half the side of the {side}-pixel crops "
+        f"that paucal segment would train on (the smallest is {int(shorter_sides.min())} pixels)"
     )
-    advice = f"train with smaller crops: --img-size {most}" if most < side else "take larger copies"
-    groups = tuple((int(survey.readable[index]),) for index in small)
-    return [Finding(SMALL_CROPS, "warning" if len(small) < len(short) / 2 else "note", text, advice, groups)]
+    advice = f"train with smaller crops: --img-size {fitting_side}" if fitting_side < side else "take larger copies"
+    groups = tuple((int(survey.readable[index]),) for index in small_images)
+    return [
+        Finding(SMALL_CROPS, "warning" if len(small_images) < len(shorter_sides) / 2 else "note", text, advice, groups)
+    ]
 
 
 def _has_masks(root: Path) -> bool:
@@ -143,10 +145,10 @@ def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[
     totals = masked.pixels.sum(0)
     labelled = max(int(totals.sum()), 1)
     shares = {name: int(count) / labelled for name, count in zip(masked.images.classes, totals, strict=True)}
-    shown = ", ".join(f"{name} {percent(share)}" for name, share in list(shares.items())[:12])
+    listed_shares = ", ".join(f"{name} {percent(share)}" for name, share in list(shares.items())[:12])
     findings = [
         _masks_finding(pairs),
-        Finding("pixels", "note", f"share of the labelled pixels: {shown}"),
+        Finding("pixels", "note", f"share of the labelled pixels: {listed_shares}"),
         *masked.findings,
     ]
     scarce = [name for name, share in shares.items() if share < SCARCE]
@@ -159,11 +161,11 @@ def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[
         text = f"{counted(empty, 'mask')} without a labelled pixel"
         findings.append(Finding("empty-masks", "warning", text, "label them, or leave these images out"))
     # Classes without pixels are left out, since there is nothing to report on them.
-    present = totals > 0
-    names = tuple(name for name, there in zip(masked.images.classes, present, strict=True) if there)
+    has_pixels = totals > 0
+    names = tuple(name for name, is_present in zip(masked.images.classes, has_pixels, strict=True) if is_present)
     rows = masked.images.multi_hot
     assert rows is not None
-    return replace(masked.images, classes=names, multi_hot=rows[:, present]), findings
+    return replace(masked.images, classes=names, multi_hot=rows[:, has_pixels]), findings
 
 
 def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
@@ -198,12 +200,12 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
             _refusal_finding(problem),
             *box_findings(images, boxed.keys),
         ]
-    others = also(path, "detect") if settings.verb is None else []
-    return boxed, [*_class_findings(images, boxed.keys), *box_findings(images, boxed.keys), *others]
+    other_kinds = also(path, "detect") if settings.verb is None else []
+    return boxed, [*_class_findings(images, boxed.keys), *box_findings(images, boxed.keys), *other_kinds]
 
 
 def also(path: Path, verb: str) -> list[Finding]:
-    """Return a note on each kind of labels that the set has but that this check ignores."""
+    """Return a note on each other kind of labels in the set, which this check ignores."""
     return [
         Finding(f"also-{ALSO[other]}", "note", f"there are also {words}: check them with --verb {other}")
         for other, words in recognise(path).items()
@@ -222,13 +224,13 @@ def _has_classes(data: str) -> bool:
 def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
     """Return findings on boxes: mistakes, and useful facts."""
     index_of = {key: index for index, key in enumerate(keys)}
-    known = [annotated for annotated in annotations if annotated.key in index_of]
-    corners = [np.asarray(annotated.boxes, dtype=np.float64).reshape(-1, 4) for annotated in known]
+    readable = [annotated for annotated in annotations if annotated.key in index_of]
+    corners = [np.asarray(annotated.boxes, dtype=np.float64).reshape(-1, 4) for annotated in readable]
     sides = [boxes[:, 2:] - boxes[:, :2] for boxes in corners]
-    at = [index_of[annotated.key] for annotated in known]
+    at = [index_of[annotated.key] for annotated in readable]
     return [
         *_size_findings(sides),
-        *_few(known),
+        *_rare_class_findings(readable),
         *_marked_finding(
             at,
             [np.asarray((side < SMALLEST).any(axis=1)) for side in sides],
@@ -236,25 +238,29 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
             "without an area",
             "draw them anew",
         ),
-        *_marked_finding(at, [_outside(*two) for two in zip(known, corners, strict=True)], *_OUTSIDE),
+        *_marked_finding(at, [_is_outside(*two) for two in zip(readable, corners, strict=True)], *_OUTSIDE),
         *_marked_finding(at, [np.asarray((side < TINY).any(1) & (side >= SMALLEST).all(1)) for side in sides], *_TINY),
-        *_marked_finding(at, [_repeats(*two) for two in zip(known, corners, strict=True)], *_REPEATED),
-        *_images_without_boxes([index for index, boxes in zip(at, corners, strict=True) if not len(boxes)], len(known)),
+        *_marked_finding(at, [_is_repeated(*two) for two in zip(readable, corners, strict=True)], *_REPEATED),
+        *_images_without_boxes(
+            [index for index, boxes in zip(at, corners, strict=True) if not len(boxes)], len(readable)
+        ),
     ]
 
 
 def _class_findings(annotated: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
-    counts = _learnt(annotated)
+    counts = _count_trained_boxes(annotated)
     text = f"{counted(len(keys), 'image')} with {counted(counts.total(), 'box', 'boxes')} of "
     text += f"{counted(len(counts), 'class', 'classes')}: this is data for paucal detect"
-    shown = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(SHOWN))
-    more = f", and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
-    return [Finding(BOXES, "note", text), Finding("boxes-per-class", "note", f"boxes: {shown}{more}")]
+    listed = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(SHOWN))
+    omitted = f", and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
+    return [Finding(BOXES, "note", text), Finding("boxes-per-class", "note", f"boxes: {listed}{omitted}")]
 
 
-def _learnt(annotated: Sequence[AnnotatedImage]) -> Counter[str]:
+def _count_trained_boxes(annotated: Sequence[AnnotatedImage]) -> Counter[str]:
     """Count the boxes of each class that are used in training: neither crowds nor boxes marked as difficult."""
-    return Counter(name for image in annotated for name, many in zip(image.names, image.crowd, strict=True) if not many)
+    return Counter(
+        name for image in annotated for name, is_crowd in zip(image.names, image.crowd, strict=True) if not is_crowd
+    )
 
 
 def _size_findings(sides: Sequence[np.ndarray]) -> list[Finding]:
@@ -268,18 +274,18 @@ def _size_findings(sides: Sequence[np.ndarray]) -> list[Finding]:
     return [Finding("box-sizes", "note", text + half)]
 
 
-def _few(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
-    counts = _learnt(annotated)
-    few: Mapping[str, int] = {name: count for name, count in counts.items() if count < FEW}
-    if not few:
+def _rare_class_findings(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
+    counts = _count_trained_boxes(annotated)
+    rare_classes: Mapping[str, int] = {name: count for name, count in counts.items() if count < FEW}
+    if not rare_classes:
         return []
-    names = ", ".join(f"{name} {count}" for name, count in list(few.items())[:SHOWN])
-    text = f"{counted(len(few), 'class', 'classes')} with fewer than {FEW} boxes: {names}"
+    names = ", ".join(f"{name} {count}" for name, count in list(rare_classes.items())[:SHOWN])
+    text = f"{counted(len(rare_classes), 'class', 'classes')} with fewer than {FEW} boxes: {names}"
     return [Finding("scarce-classes", "warning", text, "label more of them, or join classes")]
 
 
 def _marked_finding(
-    at: Sequence[int], marks: Sequence[np.ndarray], name: str, words: str, advice: str
+    at: Sequence[int], marks: Sequence[np.ndarray], name: str, description: str, advice: str
 ) -> list[Finding]:
     """Return a finding on the boxes that `marks` selects, with their images."""
     count = sum(int(mark.sum()) for mark in marks)
@@ -287,34 +293,38 @@ def _marked_finding(
         return []
     groups = tuple((index,) for index, mark in zip(at, marks, strict=True) if mark.any())
     level = "misleads" if name == "outside-boxes" else "warning"
-    text = f"{counted(count, 'box', 'boxes')} {words}, in {counted(len(groups), 'image')}"
+    text = f"{counted(count, 'box', 'boxes')} {description}, in {counted(len(groups), 'image')}"
     return [Finding(name, level, text, advice, groups)]
 
 
-def _outside(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
-    """Return a mask of boxes wholly outside the image; if its size is unknown, only the left and top edges count."""
+def _is_outside(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
+    """Return a mask of boxes wholly outside the image; without its size only the left and top edges are checked."""
     height, width = image.size or (np.inf, np.inf)
     return (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
 
 
-def _repeats(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
+def _is_repeated(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
     """Return a mask of the boxes that repeat an earlier box of the same class, after rounding to whole pixels."""
-    seen: set[tuple[object, ...]] = set()
+    earlier_boxes: set[tuple[object, ...]] = set()
     marks = np.zeros(len(boxes), dtype=np.bool_)
     for index, (name, box) in enumerate(zip(image.names, np.round(np.nan_to_num(boxes)).tolist(), strict=True)):
         entry = (name, *box)
-        marks[index] = entry in seen
-        seen.add(entry)
+        marks[index] = entry in earlier_boxes
+        earlier_boxes.add(entry)
     return marks
 
 
 def _images_without_boxes(indices: Sequence[int], total: int) -> list[Finding]:
     if not indices:
         return []
-    many = len(indices) > MOST * total
+    is_frequent = len(indices) > MOST * total
     text = f"{counted(len(indices), 'image')} of {total} without a box: they are used as negatives"
-    advice = "check whether all of them were annotated; leave out those that were not" if many else ""
-    return [Finding("images-without-boxes", "warning" if many else "note", text, advice, tuple((p,) for p in indices))]
+    advice = "check whether all of them were annotated; leave out those that were not" if is_frequent else ""
+    return [
+        Finding(
+            "images-without-boxes", "warning" if is_frequent else "note", text, advice, tuple((p,) for p in indices)
+        )
+    ]
 
 
 def _refusal_finding(problem: UserError) -> Finding:

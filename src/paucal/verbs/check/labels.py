@@ -82,10 +82,11 @@ class FeatureReader:
                 at a smaller size has the same features as its original; None for no reduction.
         """
         if self.module is None or self.preprocess is None:
-            return _pixels(reduce_images(images, 4 * PIXELS), indices, progress)
+            return _pixel_features(reduce_images(images, 4 * PIXELS), indices, progress)
         images = reduce_images(images, 2 * max(self.preprocess.image_size))  # as in a run
         transform = ReducedInput(self.preprocess.transform(), detail)
-        if self.preprocess.channels == RGB != images.reading.channels:  # the weights get the first three channels
+        # Pretrained weights read the first three channels.
+        if self.preprocess.channels == RGB != images.reading.channels:
             images = replace(images, store=RgbStore(images.store))
         loader = make_eval_loader(images, indices, transform, settings.batch_size, settings.workers, pin_memory=False)
         autocast = self._choose_precision(images, indices, transform, settings).dtype
@@ -98,14 +99,14 @@ class FeatureReader:
             return GIVEN[settings.precision]
         if self.module is None or not bfloat16_flags() or not len(indices):
             return FLOAT32
-        few = make_eval_loader(images, indices[:IMAGES], transform, IMAGES)
-        views = next(iter(few)).views[0].to(self.device)
+        sample_loader = make_eval_loader(images, indices[:IMAGES], transform, IMAGES)
+        views = next(iter(sample_loader)).views[0].to(self.device)
         return choose_precision(self.module, views, self.architecture, len(indices), classes=False)
 
 
 @dataclass(frozen=True)
 class ReducedInput:
-    """Reduces an image before a transform; picklable, so that loader workers can be spawned.
+    """Transform that reduces an image first; picklable, so that loader workers can be spawned.
 
     Attributes:
         transform: Transform of the reduced image.
@@ -140,23 +141,23 @@ def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
     name = settings.model or getattr(weights_at_hand(), "name", None)
     if name is None:
         return FeatureReader("")
-    of_run = isinstance(find_named(name, "--model"), RunFolder)
-    if of_run and settings.img_size is not None:
+    is_run = isinstance(find_named(name, "--model"), RunFolder)
+    if is_run and settings.img_size is not None:
         raise UserError("--img-size: the model of a run has its own input size: leave it out.")
-    size = None if of_run else settings.img_size or [FOR_SMALL if side <= SMALL else USUAL]
+    size = None if is_run else settings.img_size or [FOR_SMALL if side <= SMALL else USUAL]
     model = open_named(name, settings.device, size, "--model")
     if linear_classifier(model.module) is None:
         raise UserError(f"--model: {name} has no linear classifier, which reads the features; choose another model.")
-    preprocess = model.card.preprocessing if of_run else replace(model.card.preprocessing, crop_ratio=1.0)
+    preprocess = model.card.preprocessing if is_run else replace(model.card.preprocessing, crop_ratio=1.0)
     module, card = ClassifierInputs(model.module).eval(), model.card
     return FeatureReader(name, module, preprocess, str(model.device), card.backbone.name)
 
 
-def _pixels(images: ImageSet, indices: NDArray[np.int64], progress: Advance | None) -> Tensor:
+def _pixel_features(images: ImageSet, indices: NDArray[np.int64], progress: Advance | None) -> Tensor:
     features = np.empty((len(indices), PIXELS * PIXELS * 3), dtype=np.float32)
     for position, index in enumerate(indices.tolist()):
-        small = images.store.read(index).resize((PIXELS, PIXELS), Image.Resampling.BOX)
-        features[position] = np.asarray(small, dtype=np.float32).reshape(-1) / 255
+        thumbnail = images.store.read(index).resize((PIXELS, PIXELS), Image.Resampling.BOX)
+        features[position] = np.asarray(thumbnail, dtype=np.float32).reshape(-1) / 255
         if progress is not None and position % 256 == 255:
             progress(position + 1, len(indices))
     return torch.from_numpy(features)
@@ -200,7 +201,7 @@ def find_suspects(
         images: Set of images.
         indices: (N,) positions of labelled images.
         features: (N, D) features of these images.
-        groups: (N,) group numbers; each stays in one fold, since a copy in another fold would give the label away.
+        groups: (N,) group numbers; a group of copies stays in one fold, since copies would reveal the label.
         seed: Seed of the folds.
         console: Console that shows progress.
     """
@@ -239,19 +240,19 @@ def out_of_fold(
         UserError: Features are NaN or infinite, or there is only one class.
     """
     strength = fit_head(features, labels, n_classes, seed).strength
-    shares = np.zeros((len(labels), n_classes))
-    folds = _folds(labels.numpy(), groups, seed)
-    for done, (rows, others) in enumerate(folds):
-        fitted_on, left_out = features[rows], features[others]
+    probabilities = np.zeros((len(labels), n_classes))
+    folds = _make_folds(labels.numpy(), groups, seed)
+    for done, (rows, held_out) in enumerate(folds):
+        fitted_on, left_out = features[rows], features[held_out]
         mean, deviation = fitted_on.mean(0), fitted_on.std(0).clamp(min=1e-8)
         fitted = fit_logistic((fitted_on - mean) / deviation, labels[rows], n_classes, strength, SOLVER)
-        shares[others] = fitted.scores((left_out - mean) / deviation).double().softmax(1).numpy()
+        probabilities[held_out] = fitted.scores((left_out - mean) / deviation).double().softmax(1).numpy()
         if progress is not None:
             progress(done + 1, len(folds))
-    return shares
+    return probabilities
 
 
-def _folds(labels: NDArray[np.int64], groups: NDArray[np.int64], seed: int) -> list[tuple[NDArray, NDArray]]:
+def _make_folds(labels: NDArray[np.int64], groups: NDArray[np.int64], seed: int) -> list[tuple[NDArray, NDArray]]:
     folds = StratifiedGroupKFold(min(FOLDS, len(np.unique(groups))), shuffle=True, random_state=seed % 2**32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # classes with fewer images than folds are fine here

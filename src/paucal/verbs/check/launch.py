@@ -95,34 +95,34 @@ def check(data: Data = "digits", **settings: Any) -> CheckResult:
 def check_set(settings: CheckSettings, console: Console) -> CheckResult:
     """Check a set of images, and write the page if there is an output folder; see `check`."""
     check_ranges(settings)
-    folder = _place(settings)
-    images, opening = _open(settings)
+    folder = _output_folder(settings)
+    images, opening_findings = _open_set(settings)
     images, channels = as_pictures(images, settings.channels)
     start_time = time.monotonic()
     with console.progress("looking at images") as advance:
         survey = survey_images(images, progress=advance)
     if settings.on_bad_image == "skip":
-        images, survey, opening = without_unreadable(images, survey, opening)
-    checked, dividing = divide(images, settings.seed, _verb(opening))
+        images, survey, opening_findings = without_unreadable(images, survey, opening_findings)
+    checked_set, split_findings = divide(images, settings.seed, _training_verb(opening_findings))
     pairs, reader = similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store), None
     if settings.labels or (pairs and (settings.model or weights_at_hand())):
         reader = open_reader(settings, _median_short_side(survey))
     if reader is not None and reader.trained:
         pairs = _confirm_pairs(pairs, reader, images, settings, console, max(1, _median_short_side(survey) // 2))
     findings = [
-        *opening,
+        *opening_findings,
         *channels,
-        *dividing,
-        *label_findings(checked),
-        *crop_findings(opening, survey, settings.device),
-        *(_small(checked, survey) if _verb(opening) == "train" else ()),
-        *picture_findings(checked, survey, pairs),
+        *split_findings,
+        *label_findings(checked_set),
+        *crop_findings(opening_findings, survey, settings.device),
+        *(_small_image_findings(checked_set, survey) if _training_verb(opening_findings) == "train" else ()),
+        *picture_findings(checked_set, survey, pairs),
     ]
     suspects, judged_by = None, ""
     if settings.labels and reader is not None:
         suspects, judged_by = _find_label_errors(images, survey, pairs, reader, settings, console)
     result = CheckResult(
-        checked, facts_of(checked, survey), sort_findings(for_masks(findings)), suspects, judged_by, folder
+        checked_set, facts_of(checked_set, survey), sort_findings(for_masks(findings)), suspects, judged_by, folder
     )
     console.note(f"checked in {duration(time.monotonic() - start_time)}")
     if folder is not None:
@@ -148,14 +148,16 @@ def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet
         verb: Verb whose run would make the split: "train", "detect" or "segment".
     """
     declared = np.asarray(images.declared, dtype="<U6")
-    own, whole = len(set(images.declared)) > 1, np.where(declared == "", "train", declared)
+    has_own_split, declared_or_train = len(set(images.declared)) > 1, np.where(declared == "", "train", declared)
     if not images.labelled and images.multi_hot is None:
-        return CheckedSet(images, whole, bool(declared.any()), "not divided"), []
+        return CheckedSet(images, declared_or_train, bool(declared.any()), "not divided"), []
     try:
         parts = make_split(images, seed=seed).parts
     except UserError as problem:
-        return CheckedSet(images, whole, bool(declared.any()), "not divided"), [split_problem(problem)]
-    return CheckedSet(images, declared if own else parts, own, f"as paucal {verb} would cut them"), []
+        return CheckedSet(images, declared_or_train, bool(declared.any()), "not divided"), [split_problem(problem)]
+    return CheckedSet(
+        images, declared if has_own_split else parts, has_own_split, f"as paucal {verb} would cut them"
+    ), []
 
 
 def without_unreadable(
@@ -165,40 +167,44 @@ def without_unreadable(
 
     Nothing is left out if no image is readable, since no run would start.
     """
-    good = survey.readable
-    if len(good) in (0, len(images)):
+    readable = survey.readable
+    if len(readable) in (0, len(images)):
         return images, survey, list(opening)
-    place = {old: new for new, old in enumerate(good.tolist())}
-    kept = [replace(finding, groups=_renumber(finding.groups, place)) for finding in opening]
-    bad = sorted(survey.unreadable)
-    text = f"{counted(len(bad), 'image')} of {len(images)} cannot be read and {was(len(bad))} left out "
-    text += f"(the first: {survey.unreadable[bad[0]]})"
-    return images.select(good), survey.of(good), [*kept, Finding(UNREADABLE, "warning", text, "repair or remove them")]
+    place = {old: new for new, old in enumerate(readable.tolist())}
+    renumbered = [replace(finding, groups=_renumber(finding.groups, place)) for finding in opening]
+    unreadable = sorted(survey.unreadable)
+    text = f"{counted(len(unreadable), 'image')} of {len(images)} cannot be read and {was(len(unreadable))} left out "
+    text += f"(the first: {survey.unreadable[unreadable[0]]})"
+    return (
+        images.select(readable),
+        survey.of(readable),
+        [*renumbered, Finding(UNREADABLE, "warning", text, "repair or remove them")],
+    )
 
 
 def _renumber(groups: tuple[tuple[int, ...], ...], place: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
-    kept = (tuple(place[old] for old in group if old in place) for group in groups)
-    return tuple(group for group in kept if group)
+    renumbered = (tuple(place[old] for old in group if old in place) for group in groups)
+    return tuple(group for group in renumbered if group)
 
 
-def _verb(opening: Sequence[Finding]) -> str:
-    """Return the verb that trains on a set, from the findings of opening it."""
-    names = {finding.name for finding in opening}
+def _training_verb(opening_findings: Sequence[Finding]) -> str:
+    """Return the verb that trains on a set, read from the findings of opening it."""
+    names = {finding.name for finding in opening_findings}
     if names & {MASKS, BAD_MASKS}:
         return "segment"
     return "detect" if names & {BOXES, BAD_BOXES} else "train"
 
 
-def _small(checked: CheckedSet, survey: Survey) -> list[Finding]:
+def _small_image_findings(checked_set: CheckedSet, survey: Survey) -> list[Finding]:
     """Return findings on images far below the input size of `paucal train`, except in a set of tiny images."""
-    good = survey.readable
-    if not len(good) or not checked.images.classes or _median_short_side(survey) <= SIDES[0]:
+    readable = survey.readable
+    if not len(readable) or not checked_set.images.classes or _median_short_side(survey) <= SIDES[0]:
         return []
-    prepared = SplitImages(checked.images, Split(checked.parts, checked.cut_by))
-    return size_findings(survey.sizes[good], min(chosen_image_size(prepared)), good)
+    prepared = SplitImages(checked_set.images, Split(checked_set.parts, checked_set.cut_by))
+    return size_findings(survey.sizes[readable], min(chosen_image_size(prepared)), readable)
 
 
-def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
+def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
     """Open a set with its labels, or with the classes of its masks or boxes, or else unlabelled."""
     if settings.target is not None:
         if settings.verb not in (None, "train"):
@@ -228,21 +234,21 @@ def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
 
 
 def _with_target(settings: CheckSettings, column: str) -> tuple[ImageSet, list[Finding]]:
-    """Open a table as `paucal train --target` does, and say what numbers it has.
+    """Open a table as `paucal train --target` does, and describe its numbers in findings.
 
     Raises:
-        UserError: There is no such column, a cell is no number, or too few images have one.
+        UserError: There is no such column, a cell is not a number, or too few images have a number.
     """
-    opened = open_images(
+    all_images = open_images(
         settings.data,
         labelled=False,
         image_column=settings.image_column,
         root=settings.data_root,
         download=settings.download,
     )
-    images, targets = with_numbers(opened, column)
-    said = f"{column!r} has {describe_numbers(targets)}, which paucal train --target {column} predicts"
-    return images, [Finding("numbers", "note", words) for words in (said, *grades_note(targets, column))]
+    images, targets = with_numbers(all_images, column)
+    summary = f"{column!r} has {describe_numbers(targets)}, which paucal train --target {column} predicts"
+    return images, [Finding("numbers", "note", text) for text in (summary, *grades_note(targets, column))]
 
 
 def _has_only_paths(images: ImageSet, settings: CheckSettings) -> bool:
@@ -252,7 +258,7 @@ def _has_only_paths(images: ImageSet, settings: CheckSettings) -> bool:
 
 
 def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
-    """Open a location without labels, since it failed with labels; return an empty set if that fails too.
+    """Open a location without labels after it could not be opened with them; return an empty set if this fails too.
 
     Raises:
         UserError: The location does not exist or a flag is wrong: a mistake in the call, not in the data.
@@ -286,7 +292,7 @@ def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[
     return replace(images, store=ConvertedStore(images.store, reading), reading=reading), findings
 
 
-def _place(settings: CheckSettings) -> Path | None:
+def _output_folder(settings: CheckSettings) -> Path | None:
     if settings.output is None:
         return None
     path = named_path(settings.output)
@@ -298,8 +304,8 @@ def _place(settings: CheckSettings) -> Path | None:
 
 
 def _median_short_side(survey: Survey) -> int:
-    good = survey.readable
-    return int(np.median(survey.sizes[good].min(axis=1))) if len(good) else USUAL_SIDE
+    readable = survey.readable
+    return int(np.median(survey.sizes[readable].min(axis=1))) if len(readable) else USUAL_SIDE
 
 
 def _confirm_pairs(
@@ -312,20 +318,21 @@ def _confirm_pairs(
 ) -> list[Pair]:
     """Return pairs with the cosine of their features; unchanged, with a note, if there are too many images."""
     positions = np.asarray([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
-    different, rows = np.unique(positions, return_inverse=True)
-    if len(different) > MOST_CONFIRMED:
+    paired_images, rows = np.unique(positions, return_inverse=True)
+    if len(paired_images) > MOST_CONFIRMED:
         console.say(
-            f"note: {len(different)} images look like another image; above {MOST_CONFIRMED}, their content is not "
+            f"note: {len(paired_images)} images look like another image; above {MOST_CONFIRMED}, their content is not "
             "compared, so some pairs may only share a background"
         )
-    if not 0 < len(different) <= MOST_CONFIRMED:
+    if not 0 < len(paired_images) <= MOST_CONFIRMED:
         return list(pairs)
     with console.progress("comparing similar images") as advance:
-        features = reader.read(images, different, settings, _with_estimate(advance, console), detail)
-    unit = (features - features.mean(0)) if len(different) > 100 else features
+        features = reader.read(images, paired_images, settings, _with_estimate(advance, console), detail)
+    unit = (features - features.mean(0)) if len(paired_images) > 100 else features
     unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-8)
     cosines = [
-        (unit[some[:, 0]] * unit[some[:, 1]]).sum(1) for some in torch.from_numpy(rows.reshape(-1, 2)).split(_AT_ONCE)
+        (unit[batch[:, 0]] * unit[batch[:, 1]]).sum(1)
+        for batch in torch.from_numpy(rows.reshape(-1, 2)).split(_AT_ONCE)
     ]
     return [replace(pair, features=cosine) for pair, cosine in zip(pairs, torch.cat(cosines).tolist(), strict=True)]
 
@@ -347,17 +354,17 @@ def _find_label_errors(
         return None, ""
     with console.progress("reading features") as advance:
         features = reader.read(images, indices, settings, _with_estimate(advance, console))
-    together = merge_groups([*exact_groups(survey.digests), *([pair.first, pair.second] for pair in pairs)])
+    copy_groups = merge_groups([*exact_groups(survey.digests), *([pair.first, pair.second] for pair in pairs)])
     number = np.arange(len(images))
-    for group in together:
+    for group in copy_groups:
         number[group] = group[0]
-    suspects, agreed = find_suspects(images, indices, features, number[indices], settings.seed, console)
+    suspects, agreement = find_suspects(images, indices, features, number[indices], settings.seed, console)
     source = f"frozen features of {reader.name}" if reader.trained else (
         "plain pixels, since there are no trained weights on this machine: they are poor features of photographs "
         '(pip install "paucal[weights]" gives better ones)'
     )  # fmt: skip
     judged_by = f"{source}; {counted(len(indices), 'image')}, each by a classifier that was not fitted on it"
-    return suspects, f"{judged_by}, which agrees with {percent(agreed)} of the labels"
+    return suspects, f"{judged_by}, which agrees with {percent(agreement)} of the labels"
 
 
 def _with_estimate(advance: Any, console: Console) -> Any:

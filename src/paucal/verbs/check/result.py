@@ -80,21 +80,21 @@ class CheckResult:
 
 def facts_of(checked: CheckedSet, survey: Survey) -> dict[str, Any]:
     """Return the facts about a set as plain values."""
-    images, good = checked.images, survey.readable
+    images, readable = checked.images, survey.readable
     parts = Counter(checked.parts.tolist())
     return {
         "name": images.name,
         "location": images.location,
         "images": len(images),
-        "readable": len(good),
+        "readable": len(readable),
         "classes": len(images.classes),
         "parts": {part: parts[part] for part in ("train", "val", "test") if parts[part]},
         "parts_are": "the data's own" if checked.declared else checked.cut_by,
         "per_class": classes_table(images, checked.parts) if images.classes else {},
-        "sizes": _sizes(survey.sizes[good]),
+        "sizes": _summarise_sizes(survey.sizes[readable]),
         "channels": dict(Counter(mode for mode in survey.modes if mode).most_common()),
-        "brightness": _spread(survey.brightness[good]),
-        "contrast": _spread(survey.contrast[good]),
+        "brightness": _summarise_spread(survey.brightness[readable]),
+        "contrast": _summarise_spread(survey.contrast[readable]),
     }
 
 
@@ -118,7 +118,7 @@ def print_result(result: CheckResult, console: Console) -> None:
         console.say(f"{finding.text}{advice}")
         for line in _finding_lines(result, finding):
             console.say(f"            {line}")
-    _tell_suspects(result, console)
+    _print_suspects(result, console)
 
 
 def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -142,13 +142,13 @@ def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _finding_lines(result: CheckResult, finding: Finding) -> list[str]:
     keys, lines = result.checked.images.keys, []
     for group in finding.groups[:3] if finding.level != "note" else ():
-        shown = [f"{keys[i]} [{result.checked.parts[i]}]" for i in group[:3]]
-        lines.append(" = ".join(shown) + (" = ..." if len(group) > 3 else ""))
-    more = len(finding.groups) - len(lines)
-    return [*lines, f"and {more} more"] if lines and more > 0 else lines
+        members = [f"{keys[i]} [{result.checked.parts[i]}]" for i in group[:3]]
+        lines.append(" = ".join(members) + (" = ..." if len(group) > 3 else ""))
+    n_omitted = len(finding.groups) - len(lines)
+    return [*lines, f"and {n_omitted} more"] if lines and n_omitted > 0 else lines
 
 
-def _tell_suspects(result: CheckResult, console: Console) -> None:
+def _print_suspects(result: CheckResult, console: Console) -> None:
     if result.suspects is None:
         return
     console.say(f"labels judged by {result.judged_by}")
@@ -176,7 +176,7 @@ def _class_table(per_class: dict[str, dict[str, int]]) -> Table:
     return table
 
 
-def _sizes(sizes: np.ndarray) -> dict[str, Any]:
+def _summarise_sizes(sizes: np.ndarray) -> dict[str, Any]:
     if not len(sizes):
         return {}
     areas = sizes.prod(axis=1)
@@ -190,7 +190,7 @@ def _sizes(sizes: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _spread(values: np.ndarray) -> dict[str, float]:
+def _summarise_spread(values: np.ndarray) -> dict[str, float]:
     if not len(values):
         return {}
     low, high = np.quantile(values, (0.01, 0.99))
@@ -199,10 +199,10 @@ def _spread(values: np.ndarray) -> dict[str, float]:
 
 def require_ours(folder: Path) -> None:
     """Refuse a folder with files that were not written by a check but would be replaced."""
-    there = [name for name in (PAGE, VALUES, SHEET) if (folder / name).exists()]
-    if there and not (folder / VALUES).is_file():
+    existing = [name for name in (PAGE, VALUES, SHEET) if (folder / name).exists()]
+    if existing and not (folder / VALUES).is_file():
         raise UserError(
-            f"--output: {str(folder / there[0])!r} was not written by 'paucal check' and would be replaced: give "
+            f"--output: {str(folder / existing[0])!r} was not written by 'paucal check' and would be replaced: give "
             "another folder."
         )
 
@@ -221,7 +221,7 @@ def write_check(folder: Path, result: CheckResult, seed: int) -> None:
         figures=_figures(result),
         facts=fact_rows(facts),
         per_class=facts["per_class"],
-        sections=[*_findings(result), *_suspects(result)],
+        sections=[*_finding_sections(result), *_suspect_sections(result)],
         sheet=as_jpeg(sheet),
     )
 
@@ -237,31 +237,33 @@ def _figures(result: CheckResult) -> list[tuple[str, str]]:
     return figures
 
 
-def _findings(result: CheckResult) -> list[Section]:
+def _finding_sections(result: CheckResult) -> list[Section]:
     sections = []
     for finding in result.findings:
-        rows, shown = [], 0
+        rows, n_shown = [], 0
         for group in finding.groups:
-            if shown >= MOST_THUMBS:
+            if n_shown >= MOST_THUMBS:
                 break
-            some = group[:MOST_GROUP]
-            rows.append([_thumb(result, position) for position in some])
-            shown += len(some)
-        more = len(finding.groups) - len(rows)
-        left = f"and {more} more; {VALUES} has all of them" if more > 0 else ""
+            members = group[:MOST_GROUP]
+            rows.append([_make_thumb(result, position) for position in members])
+            n_shown += len(members)
+        n_omitted = len(finding.groups) - len(rows)
+        left = f"and {n_omitted} more; {VALUES} has all of them" if n_omitted > 0 else ""
         title = finding.name.replace("-", " ")
         sections.append(Section(title, finding.level, finding.text, finding.advice, rows, left))
     return sections
 
 
-def _suspects(result: CheckResult) -> list[Section]:
+def _suspect_sections(result: CheckResult) -> list[Section]:
     if result.suspects is None:
         return []
     rows = []
     for suspect in result.suspects[:MOST_THUMBS]:
         caption = f"labelled {suspect.given} ({percent(suspect.confidence, '.0f')}), rather {suspect.suggested} "
-        rows.append([_thumb(result, suspect.position, f"{caption}({percent(suspect.suggested_confidence, '.0f')})")])
-    more = len(result.suspects) - len(rows)
+        rows.append(
+            [_make_thumb(result, suspect.position, f"{caption}({percent(suspect.suggested_confidence, '.0f')})")]
+        )
+    n_omitted = len(result.suspects) - len(rows)
     return [
         Section(
             "labels that are probably wrong",
@@ -269,17 +271,17 @@ def _suspects(result: CheckResult) -> list[Section]:
             f"{counted(len(result.suspects), 'label')}, the most suspect first. Judged by {result.judged_by}.",
             "Look at each: an unusual image with the right label is valuable. Correct the wrong labels.",
             rows,
-            f"and {more} more; {VALUES} has all of them" if more > 0 else "",
+            f"and {n_omitted} more; {VALUES} has all of them" if n_omitted > 0 else "",
         )
     ]
 
 
-def _thumb(result: CheckResult, position: int, caption: str | None = None) -> Thumb:
+def _make_thumb(result: CheckResult, position: int, caption: str | None = None) -> Thumb:
     images = result.checked.images
     name = ", ".join(images.classes_of(position))
-    words = caption or ", ".join(word for word in (name, str(result.checked.parts[position])) if word)
+    label = caption or ", ".join(part for part in (name, str(result.checked.parts[position])) if part)
     picture = thumbnail(images.store, position)
-    return Thumb(images.keys[position], words, None if picture is None else as_jpeg(picture))
+    return Thumb(images.keys[position], label, None if picture is None else as_jpeg(picture))
 
 
 def thumbnail(store: Store, position: int, side: int = TILE) -> Image.Image | None:
@@ -289,8 +291,8 @@ def thumbnail(store: Store, position: int, side: int = TILE) -> Image.Image | No
     except UnreadableImage:
         return None
     enlarged = max(picture.size) < side
-    way = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
-    return ImageOps.pad(picture, (side, side), way, color="white")
+    resampling = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
+    return ImageOps.pad(picture, (side, side), resampling, color="white")
 
 
 def as_jpeg(picture: Image.Image) -> bytes:
@@ -310,8 +312,8 @@ def contact_sheet(images: ImageSet, seed: int = 0) -> Image.Image:
             sample = np.sort(generator.permutation(members)[:COLUMNS])
             rows.append((f"{name} ({len(members)})", sample.tolist()))
     else:
-        some = np.sort(generator.permutation(len(images))[: 6 * COLUMNS]).tolist()
-        rows = [("", some[begin : begin + COLUMNS]) for begin in range(0, len(some), COLUMNS)]
+        sampled = np.sort(generator.permutation(len(images))[: 6 * COLUMNS]).tolist()
+        rows = [("", sampled[begin : begin + COLUMNS]) for begin in range(0, len(sampled), COLUMNS)]
     height = TILE + _GAP + (_NAME if images.classes else 0)
     page = Image.new("RGB", (COLUMNS * (TILE + _GAP) + _GAP, len(rows) * height + _GAP), "white")
     draw = ImageDraw.Draw(page)

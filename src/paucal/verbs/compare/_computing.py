@@ -117,7 +117,7 @@ def _evaluate(cell: Cell, console: Console) -> None:
     """
     evaluation = dict(cell.settings.get(EVALUATION, {}))
     if cell.verb == "segment":
-        settings = EvalSettings(**{**_machine(cell), **evaluation, "output": str(cell.folder / EVALUATED)})
+        settings = EvalSettings(**{**_machine_settings(cell), **evaluation, "output": str(cell.folder / EVALUATED)})
         (result,) = evaluate_segmenter(str(cell.run.path), [], settings, console)
         scores = {MULTI_SCALE: {"trained": result.metrics["mean_iou"]}}
     elif cell.verb == EVAL:
@@ -129,7 +129,7 @@ def _evaluate(cell: Cell, console: Console) -> None:
     RunFolder(cell.folder).write_json(SCORES, {"scores": scores})
 
 
-def _machine(cell: Cell) -> dict[str, Any]:
+def _machine_settings(cell: Cell) -> dict[str, Any]:
     """Return the device and workers of an evaluation; by default the best device of the machine."""
     workers = {"workers": cell.settings["workers"]} if "workers" in cell.settings else {}
     return {"device": cell.settings.get("device") or best_device()[0], **workers}
@@ -141,11 +141,11 @@ def _feature_scores(
     """Return the main score of every protocol on frozen features, beside that of random weights."""
     evaluation = dict(evaluation)
     data = evaluation.pop("on", None) or cell.settings.get("data", "digits")
-    places = {name: cell.settings[name] for name in ("data_root", "download") if name in cell.settings}
-    images = find_data(data, OpeningSettings(data=data, data_root=places.get("data_root")))
+    location = {name: cell.settings[name] for name in ("data_root", "download") if name in cell.settings}
+    images = find_data(data, OpeningSettings(data=data, data_root=location.get("data_root")))
     # A data set without test images is split; the backbone has not seen its labels.
     split = {"test_fraction": TEST_FRACTION} if set(images.declared) <= {"", "train"} else {}
-    settings = EvalSettings(**{**_machine(cell), **places, **split, **evaluation, "seed": cell.seed})
+    settings = EvalSettings(**{**_machine_settings(cell), **location, **split, **evaluation, "seed": cell.seed})
     protocols: list[Protocol] = [name for name in PROTOCOLS if name in settings.protocols]
     scores: dict[str, dict[str, float]] = {}
     for row in evaluate_frozen(model, [data], protocols, settings, cell.folder / EVALUATED, console).rows:

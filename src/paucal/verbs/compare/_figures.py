@@ -47,7 +47,7 @@ def scores_figure(findings: Findings) -> Figure | None:
         values = 100 * np.array([run.scores["top1"] for run in arm.outcomes.values()])
         axes.plot(values, np.full(len(values), index), "o", color=colour, alpha=0.45, ms=6, mew=0)
         if arm.top1 is not None:
-            _bar(axes, index, _share(arm.top1.score), colour, 2.2, None)
+            _draw_bar(axes, index, _clip_score(arm.top1.score), colour, 2.2, None)
             axes.plot([100 * arm.top1.score.value], [index], "|", color=colour, ms=16, mew=2.4)
     axes.set_yticks(range(len(arms)), [shorten(arm.name, MAX_NAME) for arm in arms], fontsize=9)
     axes.set(ylim=(len(arms) - 0.4, -0.6), xlabel="test accuracy in percent: runs, mean, 95 % interval over seeds")
@@ -57,29 +57,29 @@ def scores_figure(findings: Findings) -> Figure | None:
 
 def curves_figure(findings: Findings) -> Figure | None:
     """Draw the validation accuracy over epochs, or over time where the lengths differ; None without such scores."""
-    arms = [(arm, _with_curve(arm)) for arm in findings.arms]
+    arms = [(arm, _runs_with_curve(arm)) for arm in findings.arms]
     arms = [(arm, curves) for arm, curves in arms if curves]
     if not arms:
         return None
     lengths = {len(run.rows) for arm, _ in arms for run in arm.outcomes.values()}
-    over = "epoch" if len(lengths) == 1 else "seconds"
+    x_column = "epoch" if len(lengths) == 1 else "seconds"
     figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
     axes = figure.subplots()
     for number, (arm, runs) in enumerate(arms):
         colour, tables = COLOURS[number % len(COLOURS)], []
         for run in runs:
-            x = [row.get(over, index) for index, row in enumerate(run.rows, start=1)]
+            x = [row.get(x_column, index) for index, row in enumerate(run.rows, start=1)]
             y = [100 * row["val_top1"] for row in run.rows]
             tables.append((x, y))
             axes.plot(x, y, color=colour, lw=1, alpha=0.35, marker=_marker(x))
-        # Curves are averaged over their common range.
+        # Curves are averaged over the range that they all cover.
         low, high = max(x[0] for x, _ in tables), min(x[-1] for x, _ in tables)
         grid = np.linspace(low, high, max(2, max(len(x) for x, _ in tables)))
         mean = grid, np.mean([np.interp(grid, x, y) for x, y in tables], axis=0)
         axes.plot(*mean, color=colour, lw=2.4, label=shorten(arm.name, MAX_NAME), marker=_marker(np.unique(mean[0])))
-    axes.set_xlabel("epoch" if over == "epoch" else "seconds of training")
+    axes.set_xlabel("epoch" if x_column == "epoch" else "seconds of training")
     axes.set_ylabel("validation accuracy in percent")
-    if over == "epoch":
+    if x_column == "epoch":
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=9)
@@ -87,18 +87,18 @@ def curves_figure(findings: Findings) -> Figure | None:
 
 
 def _marker(x: Sequence[float] | np.ndarray) -> str:
-    """Return the marker for a curve: a single point needs one to be visible."""
+    """Return the marker for a curve; a single point is only visible with a marker."""
     return "o" if len(x) == 1 else ""
 
 
-def _share(score: Score) -> Score:
+def _clip_score(score: Score) -> Score:
     """Return a score with its interval clipped to [0, 1], which a t-interval may exceed."""
     if score.low is None or score.high is None:
         return score
     return Score(score.value, max(0.0, score.low), min(1.0, score.high))
 
 
-def _with_curve(arm: ArmOutcome) -> list[Outcome]:
+def _runs_with_curve(arm: ArmOutcome) -> list[Outcome]:
     return [run for run in arm.outcomes.values() if run.rows and all("val_top1" in row for row in run.rows)]
 
 
@@ -109,13 +109,13 @@ def _draw_difference(axes: Axes, index: int, gain: Difference, labelled: bool) -
         (0.0, gain.both, COLOURS[0], 3.2, "both"),
     )
     for shift, score, colour, width, label in bars:
-        _bar(axes, index + shift, score, colour, width, label if labelled else None)
+        _draw_bar(axes, index + shift, score, colour, width, label if labelled else None)
     axes.plot([100 * gain.value], [index], "D", color=COLOURS[0], ms=6)
     values = 100 * np.array(gain.by_seed.values)
     label = "a seed" if labelled else None
     axes.plot(values, np.full(len(values), index + 0.2), "o", color=GREY, ms=4, label=label)
 
 
-def _bar(axes: Axes, place: float, score: Score, colour: str, width: float, label: str | None) -> None:
+def _draw_bar(axes: Axes, place: float, score: Score, colour: str, width: float, label: str | None) -> None:
     if score.low is not None and score.high is not None:
         axes.plot([100 * score.low, 100 * score.high], [place, place], color=colour, lw=width, label=label)

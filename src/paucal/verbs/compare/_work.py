@@ -45,8 +45,8 @@ def work(
         compute: Function that computes a cell.
         report: Called with the grid after each cell and while other workers are busy.
         pause: Seconds between two checks.
-        led: Whether a leading process started this worker, which then stops after its cell if the leader is gone. A
-            worker that a user started continues after its terminal is closed.
+        led: Whether a leading process started this worker; then it stops after its cell if the leader is gone. A worker
+            that a user started continues after its terminal is closed.
 
     Returns:
         Whether the grid is settled; False if a signal stopped this worker or the leader is gone.
@@ -99,12 +99,12 @@ def lock_cell(cell: Cell) -> Iterator[bool]:
         yield False
         return
     try:
-        yield not state_of(cell).settled and _may_try(cell)  # another worker may have settled it before the lock
+        yield not state_of(cell).settled and _register_try(cell)  # another worker may have settled it before the lock
     finally:
         lock.release()
 
 
-def _may_try(cell: Cell) -> bool:
+def _register_try(cell: Cell) -> bool:
     """Count the workers that started from the same saved state, and fail the cell if there are too many."""
     folder = RunFolder(cell.folder)
     try:
@@ -112,10 +112,10 @@ def _may_try(cell: Cell) -> bool:
     except FileNotFoundError:
         state = "none"
     try:
-        stored = folder.read_json(TRIES)
+        record = folder.read_json(TRIES)
     except UserError:  # missing or damaged: count from zero
-        stored = {}
-    tries = stored.get("tries") if stored.get("state") == state else 0
+        record = {}
+    tries = record.get("tries") if record.get("state") == state else 0
     tries = tries if isinstance(tries, int) else 0
     if tries >= MAX_TRIES:
         problem = UserError(

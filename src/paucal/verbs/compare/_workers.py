@@ -121,9 +121,9 @@ class Slurm:
         executor = submitit.AutoExecutor(folder=self._logs, cluster=cluster)
         try:
             executor.update_parameters(**{"name": "paucal-compare", "timeout_min": 24 * 60, **slurm_options(options)})
-            where = str(folder.resolve())
+            grid_folder = str(folder.resolve())
             with executor.batch():
-                self._jobs = [executor.submit(work_silently, where) for _ in range(count)]
+                self._jobs = [executor.submit(work_silently, grid_folder) for _ in range(count)]
         except (NameError, TypeError, ValueError, AssertionError, RuntimeError) as problem:
             reason = " ".join(str(problem).split()) or type(problem).__name__
             raise UserError(f"--slurm: the jobs were refused ({reason}): correct the options.") from problem
@@ -159,7 +159,7 @@ class Ray:
     def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
         self._ray = import_ray()
         self._owns_cluster = start_ray(self._ray)
-        task = self._ray.remote(**task_resources(self._ray.cluster_resources(), threads, device))(_task)
+        task = self._ray.remote(**task_resources(self._ray.cluster_resources(), threads, device))(_work_in_ray)
         # A running cluster does not have the environment variables of caches.
         caches = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
         self._tasks = [task.remote(str(folder.resolve()), caches) for _ in range(count)]
@@ -192,7 +192,7 @@ class Ray:
         return f"{counted(len(self._tasks), 'task')} on Ray"
 
 
-def _task(folder: str, environment: Mapping[str, str]) -> bool:
+def _work_in_ray(folder: str, environment: Mapping[str, str]) -> bool:
     """Work on a grid in a process that Ray has started."""
     os.environ.update(environment)
     return work_silently(folder)

@@ -139,14 +139,16 @@ def read_findings(grid: Grid) -> Findings:
     rates = {cell.arm: cell.rate for cell in compared}
     names = dict(zip(grid.arms, short_names(grid.arms), strict=True))
     arms = []
-    for arm, by_seed in outcomes.items():
+    for arm, seed_outcomes in outcomes.items():
         scores = {
-            name: repeated([outcome.scores[name] for outcome in by_seed.values() if name in outcome.scores])
-            for name in (next(iter(by_seed.values())).scores if by_seed else ())
+            name: repeated([outcome.scores[name] for outcome in seed_outcomes.values() if name in outcome.scores])
+            for name in (next(iter(seed_outcomes.values())).scores if seed_outcomes else ())
         }
         baseline = baseline_of(arm, grid.arms)
-        against = ("", None) if baseline is None else (names[baseline], gain_over(by_seed, outcomes[baseline]))
-        arms.append(ArmOutcome(arm, names[arm], by_seed, len(grid.seeds), scores, *against, rates.get(arm)))
+        baseline_gain = (
+            ("", None) if baseline is None else (names[baseline], gain_over(seed_outcomes, outcomes[baseline]))
+        )
+        arms.append(ArmOutcome(arm, names[arm], seed_outcomes, len(grid.seeds), scores, *baseline_gain, rates.get(arm)))
     return Findings(grid, arms, states, unreadable)
 
 
@@ -229,13 +231,15 @@ def scores_of(cell: Cell) -> Scores:
         values = {**values, **intervals} if isinstance(values, dict) and isinstance(intervals, dict) else None
     if not isinstance(values, dict):
         raise UserError(f"{str(cell.run.path / name)!r} is damaged: remove the run folder and run again.")
-    scores = {key: _numbers(value if isinstance(value, dict) else {"value": value}) for key, value in values.items()}
+    scores = {
+        key: _score_numbers(value if isinstance(value, dict) else {"value": value}) for key, value in values.items()
+    }
     return {**{key: score for key, score in scores.items() if "trained" in score}, **evaluation}
 
 
-def _numbers(stored: Mapping[str, Any]) -> dict[str, float]:
+def _score_numbers(score: Mapping[str, Any]) -> dict[str, float]:
     """Return a score, with its interval if both ends exist."""
     names = {"value": "trained", "low": "low", "high": "high"}
-    values = {names[key]: value for key, value in stored.items() if key in names}
+    values = {names[key]: value for key, value in score.items() if key in names}
     numbers = {key: float(v) for key, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     return numbers if {"low", "high"} <= set(numbers) else {k: v for k, v in numbers.items() if k == "trained"}

@@ -41,8 +41,8 @@ CELLS = "cells"
 FAILED = "failed.json"
 EVALUATED = "judged"  # folder in a cell with the results of its evaluation
 STARTS = "starts"  # folder beside a study's grids, with a grid for each verb that trains starts
-# Entries of a cell's settings that are not settings of its verb: settings of the evaluation, the arm of another grid
-# that the cell starts from, and the model to evaluate if nothing is trained.
+# Entries of a cell's settings that its verb does not have: settings of the evaluation, the arm of another grid that the
+# cell starts from, and the model to evaluate if nothing is trained.
 EVALUATION, START, MODEL = "judging", "start", "subject"
 ENTRIES = (EVALUATION, START, MODEL)
 
@@ -95,23 +95,23 @@ def read_grid(folder: Path) -> Grid:
     """Read a grid."""
     if not is_grid(folder):
         raise UserError(f"{str(folder)!r} holds no comparison (no {GRID}): check the path.")
-    stored = RunFolder(folder).read_json(GRID)
+    record = RunFolder(folder).read_json(GRID)
     try:
-        if stored["format"] != FORMAT:
-            raise ValueError(f"format {stored['format']!r}")
-        verb = str(stored.get("verb", "train"))
+        if record["format"] != FORMAT:
+            raise ValueError(f"format {record['format']!r}")
+        verb = str(record.get("verb", "train"))
         if verb not in KINDS:
             raise ValueError(f"its verb is {verb!r}")
         grid = Grid(
             folder,
-            str(stored["fingerprint"]),
-            with_current_names(stored["shared"], KINDS[verb]),
-            tuple(_read_arm(value, KINDS[verb]) for value in stored["arms"]),
-            tuple(int(seed) for seed in stored["seeds"]),
-            tuple(float(rate) for rate in stored["rates"]),
-            int(stored["threads"]),
-            {str(name): float(seconds) for name, seconds in stored["forecast"].items()},
-            tuple(map(str, stored["commands"])),
+            str(record["fingerprint"]),
+            with_current_names(record["shared"], KINDS[verb]),
+            tuple(_read_arm(value, KINDS[verb]) for value in record["arms"]),
+            tuple(int(seed) for seed in record["seeds"]),
+            tuple(float(rate) for rate in record["rates"]),
+            int(record["threads"]),
+            {str(name): float(seconds) for name, seconds in record["forecast"].items()},
+            tuple(map(str, record["commands"])),
             verb,
         )
         if not grid.arms or not grid.seeds or grid.threads < 1:
@@ -124,7 +124,7 @@ def read_grid(folder: Path) -> Grid:
 def _read_arm(value: Mapping[str, Any], kind: type) -> Arm:
     settings = with_current_names(value["settings"], kind)
     terms = settings.get("add") or ()
-    if not all(isinstance(word, str) for word in (settings.get("method", ""), *terms)):
+    if not all(isinstance(method, str) for method in (settings.get("method", ""), *terms)):
         raise TypeError("the method of an arm must be text")
     model, share = (None if value[name] is None else str(value[name]) for name in ("model", "share"))
     return Arm(str(value["way"]), model, share, settings, str(value.get("against", "")))
@@ -160,9 +160,9 @@ def merge_grids(old: Grid, new: Grid) -> Grid:
     )
 
 
-def _require_equal(grid: Grid, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    for name in sorted({*old, *new}):
-        values = [settings.get(name) for settings in (old, new)]
+def _require_equal(grid: Grid, old_settings: Mapping[str, Any], new_settings: Mapping[str, Any]) -> None:
+    for name in sorted({*old_settings, *new_settings}):
+        values = [settings.get(name) for settings in (old_settings, new_settings)]
         if values[0] != values[1]:
             values = [list(value) if isinstance(value, tuple) else value for value in values]
             texts = ["not given" if value is None else shortened(str(value), 60) for value in values]
@@ -256,8 +256,8 @@ def make_cell(grid: Grid, arm: Arm, seed: int, rate: float | None = None, tried:
     relevant = {name: value for name, value in settings.items() if name not in FREE}
     content = {"images": grid.fingerprint, **with_earlier_names(relevant, KINDS[grid.verb])}
     digest = hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=5).hexdigest()
-    words = [arm.way, arm.model or "", arm.share or "", "" if rate is None else f"lr{rate:g}", f"seed{seed}", digest]
-    name = re.sub(r"[^A-Za-z0-9.+_-]+", "_", "-".join(word for word in words if word))[-120:].lstrip(".-")
+    parts = [arm.way, arm.model or "", arm.share or "", "" if rate is None else f"lr{rate:g}", f"seed{seed}", digest]
+    name = re.sub(r"[^A-Za-z0-9.+_-]+", "_", "-".join(part for part in parts if part))[-120:].lstrip(".-")
     return Cell(grid.folder / CELLS / name, arm, seed, rate, settings, tried, grid.verb)
 
 
@@ -297,10 +297,10 @@ def chosen_rate(trials: list[Cell]) -> float | None:
     None until all trials are done, or if all of them failed.
     """
     states = [state_of(cell) for cell in trials]
-    done = [cell for cell, state in zip(trials, states, strict=True) if state.name == "done"]
-    if not done or not all(state.settled for state in states):
+    finished = [cell for cell, state in zip(trials, states, strict=True) if state.name == "done"]
+    if not finished or not all(state.settled for state in states):
         return None
-    return max(done, key=lambda cell: validation_score(cell.run)).rate
+    return max(finished, key=lambda cell: validation_score(cell.run)).rate
 
 
 def validation_score(run: RunFolder) -> float:
@@ -335,6 +335,6 @@ def start_settings(start: Cell | None) -> dict[str, str]:
         return {}
     state = state_of(start)
     if state.name != "done":
-        why = f"has failed ({state.error})" if state.name == "failed" else f"is {state.name}"
-        raise UserError(f"it starts from the run of {start.name}, which {why}: use --retry when that run is done.")
+        reason = f"has failed ({state.error})" if state.name == "failed" else f"is {state.name}"
+        raise UserError(f"it starts from the run of {start.name}, which {reason}: use --retry when that run is done.")
     return {"init": str(start.run.path.resolve())}

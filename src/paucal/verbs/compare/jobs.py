@@ -82,8 +82,8 @@ class GridImages:
 def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> GridImages:
     """Open the images that the runs of a grid read."""
     if verb == EVAL:
-        places = {name: settings[name] for name in ("data", "data_root", "download") if name in settings}
-        return GridImages(verb, find_data(settings["data"], OpeningSettings(**places)))
+        location = {name: settings[name] for name in ("data", "data_root", "download") if name in settings}
+        return GridImages(verb, find_data(settings["data"], OpeningSettings(**location)))
     if verb == "detect":
         from paucal.tasks.detection.images import open_boxed
 
@@ -153,8 +153,8 @@ def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:
     if isinstance(job, TimedJob):
         return job.seconds_of_run(setup)
     plan = replace(setup.plan, total_steps=TIMED_STEPS + 1)
-    alone = replace(setup, settings=replace(settings, workers=0), plan=plan)
+    loader_setup = replace(setup, settings=replace(settings, workers=0), plan=plan)
     device = torch.device(settings.device)
     with trial_steps(setup.objective.train(), device):
-        step = seconds_per_step(setup.objective, job.loader(alone, 0), device, settings.precision)
+        step = seconds_per_step(setup.objective, job.loader(loader_setup, 0), device, settings.precision)
     return PRETRAINING_SECONDS + step * setup.plan.total_steps * settings.accumulate

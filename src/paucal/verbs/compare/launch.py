@@ -133,7 +133,7 @@ def compare_all(
         grid = prepare_grid(grid_settings, arms, shared, command, console)
         if len(arms) == 1 and len(grid.arms) == 1:
             console.say(f"note: {arms[0].name} is the only way to train, so there is nothing to compare it with")
-        return _conclude(grid, grid_settings, console)
+        return _run_and_report(grid, grid_settings, console)
     finally:
         torch.set_num_threads(threads)
 
@@ -142,11 +142,11 @@ def resume_comparison(folder: Path, grid_settings: GridSettings, console: Consol
     """Compute a stored grid."""
     _check(grid_settings, 0)
     names = ("methods", "models", "arms", "seeds", "labels", "lrs", "output")
-    changed = [name for name in names if getattr(grid_settings, name)]
-    if changed:
+    given = [name for name in names if getattr(grid_settings, name)]
+    if given:
         raise UserError(
             f"--resume continues a comparison without changes; to extend it, leave --resume out and give "
-            f"{flag(changed[0])} with --output {folder}."
+            f"{flag(given[0])} with --output {folder}."
         )
     grid = read_grid(folder)
     if grid.verb != "train":
@@ -156,7 +156,7 @@ def resume_comparison(folder: Path, grid_settings: GridSettings, console: Consol
         require_images(grid, images.fingerprint())
     threads = torch.get_num_threads()
     try:
-        return _conclude(grid, grid_settings, console)
+        return _run_and_report(grid, grid_settings, console)
     finally:
         torch.set_num_threads(threads)
 
@@ -168,9 +168,9 @@ def _check(grid_settings: GridSettings, workers: int) -> None:
     require_team(grid_settings.on, grid_settings.slurm, workers)
 
 
-def _conclude(grid: Grid, grid_settings: GridSettings, console: Console) -> Comparison:
+def _run_and_report(grid: Grid, grid_settings: GridSettings, console: Console) -> Comparison:
     resume_command = f"paucal compare --resume {shlex.quote(str(grid.folder))}"
-    settled = run_workers(grid, grid_settings, resume_command, console)
+    all_settled = run_workers(grid, grid_settings, resume_command, console)
     findings = read_findings(read_grid(grid.folder))
     page = write_report(findings)
     console.show(terminal_table(findings))
@@ -179,10 +179,10 @@ def _conclude(grid: Grid, grid_settings: GridSettings, console: Console) -> Comp
     if findings.failed:
         console.say("when the cause is fixed, repeat the failed runs with --retry")
     console.say(f"results are in {page.parent}: {PAGE} (open it in a browser), differences.csv, arms.csv, runs.csv")
-    if not settled:
+    if not all_settled:
         left = sum(not state.settled for state in findings.states.values())
         console.say(f"{counted(left, 'run')} left to compute; resume with: {resume_command}")
-    return Comparison(grid.folder, findings, settled)
+    return Comparison(grid.folder, findings, all_settled)
 
 
 def _train_values(values: Mapping[str, Any]) -> dict[str, Any]:

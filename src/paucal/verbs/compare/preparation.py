@@ -54,30 +54,30 @@ def prepare_grid(
             assembled and a few of its steps are timed.
         before: Called with the new grid after all checks, before workers can see it.
     """
-    folder, verb = _folder(grid_settings, shared), "train" if images is None else images.verb
-    old = read_grid(folder) if is_grid(folder) else None
-    arms = tuple(replace(arm, settings=_pin(verb, arm.settings, shared.get("data_root"))) for arm in arms)
-    shared = _pin(verb, shared)
-    threads = old.threads if old is not None else _threads_of_worker(grid_settings)
+    folder, verb = _comparison_folder(grid_settings, shared), "train" if images is None else images.verb
+    stored_grid = read_grid(folder) if is_grid(folder) else None
+    arms = tuple(replace(arm, settings=_pin_paths(verb, arm.settings, shared.get("data_root"))) for arm in arms)
+    shared = _pin_paths(verb, shared)
+    threads = stored_grid.threads if stored_grid is not None else _threads_of_worker(grid_settings)
     seeds, rates = tuple(dict.fromkeys(grid_settings.seeds or SEEDS)), tuple(dict.fromkeys(grid_settings.lrs or ()))
-    new = Grid(folder, "", shared, arms, seeds, rates, threads, {}, (command,), verb)
-    if unused := sorted(set(shared).difference(*map(new.settings_of, arms))):
+    new_grid = Grid(folder, "", shared, arms, seeds, rates, threads, {}, (command,), verb)
+    if unused := sorted(set(shared).difference(*map(new_grid.settings_of, arms))):
         names = ", ".join(arm.name for arm in arms)
         raise UserError(f"{flag(unused[0])} has no effect on any of {names}: leave it out.")
     images = images or open_images(verb, {**shared, **arms[0].settings}, console)
-    new = replace(new, fingerprint=images.fingerprint())
-    grid = new if old is None else merge_grids(old, new)
+    new_grid = replace(new_grid, fingerprint=images.fingerprint())
+    grid = new_grid if stored_grid is None else merge_grids(stored_grid, new_grid)
     torch.set_num_threads(threads)
-    forecast = _forecast(grid, {} if old is None else old.forecast, seconds, console)
+    forecast = _forecast_seconds(grid, {} if stored_grid is None else stored_grid.forecast, seconds, console)
     if before is not None:
         before(grid)
         torch.set_num_threads(threads)
     if grid_settings.output is None:
         folder = _create_default_folder()
-    return _store_grid(replace(new, folder=folder, forecast=forecast))
+    return _store_grid(replace(new_grid, folder=folder, forecast=forecast))
 
 
-def _folder(grid_settings: GridSettings, shared: Mapping[str, Any]) -> Path:
+def _comparison_folder(grid_settings: GridSettings, shared: Mapping[str, Any]) -> Path:
     if grid_settings.output is None:
         folder = next(folder for folder in _default_folders() if not folder.exists())
     else:
@@ -101,10 +101,10 @@ def _create_default_folder() -> Path:
         except FileExistsError:
             continue
         return folder
-    raise AssertionError("the default folder numbers never end")
+    raise AssertionError("unreachable: folder numbers are unlimited")
 
 
-def _pin(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
+def _pin_paths(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
     """Return given settings with absolute paths.
 
     Args:
@@ -136,15 +136,15 @@ def _threads_of_worker(grid_settings: GridSettings) -> int:
     return max(1, min(torch.get_num_threads(), usable_cores()) // max(1, grid_settings.jobs))
 
 
-def _forecast(
+def _forecast_seconds(
     grid: Grid,
-    measured: Mapping[str, float],
+    known_seconds: Mapping[str, float],
     seconds: Callable[[Mapping[str, Any]], float] | None,
     console: Console,
 ) -> dict[str, float]:
     """Return the expected seconds of a run by arm; this finds errors before anything is trained."""
-    arms = [arm for arm in grid.arms if arm.name not in measured]
-    forecast = dict(measured)
+    arms = [arm for arm in grid.arms if arm.name not in known_seconds]
+    forecast = dict(known_seconds)
     with console.progress("measuring") as advance:
         for number, arm in enumerate(arms):
             settings = grid.settings_of(arm)
@@ -167,20 +167,20 @@ def _time_run(grid: Grid, values: Mapping[str, Any], console: Console) -> float:
     return seconds_of_run(job, setup)
 
 
-def _store_grid(new: Grid) -> Grid:
+def _store_grid(new_grid: Grid) -> Grid:
     """Store a grid, merged with what another call may have stored meanwhile."""
-    new.folder.mkdir(parents=True, exist_ok=True)
-    lock, end = RunLock(new.folder, "the comparison"), time.monotonic() + LOCK_TIMEOUT
+    new_grid.folder.mkdir(parents=True, exist_ok=True)
+    lock, deadline = RunLock(new_grid.folder, "the comparison"), time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
             lock.acquire()
             break
         except UserError:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
     try:
-        grid = merge_grids(read_grid(new.folder), new) if is_grid(new.folder) else new
+        grid = merge_grids(read_grid(new_grid.folder), new_grid) if is_grid(new_grid.folder) else new_grid
         grid.write()
         return grid
     finally:

@@ -52,8 +52,8 @@ def write_report(findings: Findings) -> Path:
         "scores": scores_figure(findings),
         "curves": curves_figure(findings),
     }
-    drawn = {name: figure for name, figure in figures.items() if figure is not None}
-    for name, figure in drawn.items():
+    drawn_figures = {name: figure for name, figure in figures.items() if figure is not None}
+    for name, figure in drawn_figures.items():
         save_figure(folder / f"{name}.png", figure)
     ways = list(dict.fromkeys(arm.arm.way for arm in arms))
     names = " against ".join(ways) if len(ways) < 4 else f"{counted(len(ways), 'way')} to train"
@@ -67,7 +67,7 @@ def write_report(findings: Findings) -> Path:
         bold=frozenset(number for number, arm in enumerate(arms) if arm.gain is not None and arm.gain.clear),
         fairness=fairness(findings),
         notes=(*NOTES, describe_selection(findings)),
-        pictures=[(CAPTIONS[name], figure) for name, figure in drawn.items()],
+        pictures=[(CAPTIONS[name], figure) for name, figure in drawn_figures.items()],
         commands=grid.commands,
         runs=_run_rows(findings),
     )
@@ -76,20 +76,20 @@ def write_report(findings: Findings) -> Path:
 
 
 def command_of(cell: Cell) -> str:
-    """Return the command of a cell's run, to be used when the run that it starts from is done."""
+    """Return the command of a cell's run, which needs the run that it starts from."""
     start, values = start_of(cell), verb_settings(cell.settings)
     data, output = values.pop("data", None), cell.run.path
-    words = ["paucal", cell.verb]
+    arguments = ["paucal", cell.verb]
     if cell.verb == EVAL:
-        words.append(str(cell.settings[MODEL] if start is None else start.run.path))
+        arguments.append(str(cell.settings[MODEL] if start is None else start.run.path))
         output = cell.folder / EVALUATED
     elif start is not None:
         values["init"] = str(start.run.path)
-    words += [data] if data else []
+    arguments += [data] if data else []
     for name, value in {**values, "output": str(output)}.items():
         if value is not None:
-            words += flag_words(name, value)
-    return shlex.join(words)
+            arguments += flag_words(name, value)
+    return shlex.join(arguments)
 
 
 def points(value: float) -> str:
@@ -116,9 +116,9 @@ def _verdict(arm: ArmOutcome, gain: Difference) -> str:
     seeds, other = len(gain.by_seed.values), arm.baseline
     basis = f"{counted(seeds, 'seed')}, {counted(gain.images, 'test image')}"
     if gain.clear:
-        word = "better" if gain.value > 0 else "worse"
+        adjective = "better" if gain.value > 0 else "worse"
         return (
-            f"{arm.name} is {word} than {other} by {abs(100 * gain.value):.1f} points (95 % interval "
+            f"{arm.name} is {adjective} than {other} by {abs(100 * gain.value):.1f} points (95 % interval "
             f"{span(gain.both)}; {basis})."
         )
     start = f"{arm.name} against {other}: {points(gain.value)} points (95 % interval {span(gain.both)}; {basis})"
@@ -138,20 +138,20 @@ def _describe_need(gain: Difference) -> str:
         parts.append(f"about {gain.seeds_needed} seeds")
     if gain.images_needed is not None and gain.images_needed > gain.images:
         parts.append(f"{gain.images_needed:,} test images")
-    needs = " and ".join(parts) or "a few more seeds"
-    return f"Detecting a difference of this size in four of five comparisons would take {needs}."
+    remedies = " and ".join(parts) or "a few more seeds"
+    return f"Detecting a difference of this size in four of five comparisons would take {remedies}."
 
 
 def fairness(findings: Findings) -> list[str]:
     """Return sentences on the resources of each arm compared with its baseline."""
-    by_name = {arm.name: arm for arm in findings.arms}
+    arms_by_name = {arm.name: arm for arm in findings.arms}
     lines = [_describe_length(findings)]
     for arm in findings.arms:
-        other = by_name.get(arm.baseline)
+        other = arms_by_name.get(arm.baseline)
         if other is not None and arm.outcomes and other.outcomes:
             ratios = [
-                _describe_ratio(what, arm.mean(name), other.mean(name), equal)
-                for what, name, equal in (
+                _describe_ratio(noun, arm.mean(name), other.mean(name), tolerance)
+                for noun, name, tolerance in (
                     ("parameters", "parameters", 1.0005),
                     ("multiply-adds for an image", "macs", 1.0005),
                     ("seconds per epoch", "epoch_seconds", SAME_TIME),
@@ -184,18 +184,18 @@ def _describe_length(findings: Findings) -> str:
         counts = f" ({min(epochs)} to {max(epochs)} epochs)" if epochs else ""
         return f"All runs had the same time, {findings.grid.shared['time']}, for as many epochs as fit{counts}."
     if len(epochs) == 1:
-        same = counted(epochs.pop(), "epoch")
-        return f"All runs trained for the same {same}; their times differ (use --time for equal times)."
+        n_epochs = counted(epochs.pop(), "epoch")
+        return f"All runs trained for the same {n_epochs}; their times differ (use --time for equal times)."
     if not epochs:
         return "No run is done yet."
     return f"The runs trained for {min(epochs)} to {max(epochs)} epochs, as the settings of each say."
 
 
-def _describe_ratio(what: str, value: float | None, base: float | None, equal: float) -> str:
-    if not value or not base:
+def _describe_ratio(noun: str, value: float | None, baseline: float | None, tolerance: float) -> str:
+    if not value or not baseline:
         return ""
-    ratio = value / base
-    return f"the same {what}" if 1 / equal <= ratio <= equal else f"{ratio:.2f} times the {what}"
+    ratio = value / baseline
+    return f"the same {noun}" if 1 / tolerance <= ratio <= tolerance else f"{ratio:.2f} times the {noun}"
 
 
 def failures(findings: Findings) -> list[str]:

@@ -19,7 +19,7 @@ from paucal.verbs.compare.jobs import OPENING_SECONDS
 from paucal.verbs.compare.settings import GridSettings
 from paucal.wording import counted, percent
 
-# By verb, the entry of the summary that is printed when a run ends, and the words before it.
+# For each verb: the summary entry that is printed when a run ends, and the text before it.
 HEADLINES = {"train": ("test_top1", ""), "detect": ("test_ap", "AP "), "segment": ("test_mean_iou", "mean IoU ")}
 MAX_SILENCE = 600.0  # longest time between two lines of progress, in seconds
 
@@ -37,11 +37,11 @@ def run_workers(grid: Grid, grid_settings: GridSettings, resume_command: str, co
         for cell in failed:
             clear_failure(cell)
         console.say(f"trying {counted(len(failed), 'failed run')} again")
-    settled = is_settled(grid)
-    if settled or not grid_settings.jobs:
-        return settled
+    all_settled = is_settled(grid)
+    if all_settled or not grid_settings.jobs:
+        return all_settled
     try:
-        return _compute(grid, grid_settings, resume_command, console)
+        return _run_teams(grid, grid_settings, resume_command, console)
     except KeyboardInterrupt:
         console.say(f"stopped; resume with: {resume_command}")
         raise
@@ -52,7 +52,7 @@ def is_settled(grid: Grid) -> bool:
     return all(state_of(cell).settled for cell in cells_of(grid))
 
 
-def _compute(grid: Grid, grid_settings: GridSettings, resume_command: str, console: Console) -> bool:
+def _run_teams(grid: Grid, grid_settings: GridSettings, resume_command: str, console: Console) -> bool:
     reporter = ProgressReporter(console, grid_settings.jobs)
     console.say(describe_work(reporter.report(grid), grid_settings.jobs))
     hint = f"interrupting loses nothing, and a second call adds workers: {resume_command}"
@@ -110,7 +110,7 @@ class Progress:
 
     Attributes:
         states: States of the cells.
-        left: Seconds until the grid is settled with the present workers; None if unknown.
+        left: Seconds until the grid is settled with the current workers; None if unknown.
         others: Workers of other calls.
     """
 
@@ -140,11 +140,11 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool =
     """
     states = {cell: state_of(cell) for cell in cells}
     running = sum(state.name == "running" for state in states.values())
-    others = max(0, running - workers) if busy else running
+    other_workers = max(0, running - workers) if busy else running
     if any(arm.name not in grid.forecast for arm in grid.arms):
-        return Progress(states, None, others)
-    done = [cell for cell, state in states.items() if state.name == "done"]
-    durations = {cell: seconds for cell in done if (seconds := _seconds(cell.run)) is not None}
+        return Progress(states, None, other_workers)
+    finished = [cell for cell, state in states.items() if state.name == "done"]
+    durations = {cell: seconds for cell in finished if (seconds := _run_seconds(cell.run)) is not None}
     slowdown = 1.0
     if durations:
         slowdown = sum(durations.values()) / max(1e-9, sum(grid.forecast[cell.arm.name] for cell in durations))
@@ -158,18 +158,18 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool =
         waiting = [arm.name for arm in grid.arms if arm.name not in with_rate]
         left += (len(grid.seeds) - 1) * sum(grid.forecast[name] for name in waiting) * slowdown
     todo = sum(not state.settled for state in states.values())
-    return Progress(states, left / max(1, min(workers + others, todo)), others)
+    return Progress(states, left / max(1, min(workers + other_workers, todo)), other_workers)
 
 
 def describe_work(progress: Progress, workers: int) -> str:
     """Return a line on the runs to compute, and when they will end."""
     todo = sum(not state.settled for state in progress.states.values())
     time_left = f", {progress.words()}" if progress.words() else ""
-    beside = f" beside {progress.others} of other calls" if progress.others else ""
-    return f"time: {counted(todo, 'run')} to compute with {counted(workers, 'worker')}{beside}{time_left}"
+    other_text = f" beside {progress.others} of other calls" if progress.others else ""
+    return f"time: {counted(todo, 'run')} to compute with {counted(workers, 'worker')}{other_text}{time_left}"
 
 
-def _seconds(run: RunFolder) -> float | None:
+def _run_seconds(run: RunFolder) -> float | None:
     try:
         seconds = run.read_json("summary.json").get("seconds")
     except UserError:
@@ -197,14 +197,14 @@ class ProgressReporter:
     def report(self, grid: Grid, *, busy: bool = False) -> Progress:
         """Print the runs that have ended since the last call; `busy` while this call's own workers run."""
         progress = progress_of(grid, cells_of(grid), self._workers, busy=busy)
-        before, self._states = self._states, dict(progress.states)
-        settled = sum(state.settled for state in progress.states.values())
-        place = f"{settled} of {len(progress.states)}"
-        if before is not None:
+        previous, self._states = self._states, dict(progress.states)
+        n_settled = sum(state.settled for state in progress.states.values())
+        place = f"{n_settled} of {len(progress.states)}"
+        if previous is not None:
             for cell, state in progress.states.items():
-                if state.settled and not before.get(cell, State("pending")).settled:
+                if state.settled and not previous.get(cell, State("pending")).settled:
                     self._say(f"{place}: {_end_message(cell, state)}", progress)
-        if before is not None and time.monotonic() - self._last_message > MAX_SILENCE:
+        if previous is not None and time.monotonic() - self._last_message > MAX_SILENCE:
             self._say(f"{place} ended, {progress.count('running')} running", progress)
         return progress
 
@@ -218,7 +218,7 @@ def _end_message(cell: Cell, state: State) -> str:
         return f"{cell.name} failed: {state.error}"
     try:
         summary = cell.run.read_json("summary.json")
-        name, words = HEADLINES[cell.verb]
-        return f"{cell.name}: {words}{percent(float(summary[name]))} in {duration(float(summary['seconds']))}"
+        name, heading = HEADLINES[cell.verb]
+        return f"{cell.name}: {heading}{percent(float(summary[name]))} in {duration(float(summary['seconds']))}"
     except (UserError, KeyError, TypeError, ValueError):
         return f"{cell.name}: done"

@@ -102,16 +102,16 @@ def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]
     return tuple(arms)
 
 
-def _method_settings(word: str) -> dict[str, Any]:
-    method, *terms = word.split("+")
+def _method_settings(text: str) -> dict[str, Any]:
+    method, *terms = text.split("+")
     return {"method": method, **({"add": terms} if terms else {})}
 
 
-def _share_settings(word: str) -> dict[str, Any]:
-    percentage = re.fullmatch(r"(\d+(?:\.\d+)?)%", word.strip())
+def _share_settings(text: str) -> dict[str, Any]:
+    percentage = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
     if percentage is None or not 0 < float(percentage[1]) <= 100:
         raise UserError(
-            f"--labels: expected shares of the training images such as 10%, got {word!r}; label maps belong to an arm: "
+            f"--labels: expected shares of the training images such as 10%, got {text!r}; label maps belong to an arm: "
             "--arms 'maps: --method token-labeling --labels FOLDER'."
         )
     return {} if float(percentage[1]) == 100 else {"fraction": float(percentage[1]) / 100}
@@ -127,8 +127,8 @@ def short_names(arms: Sequence[Arm]) -> list[str]:
 def baseline_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
     """Return the baseline of an arm: the first way with its model, or the first model; None for the first arm.
 
-    Only arms with the same share of the images are compared. An arm may name its baseline in `against`; then arms that
-    name none have no baseline.
+    Only arms with the same share of the images are compared. If any arm names its baseline in `against`, arms without
+    `against` have none.
     """
     same_share = [other for other in arms if other.share == arm.share]
     if any(other.against for other in same_share):

@@ -85,7 +85,7 @@ class Content:
     """A whole set.
 
     Attributes:
-        kind: Verb that learns the labels: "detect" for boxes, "segment" for masks, "train" for classes.
+        kind: Verb that trains on the labels: "detect" for boxes, "segment" for masks, "train" for classes.
         images: The images.
         items: Name, split and labels of each image.
         numbers: Number of each class, by name.
@@ -118,17 +118,18 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
     """
     path = Path(settings.data).expanduser()
     has_masks = settings.images is not None or settings.masks is not None
-    seen = {"segment": "masks"} if has_masks else recognise(path) if path.exists() else {}
-    kind = next((kind for kind in kinds if kind in seen), None)
-    if not seen:  # a table, a published set, shards, ...: opening reports errors
-        content = _classes(settings, path, progress)
-        kind, seen = ("train" if "train" in kinds else None), {"train": f"classes of {len(content.items)} images"}
+    kinds_found = {"segment": "masks"} if has_masks else recognise(path) if path.exists() else {}
+    kind = next((kind for kind in kinds if kind in kinds_found), None)
+    if not kinds_found:  # a table, a published set, shards, ...: opening reports errors
+        content = _read_classes(settings, path, progress)
+        kind = "train" if "train" in kinds else None
+        kinds_found = {"train": f"classes of {len(content.items)} images"}
     if kind is None:
         nouns = " or ".join(kind.noun for kind in KINDS if kind.verb in kinds)
-        says = f"{settings.data} has {' and '.join(seen.values())}"
+        says = f"{settings.data} has {' and '.join(kinds_found.values())}"
         raise UserError(f"{says}, but --to {settings.to} takes {nouns}: choose another --to.")
-    read = {"detect": _boxes, "segment": _masks, "train": _classes}[kind]
-    content = read(settings, path, progress)
+    reader = {"detect": _read_boxes, "segment": _read_mask_set, "train": _read_classes}[kind]
+    content = reader(settings, path, progress)
     return with_names(content)
 
 
@@ -159,56 +160,57 @@ def unique_names(keys: Sequence[str]) -> list[str]:
     paths = [PurePosixPath(key) for key in keys]
     stems = Counter(path.stem.casefold() for path in paths)
     names = [path.name if stems[path.stem.casefold()] == 1 else "__".join(path.parts) for path in paths]
-    taken: Counter[str] = Counter()
+    uses: Counter[str] = Counter()
     for index, name in enumerate(names):
         stem = PurePosixPath(name).stem.casefold()
-        taken[stem] += 1
-        if taken[stem] > 1:
-            names[index] = f"{PurePosixPath(name).stem}__{taken[stem]}{PurePosixPath(name).suffix}"
+        uses[stem] += 1
+        if uses[stem] > 1:
+            names[index] = f"{PurePosixPath(name).stem}__{uses[stem]}{PurePosixPath(name).suffix}"
     return names
 
 
-def _boxes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
+def _read_boxes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
     tree, annotations = read_boxes(path)
     plain = [replace(image, outlines=[]) for image in annotations.images]
     boxed = check_annotations(tree, replace(annotations, images=plain))
-    known = {key: boxed.boxes[key].size for key in boxed.images.keys}
+    sizes = {key: boxed.boxes[key].size for key in boxed.images.keys}
     numbers = dict(zip(boxed.classes, boxed.category_ids, strict=True))
     items = [
-        Item(n, "", image.declared, known[image.key], tuple(_things(image, known[image.key])))
+        Item(n, "", image.declared, sizes[image.key], tuple(_cut_objects(image, sizes[image.key])))
         for n, image in enumerate(annotations.images)
     ]
-    more = {thing.name for item in items for thing in item.things} - numbers.keys()  # classes that only crowds have
-    numbers |= {name: annotations.numbers[name] for name in sorted(more)}
-    lost = sum(len(image.boxes) for image in annotations.images) - sum(len(item.things) for item in items)
-    return Content("detect", boxed.images, tuple(items), numbers, lost=Counter({"boxes without an area": lost}))
+    names = {thing.name for item in items for thing in item.things}
+    crowd_classes = names - numbers.keys()  # classes that only crowds have
+    numbers |= {name: annotations.numbers[name] for name in sorted(crowd_classes)}
+    n_lost = sum(len(image.boxes) for image in annotations.images) - sum(len(item.things) for item in items)
+    return Content("detect", boxed.images, tuple(items), numbers, lost=Counter({"boxes without an area": n_lost}))
 
 
-def _things(image: AnnotatedImage, size: tuple[int, int]) -> list[Thing]:
+def _cut_objects(image: AnnotatedImage, size: tuple[int, int]) -> list[Thing]:
     """Return the objects of an image as `paucal detect` sees them: cut at its edges, and with an area."""
     height, width = size
     outlines = image.outlines or [None] * len(image.boxes)
-    things = []
+    objects = []
     for box, name, crowd, outline in zip(image.boxes, image.names, image.crowd, outlines, strict=True):
-        inside = (max(box[0], 0.0), max(box[1], 0.0), min(box[2], float(width)), min(box[3], float(height)))
-        if inside[2] - inside[0] >= SMALLEST and inside[3] - inside[1] >= SMALLEST:
-            things.append(Thing(name, inside, crowd, outline or None))
-    return things
+        cut_box = (max(box[0], 0.0), max(box[1], 0.0), min(box[2], float(width)), min(box[3], float(height)))
+        if cut_box[2] - cut_box[0] >= SMALLEST and cut_box[3] - cut_box[1] >= SMALLEST:
+            objects.append(Thing(name, cut_box, crowd, outline or None))
+    return objects
 
 
-def _masks(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
+def _read_mask_set(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
     paths = (None if text is None else Path(text).expanduser() for text in (settings.images, settings.masks))
     pairs = find_pairs(path, *paths)
     images = images_of_pairs(pairs, settings.images or settings.data)
-    named = None if settings.classes is None else read_class_names(Path(settings.classes))
-    masked = read_masks(images, pairs, settings.mask_values, settings.ignore, named, progress)
+    class_names = None if settings.classes is None else read_class_names(Path(settings.classes))
+    masked = read_masks(images, pairs, settings.mask_values, settings.ignore, class_names, progress)
     numbers = {name: number for number, name in enumerate(masked.images.classes)}
     sizes = [masked.images.store.size(index) for index in range(len(images))]
     items = [Item(n, "", part, sizes[n]) for n, part in enumerate(images.declared)]
     return Content("segment", masked.images, tuple(items), numbers, masked.masks.read)
 
 
-def _classes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
+def _read_classes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
     images = open_images(
         settings.data,
         label_column=settings.label_column,

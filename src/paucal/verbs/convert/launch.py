@@ -95,9 +95,9 @@ def write_set(content: Content, layout: Layout, target: Path, console: Console) 
     try:
         layout.write(content, folder)
         with console.progress("copying images") as advance:
-            for done, item in enumerate(content.items, 1):
+            for n_written, item in enumerate(content.items, 1):
                 _copy_image(content.images, item.index, folder / layout.place(item))
-                advance(done, len(content.items))
+                advance(n_written, len(content.items))
         put_in_place(folder, target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -105,17 +105,17 @@ def write_set(content: Content, layout: Layout, target: Path, console: Console) 
 
 def conclude(content: Content, to: Form, target: Path, console: Console) -> Converted:
     """Print what was lost and the next command, and return the result."""
-    lost = {words: count for words, count in content.lost.items() if count}
-    for words, count in lost.items():
-        console.say(f"lost: {words}: {count}")
-    if not lost:
+    losses = {kind: count for kind, count in content.lost.items() if count}
+    for kind, count in losses.items():
+        console.say(f"lost: {kind}: {count}")
+    if not losses:
         console.say("nothing is lost.")
-    written = f"{counted(len(content.items), 'image')} as {to} in {target}"
+    summary = f"{counted(len(content.items), 'image')} as {to} in {target}"
     command = f"paucal {'segment' if to == 'masks' else content.kind} {target}"
     if content.kind == "segment" and to != "masks":
         command = f"paucal convert {target} MASKS --to masks, and paucal segment MASKS"
-    console.say(f"{written}; to learn from them: {command}")
-    return Converted(str(target), len(content.items), lost)
+    console.say(f"{summary}; to learn from them: {command}")
+    return Converted(str(target), len(content.items), losses)
 
 
 def _copy_image(images: ImageSet, index: int, path: Path) -> None:

@@ -23,10 +23,10 @@ def save_text(path: Path, text: str) -> None:
 
 def objects_of(content: Content, item: Item) -> Sequence[Thing]:
     """Return the objects of an image; in sets of masks, the pixels of each class as one object with run lengths."""
-    return tuple(_areas(content, item)) if content.kind == "segment" else item.things
+    return tuple(_class_areas(content, item)) if content.kind == "segment" else item.things
 
 
-def _areas(content: Content, item: Item) -> Iterator[Thing]:
+def _class_areas(content: Content, item: Item) -> Iterator[Thing]:
     assert content.mask is not None
     mask = content.mask(item.index)
     content.lost["unlabelled pixels, in images"] += bool((mask == IGNORED).any())
@@ -41,9 +41,9 @@ def _areas(content: Content, item: Item) -> Iterator[Thing]:
 
 def without_crowds(content: Content, item: Item) -> list[Thing]:
     """Return the objects of an image except crowds, which are counted as lost."""
-    things = objects_of(content, item)
-    content.lost[CROWDS] += sum(thing.crowd for thing in things)
-    return [thing for thing in things if not thing.crowd]
+    objects = objects_of(content, item)
+    content.lost[CROWDS] += sum(each.crowd for each in objects)
+    return [each for each in objects if not each.crowd]
 
 
 def polygon_of(thing: Thing) -> list[float] | None:
@@ -54,5 +54,5 @@ def polygon_of(thing: Thing) -> list[float] | None:
 
 def mask_of(item: Item, thing: Thing) -> NDArray[np.bool_]:
     """Return the (H, W) pixels within the outline of an object."""
-    where = f"{item.name!r} has an outline of {thing.name!r}"
-    return unpack_mask(mask_of_outline(thing.outline, item.size, where)).astype(np.bool_)
+    context = f"{item.name!r} has an outline of {thing.name!r}"
+    return unpack_mask(mask_of_outline(thing.outline, item.size, context)).astype(np.bool_)

@@ -31,25 +31,25 @@ def write_label_studio(content: Content, folder: Path) -> None:
         for item in content.items:
             if item.part == part:
                 image = f"{_LOCAL}{quote(item.place('images'))}"
-                things = without_crowds(content, item)
-                results = [_region(item, number, thing) for number, thing in enumerate(things)]
+                objects = without_crowds(content, item)
+                results = [_region(item, number, thing) for number, thing in enumerate(objects)]
                 kinds += [result["type"] for result in results if result["type"] not in kinds]
                 if content.kind == "train" and item.labels:
                     value = {"choices": list(item.labels)}
                     results = [{"from_name": "choice", "to_name": "image", "type": "choices", "value": value}]
-                tasks.append({"id": item.index + 1, "data": {"image": image}, **_by_whom(content, item, results)})
+                tasks.append({"id": item.index + 1, "data": {"image": image}, **_label_entry(content, item, results)})
         save_text(folder / f"{part or 'tasks'}.json", json.dumps(tasks, ensure_ascii=False))
-    several = ' choice="multiple"' if content.images.multi_hot is not None and content.kind == "train" else ""
+    choice_attribute = ' choice="multiple"' if content.images.multi_hot is not None and content.kind == "train" else ""
     controls = ""
     for tag, name in (_CONTROLS[kind] for kind in kinds):
-        one = "Choice" if tag == "Choices" else "Label"
-        labels = "".join(f"<{one} value={quoteattr(label)}/>" for label in content.numbers)
-        controls += f'<{tag} name="{name}" toName="image"{several}>{labels}</{tag}>'
+        element = "Choice" if tag == "Choices" else "Label"
+        labels = "".join(f"<{element} value={quoteattr(label)}/>" for label in content.numbers)
+        controls += f'<{tag} name="{name}" toName="image"{choice_attribute}>{labels}</{tag}>'
     save_text(folder / "label_config.xml", f'<View><Image name="image" value="$image"/>{controls}</View>\n')
 
 
-def _by_whom(content: Content, item: Item, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the labels of a task: as annotations, or as predictions of a model for people to correct."""
+def _label_entry(content: Content, item: Item, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the entry with the labels of a task: annotations, or a model's predictions to correct."""
     if not content.model:
         return {"annotations": [{"result": results}]}
     score = {} if item.score is None else {"score": item.score}
@@ -70,10 +70,16 @@ def _region(item: Item, number: int, thing: Thing) -> dict[str, Any]:
         left, top, right, bottom = (100 * v / side for v, side in zip(thing.box, (width, height) * 2, strict=True))
         value = {"x": left, "y": top, "width": right - left, "height": bottom - top, "rotation": 0}
         kind = "rectanglelabels"
-    stated = {"original_width": width, "original_height": height, "image_rotation": 0}
+    size_fields = {"original_width": width, "original_height": height, "image_rotation": 0}
     name = {"from_name": _CONTROLS[kind][1], "to_name": "image", "type": kind}
     score = {} if thing.score is None else {"score": thing.score}
-    return {"id": f"{item.index + 1}-{number + 1}", **name, **stated, **score, "value": {**value, kind: [thing.name]}}
+    return {
+        "id": f"{item.index + 1}-{number + 1}",
+        **name,
+        **size_fields,
+        **score,
+        "value": {**value, kind: [thing.name]},
+    }
 
 
 def write_cvat(content: Content, folder: Path) -> None:
@@ -116,9 +122,9 @@ def _shape(item: Item, thing: Thing) -> tuple[str, str]:
     if thing.outline and (mask := mask_of(item, thing)).any():
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         left, top = int(columns[0]), int(rows[0])
-        inside = mask[top : rows[-1] + 1, left : columns[-1] + 1]
-        sides = f'left="{left}" top="{top}" width="{inside.shape[1]}" height="{inside.shape[0]}"'
-        return "mask", f'rle="{", ".join(map(str, _runs_by_row(inside)))}" {sides}'
+        cut_mask = mask[top : rows[-1] + 1, left : columns[-1] + 1]
+        sides = f'left="{left}" top="{top}" width="{cut_mask.shape[1]}" height="{cut_mask.shape[0]}"'
+        return "mask", f'rle="{", ".join(map(str, _runs_by_row(cut_mask)))}" {sides}'
     corners = zip(("xtl", "ytl", "xbr", "ybr"), thing.box, strict=True)
     return "box", " ".join(f'{name}="{value:.2f}"' for name, value in corners)
 

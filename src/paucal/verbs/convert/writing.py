@@ -96,7 +96,7 @@ def write_coco(content: Content, folder: Path) -> None:
                         "image_id": item.index + 1,
                         "category_id": content.numbers[thing.name],
                         "bbox": [left, top, right - left, bottom - top],
-                        "area": _area(thing),
+                        "area": _object_area(thing),
                         "iscrowd": int(thing.crowd),
                         **({} if thing.score is None else {"score": thing.score}),
                         **outline,
@@ -107,7 +107,7 @@ def write_coco(content: Content, folder: Path) -> None:
         save_text(folder / f"annotations/instances_{part or 'default'}.json", json.dumps(document, ensure_ascii=False))
 
 
-def _area(thing: Thing) -> float:
+def _object_area(thing: Thing) -> float:
     """Return the area of an object in square pixels: of its outline, or else of its box."""
     if isinstance(thing.outline, list):
         sides = [np.asarray(polygon, dtype=np.float64).reshape(-1, 2).T for polygon in thing.outline]
@@ -185,17 +185,17 @@ def write_masks(content: Content, folder: Path) -> None:
     names = [BACKGROUND, *(name for name in content.numbers if name != BACKGROUND)] if is_drawn else [*content.numbers]
     for item in content.items:
         content.lost["single objects (their pixels become areas of their class)"] += len(item.things)
-        mask = _draw(item, names) if content.mask is None else content.mask(item.index)
+        mask = _draw_mask(item, names) if content.mask is None else content.mask(item.index)
         path = folder / item.place("masks", ".png")
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(mask).save(path)
     _save_rows(folder / "classes.csv", [["name", "value"], *([name, number] for number, name in enumerate(names))])
 
 
-def _draw(item: Item, names: Sequence[str]) -> NDArray[np.uint8]:
+def _draw_mask(item: Item, names: Sequence[str]) -> NDArray[np.uint8]:
     """Return the mask of the outlines of objects, the largest first; crowds are unlabelled pixels."""
     mask = np.zeros(item.size, dtype=np.uint8)
-    drawn: list[tuple[int, NDArray[np.bool_]]] = []
+    object_masks: list[tuple[int, NDArray[np.bool_]]] = []
     for thing in item.things:
         if not thing.outline:
             raise UserError(
@@ -203,8 +203,8 @@ def _draw(item: Item, names: Sequence[str]) -> NDArray[np.uint8]:
                 "to another layout, or draw outlines."
             )
         number = IGNORED if thing.crowd else names.index(thing.name)
-        drawn.append((number, mask_of(item, thing)))
-    for number, pixels in sorted(drawn, key=lambda entry: -int(entry[1].sum())):
+        object_masks.append((number, mask_of(item, thing)))
+    for number, pixels in sorted(object_masks, key=lambda entry: -int(entry[1].sum())):
         mask[pixels] = number
     return mask
 
@@ -219,11 +219,11 @@ def _class_folder(item: Item) -> str:
 
 def write_folders(content: Content, folder: Path) -> None:
     """Check that folders can hold the set: each image has one class, and class names give different folder names."""
-    odd = next((item for item in content.items if len(item.labels) != 1), None)
-    if odd is not None:
+    unsuitable = next((item for item in content.items if len(item.labels) != 1), None)
+    if unsuitable is not None:
         raise UserError(
-            f"{odd.name!r} has {counted(len(odd.labels), 'class', 'classes')}, but folders need one class per "
-            "image: convert with --to csv."
+            f"{unsuitable.name!r} has {counted(len(unsuitable.labels), 'class', 'classes')}, but folders need one "
+            "class per image: convert with --to csv."
         )
     names = {_class_folder(item).casefold(): item.labels[0] for item in content.items}
     if len(names) < len({item.labels[0] for item in content.items}):

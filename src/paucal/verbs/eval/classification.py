@@ -60,22 +60,27 @@ def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, c
         model = model.mirrored()
     if settings.real_labels is not None and model.card.several:
         raise UserError(f"--real-labels scores one prediction per image, but {run} gives several: leave it out.")
-    real = None if settings.real_labels is None else read_real_labels(settings.real_labels, len(model.classes))
+    real_answers = None if settings.real_labels is None else read_real_labels(settings.real_labels, len(model.classes))
     results = []
     for target in data or [None]:
-        chosen = _choose(folder, target, settings, model, console)
-        for text in seen_unlabelled(folder, *chosen[:2]) if target or settings.part in (None, "test") else ():
+        selection = _choose_images(folder, target, settings, model, console)
+        for text in seen_unlabelled(folder, *selection[:2]) if target or settings.part in (None, "test") else ():
             console.say(text)
         output = report_folder(folder, target, data, settings)
-        results.append(_evaluate(model, chosen, real, output, settings, console))
+        results.append(_evaluate_set(model, selection, real_answers, output, settings, console))
     return results
 
 
-def _evaluate(
-    model: TrainedModel, chosen: Chosen, real: Answers | None, output: Path, settings: EvalSettings, console: Console
+def _evaluate_set(
+    model: TrainedModel,
+    selection: Chosen,
+    real_answers: Answers | None,
+    output: Path,
+    settings: EvalSettings,
+    console: Console,
 ) -> ClassifiedSet:
-    images, _, train_labels = chosen
-    predictions = _predict(model, chosen, settings, console)
+    images, _, train_labels = selection
+    predictions = _predict(model, selection, settings, console)
     if model.card.several:
         report: Report = record_multi_label(output, output, predictions, images, model.card)
     else:
@@ -85,14 +90,16 @@ def _evaluate(
     metric = primary_metric(model.card.several)
     value = report.scores[metric.score].value
     console.say(f"{images.name}: {metric.title} {percent(value)}; tables and pictures are in {output}")
-    if due := due_line(report, images.name):
-        console.say(due)
-    real_score = None if real is None else _score_real_labels(predictions, real, images, output, console)
+    if due_note := due_line(report, images.name):
+        console.say(due_note)
+    real_score = (
+        None if real_answers is None else _score_real_labels(predictions, real_answers, images, output, console)
+    )
     return ClassifiedSet(images.name, report, output, real_score)
 
 
-def _predict(model: TrainedModel, chosen: Chosen, settings: EvalSettings, console: Console) -> Predictions:
-    images, indices, _ = chosen
+def _predict(model: TrainedModel, selection: Chosen, settings: EvalSettings, console: Console) -> Predictions:
+    images, indices, _ = selection
     preprocessing = model.card.preprocessing
     batch_size = inference_batch_size(preprocessing.image_size, model.device.type, settings.batch_size)
     check_batch_memory(min(batch_size, len(indices)), preprocessing.image_size)
@@ -101,8 +108,8 @@ def _predict(model: TrainedModel, chosen: Chosen, settings: EvalSettings, consol
         images, indices, preprocessing.transform(), batch_size, settings.workers, pin_memory=on_gpu
     )
     if settings.precision is None:
-        few = [images.store.read(int(index)) for index in indices[:IMAGES]] if bfloat16_flags() else []
-        choice = measure_on(model, few, len(indices), console)
+        sample = [images.store.read(int(index)) for index in indices[:IMAGES]] if bfloat16_flags() else []
+        choice = measure_on(model, sample, len(indices), console)
     else:
         choice = GIVEN[settings.precision]
     with console.progress("evaluating") as advance:
@@ -117,9 +124,9 @@ def _predict(model: TrainedModel, chosen: Chosen, settings: EvalSettings, consol
 
 
 def _score_real_labels(
-    predictions: Predictions, real: Answers, images: ImageSet, output: Path, console: Console
+    predictions: Predictions, real_answers: Answers, images: ImageSet, output: Path, console: Console
 ) -> RealAccuracy:
-    answers = answers_of(real, [images.keys[int(position)] for position in predictions.ids])
+    answers = answers_of(real_answers, [images.keys[int(position)] for position in predictions.ids])
     real_score = real_accuracy(predictions, answers)
     write_text(output / "real_labels.json", json.dumps(asdict(real_score), indent=2) + "\n")
     images_scored, skipped = counted(real_score.images, "image"), real_score.skipped
@@ -130,17 +137,19 @@ def _score_real_labels(
     return real_score
 
 
-def _choose(
+def _choose_images(
     folder: RunFolder, target: str | None, settings: EvalSettings, model: TrainedModel, console: Console
 ) -> Chosen:
     """Return images with labels in the model's class order, the chosen positions, and the labels of training images."""
     reading = model.card.preprocessing.reading
-    opening = LabelledDataSettings(**{name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)})
+    data_settings = LabelledDataSettings(
+        **{name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)}
+    )
     with console.progress("reading images") as advance:
-        if target is None or is_same_place(folder, target, opening):
+        if target is None or is_same_place(folder, target, data_settings):
             images = open_again(folder, advance, settings.download, reading)
         else:
-            images = load_images(replace(opening, data=target), advance, reading=reading)
+            images = load_images(replace(data_settings, data=target), advance, reading=reading)
     train_labels = None
     if target is None:
         train_labels = torch.from_numpy(images.labels[read_split(folder.split, images).indices("train")]).long()

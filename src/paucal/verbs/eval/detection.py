@@ -63,12 +63,12 @@ def evaluate_detector(model: str, data: Sequence[str], settings: EvalSettings, c
     """
     require_metrics()
     run = open_model_folder(model)
-    loaded = load_detector(run, settings.device)
+    detector_parts = load_detector(run, settings.device)
     results = []
     for target in data or [None]:
-        boxed, positions = _open_images(run, target, settings, loaded[1], console)
+        boxed, positions = _open_images(run, target, settings, detector_parts[1], console)
         folder = report_folder(run, target, data, settings)
-        results.append(_evaluate_set(*loaded, boxed, positions, folder, settings, console))
+        results.append(_evaluate_set(*detector_parts, boxed, positions, folder, settings, console))
     return results
 
 
@@ -130,8 +130,8 @@ def _evaluate_set(
     for kind, matches in evaluation.matches.items():
         figure = precision_recall_figure(matches, card.classes, np.ones(len(indices)))
         save_figure(folder / f"{kind}precision_recall.png", figure)
-    known = sorted((value, name) for name, value in evaluation.per_class.items() if value is not None)
-    worst = ", ".join(f"{name} {value:.3f}" for value, name in known[:WORST])
+    class_scores = sorted((value, name) for name, value in evaluation.per_class.items() if value is not None)
+    worst = ", ".join(f"{name} {value:.3f}" for value, name in class_scores[:WORST])
     titles = {name: title for name, title in TITLES.items() if name in evaluation.scores}
     scores = ", ".join(f"{title} {format_score(evaluation.scores[name])}" for name, title in titles.items())
     images_text = counted(len(indices), "image")

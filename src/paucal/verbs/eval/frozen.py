@@ -62,7 +62,7 @@ from paucal.verbs.eval.images import open_data, seen_with_labels
 from paucal.verbs.eval.settings import EvalSettings, FrozenSettings
 
 SUITE = "table9"
-REPORTS = {"train": write_report, "pretrain": write_pretraining_report}  # by the verb of the run
+REPORTS = {"train": write_report, "pretrain": write_pretraining_report}  # writer of the report, by the verb of the run
 MOST_COMPARED = MOST_MODELS - 2  # besides the evaluated model and the random model
 MATCHED_IMAGES = 2  # number of images whose matches are drawn, for every kind of second view
 CHANGE_TITLES: dict[Change, str] = {"mirror": "mirrored", "crop": "cropped"}
@@ -110,43 +110,43 @@ def evaluate_frozen(
     options = _options(settings, subjects[0])
     rows: list[Row] = []
     sets: list[dict[str, Any]] = []
-    drawn: EvaluationData | None = None
-    for opened in _open_sets(data, run, settings, console, _reading(subjects)):
-        images = _without_seen(opened, model, console)
+    pictured_data: EvaluationData | None = None
+    for opened_data in _open_sets(data, run, settings, console, _common_reading(subjects)):
+        images = _without_seen(opened_data, model, console)
         remarks_on_seen = _say_seen(images, names, console)
         # A suite includes sets whose images have several classes each, and not all protocols suit those sets.
         suited: list[Protocol] = [name for name in protocols if images.labels.ndim == 1 or name in SEVERAL_CLASSES]
-        used: Sequence[Protocol] = suited if SUITE in data else protocols
+        applied: Sequence[Protocol] = suited if SUITE in data else protocols
         outcomes = {
-            subject.name: evaluate_backbone(subject, images, used, options, console.progress) for subject in subjects
+            subject.name: evaluate_backbone(subject, images, applied, options, console.progress) for subject in subjects
         }
         rows += compare(images.name, outcomes, Bootstrap(settings.seed, settings.bootstrap))
         facts = {"classes": images.n_classes, "metric": images.metric, "how": images.how}
         sets.append({"name": images.name, **images.counts(), **facts, "seen_unlabelled": remarks_on_seen})
-        drawn = drawn or (images if "correspondence" in used else None)
+        pictured_data = pictured_data or (images if "correspondence" in applied else None)
     if not rows:
         raise UserError("none of the data sets was found: put them below --data-root, or give --download.")
     console.show(protocol_table(rows, Bootstrap().level))
     for text in remarks(rows):
         console.say(text)
-    about = _about(subjects, sets, settings, protocols)
+    about = _table_facts(subjects, sets, settings, protocols)
     store_table(folder, rows, about)
     _draw_scores(folder, rows, about["level"])
-    if drawn is None:
+    if pictured_data is None:
         _remove_matches(folder)
     else:
-        _draw_matches(folder, subjects[0], drawn, options, console.say)
+        _draw_matches(folder, subjects[0], pictured_data, options, console.say)
     console.say(f"the table and its pictures are in {folder}")
     if run is not None and run.config.exists() and folder == run.evaluation(FOLDER):
         _update_report(run, console.say)
     return FrozenTable(rows, about, folder)
 
 
-def _check_settings(settings: FrozenSettings, others: int) -> None:
+def _check_settings(settings: FrozenSettings, n_compared: int) -> None:
     if settings.cache is not None and settings.no_cache:
         raise UserError("--cache and --no-cache contradict each other: give one of them.")
-    if others > MOST_COMPARED:
-        raise UserError(f"--compare names {others} models, but a table has room for {MOST_COMPARED}: give fewer.")
+    if n_compared > MOST_COMPARED:
+        raise UserError(f"--compare names {n_compared} models, but a table has room for {MOST_COMPARED}: give fewer.")
 
 
 def _open_subjects(
@@ -157,14 +157,14 @@ def _open_subjects(
 
     def open_one(name: str, is_run: bool) -> FrozenBackbone:
         # A run that is compared with a timm model keeps its own size; --img-size is refused if all models are runs.
-        own = is_run and not all(runs)
+        keeps_size = is_run and not all(runs)
         return open_frozen(
             name,
             settings.device,
             model=settings.model,
             network=settings.network,
             pretrained=settings.pretrained,
-            image_size=None if own else settings.img_size,
+            image_size=None if keeps_size else settings.img_size,
             seed=settings.seed,
         )
 
@@ -183,13 +183,17 @@ def _open_subjects(
 
 def _with_own_names(subjects: Sequence[FrozenBackbone]) -> list[FrozenBackbone]:
     """Return the models with unique names, which become the columns of the table."""
-    taken, named = {FLOOR}, []
+    used_names, renamed = {FLOOR}, []
     for subject in subjects:
         numbered = (f"{subject.name} ({number})" for number in count(2))
-        name = subject.name if subject.name not in taken else next(name for name in numbered if name not in taken)
-        taken.add(name)
-        named.append(replace(subject, name=name))
-    return named
+        name = (
+            subject.name
+            if subject.name not in used_names
+            else next(name for name in numbered if name not in used_names)
+        )
+        used_names.add(name)
+        renamed.append(replace(subject, name=name))
+    return renamed
 
 
 def _batch_size(settings: EvalSettings, subject: FrozenBackbone) -> int:
@@ -213,7 +217,7 @@ def _options(settings: EvalSettings, first: FrozenBackbone) -> ProtocolOptions:
     )
 
 
-def _reading(subjects: Sequence[FrozenBackbone]) -> Reading:
+def _common_reading(subjects: Sequence[FrozenBackbone]) -> Reading:
     """Return how to read images for all models: at the resolution of the largest input.
 
     Values of more than 8 bits are read as for the first model.
@@ -231,20 +235,20 @@ def _open_sets(
     data: Sequence[str], run: RunFolder | None, settings: EvalSettings, console: Console, reading: Reading
 ) -> Iterator[EvaluationData]:
     """Open the data sets one by one; missing sets of a suite are skipped with a note."""
-    others = [target for target in data if target != SUITE]
-    for target in ([*TABLE9, *others] if SUITE in data else others) or [None]:
+    named_sets = [target for target in data if target != SUITE]
+    for target in ([*TABLE9, *named_sets] if SUITE in data else named_sets) or [None]:
         try:
-            opened = open_data(target, run, settings, settings, console, reading)
+            opened_data = open_data(target, run, settings, settings, console, reading)
         except UserError as problem:
             if SUITE not in data or target not in TABLE9:
                 raise
             console.say(f"left out: {problem}")
             continue
-        for note in (*opened.images.notes, *depth_notes(opened.images, reading)):
+        for note in (*opened_data.images.notes, *depth_notes(opened_data.images, reading)):
             console.say(f"note: {note}")
-        counts = ", ".join(f"{images} {part}" for part, images in opened.counts().items())
-        console.say(f"{opened.name}: {counts}; {opened.how}")
-        yield opened
+        counts = ", ".join(f"{images} {part}" for part, images in opened_data.counts().items())
+        console.say(f"{opened_data.name}: {counts}; {opened_data.how}")
+        yield opened_data
 
 
 def _without_seen(data: EvaluationData, model: str, console: Console) -> EvaluationData:
@@ -284,7 +288,7 @@ def _say_seen(data: EvaluationData, models: Sequence[str], console: Console) -> 
     return sentences
 
 
-def _about(
+def _table_facts(
     subjects: Sequence[FrozenBackbone],
     sets: list[dict[str, Any]],
     settings: EvalSettings,
@@ -325,9 +329,9 @@ def _update_report(run: RunFolder, say: Callable[[str], None]) -> None:
 
 def _draw_scores(folder: Path, rows: Sequence[Row], level: float) -> None:
     """Draw the scores into the folder of the table; nothing is drawn if no score is a share."""
-    drawn = shown_rows(rows)
-    if drawn:
-        save_figure(folder / SCORES_PICTURE, protocols_figure(drawn, level))
+    drawable = shown_rows(rows)
+    if drawable:
+        save_figure(folder / SCORES_PICTURE, protocols_figure(drawable, level))
     else:
         (folder / SCORES_PICTURE).unlink(missing_ok=True)
 
@@ -344,10 +348,10 @@ def _draw_matches(
     If they cannot be drawn, `say` prints why, and the evaluation still succeeds.
     """
     try:
-        few = balanced(data.labels, data.parts["test"], MATCHED_IMAGES, options.seed)
+        sample = balanced(data.labels, data.parts["test"], MATCHED_IMAGES, options.seed)
         pairs = [
             _matched_pair(subject, data, int(index), change, options.seed)
-            for index in few
+            for index in sample
             for change in options.changes
         ]
         save_figure(folder / MATCHES_PICTURE, matches_sheet(pairs))
@@ -367,10 +371,12 @@ def _matched_pair(subject: FrozenBackbone, data: EvaluationData, index: int, cha
     first, size = subject.preprocessing.transform(), subject.preprocessing.image_size
     views = [(first, 1), (second_view(change, first), 1)]
     sample = ViewDataset(data.images, views, seed, labels=False, geometry=True)[SampleKey(0, index)]
-    one, two = (view.to(subject.device) for view in sample.views)
+    first_image, second_image = (view.to(subject.device) for view in sample.views)
     picture = data.images.store.read(index)
     geometry = sample.geometry or []
-    matches, right = scored_pairs(match_images(subject.backbone.model, one, two, one[0].numel()), geometry)
+    matches, right = scored_pairs(
+        match_images(subject.backbone.model, first_image, second_image, first_image[0].numel()), geometry
+    )
     share = f"{int(right.sum())} of {len(right)} right"
     names = (f"test image {index}", f"{CHANGE_TITLES[change]}: {share}")
     return MatchedPair((seen(picture, geometry[0], size), seen(picture, geometry[1], size)), matches, names, right)
@@ -387,7 +393,7 @@ def scored_pairs(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple[C
     first, second = matches.first.cpu(), matches.second.cpu()
     positions = true_positions(geometry[0][None], geometry[1][None], grid)[0][first @ torch.tensor([grid[1], 1])]
     true = ((positions.flip(1) + 1) / 2 * torch.tensor([rows, columns])).floor().long()
-    shown = ((true >= 0) & (true < torch.tensor([rows, columns]))).all(1).nonzero()[:TOP, 0]
-    first, second = first[shown], second[shown]
-    kept = replace(matches, first=first, second=second, similarity=matches.similarity.cpu()[shown])
-    return kept, (second == true[shown]).all(1)
+    best = ((true >= 0) & (true < torch.tensor([rows, columns]))).all(1).nonzero()[:TOP, 0]
+    first, second = first[best], second[best]
+    scored = replace(matches, first=first, second=second, similarity=matches.similarity.cpu()[best])
+    return scored, (second == true[best]).all(1)

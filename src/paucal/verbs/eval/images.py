@@ -78,8 +78,10 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
         UserError: No image is left, DATA has no such split, or the run's split cannot be read.
     """
     if target is None:
-        own = ChosenImages(read_split(run.split, images).indices(part or TEST))
-        return _require_some(own, f"{run.path} has no {part or TEST} images: choose another --part, or give DATA.")
+        own_images = ChosenImages(read_split(run.split, images).indices(part or TEST))
+        return _require_some(
+            own_images, f"{run.path} has no {part or TEST} images: choose another --part, or give DATA."
+        )
     identities, history = Identities(images, streamed=True), readable_history(run)
     if (parts := own_parts(history, identities)) is not None:
         chosen = ChosenImages(np.flatnonzero(parts == (part or TEST)))
@@ -88,9 +90,9 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
         chosen = _require_some(chosen, f"{text}: name another part with --part to use these, or give other images.")
         return replace(chosen, notes=(f"{text}: evaluated on the {part or TEST} images",))
     pool = _declared_positions(images, part, target)
-    seen = seen_with_labels(history, identities)
+    is_seen = seen_with_labels(history, identities)
     return _require_some(
-        ChosenImages(pool[~seen[pool]], tuple(_notes(run, history, identities, pool, seen))),
+        ChosenImages(pool[~is_seen[pool]], tuple(_seen_notes(run, history, identities, pool, is_seen))),
         f"all {len(pool)} images of {target} are training or validation images of {run.path}: give images that it has "
         "not seen, or leave DATA out for its own test images.",
     )
@@ -106,57 +108,65 @@ def own_parts(history: Sequence[LearnedImages], identities: Identities) -> NDArr
 
 def seen_with_labels(history: Sequence[LearnedImages], identities: Identities) -> NDArray[np.bool_]:
     """Return which images' labels were used to train or select a run or an earlier run it started from, (N,)."""
-    seen = np.zeros(len(identities.images), dtype=bool)
+    is_seen = np.zeros(len(identities.images), dtype=bool)
     for learned in history:
         if learned.labelled:
-            seen |= learned.contains(identities, selected=True)
-    return seen
+            is_seen |= learned.contains(identities, selected=True)
+    return is_seen
 
 
 def is_same_place(run: RunFolder, target: str, settings: LabelledDataSettings) -> bool:
     """Return whether DATA is the data that a run was trained on, to be opened with the same settings."""
     if not run.config.is_file():
         return False
-    stored = run.settings
-    given = {name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)}
-    pinned = pin_data(LabelledDataSettings(**{**given, "data": target}))
-    same = all(getattr(pinned, name) in (None, stored.get(name)) for name in OPENING)
-    return stored.get("data") == pinned.data and pinned.data_root in (None, stored.get("data_root")) and same
+    run_settings = run.settings
+    opening_settings = {name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)}
+    pinned = pin_data(LabelledDataSettings(**{**opening_settings, "data": target}))
+    has_same_opening = all(getattr(pinned, name) in (None, run_settings.get(name)) for name in OPENING)
+    return (
+        run_settings.get("data") == pinned.data
+        and pinned.data_root in (None, run_settings.get("data_root"))
+        and has_same_opening
+    )
 
 
 def _declared_positions(images: ImageSet, part: str | None, target: str) -> NDArray[np.int64]:
     """Return the positions of the images declared for a split (by default the test images), or of all images."""
     declared, held_out = np.asarray(images.declared, dtype="<U6"), held_out_part(images.declared)
-    wanted = held_out if part in (None, TEST) else part
-    if part is not None and not (declared == (wanted or TEST)).any():
-        there = ", ".join(sorted(set(images.declared) - {""})) or "no parts"
-        raise UserError(f"--part {part}: {target} has {there}: leave --part out, or name an existing part.")
-    return np.flatnonzero(declared == wanted) if wanted else np.arange(len(images))
+    declared_part = held_out if part in (None, TEST) else part
+    if part is not None and not (declared == (declared_part or TEST)).any():
+        existing = ", ".join(sorted(set(images.declared) - {""})) or "no parts"
+        raise UserError(f"--part {part}: {target} has {existing}: leave --part out, or name an existing part.")
+    return np.flatnonzero(declared == declared_part) if declared_part else np.arange(len(images))
 
 
-def _notes(
+def _seen_notes(
     run: RunFolder,
     history: Sequence[LearnedImages],
     identities: Identities,
     pool: NDArray[np.int64],
-    seen: NDArray[np.bool_],
+    is_seen: NDArray[np.bool_],
 ) -> list[str]:
     if not history or history[0].rows is None:
         return [f"whether the model was trained on these images is unknown: {run.path} has no split.csv"]
-    notes, count, own = [], int(seen[pool].sum()), history[0]
+    notes, count, this_run = [], int(is_seen[pool].sum()), history[0]
     if count:
         notes.append(
             f"left out {count} of the {len(pool)} images: {run.path}, or a run that it started from, used them "
             f"for training or selection; {len(pool) - count} remain"
         )
-    same_key = own.labelled * int((own.same_keys(identities) & (own.parts_of(identities) == "") & ~seen)[pool].sum())
+    same_key = this_run.labelled * int(
+        (this_run.same_keys(identities) & (this_run.parts_of(identities) == "") & ~is_seen)[pool].sum()
+    )
     if same_key:
-        named = counted(same_key, "image has the name", "images have the names")
-        if own.by_digest:
-            why = "but other content, so the run has not seen them"
+        same_name = counted(same_key, "image has the name", "images have the names")
+        if this_run.by_digest:
+            explanation = "but other content, so the run has not seen them"
         else:
-            why = "and the run stored no digests to compare: if they are the same images, the score is too optimistic"
-        notes.append(f"{named} of training or validation images of {run.path}, {why}")
+            explanation = (
+                "and the run stored no digests to compare: if they are the same images, the score is too optimistic"
+            )
+        notes.append(f"{same_name} of training or validation images of {run.path}, {explanation}")
     return notes
 
 
@@ -211,11 +221,11 @@ def find_data(target: str, opening: OpeningSettings) -> ImageSet:
     return find_images(replace(opening, data=target))
 
 
-def _voc_folder(target: str, opening: OpeningSettings) -> Path | None:
+def _voc_folder(target: str, opening_settings: OpeningSettings) -> Path | None:
     """Return the folder of VOC2007 if the target is VOC2007; an existing path takes precedence without a data root."""
     path = Path(target)
-    if target == VOC_NAME and (opening.data_root is not None or not path.exists()):
-        return find_voc(opening.data_root, opening.download)
+    if target == VOC_NAME and (opening_settings.data_root is not None or not path.exists()):
+        return find_voc(opening_settings.data_root, opening_settings.download)
     return path if is_voc(path) else None
 
 
@@ -262,8 +272,8 @@ def check_places(model: str, data: Sequence[str], settings: EvalSettings, more: 
     if "classification" in settings.protocols:
         folder = open_model_folder(model)
         folders += [report_folder(folder, target, data, settings) for target in data or [None]]
-        if not data and (stored := folder.settings):
-            images = {"DATA": stored.get("data")}
+        if not data and (run_settings := folder.settings):
+            images = {"DATA": run_settings.get("data")}
     for target in data or [None]:
         for path in folders:
             check_results(path, images if target is None else {"DATA": target}, settings.data_root, more)
@@ -292,5 +302,5 @@ def report_folder(run: RunFolder, target: str | None, data: Sequence[str], setti
 def _folder_name(target: str, targets: Sequence[str]) -> str:
     """Return a folder name for the results on a set, different from the names of splits and of other sets."""
     path = Path(os.path.realpath(target))
-    alike = sum(Path(os.path.realpath(other)).stem == path.stem for other in targets) > 1
-    return f"{path.parent.name}-{path.stem}" if alike or path.stem in PARTS else path.stem
+    is_ambiguous = sum(Path(os.path.realpath(other)).stem == path.stem for other in targets) > 1
+    return f"{path.parent.name}-{path.stem}" if is_ambiguous or path.stem in PARTS else path.stem

@@ -78,7 +78,7 @@ class Evaluation:
     @property
     def findings(self) -> list[Finding]:
         """Every number that the command line prints, in the same order; `pandas.DataFrame` accepts this list."""
-        return [Finding(data, *line, model, s.value, s.low, s.high) for data, line, model, s in self._scores()]
+        return [Finding(data, *line, model, s.value, s.low, s.high) for data, line, model, s in self._all_scores()]
 
     def score(self, protocol: str = "classification", data: str | None = None) -> Score:
         """Return the model's first printed score for a protocol, with its interval.
@@ -105,7 +105,7 @@ class Evaluation:
             return scored.metrics
         return self.classification[0].report.values if self.classification else {}
 
-    def _scores(self) -> Iterator[tuple[str, tuple[str, str, str], str, Score]]:
+    def _all_scores(self) -> Iterator[tuple[str, tuple[str, str, str], str, Score]]:
         """Yield data set, (protocol, setting, name of the score), model and score."""
         for evaluated in self.classification:
             for name, score in evaluated.report.scores.items():
@@ -145,9 +145,9 @@ def evaluate(subject: Source, /, data: Data | Sequence[Source] | None = None, **
         >>> found.metrics["top1"], found.score("knn")  # doctest: +SKIP
         (0.93, Score(value=0.88, low=0.85, high=0.91))
     """
-    places, settings = without_frame(data, settings)
+    locations, settings = without_frame(data, settings)
     resolved = from_python(EvalSettings, settings, "paucal.evaluate", "eval")
-    sources = [] if places is None else [places] if isinstance(places, str | os.PathLike) else places
+    sources = [] if locations is None else [locations] if isinstance(locations, str | os.PathLike) else locations
     return evaluate_model(
         path_text(subject, "the model"), [os.fspath(source) for source in sources], resolved, RecordingConsole()
     )
@@ -174,7 +174,7 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
     if settings.scales is not None and task != SEGMENTATION:
         raise UserError(f"--scales needs a segmentation model, but {model} is for {task}: leave it out.")
     if task != CLASSIFICATION:
-        evaluation = _evaluate_places(model, data, task, settings, console)
+        evaluation = _evaluate_task(model, data, task, settings, console)
     else:
         check_places(model, data, settings)
         reports = evaluate_classifier(model, data, settings, console) if "classification" in requested else []
@@ -185,9 +185,7 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
     return replace(evaluation, said=tuple(console.said) if isinstance(console, RecordingConsole) else ())
 
 
-def _evaluate_places(
-    model: str, data: Sequence[str], task: str, settings: EvalSettings, console: Console
-) -> Evaluation:
+def _evaluate_task(model: str, data: Sequence[str], task: str, settings: EvalSettings, console: Console) -> Evaluation:
     """Evaluate a detector on boxes, a segmentation network on masks, or predicted numbers on true ones."""
     if settings.protocol is not None:
         raise UserError(

@@ -58,13 +58,13 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
     if not data and not run.config.exists():
         raise UserError(f"{str(run.path)!r} does not name the images it was trained on: give DATA.")
     for target in data or [None]:
-        opened = _open_images(run, target, settings, regressor, console)
-        images, targets = with_numbers(opened, card_of(regressor).target, fewest=2)
-        chosen = choose_images(run, images, settings.part, target)
-        say_notes(console, images, regressor.card.preprocessing.reading, chosen)
-        fed, part = regressor.card.preprocessing, np.asarray(chosen.positions, dtype=np.int64)
-        batch_size = inference_batch_size(fed.image_size, settings.device, settings.batch_size)
-        loader = make_eval_loader(images, part, fed.transform(), batch_size, settings.workers)
+        all_images = _open_images(run, target, settings, regressor, console)
+        images, targets = with_numbers(all_images, card_of(regressor).target, fewest=2)
+        selection = choose_images(run, images, settings.part, target)
+        say_notes(console, images, regressor.card.preprocessing.reading, selection)
+        preprocess, part = regressor.card.preprocessing, np.asarray(selection.positions, dtype=np.int64)
+        batch_size = inference_batch_size(preprocess.image_size, settings.device, settings.batch_size)
+        loader = make_eval_loader(images, part, preprocess.transform(), batch_size, settings.workers)
         with console.progress("evaluating") as advance:
             report, predicted = evaluate_numbers(regressor, loader, targets[part], part, settings.seed, advance)
         folder = report_folder(run, target, data, settings)
@@ -84,11 +84,11 @@ def _open_images(
 ) -> ImageSet:
     """Open the images of a table, or those of the run."""
     names = ("data_root", "image_column", "channels", "on_bad_image")
-    given = {name: getattr(settings, name) for name in names}
+    opening_settings = {name: getattr(settings, name) for name in names}
     if target is None:
-        stored = run.settings
-        given = {name: stored[name] for name in names if name in stored}
-        target = str(stored.get("data", ""))
-    opening = replace(LabelledDataSettings(data=target), **given)
+        run_settings = run.settings
+        opening_settings = {name: run_settings[name] for name in names if name in run_settings}
+        target = str(run_settings.get("data", ""))
+    data_settings = replace(LabelledDataSettings(data=target), **opening_settings)
     with console.progress("reading images") as advance:
-        return load_images(opening, advance, labelled=False, reading=model.card.preprocessing.reading)
+        return load_images(data_settings, advance, labelled=False, reading=model.card.preprocessing.reading)

@@ -61,20 +61,22 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
     check_factors("scales", settings.scales)
     run = open_model_folder(model)
     network = load_segmenter(run, settings.device)
-    stored = _stored_settings(run) if run.config.exists() else SegmentSettings(overlap=network.card.overlap)
-    stored = replace(stored, scales=settings.scales or stored.scales, mirror=settings.mirror or stored.mirror)
+    run_settings = _stored_settings(run) if run.config.exists() else SegmentSettings(overlap=network.card.overlap)
+    run_settings = replace(
+        run_settings, scales=settings.scales or run_settings.scales, mirror=settings.mirror or run_settings.mirror
+    )
     results = []
     for target in data or [None]:
         if target is None and not run.config.exists():
             raise UserError(f"{str(run.path)!r} does not name the images it was trained on: give DATA.")
         if target is None:
-            opened = open_segmentation_data(stored, console.progress, run)
+            masked_set = open_segmentation_data(run_settings, console.progress, run)
         else:
-            opened = _open_masked(target, network, settings, stored.ignore, console)
-        chosen = choose_images(run, opened.images, settings.part, target)
-        say_notes(console, opened.images, network.reading, chosen)
+            masked_set = _open_masked(target, network, settings, run_settings.ignore, console)
+        selection = choose_images(run, masked_set.images, settings.part, target)
+        say_notes(console, masked_set.images, network.reading, selection)
         folder = report_folder(run, target, data, settings)
-        results.append(_evaluate(network, opened, chosen.positions.tolist(), folder, stored, console))
+        results.append(_evaluate_set(network, masked_set, selection.positions.tolist(), folder, run_settings, console))
     return results
 
 
@@ -102,18 +104,18 @@ def _open_masked(
     return SegmentationData(masked.images, split, masked=masked)
 
 
-def _evaluate(
+def _evaluate_set(
     model: SegmentationModel,
     data: SegmentationData,
     indices: list[int],
     folder: Path,
-    stored: SegmentSettings,
+    run_settings: SegmentSettings,
     console: Console,
 ) -> SegmentedSet:
-    options = replace(model.window_options(stored.test_scales, stored.mirror), overlap=stored.overlap)
+    options = replace(model.window_options(run_settings.test_scales, run_settings.mirror), overlap=run_settings.overlap)
     with folder_in_place(folder / MASKS) as masks, console.progress("evaluating") as advance:
         tallies = count_and_write_masks(model, data, indices, options, masks, advance)
-    report = segmentation_report(tallies, model.classes, stored.seed)
+    report = segmentation_report(tallies, model.classes, run_settings.seed)
     write_scores(folder, report, tallies, data.images.keys)
     console.show(report_table(report))
     console.say(

@@ -42,12 +42,13 @@ def heads_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) ->
     layer_indices = _layer_indices(maps, settings.layer) or [len(maps) - 1]
     labels = [f"attention_layer_{index + 1}" for index in layer_indices] if len(layer_indices) > 1 else ["attention"]
     return {
-        label: _heads_of(image, maps[index], settings.token) for label, index in zip(labels, layer_indices, strict=True)
+        label: _draw_heads(image, maps[index], settings.token)
+        for label, index in zip(labels, layer_indices, strict=True)
     }
 
 
-def _heads_of(image: Viewed, layer: AttentionMap, queries: list[str] | None) -> Figure:
-    tokens = _tokens(queries, layer)
+def _draw_heads(image: Viewed, layer: AttentionMap, queries: list[str] | None) -> Figure:
+    tokens = _parse_tokens(queries, layer)
     views, name = [view_heads(layer, token) for token in tokens], f"layer {layer.layer}"
     if len(tokens) == 1:
         return heads_figure(image.picture, views[0], tokens[0], name, MASS)
@@ -70,7 +71,7 @@ def features_figures(model: TrainedModel, batch: Sequence[Viewed]) -> Iterator[t
 def head_tokens_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
     """Draw DHVT's two figures: averaged attention between all tokens, and each head token's attention to the cells."""
     maps = read_attention(model.module, stacked([image], model))
-    layer_indices = _layer_indices(maps, settings.layer) or _spread(len(maps))
+    layer_indices = _layer_indices(maps, settings.layer) or _spread_layers(len(maps))
     layers = [maps[index] for index in layer_indices]
     panels = [
         (f"layer {index + 1}, head {head + 1}", values)
@@ -94,11 +95,11 @@ SINGLE: dict[str, Callable[[TrainedModel, Viewed, ExplainSettings], dict[str, Fi
 }
 
 
-def _spread(depth: int) -> list[int]:
+def _spread_layers(depth: int) -> list[int]:
     """Return the layer in the middle of each of `SHOWN_LAYERS` parts of a depth, counted from 0.
 
     Example:
-        >>> _spread(12), _spread(4), _spread(1)
+        >>> _spread_layers(12), _spread_layers(4), _spread_layers(1)
         ([1, 4, 7, 10], [0, 1, 2, 3], [0])
     """
     return sorted({(2 * part + 1) * depth // (2 * SHOWN_LAYERS) for part in range(SHOWN_LAYERS)})
@@ -112,21 +113,21 @@ def _layer_indices(maps: Sequence[AttentionMap], requested: Sequence[int | str] 
         return list(range(len(maps)))
     names = [attention.layer for attention in maps]
     index_of = {str(index + 1): index for index in range(len(maps))} | {name: index for index, name in enumerate(names)}
-    for word in requested:
-        if str(word) not in index_of:
+    for requested_name in requested:
+        if str(requested_name) not in index_of:
             raise UserError(
-                f"--layer is {str(word)!r}; expected {EVERY}, a number from 1 to {len(maps)}, or one of "
+                f"--layer is {str(requested_name)!r}; expected {EVERY}, a number from 1 to {len(maps)}, or one of "
                 f"{', '.join(names)}."
             )
-    return sorted({index_of[str(word)] for word in requested})
+    return sorted({index_of[str(requested_name)] for requested_name in requested})
 
 
-def _tokens(words: list[str] | None, layer: AttentionMap) -> list[Token]:
+def _parse_tokens(names: list[str] | None, layer: AttentionMap) -> list[Token]:
     rows, columns = layer.tokens.grid
-    if not words:
+    if not names:
         return [layer.tokens.prefix[0] if layer.tokens.prefix else (rows // 2, columns // 2)]
-    cells = [CELL.fullmatch(word) for word in words]
-    return [(int(cell[1]), int(cell[2])) if cell else word for cell, word in zip(cells, words, strict=True)]
+    cells = [CELL.fullmatch(name) for name in names]
+    return [(int(cell[1]), int(cell[2])) if cell else name for cell, name in zip(cells, names, strict=True)]
 
 
 class Entropies:
@@ -161,9 +162,9 @@ class Entropies:
         """
         images = stacked(batch, self._first)
         for name, model in self.models.items():
-            inputs, sums = view_of(images, self._first, model), self._sums[name]
+            inputs, totals = view_of(images, self._first, model), self._sums[name]
             for layer, bits in entropy_over(model.module, [inputs]).items():
-                sums[layer] = sums.get(layer, 0) + bits.cpu() * len(batch)
+                totals[layer] = totals.get(layer, 0) + bits.cpu() * len(batch)
             if name not in self._most:
                 layers = read_attention(model.module, inputs[:1])
                 self._most[name] = {attention.layer: most_entropy(attention) for attention in layers}
@@ -171,7 +172,7 @@ class Entropies:
 
     def means(self) -> dict[str, dict[str, Tensor]]:
         """Return the mean entropies: model -> layer -> (heads,) bits."""
-        return {name: {layer: s / self.images for layer, s in sums.items()} for name, sums in self._sums.items()}
+        return {name: {layer: s / self.images for layer, s in totals.items()} for name, totals in self._sums.items()}
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield a figure of all heads for each model, and one of the last layers if there are several models."""
@@ -181,16 +182,18 @@ class Entropies:
             yield label, entropy_figure(layers, self._most[name], self.images)
         if len(means) > 1:
             last = {name: list(layers.values())[-1] for name, layers in means.items()}
-            most = {name: list(self._most[name].values())[-1] for name in means}
-            yield "entropy_ranked", ranked_entropy_figure(last, most, self.images)
+            uniform_bits = {name: list(self._most[name].values())[-1] for name in means}
+            yield "entropy_ranked", ranked_entropy_figure(last, uniform_bits, self.images)
 
     def table(self) -> str:
         """Return all numbers as CSV: model, layer, head (from 1), bits, and the bits of uniform attention."""
-        written = io.StringIO()
-        rows = csv.writer(written, lineterminator="\n")
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
         rows.writerow(("model", "layer", "head", "bits", "even_bits"))
         for name, layers in self.means().items():
             for layer, bits in layers.items():
-                even = f"{self._most[name][layer]:.6g}"
-                rows.writerows((name, layer, head, f"{b:.6g}", even) for head, b in enumerate(bits.tolist(), start=1))
-        return written.getvalue()
+                uniform_bits = f"{self._most[name][layer]:.6g}"
+                rows.writerows(
+                    (name, layer, head, f"{b:.6g}", uniform_bits) for head, b in enumerate(bits.tolist(), start=1)
+                )
+        return text.getvalue()

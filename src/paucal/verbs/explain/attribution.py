@@ -25,13 +25,13 @@ def choose_method(model: TrainedModel, requested: str) -> tuple[str, str]:
         method, reason = best_method(model.module)
         return method, f"method: {METHODS[method].title}; auto: {reason}"
     if requested not in METHODS:
-        similar = did_you_mean(requested, METHODS)
-        raise UserError(f"--method is {requested!r}{similar}; expected auto or one of {', '.join(METHODS)}.")
-    possible = methods_of(model.module)
-    if requested not in possible:
+        suggestion = did_you_mean(requested, METHODS)
+        raise UserError(f"--method is {requested!r}{suggestion}; expected auto or one of {', '.join(METHODS)}.")
+    applicable = methods_of(model.module)
+    if requested not in applicable:
         raise UserError(
             f"--method {requested} needs {_NEEDS[METHODS[requested].needs]}, which {model.card.backbone.name} lacks: "
-            f"use {', '.join(possible)}, or auto."
+            f"use {', '.join(applicable)}, or auto."
         )
     return requested, f"method: {METHODS[requested].title}"
 
@@ -50,27 +50,31 @@ def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int]
     model.require_classifier()
     if names is None:
         return None
-    words = [readable_name(name) for name in model.classes]
-    return [_class_number(name, model.classes, words) for name in names]
+    readable = [readable_name(name) for name in model.classes]
+    return [_class_number(name, model.classes, readable) for name in names]
 
 
-def _class_number(name: str, classes: Sequence[str], words: Sequence[str]) -> int:
+def _class_number(name: str, classes: Sequence[str], readable_names: Sequence[str]) -> int:
     if name in classes:
         return list(classes).index(name)
-    similar = [number for number, word in enumerate(words) if word.lower() == name.lower() and word != classes[number]]
-    if len(similar) > 1:
-        several = " and ".join(classes[number] for number in similar)
-        raise UserError(f"--explain-class: {name!r} may mean {several}: give one of them.")
-    if not similar:
+    matches = [
+        number
+        for number, readable in enumerate(readable_names)
+        if readable.lower() == name.lower() and readable != classes[number]
+    ]
+    if len(matches) > 1:
+        candidates = " and ".join(classes[number] for number in matches)
+        raise UserError(f"--explain-class: {name!r} may mean {candidates}: give one of them.")
+    if not matches:
         raise UserError(
-            f"--explain-class: the model has no class {name!r}{did_you_mean(name, words)}; it has "
-            f"{first_few(words, 10)}."
+            f"--explain-class: the model has no class {name!r}{did_you_mean(name, readable_names)}; it has "
+            f"{first_few(readable_names, 10)}."
         )
-    return similar[0]
+    return matches[0]
 
 
 def _maps_to_draw(maps: Tensor) -> Tensor:
-    """Average pixel maps over cells, as for their scores: single pixels look like noise. Other maps are unchanged."""
+    """Average pixel maps over cells, since single pixels look like noise; other maps are unchanged."""
     return on_cells(maps) if max(maps.shape[1:]) > MOST_CELLS else maps
 
 

@@ -66,7 +66,7 @@ def predict_offsets(term: DrLoc, model: TrainedModel, image: Viewed) -> OffsetVi
     size = (grid.shape[2], grid.shape[3])
     pairs = all_pairs(size).to(grid.device)
     head: nn.Module = term.heads[-1]
-    predicted = _in_cells(head(grid, pairs), term.options, size)
+    predicted = _offsets_in_cells(head(grid, pairs), term.options, size)
     signed = _is_signed(term.options)
     scale = pair_targets(pairs, *size, target="signed" if signed else "absolute", scale="none")
     cells = size[0] * size[1]
@@ -93,12 +93,12 @@ def localization_figures(
     yield f"{stem(image.name)}_localization", offsets_figure(image.picture, view, first, second)
 
 
-def _in_cells(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple[int, int]) -> Tensor:
-    """Return offsets (pairs, 2) in cells from the head's outputs (1, pairs, C), in whichever form its loss uses."""
+def _offsets_in_cells(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple[int, int]) -> Tensor:
+    """Return offsets (pairs, 2) in cells from the head's outputs (1, pairs, C), whose meaning depends on its loss."""
     same_cell = torch.zeros(1, 1, 2, 2, dtype=torch.long)
     if options.mode in ("l1", "signed"):
         step = same_cell.clone()
-        step[0, 0, 0] = 1  # one cell down and right: a cell's size on the scale of the targets
+        step[0, 0, 0] = 1  # an offset of one cell down and right, on the scale of the targets
         zero, unit = (
             pair_targets(pair, *size, target=options.target, scale=options.scale)[0, 0].to(outputs[0])
             for pair in (same_cell, step)
@@ -106,9 +106,9 @@ def _in_cells(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple
         return (torch.cat(outputs, 2)[0] - zero) / (unit - zero)
     centre = pair_classes(same_cell, *size, classes=options.classes)[0, 0].tolist()
     values = []
-    for middle, logits in zip(centre, outputs, strict=True):
-        places = torch.arange(logits.shape[-1], device=logits.device).float() - middle
-        values.append((logits[0].float().softmax(1) * places).sum(1))
+    for middle_index, logits in zip(centre, outputs, strict=True):
+        offsets = torch.arange(logits.shape[-1], device=logits.device).float() - middle_index
+        values.append((logits[0].float().softmax(1) * offsets).sum(1))
     return torch.stack(values, 1)
 
 
@@ -128,11 +128,11 @@ class TokenViews:
 
     def figure(self, image: Viewed) -> Figure:
         """Draw an image with the token labels of all models."""
-        maps = [(title, self._shares(model, dense, image)) for title, model, dense in self._models]
+        maps = [(title, self._token_shares(model, dense, image)) for title, model, dense in self._models]
         return tokens_figure(image.picture, maps, self.classes)
 
     @torch.no_grad()
-    def _shares(self, model: TrainedModel, dense: DenseTeacher, image: Viewed) -> Tensor:
+    def _token_shares(self, model: TrainedModel, dense: DenseTeacher, image: Viewed) -> Tensor:
         maps, _ = dense(view_of(image.view[None], self._model, model))
         order = [model.classes.index(name) for name in self.classes]
         logits = maps[0].float()

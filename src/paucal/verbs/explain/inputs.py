@@ -42,8 +42,8 @@ def read_images(
         UserError: a path does not exist or contains no image, or an image cannot be read.
     """
     reading = model.card.preprocessing.reading
-    opened = open_sources(sources, console, reading)
-    return sum(map(len, opened)), _view_pictures(read_all(opened, reading, on_bad, console), model)
+    image_sets = open_sources(sources, console, reading)
+    return sum(map(len, image_sets)), _view_pictures(read_all(image_sets, reading, on_bad, console), model)
 
 
 def _view_pictures(pictures: Iterator[tuple[str | None, Image.Image]], model: TrainedModel) -> Iterator[Viewed]:
@@ -76,15 +76,16 @@ def stacked(batch: Sequence[Viewed], model: TrainedModel) -> Tensor:
 
 def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
     """Convert an input (B, 3, H, W) of `model` to one of `other`: the same part of the images at the other's size."""
-    old, new = model.card.preprocessing, other.card.preprocessing
+    old_input, new_input = model.card.preprocessing, other.card.preprocessing
     images = images.to(other.device)
-    if (old.mean, old.std) != (new.mean, new.std):
+    if (old_input.mean, old_input.std) != (new_input.mean, new_input.std):
         mean, std, new_mean, new_std = (
-            images.new_tensor(values).view(1, -1, 1, 1) for values in (old.mean, old.std, new.mean, new.std)
+            images.new_tensor(values).view(1, -1, 1, 1)
+            for values in (old_input.mean, old_input.std, new_input.mean, new_input.std)
         )
         images = (images * std + mean - new_mean) / new_std
-    if tuple(images.shape[2:]) != new.image_size:
-        images = functional.interpolate(images, new.image_size, mode="bicubic", antialias=True)
+    if tuple(images.shape[2:]) != new_input.image_size:
+        images = functional.interpolate(images, new_input.image_size, mode="bicubic", antialias=True)
     return images
 
 

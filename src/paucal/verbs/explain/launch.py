@@ -70,10 +70,10 @@ def explain_images(
         >>> paucal.explain_images("runs/1", "cat.jpg", show=["attribution", "attention"])  # doctest: +SKIP
     """
     sources = list_sources(images)
-    checked = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
+    typed_settings = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
     console = RecordingConsole()
     drawn = explain_all(
-        model if isinstance(model, TrainedModel) else path_text(model, "the model"), sources, checked, console
+        model if isinstance(model, TrainedModel) else path_text(model, "the model"), sources, typed_settings, console
     )
     return Explanations(drawn.folder, drawn.pictures, drawn.method, tuple(console.said))
 
@@ -83,7 +83,7 @@ def explain_all(
 ) -> Explanations:
     """Draw all requested views; see `explain_images`."""
     check_ranges(settings)
-    views = _views(settings)
+    views = _requested_views(settings)
     require_use(views, settings)
     if not sources:
         raise UserError("there are no images to explain: give files, folders or pictures.")
@@ -93,27 +93,27 @@ def explain_all(
         method, sentence = choose_method(model, settings.method)
         console.say(sentence)
         class_numbers(model, settings.explain_class)
-    extra = _open_extras(views, name, model, settings)
+    extras = _open_extras(views, name, model, settings)
     count, images = read_images(sources, model, settings.on_bad_image, console)
     check_batch_memory(min(settings.batch_size, count), model.card.preprocessing.image_size)
     pictures = Pictures(settle_folder(settings.output, sources), settings.format)
     console.say(f"{counted(count, 'image')}, {', '.join(views)}; the pictures go to {pictures.folder}")
     with console.progress("explaining") as advance:
-        done = 0
+        n_drawn = 0
         for batch in _in_batches(images, views, settings.batch_size):
-            for label, figure in _figures(model, batch, views, method, settings, extra):
+            for label, figure in _figures(model, batch, views, method, settings, extras):
                 pictures.write(label, figure)
-            done += len(batch)
-            advance(done, count)
-    for label, figure in extra.last():
+            n_drawn += len(batch)
+            advance(n_drawn, count)
+    for label, figure in extras.last():
         pictures.write(label, figure)
-    if extra.entropies is not None and extra.entropies.images:
-        pictures.write_table("entropy", extra.entropies.table())
+    if extras.entropies is not None and extras.entropies.images:
+        pictures.write_table("entropy", extras.entropies.table())
     console.say(f"{counted(len(pictures.written), 'picture')} in {pictures.folder}")
     return Explanations(pictures.folder, tuple(pictures.written), method)
 
 
-def _views(settings: ExplainSettings) -> list[str]:
+def _requested_views(settings: ExplainSettings) -> list[str]:
     views = settings.show or ["attribution"]
     for view in views:
         if view not in VIEWS:
@@ -136,8 +136,8 @@ class _Extra:
         if len(self.sheet) > 1:
             for start in range(0, len(self.sheet), MOST_ON_A_SHEET):
                 method = METHODS[self.method]
-                shown = self.sheet[start : start + MOST_ON_A_SHEET]
-                yield "sheet", contact_sheet(shown, method.title, method.asks_class)
+                sheet_rows = self.sheet[start : start + MOST_ON_A_SHEET]
+                yield "sheet", contact_sheet(sheet_rows, method.title, method.asks_class)
         if self.entropies is not None and self.entropies.images:
             yield from self.entropies.figures()
 
@@ -146,16 +146,16 @@ def _open_extras(
     views: Sequence[str], name: TrainedModel | str, model: TrainedModel, settings: ExplainSettings
 ) -> _Extra:
     """Open the objects that some views need in addition to the model, before any work is done."""
-    extra = _Extra()
+    extras = _Extra()
     if set(views) & NEEDS_ATTENTION:
         require_attention(model.module)
     if "localization" in views:
-        extra.localizer = open_localizer(name, model)
+        extras.localizer = open_localizer(name, model)
     if "tokens" in views:
-        extra.token_views = open_token_views(model, settings.teacher, settings.device)
+        extras.token_views = open_token_views(model, settings.teacher, settings.device)
     if "entropy" in views:
-        extra.entropies = Entropies(model, settings.against or (), settings.device)
-    return extra
+        extras.entropies = Entropies(model, settings.against or (), settings.device)
+    return extras
 
 
 def _in_batches(images: Iterator[Viewed], views: Sequence[str], size: int) -> Iterator[list[Viewed]]:
@@ -175,33 +175,33 @@ def _figures(
     views: Sequence[str],
     method: str | None,
     settings: ExplainSettings,
-    extra: _Extra,
+    extras: _Extra,
 ) -> Iterator[tuple[str, Figure]]:
     if method is not None:
-        extra.method = method
+        extras.method = method
         numbers = class_numbers(model, settings.explain_class)
         for explained in explain_batch(model, batch, method, numbers, settings.top):
             figure = attribution_figure(explained, METHODS[method].title, METHODS[method].asks_class)
             yield f"{stem(explained.name)}_attribution", figure
-            extra.sheet.append(explained)
+            extras.sheet.append(explained)
     if "features" in views:
         yield from features_figures(model, batch)
     for image in batch:
-        yield from _figures_of(model, image, views, settings, extra)
-    if extra.entropies is not None:
-        extra.entropies.add(batch)
+        yield from _image_figures(model, image, views, settings, extras)
+    if extras.entropies is not None:
+        extras.entropies.add(batch)
     if "matches" in views:
         yield from matches_figures(model, batch)
 
 
-def _figures_of(
-    model: TrainedModel, image: Viewed, views: Sequence[str], settings: ExplainSettings, extra: _Extra
+def _image_figures(
+    model: TrainedModel, image: Viewed, views: Sequence[str], settings: ExplainSettings, extras: _Extra
 ) -> Iterator[tuple[str, Figure]]:
     for view in views:
         if view in SINGLE:
             for label, figure in SINGLE[view](model, image, settings).items():
                 yield f"{stem(image.name)}_{label}", figure
-    if extra.localizer is not None:
-        yield from localization_figures(extra.localizer, model, image, settings.token)
-    if extra.token_views is not None:
-        yield f"{stem(image.name)}_tokens", extra.token_views.figure(image)
+    if extras.localizer is not None:
+        yield from localization_figures(extras.localizer, model, image, settings.token)
+    if extras.token_views is not None:
+        yield f"{stem(image.name)}_tokens", extras.token_views.figure(image)

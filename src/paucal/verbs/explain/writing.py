@@ -27,7 +27,7 @@ def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DE
         sources: Images as paths or PIL images, and folders of images, which must not be written to.
         default: Folder that contains the numbered folders.
     """
-    path = _next(default) if output is None else named_path(output)
+    path = _next_folder(default) if output is None else named_path(output)
     for source in sources:
         if isinstance(source, str) and Path(source).is_dir():
             refuse_inside_images(path, {"IMAGE": source})
@@ -37,7 +37,7 @@ def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DE
     return path
 
 
-def _next(root: Path) -> Path:
+def _next_folder(root: Path) -> Path:
     numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()] if root.is_dir() else []
     return root / str(max(numbers, default=0) + 1)
 
@@ -57,7 +57,7 @@ class Pictures:
     def write(self, label: str, figure: Figure) -> None:
         """Write a figure under a name made from its label."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        stem = self._name(label)
+        stem = self._file_name(label)
         for kind in self.kinds:
             path = self.folder / f"{stem}.{kind}"
             content = as_bytes(figure, kind)
@@ -69,7 +69,7 @@ class Pictures:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / f"{name}.csv", text)
 
-    def _name(self, label: str) -> str:
+    def _file_name(self, label: str) -> str:
         base = _ODD.sub("_", label.encode(errors="replace").decode())[-LONGEST:].strip("._") or "picture"
         name, number = base, 2
         while name.lower() in self._taken:

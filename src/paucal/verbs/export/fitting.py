@@ -1,8 +1,8 @@
 """`paucal export --max-size 5MB --max-ms 30`: the best file within the limits, of the run's model or a smaller one.
 
 Files of all formats are compared on validation images, and the chosen file is reported on test images. A smaller model
-is only trained if no file of the run's model fits; its network and image size are chosen before, since the files
-of an untrained network are as large and as fast. Times are of the processor on one thread, so that other programs on
+is only trained if no file of the run's model fits; its network and image size are chosen before training, since files
+of the untrained network are as large and as fast. Times are of the processor on one thread, so that other programs on
 the machine do not count.
 """
 
@@ -78,14 +78,14 @@ def formats_to_fit(settings: ExportSettings, subject: Subject) -> list[str]:
     usual = [name for name, entry in GRAPHS.items() if entry.quantise and entry.installed]
     if isinstance(subject, DetectorSubject) or settings.with_preprocessing:
         usual = [name for name in usual if GRAPHS[name].pixels is None]
-    chosen = list(settings.format or usual or ["onnx"])
-    for name in chosen:
+    formats = list(settings.format or usual or ["onnx"])
+    for name in formats:
         if name not in GRAPHS or not GRAPHS[name].runs_here:
             raise UserError(
                 f"--max-size and --max-ms choose among files that run on this machine, and --format {name} gives none: "
                 "leave it out."
             )
-    return chosen
+    return formats
 
 
 def best_within(
@@ -98,47 +98,49 @@ def best_within(
     Raises:
         UserError: No file fits.
     """
-    tried = list(_write_files(subject, formats, settings, work / "own", console))
-    kept = _keep_best(tried, subject, limits, settings, console)
-    if kept is None and type(subject) is ClassifierSubject and not subject.card.several:
+    candidates = list(_write_files(subject, formats, settings, work / "own", console))
+    best = _keep_best(candidates, subject, limits, settings, console)
+    if best is None and type(subject) is ClassifierSubject and not subject.card.several:
         if has_images(subject):
             console.say(f"no file of the run's model is within {limits}: looking for a smaller model to distil it into")
-            measured = list(_measure_students(subject, formats, limits, settings, work, console))
-            student = next((student for student, files in measured if _fit_easily(limits, files)), None)
+            student_files = list(_measure_students(subject, formats, limits, settings, work, console))
+            student = next((student for student, files in student_files if _fit_easily(limits, files)), None)
             if student is None:
-                tried += [candidate for _, files in measured for candidate in files]
+                candidates += [candidate for _, files in student_files for candidate in files]
             else:
                 title, time = str(student), settings.time or TIME
                 console.say(f"{title} fits: it learns from the run's model and labels for {time}")
                 learned = teach(subject, student, time, work / STUDENT, console)
-                written = _write_files(learned, formats, settings, work / "files", console)
-                files = [replace(candidate, model=title) for candidate in written]
-                tried += files
-                kept = _keep_best(files, subject, limits, settings, console)
+                student_candidates = _write_files(learned, formats, settings, work / "files", console)
+                files = [replace(candidate, model=title) for candidate in student_candidates]
+                candidates += files
+                best = _keep_best(files, subject, limits, settings, console)
         else:
             console.say(f"note: no smaller model can learn, since {subject.run.path} has no training images at hand")
-    if kept is None:
-        raise UserError(_nothing_fits(tried, limits))
-    return kept
+    if best is None:
+        raise UserError(_nothing_fits(candidates, limits))
+    return best
 
 
 def _keep_best(
     files: Sequence[Candidate], subject: Subject, limits: Limits, settings: ExportSettings, console: Console
 ) -> tuple[Candidate, Comparison] | None:
     """Return the best file within the limits on test images too, with its comparison there; None without one."""
-    fitting = [
+    within_limits = [
         candidate
         for candidate in files
         if limits.excess(_time_again(candidate, candidate.found, limits, settings, console)) <= 1
     ]
-    for candidate in sorted(fitting, key=lambda candidate: candidate.quality, reverse=True):
-        found, what = _evaluate(candidate, subject, settings, console)
-        found = _time_again(candidate, found, limits, settings, console)
-        if limits.excess(found) <= 1:
-            scores = _describe_scores(found, subject, what)
-            console.say(f"kept {candidate.title}, {describe(found)} on one thread; {scores}")
-            return candidate, found
-        console.say(f"note: {candidate.title} took {found.milliseconds[1]:.2g} ms when timed again, so it was not kept")
+    for candidate in sorted(within_limits, key=lambda candidate: candidate.quality, reverse=True):
+        comparison, image_text = _evaluate_file(candidate, subject, settings, console)
+        comparison = _time_again(candidate, comparison, limits, settings, console)
+        if limits.excess(comparison) <= 1:
+            scores = _describe_scores(comparison, subject, image_text)
+            console.say(f"kept {candidate.title}, {describe(comparison)} on one thread; {scores}")
+            return candidate, comparison
+        console.say(
+            f"note: {candidate.title} took {comparison.milliseconds[1]:.2g} ms when timed again, so it was not kept"
+        )
     return None
 
 
@@ -153,12 +155,12 @@ def _write_files(
             folder = work / file_name(name, int8)
             folder.mkdir(parents=True)
             try:
-                found = writer.write(name, int8, folder)
+                comparison = writer.write(name, int8, folder)
             except UserError as problem:
                 console.say(f"note: {problem}")
                 continue
-            assert found is not None
-            yield Candidate(subject, name, int8, folder, found)
+            assert comparison is not None
+            yield Candidate(subject, name, int8, folder, comparison)
 
 
 def _measure_students(
@@ -170,7 +172,7 @@ def _measure_students(
     console: Console,
 ) -> Iterator[tuple[Student, list[Candidate]]]:
     """Yield possible students with the files of the untrained network, until one fits."""
-    shown = compared_images(settings.data, TIMED, teacher, console)
+    pictures = compared_images(settings.data, TIMED, teacher, console)
     pace: dict[str, float] = {}  # milliseconds of a pixel in the fastest file, by network
     useless: set[str] = set()  # networks that are too large, or cannot be written
     for choice in possible_students(teacher):
@@ -181,18 +183,20 @@ def _measure_students(
         student = untrained(teacher, choice, console)
         writer, files = GraphWriter(student, settings, console, process_time), []
         with one_thread():
-            writer.open(formats, pictures=shown)
-            for number, (form, int8) in enumerate(_list_files(student, formats, settings)):
+            writer.open(formats, pictures=pictures)
+            for number, (format_name, int8) in enumerate(_list_files(student, formats, settings)):
                 folder = work / f"untrained-{name}-{side}-{number}"
                 folder.mkdir(parents=True)
                 try:
-                    found = writer.measure(form, int8, folder)
+                    comparison = writer.measure(format_name, int8, folder)
                 except UserError as problem:
                     console.note(str(problem))
                     continue
-                candidate = Candidate(student, form, int8, folder, found, str(choice))
+                candidate = Candidate(student, format_name, int8, folder, comparison, str(choice))
                 files.append(
-                    replace(candidate, found=_time_again(candidate, found, _with_margin(limits), settings, console))
+                    replace(
+                        candidate, found=_time_again(candidate, comparison, _with_margin(limits), settings, console)
+                    )
                 )
         yield choice, files
         if files and _fit_easily(limits, files):
@@ -214,22 +218,22 @@ def _fit_easily(limits: Limits, files: Sequence[Candidate]) -> bool:
 def _list_files(subject: Subject, formats: Sequence[str], settings: ExportSettings) -> list[tuple[str, bool]]:
     """Return the files to write as (format, whether of 8 bits), the most precise ones first."""
     bits_8 = not settings.with_preprocessing and not isinstance(subject, DetectorSubject)
-    small = [(name, True) for name in formats if bits_8 and GRAPHS[name].quantise]
-    return [*((name, False) for name in formats), *small]
+    files_of_8_bits = [(name, True) for name in formats if bits_8 and GRAPHS[name].quantise]
+    return [*((name, False) for name in formats), *files_of_8_bits]
 
 
-def _nothing_fits(tried: Sequence[Candidate], limits: Limits) -> str:
-    if not tried:
+def _nothing_fits(candidates: Sequence[Candidate], limits: Limits) -> str:
+    if not candidates:
         return f"no file agrees with this model, so none is within {limits}: use another --format."
-    closest = min(tried, key=lambda candidate: limits.excess(candidate.found))
-    near = "" if limits.excess(closest.found) > 1 else ", too near to the limit since times differ"
+    closest = min(candidates, key=lambda candidate: limits.excess(candidate.found))
+    reason = "" if limits.excess(closest.found) > 1 else ", too near to the limit since times differ"
     return (
-        f"no file is within {limits}: the closest is {closest.title} with {describe(closest.found)}{near}, so nothing "
-        "was written; give a larger --max-size or --max-ms."
+        f"no file is within {limits}: the closest is {closest.title} with {describe(closest.found)}{reason}, so "
+        "nothing was written; give a larger --max-size or --max-ms."
     )
 
 
-def _evaluate(
+def _evaluate_file(
     candidate: Candidate, subject: Subject, settings: ExportSettings, console: Console
 ) -> tuple[Comparison, str]:
     """Compare a file with the run's model on test images; return the comparison and a description of the images."""
@@ -240,7 +244,7 @@ def _evaluate(
     writer = GraphWriter(own, settings, console)
     with one_thread(), console.progress(f"evaluating {candidate.name}") as advance:
         network = GRAPHS[candidate.format].run(candidate.folder / candidate.name)
-        found = compare_all(
+        comparison = compare_all(
             subject,
             network,
             writer.pixels(candidate.format),
@@ -250,39 +254,38 @@ def _evaluate(
             student,
             process_time,
         )
-    return replace(found, size=candidate.found.size), pictures.what
+    return replace(comparison, size=candidate.found.size), pictures.what
 
 
 def _time_again(
-    candidate: Candidate, found: Comparison, limits: Limits, settings: ExportSettings, console: Console
+    candidate: Candidate, comparison: Comparison, limits: Limits, settings: ExportSettings, console: Console
 ) -> Comparison:
     """Return a comparison with the shortest of a few times of a file that seems a little too slow.
 
-    Other programs on the machine slow a file down and never speed it up, and a student that has learned is not to be
-    lost to them.
+    Other programs on the machine only ever slow a file down, and must not cause a trained student to be rejected.
     """
-    own, pixels = candidate.subject, GraphWriter(candidate.subject, settings, console).pixels(candidate.format)
+    subject, pixels = candidate.subject, GraphWriter(candidate.subject, settings, console).pixels(candidate.format)
     for _ in range(TIMINGS):
-        if not 1 < limits.excess(found) <= NEAR or limits.excess(replace(found, milliseconds=(0.0, 0.0))) > 1:
+        if not 1 < limits.excess(comparison) <= NEAR or limits.excess(replace(comparison, milliseconds=(0.0, 0.0))) > 1:
             break
-        pictures = compared_images(settings.data, TIMED, own, console, JUDGED).pictures
+        pictures = compared_images(settings.data, TIMED, subject, console, JUDGED).pictures
         with one_thread():
             network = GRAPHS[candidate.format].run(candidate.folder / candidate.name)
-            again = compare_all(own, network, pixels, pictures, None, clock=process_time)
-        original, exported = found.milliseconds
-        found = replace(found, milliseconds=(original, min(exported, again.milliseconds[1])))
-    return found
+            second_timing = compare_all(subject, network, pixels, pictures, None, clock=process_time)
+        original, exported = comparison.milliseconds
+        comparison = replace(comparison, milliseconds=(original, min(exported, second_timing.milliseconds[1])))
+    return comparison
 
 
-def _describe_scores(found: Comparison, subject: Subject, what: str) -> str:
-    if found.accuracy is None or subject.unit != "images":
-        return f"{percent(found.agreement)} of its answers on {found.images} {what} equal the run's"
-    before, after = (wilson_share(share, found.images) for share in found.accuracy)
-    shown = [
+def _describe_scores(comparison: Comparison, subject: Subject, image_text: str) -> str:
+    if comparison.accuracy is None or subject.unit != "images":
+        return f"{percent(comparison.agreement)} of its answers on {comparison.images} {image_text} equal the run's"
+    original, exported = (wilson_share(share, comparison.images) for share in comparison.accuracy)
+    accuracies = [
         f"{percent(interval.value)} ({percent(interval.ends[0])} to {percent(interval.ends[1])})"
-        for interval in (after, before)
+        for interval in (exported, original)
     ]
-    return f"accuracy on {found.images} {what}: {shown[0]}; the run's model: {shown[1]}"
+    return f"accuracy on {comparison.images} {image_text}: {accuracies[0]}; the run's model: {accuracies[1]}"
 
 
 @contextmanager

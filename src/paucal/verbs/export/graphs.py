@@ -22,7 +22,7 @@ from paucal.wording import counted, percent
 PIXELS_TOLERANCE = 0.05  # for graphs with their preprocessing inside, which round a few pixels differently
 MANY, MOST_OF_MANY = ("pixels", "objects"), 5  # factor on the tolerance where the largest of thousands is compared
 LEAST_AGREEMENT, LEAST_OF_8_BITS = 0.95, 0.75  # least agreement of a file with the model
-ANSWERS = {  # by the kind of prediction: names of the agreement and of the accuracy
+ANSWERS = {  # by the kind of prediction: texts for the agreement and for the accuracy
     "images": ("the same class for {}", "accuracy"),
     "numbers": ("the same number, to a tenth of the target's deviation, for {}", "accuracy"),
     "pixels": ("the same class for {} of the pixels", "pixels right"),
@@ -109,28 +109,28 @@ class GraphWriter:
         self._write(name, int8, path)
         if not entry.runs_here:
             self.console.say(
-                f"{path.name} ({_size(folder) / 2**20:.1f} MiB): converted, and its shapes are right; it was not run, "
-                f"since its runtime only exists for {entry.platform}"
+                f"{path.name} ({_folder_size(folder) / 2**20:.1f} MiB): converted, and its shapes are right; it was "
+                f"not run, since its runtime only exists for {entry.platform}"
             )
             return None
-        pixels, found = self.pixels(name), self.compare(name, path)
+        pixels, comparison = self.pixels(name), self.compare(name, path)
         if int8:
-            _require_agreement(path.name, found, LEAST_OF_8_BITS, "leave out --int8")
+            _require_agreement(path.name, comparison, LEAST_OF_8_BITS, "leave out --int8")
         else:
             tolerance = max(entry.tolerance, PIXELS_TOLERANCE if pixels else 0)
-            most = tolerance * (MOST_OF_MANY if self.subject.unit in MANY else 1)
-            if not found.largest <= most:
+            max_difference = tolerance * (MOST_OF_MANY if self.subject.unit in MANY else 1)
+            if not comparison.largest <= max_difference:
                 raise UserError(
-                    f"{path.name} differs from the model: {self._difference(found)} on "
-                    f"{counted(found.images, 'image')}, expected {most:g} at most, so it was not kept: use another "
-                    "--format."
+                    f"{path.name} differs from the model: {self._difference(comparison)} on "
+                    f"{counted(comparison.images, 'image')}, expected {max_difference:g} at most, so it was not kept: "
+                    "use another --format."
                 )
-            _require_agreement(path.name, found, LEAST_AGREEMENT, "use another --format")
-        self.console.say(self._sentence(path.name, found))
-        return found
+            _require_agreement(path.name, comparison, LEAST_AGREEMENT, "use another --format")
+        self.console.say(self._sentence(path.name, comparison))
+        return comparison
 
     def measure(self, name: str, int8: bool, folder: Path) -> Comparison:
-        """Write a format into a folder, and compare it with the model, without refusing what differs."""
+        """Write a format into a folder, and return its comparison with the model, even if they differ."""
         path = folder / file_name(name, int8)
         self._write(name, int8, path)
         return self.compare(name, path)
@@ -148,38 +148,38 @@ class GraphWriter:
         pictures, labels = self.pictures.pictures, self.pictures.labels
         with self.console.progress(f"comparing {path.name}") as advance:
             network = GRAPHS[name].run(path)
-            asked = self.subject, network, self.pixels(name), pictures, labels, advance
-            found = compare_all(*asked, clock=self.clock)
-        return replace(found, size=_size(path.parent))
+            arguments = self.subject, network, self.pixels(name), pictures, labels, advance
+            comparison = compare_all(*arguments, clock=self.clock)
+        return replace(comparison, size=_folder_size(path.parent))
 
-    def _difference(self, found: Comparison) -> str:
+    def _difference(self, comparison: Comparison) -> str:
         if self.subject.unit == "numbers":
-            return f"a number differs by {found.largest:.2g} of the target's deviations"
-        return f"a probability differs by {found.largest:.2g}"
+            return f"a number differs by {comparison.largest:.2g} of the target's deviations"
+        return f"a probability differs by {comparison.largest:.2g}"
 
-    def _sentence(self, name: str, found: Comparison) -> str:
-        own, other = found.milliseconds
-        same, right = ANSWERS[self.subject.unit]
+    def _sentence(self, name: str, comparison: Comparison) -> str:
+        model_ms, file_ms = comparison.milliseconds
+        agreement_text, accuracy_text = ANSWERS[self.subject.unit]
         scores = (
             ""
-            if found.accuracy is None
-            else f"; {right} {percent(found.accuracy[1])}, the model's {percent(found.accuracy[0])}"
+            if comparison.accuracy is None
+            else f"; {accuracy_text} {percent(comparison.accuracy[1])}, the model's {percent(comparison.accuracy[0])}"
         )
         return (
-            f"{name} ({found.size / 2**20:.1f} MiB): on {found.images} {self.pictures.what} "
-            f"{same.format(percent(found.agreement))}, {self._difference(found)} at most{scores}; "
-            f"{other:.1f} ms an image, the model here {own:.1f}"
+            f"{name} ({comparison.size / 2**20:.1f} MiB): on {comparison.images} {self.pictures.what} "
+            f"{agreement_text.format(percent(comparison.agreement))}, {self._difference(comparison)} at most{scores}; "
+            f"{file_ms:.1f} ms an image, the model here {model_ms:.1f}"
         )
 
 
-def _size(folder: Path) -> int:
+def _folder_size(folder: Path) -> int:
     """Return the bytes of all files of a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _require_agreement(name: str, found: Comparison, least: float, advice: str) -> None:
-    if not found.agreement >= least:
+def _require_agreement(name: str, comparison: Comparison, minimum: float, advice: str) -> None:
+    if not comparison.agreement >= minimum:
         raise UserError(
-            f"{name} agrees with the model for only {percent(found.agreement)}, expected {percent(least)} at least, "
-            f"so it was not kept: {advice}."
+            f"{name} agrees with the model for only {percent(comparison.agreement)}, expected {percent(minimum)} at "
+            f"least, so it was not kept: {advice}."
         )

@@ -47,17 +47,18 @@ def compared_images(
         UserError: there are no images, or the run's images are gone.
     """
     if data is not None:
-        given = read_all(open_sources([data], console, subject.reading), subject.reading, "refuse", console)
-        found = [picture for _, picture in islice(given, most)]
-        if not found:
+        named_pictures = read_all(open_sources([data], console, subject.reading), subject.reading, "refuse", console)
+        pictures = [picture for _, picture in islice(named_pictures, most)]
+        if not pictures:
             raise UserError(f"--data: {data!r} holds no images: give images for comparing the export.")
-        return Pictures(found, None, f"images of {data}")
+        return Pictures(pictures, None, f"images of {data}")
     if not subject.run.config.exists():
-        return Pictures(_noise(subject, min(most, NOISE)), None, "images of noise (give others with --data)")
+        return Pictures(_noise_pictures(subject, min(most, NOISE)), None, "images of noise (give others with --data)")
     images, split, label = subject.images
     part = next((name for name in parts if len(split.indices(name))), "train")
     part_rows = split.indices(part)
-    rows = part_rows[evenly_spaced(len(part_rows), most)].tolist()  # images of the same class are adjacent
+    # Evenly spaced, since images of the same class are adjacent.
+    rows = part_rows[evenly_spaced(len(part_rows), most)].tolist()
     labels = None if label is None else [label(row) for row in rows]
     return Pictures([images.store.read(row) for row in rows], labels, f"{part} images")
 
@@ -86,8 +87,8 @@ def calibrating_inputs(subject: Subject) -> Iterator[NDArray[np.float32]]:
         yield subject.calibrate(images.store.read(row)).numpy()
 
 
-def _noise(subject: Subject, count: int) -> list[Image.Image]:
+def _noise_pictures(subject: Subject, count: int) -> list[Image.Image]:
     """Return pictures of random pixels, in the format in which the model reads images."""
-    generator, fed = np.random.default_rng(0), subject.card.preprocessing
-    shape = (*fed.image_size, fed.channels)
+    generator, preprocess = np.random.default_rng(0), subject.card.preprocessing
+    shape = (*preprocess.image_size, preprocess.channels)
     return [convert_image(generator.integers(0, 256, shape, dtype=np.uint8), subject.reading) for _ in range(count)]

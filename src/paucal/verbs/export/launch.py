@@ -103,9 +103,9 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
 
 def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSettings, console: Console) -> Export:
     """Write and compare each requested format, or the default ones."""
-    formats = _formats(settings, subject)
+    formats = _choose_formats(settings, subject)
     output = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
-    written: list[Path] = []
+    paths: list[Path] = []
     comparisons: dict[str, Comparison] = {}
     refused: list[str] = []
     writer = GraphWriter(subject, settings, console)
@@ -121,101 +121,103 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
         except UserError as problem:
             refused.append(str(problem))
             continue
-        written += [output / file for file in files]
+        paths += [output / file for file in files]
         if comparison is not None:
             comparisons[file_name(name, int8)] = comparison
     if {"safetensors", "hub"} & set(formats) and isinstance(subject, ClassifierSubject):
-        written += _write_folder(output, folder, subject, settings, "hub" in formats, console)
+        paths += _write_folder(output, folder, subject, settings, "hub" in formats, console)
     if comparisons:
-        record = _record(comparisons)
+        record = _export_record(comparisons)
         write_text(output / "export.json", json.dumps(record, indent=2) + "\n")
-        written.append(output / "export.json")
+        paths.append(output / "export.json")
         _add_to_report(folder, subject, record["comparisons"])
-    if written:
-        console.say(f"wrote {', '.join(path.name for path in written)} to {output}")
+    if paths:
+        console.say(f"wrote {', '.join(path.name for path in paths)} to {output}")
     if refused:
         raise UserError(" ".join(dict.fromkeys(refused)))
-    said = tuple(console.said) if isinstance(console, RecordingConsole) else ()
-    return Export(output, tuple(written), comparisons, said)
+    messages = tuple(console.said) if isinstance(console, RecordingConsole) else ()
+    return Export(output, tuple(paths), comparisons, messages)
 
 
 def _export_within(
     folder: RunFolder, subject: Subject, limits: Limits, settings: ExportSettings, console: Console
 ) -> Export:
-    """Write the best file within limits, with the run of the smaller model if it is of one."""
+    """Write the best file within limits; if it is a smaller model's, write the run of that model too."""
     formats = formats_to_fit(settings, subject)
-    _formats(replace(settings, format=formats), subject)  # refuses settings that contradict each other
+    _choose_formats(replace(settings, format=formats), subject)  # raises for settings that contradict each other
     output = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     with TemporaryDirectory(prefix="paucal-export-") as work:
-        best, found = best_within(subject, formats, limits, settings, Path(work), console)
+        best, comparison = best_within(subject, formats, limits, settings, Path(work), console)
         output.mkdir(parents=True, exist_ok=True)
-        written = [Path(shutil.move(path, output / path.name)) for path in sorted(best.folder.iterdir())]
+        paths = [Path(shutil.move(path, output / path.name)) for path in sorted(best.folder.iterdir())]
         if best.model:
-            written.append(Path(shutil.move(Path(work) / STUDENT, output / STUDENT)))
-    record = {**_record({best.name: found}), "limits": asdict(limits), "model": best.model or "the run's"}
+            paths.append(Path(shutil.move(Path(work) / STUDENT, output / STUDENT)))
+    record = {**_export_record({best.name: comparison}), "limits": asdict(limits), "model": best.model or "the run's"}
     write_text(output / "export.json", json.dumps(record, indent=2) + "\n")
-    _add_to_report(folder, subject, {best.title: asdict(found)})
-    console.say(f"wrote {', '.join(path.name for path in written)} to {output}")
-    said = tuple(console.said) if isinstance(console, RecordingConsole) else ()
-    return Export(output, tuple(written), {best.name: found}, said)
+    _add_to_report(folder, subject, {best.title: asdict(comparison)})
+    console.say(f"wrote {', '.join(path.name for path in paths)} to {output}")
+    messages = tuple(console.said) if isinstance(console, RecordingConsole) else ()
+    return Export(output, tuple(paths), {best.name: comparison}, messages)
 
 
-def _formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:
-    chosen: Sequence[str] = tuple(dict.fromkeys(settings.format or ()))
+def _choose_formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:
+    formats: Sequence[str] = tuple(dict.fromkeys(settings.format or ()))
     is_classifier = _is_classifier(subject)
-    _check_mirror(chosen, settings)
-    if not chosen:
+    _check_mirror(formats, settings)
+    if not formats:
         usual = ("safetensors", "pt2", "onnx") if is_classifier and not settings.mirror else ("pt2", "onnx")
-        chosen = [name for name in usual if name not in GRAPHS or GRAPHS[name].installed or settings.int8]
-    if settings.int8 and not any(name in GRAPHS and GRAPHS[name].quantise for name in chosen):
+        formats = [name for name in usual if name not in GRAPHS or GRAPHS[name].installed or settings.int8]
+    if settings.int8 and not any(name in GRAPHS and GRAPHS[name].quantise for name in formats):
         able = [name for name, entry in GRAPHS.items() if entry.quantise]
         raise UserError(f"--int8 writes a second file in 8 bits: give --format {' or '.join(able)} with it.")
-    if settings.with_preprocessing and (fixed := [n for n in chosen if n in GRAPHS and GRAPHS[n].pixels is False]):
+    if settings.with_preprocessing and (
+        fixed_size := [n for n in formats if n in GRAPHS and GRAPHS[n].pixels is False]
+    ):
         raise UserError(
-            f"--with-preprocessing takes images of any size, and {fixed[0]} files have fixed sizes: leave it out, or "
-            "--format onnx."
+            f"--with-preprocessing takes images of any size, and {fixed_size[0]} files have fixed sizes: leave it out, "
+            "or --format onnx."
         )
     if isinstance(subject, DetectorSubject):
-        _check_detector(chosen, settings)
-    if "html" in chosen and not is_classifier:
+        _check_detector(formats, settings)
+    if "html" in formats and not is_classifier:
         raise UserError("--format html is for classifiers: use --format onnx.")
     if settings.int8 and settings.with_preprocessing:
         raise UserError("--int8 and --with-preprocessing cannot be combined: leave one out.")
-    _check_hub(chosen, settings, subject)
-    if "safetensors" in chosen and not is_classifier:
+    _check_hub(formats, settings, subject)
+    if "safetensors" in formats and not is_classifier:
         raise UserError("--format safetensors is for classifiers; the run's model.safetensors has these weights.")
-    for name in chosen:
+    for name in formats:
         if name in GRAPHS:
             GRAPHS[name].require_installed(name)
-    return chosen
+    return formats
 
 
 def _is_classifier(subject: Subject) -> bool:
     return subject.unit == ClassifierSubject.unit
 
 
-def _check_detector(chosen: Sequence[str], settings: ExportSettings) -> None:
+def _check_detector(formats: Sequence[str], settings: ExportSettings) -> None:
     if settings.int8:
         raise UserError("--int8 is for classifiers and segmenters, but this model is a detector: leave it out.")
-    if fixed := [name for name in chosen if name in GRAPHS and GRAPHS[name].pixels is False]:
+    if fixed_size := [name for name in formats if name in GRAPHS and GRAPHS[name].pixels is False]:
         raise UserError(
-            f"--format {fixed[0]} has fixed sizes, but the number of a detector's regions depends on the image: "
+            f"--format {fixed_size[0]} has fixed sizes, but the number of a detector's regions depends on the image: "
             "use --format onnx."
         )
 
 
-def _check_mirror(chosen: Sequence[str], settings: ExportSettings) -> None:
-    weights = {"safetensors", "hub"} & set(chosen)
+def _check_mirror(formats: Sequence[str], settings: ExportSettings) -> None:
+    weights = {"safetensors", "hub"} & set(formats)
     if settings.mirror and weights:
         raise UserError(
             f"--mirror averages within a graph, but --format {min(weights)} only has weights: leave one of them out."
         )
 
 
-def _check_hub(chosen: Sequence[str], settings: ExportSettings, subject: Subject) -> None:
-    if "hub" not in chosen and (settings.push or settings.data_licence):
+def _check_hub(formats: Sequence[str], settings: ExportSettings, subject: Subject) -> None:
+    if "hub" not in formats and (settings.push or settings.data_licence):
         raise UserError("--push and --data-licence are for the hub: give --format hub with them.")
-    if "hub" not in chosen:
+    if "hub" not in formats:
         return
     if not _is_classifier(subject):
         raise UserError(
@@ -237,7 +239,7 @@ def _write_folder(
     network, card = subject.network, subject.card
     if for_hub:
         network, card = with_temperature_in_weights(network, card)
-    page = _page(run, replace(subject.model, card=card), settings, for_hub)
+    page = _model_page(run, replace(subject.model, card=card), settings, for_hub)
     files = write_timm_folder(path, network, card, page)
     if settings.push is not None:
         console.say(f"uploaded to {push_folder(path, files, settings.push)}")
@@ -248,12 +250,12 @@ def _add_to_report(run: RunFolder, subject: Subject, comparisons: Mapping[str, A
     """Show the comparisons in the run's report, beside those of earlier exports."""
     if not (run.path / REPORT).is_file():
         return
-    before = run.read_json(EXPORTS) if (run.path / EXPORTS).is_file() else {}
-    run.write_json(EXPORTS, {**before, **comparisons})
+    earlier = run.read_json(EXPORTS) if (run.path / EXPORTS).is_file() else {}
+    run.write_json(EXPORTS, {**earlier, **comparisons})
     REPORTS[subject.unit](run.path)
 
 
-def _record(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
+def _export_record(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
     return {
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
         "comparisons": {name: asdict(found) for name, found in comparisons.items()},
@@ -267,16 +269,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _page(run: RunFolder, model: TrainedModel, settings: ExportSettings, for_hub: bool) -> str:
+def _model_page(run: RunFolder, model: TrainedModel, settings: ExportSettings, for_hub: bool) -> str:
     facts = run.read_json("summary.json") if run.finished else {}
     start = run.read_json("init.json").get("source") if (run.path / "init.json").is_file() else None
-    stored = run.evaluation("test") / "metrics.json"
-    name = str(stored.relative_to(run.path))
-    report = read_report(run.read_json(name)) if stored.is_file() else None
+    metrics_file = run.evaluation("test") / "metrics.json"
+    name = str(metrics_file.relative_to(run.path))
+    report = read_report(run.read_json(name)) if metrics_file.is_file() else None
     licence = "none: nothing was taken over" if start is None else licence_of(model.card.backbone.name)
     hub = None
     if for_hub:
-        data = Path(str(facts.get("data", "images"))).name  # without the folders of this machine
+        data = Path(str(facts.get("data", "images"))).name  # only the name, without folders of this machine
         facts = {**facts, "data": data}
         hub = HubFacts(None if start is None else licence, data, settings.data_licence, report)
     return model_page(model.card, str(start or "random weights"), licence, facts, report, hub)

@@ -65,13 +65,13 @@ def possible_students(teacher: ClassifierSubject) -> Iterator[Student]:
 
     First comes the smallest network with weights on this machine, at falling image sizes, and then one from scratch.
     """
-    ready = list(ready_weights("cpu"))
-    own, most = teacher.card.backbone, max(teacher.card.backbone.image_size)
-    if ready:
-        name = min(ready, key=_megabytes).name
-        same = name.partition(".")[0] == own.name.partition(".")[0]
-        yield from (Student(name, side, True) for side in SIDES if not (same and side >= most))
-    yield from (Student(UNTRAINED, side, False) for side in SIDES if side <= max(most, SIDES[-1]))
+    available = list(ready_weights("cpu"))
+    teacher_spec, longer_side = teacher.card.backbone, max(teacher.card.backbone.image_size)
+    if available:
+        name = min(available, key=_megabytes).name
+        is_same_model = name.partition(".")[0] == teacher_spec.name.partition(".")[0]
+        yield from (Student(name, side, True) for side in SIDES if not (is_same_model and side >= longer_side))
+    yield from (Student(UNTRAINED, side, False) for side in SIDES if side <= max(longer_side, SIDES[-1]))
 
 
 def _megabytes(weights: Trained | AddedWeights) -> float:
@@ -80,11 +80,11 @@ def _megabytes(weights: Trained | AddedWeights) -> float:
 
 def untrained(teacher: ClassifierSubject, student: Student, console: Console) -> ClassifierSubject:
     """Return an untrained student, whose files have the size and the speed of the trained one."""
-    own, size = teacher.card, (student.side, student.side)
-    spec = BackboneSpec(student.name, len(own.classes), own.backbone.in_chans, size)
+    teacher_card, size = teacher.card, (student.side, student.side)
+    spec = BackboneSpec(student.name, len(teacher_card.classes), teacher_card.backbone.in_chans, size)
     with torch.random.fork_rng(devices=[]):
         network = spec.build().model.eval()
-    card = ModelCard(spec, own.classes, replace(own.preprocessing, image_size=size))
+    card = ModelCard(spec, teacher_card.classes, replace(teacher_card.preprocessing, image_size=size))
     model = TrainedModel(network, card, torch.device("cpu"))
     subject = ClassifierSubject(teacher.run, console, teacher.mirror, model)
     subject.images = teacher.images  # to open them only once
@@ -105,8 +105,8 @@ def teach(teacher: ClassifierSubject, student: Student, time: str, folder: Path,
         UserError: The time is too short.
         KeyboardInterrupt: The training was stopped.
     """
-    stored = teacher.run.settings
-    images = {word: stored[word] for word in OF_THE_IMAGES if stored.get(word) is not None}
+    run_settings = teacher.run.settings
+    images = {word: run_settings[word] for word in OF_THE_IMAGES if run_settings.get(word) is not None}
     given: dict[str, Any] = {
         **images,
         "split": str(teacher.run.split),

@@ -146,8 +146,8 @@ class SegmenterSubject:
     def calibrate(self, image: Image.Image) -> Tensor:
         """Return the first window of an image, padded with the mean colour."""
         height, width = self.options.size
-        whole = self.prepare(image, False)[:, :height, :width]
-        return nn.functional.pad(whole, (0, width - whole.shape[2], 0, height - whole.shape[1]))[None]
+        top_left = self.prepare(image, False)[:, :height, :width]
+        return nn.functional.pad(top_left, (0, width - top_left.shape[2], 0, height - top_left.shape[1]))[None]
 
     @cached_property
     def images(self) -> Labelled:

@@ -58,9 +58,9 @@ def label_set(settings: LabelSettings, console: Console) -> Labeled:
     for note in images.notes:
         console.say(f"note: {note}")
     labeled = (
-        _convert(images, settings, output, console)
+        _convert_maps(images, settings, output, console)
         if settings.teacher is None
-        else _ask(images, settings, output, console)
+        else _label_with_teacher(images, settings, output, console)
     )
     if picture is not None:
         picture.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def label_set(settings: LabelSettings, console: Console) -> Labeled:
     return labeled
 
 
-def _ask(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
+def _label_with_teacher(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
     teacher = open_teacher(str(settings.teacher), settings.img_size, settings.device)
     limits = (settings.top_k, settings.min_accuracy, settings.batch_size, settings.workers)
     try:
@@ -79,7 +79,7 @@ def _ask(images: ImageSet, settings: LabelSettings, output: Path, console: Conso
         raise
 
 
-def _convert(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
+def _convert_maps(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
     names = None if settings.published_classes is None else read_class_list(settings.published_classes)
     folder = Path(str(settings.from_published)).expanduser()
     return convert_published(images, folder, output, console, names, settings.min_accuracy)

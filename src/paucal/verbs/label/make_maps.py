@@ -69,8 +69,8 @@ class Labeled:
         folder: Folder of the maps.
         images: Number of maps.
         facts: Teacher, classes, and grid of a map.
-        check: Accuracy of the teacher on labelled images (its `whole` is 0 for published maps, which do not classify
-            whole images); None if the images have no labels.
+        check: Accuracy of the teacher on labelled images (its `whole` is 0 for published maps, since they do not
+            classify whole images); None if the images have no labels.
         said: Lines that the command line prints.
     """
 
@@ -118,13 +118,13 @@ def label_images(
         require_knowledge(check, min_accuracy, console)
     else:
         console.say(f"teacher: {teacher.name}; the images have no labels, so its accuracy is unknown")
-    seen = teacher.trained_on(images)
+    trained_keys = teacher.trained_on(images)
     facts = MapFacts(
         teacher.name,
         teacher.classes,
         teacher.dense.grid,
         min(top, len(teacher.classes)),
-        tuple(key for key in images.keys if key in seen),
+        tuple(key for key in images.keys if key in trained_keys),
     )
     with console.progress("looking at images") as advance:
         hashes = content_hashes(images, range(len(images)), advance)
@@ -147,7 +147,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
         device: Device for the model.
     """
     check_size(image_size)
-    model, named = open_named(name, device, image_size, "--teacher"), find_named(name)
+    model, found = open_named(name, device, image_size, "--teacher"), find_named(name)
     card, prepare = model.require_classifier().card, model.card.preprocessing
     if card.several:
         raise UserError(
@@ -159,7 +159,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
             f"--teacher: {name} reads {prepare.channels} channels, but label maps are made from RGB images: give "
             "another teacher."
         )
-    run = named if isinstance(named, RunFolder) else None
+    run = found if isinstance(found, RunFolder) else None
     size, normalisation = prepare.image_size, Normalisation(prepare.mean, prepare.std)
     transform = WholeImage(size, normalisation, "bicubic" if run is None else prepare.interpolation)
     dense = DenseTeacher(model.module, size).to(model.device)
@@ -182,14 +182,16 @@ def _test_teacher(images: ImageSet, teacher: Teacher, device: torch.device, batc
             "images, for instance with 'paucal train DATA --model resnet50 --init timm'."
         )
     reordered = images.with_classes(teacher.classes)
-    return check_teacher(teacher.dense, reordered, _sample(images, teacher), teacher.transform, device, batch_size)
+    return check_teacher(
+        teacher.dense, reordered, _choose_sample(images, teacher), teacher.transform, device, batch_size
+    )
 
 
-def _sample(images: ImageSet, teacher: Teacher) -> NDArray[np.int64]:
+def _choose_sample(images: ImageSet, teacher: Teacher) -> NDArray[np.int64]:
     """Return positions spread over the set, without images that the teacher was trained on unless all are."""
-    seen = teacher.trained_on(images)
-    new = [index for index, key in enumerate(images.keys) if key not in seen]
-    pool = np.asarray(new or range(len(images)), dtype=np.int64)
+    trained_keys = teacher.trained_on(images)
+    unseen = [index for index, key in enumerate(images.keys) if key not in trained_keys]
+    pool = np.asarray(unseen or range(len(images)), dtype=np.int64)
     return pool[np.linspace(0, len(pool) - 1, min(SAMPLE, len(pool))).round().astype(np.int64)]
 
 

@@ -91,30 +91,30 @@ class Classifier(Model):
         shares = torch.cat([block.shares for block in blocks])
         features = torch.cat([block.features for block in blocks if block.features is not None])
         run = RunFolder(Path(self.source))
-        known = familiarity_of(run, self.model, console) if (run.path / MARKER).exists() else None
-        several = self.model.card.several
+        familiarity = familiarity_of(run, self.model, console) if (run.path / MARKER).exists() else None
+        is_multi_label = self.model.card.several
         likeliest = [row.top(2) for row in rows]
-        words = [", ".join(f"{name} {percent(share, '.0f')}" for name, share in top) for top in likeliest]
+        descriptions = [", ".join(f"{name} {percent(share, '.0f')}" for name, share in top) for top in likeliest]
         return Answers(
-            unsureness(shares, several),
+            unsureness(shares, is_multi_label),
             features,
-            features[:0] if known is None else known.features,
-            None if known is None else known.distances(features) > known.limit,
-            words,
+            features[:0] if familiarity is None else familiarity.features,
+            None if familiarity is None else familiarity.distances(features) > familiarity.limit,
+            descriptions,
             likeliest,
-            lambda chosen: self._content(images, chosen, [tuple(rows[n].labels) for n in chosen], shares),
+            lambda indices: self._content(images, indices, [tuple(rows[n].labels) for n in indices], shares),
         )
 
     def _content(
-        self, images: ImageSet, chosen: NDArray[np.int64], labels: list[tuple[str, ...]], shares: Tensor
+        self, images: ImageSet, indices: NDArray[np.int64], labels: list[tuple[str, ...]], shares: Tensor
     ) -> Content:
-        some, classes = images.select(chosen), self.model.classes
+        selected, classes = images.select(indices), self.model.classes
         if self.model.card.several:
-            rows = np.asarray([[name in own for name in classes] for own in labels], dtype=np.int8)
-            some = replace(some, classes=classes, multi_hot=rows.reshape(len(some), len(classes)))
-        scores = shares[torch.from_numpy(chosen)].amax(1).tolist()
-        items = [Item(n, "", "", labels=own, score=scores[n]) for n, own in enumerate(labels)]
-        return _named_content("train", replace(some, classes=classes), items, self.source)
+            rows = np.asarray([[name in image_labels for name in classes] for image_labels in labels], dtype=np.int8)
+            selected = replace(selected, classes=classes, multi_hot=rows.reshape(len(selected), len(classes)))
+        scores = shares[torch.from_numpy(indices)].amax(1).tolist()
+        items = [Item(n, "", "", labels=image_labels, score=scores[n]) for n, image_labels in enumerate(labels)]
+        return _named_content("train", replace(selected, classes=classes), items, self.source)
 
 
 class DetectorModel(Model):
@@ -127,26 +127,32 @@ class DetectorModel(Model):
 
     def answer(self, images: ImageSet, console: Console) -> Answers:
         """Return the uncertainty about the objects of each image, and the mean of its deepest map."""
-        found: list[Detections] = []
+        all_detections: list[Detections] = []
         sizes: list[tuple[int, int]] = []
         with console.progress("detecting") as advance, pooled_maps(self.detector.stages) as take:
             features = []
             for index, key in enumerate(images.keys):
                 objects = detect_image(self.detector, self.card, key, images.store.read(index), self.device)
-                found.append(objects.found)
+                all_detections.append(objects.found)
                 sizes.append(objects.size)
                 features.append(take())
                 advance(index + 1, len(images))
-        unsure = torch.tensor([doubt_of_objects(detections) for detections in found])
+        unsure = torch.tensor([doubt_of_objects(detections) for detections in all_detections])
         stacked = torch.stack(features)
-        words = [self._describe(detections) for detections in found]
+        descriptions = [self._describe(detections) for detections in all_detections]
         return Answers(
-            unsure, stacked, stacked[:0], None, words, [], lambda chosen: self._content(images, chosen, found, sizes)
+            unsure,
+            stacked,
+            stacked[:0],
+            None,
+            descriptions,
+            [],
+            lambda indices: self._content(images, indices, all_detections, sizes),
         )
 
     def _describe(self, detections: Detections) -> str:
-        shown = detections.above(SHOWN)
-        names, counts = np.unique([self.card.classes[label] for label in shown.labels], return_counts=True)
+        confident = detections.above(SHOWN)
+        names, counts = np.unique([self.card.classes[label] for label in confident.labels], return_counts=True)
         counted = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True)) or "no object"
         doubtful = sorted(detections.scores.tolist(), key=lambda score: abs(score - 0.5))[:1]
         return f"{counted}; the least sure {percent(doubtful[0], '.0f')}" if doubtful else counted
@@ -154,17 +160,17 @@ class DetectorModel(Model):
     def _content(
         self,
         images: ImageSet,
-        chosen: NDArray[np.int64],
-        found: list[Detections],
+        indices: NDArray[np.int64],
+        all_detections: list[Detections],
         sizes: list[tuple[int, int]],
     ) -> Content:
         items = []
-        for position, index in enumerate(chosen.tolist()):
-            shown = found[index].above(SHOWN)
-            score = float(shown.scores.mean()) if len(shown) else None
-            items.append(Item(position, "", "", sizes[index], things_of(shown, self.card.classes), score=score))
+        for position, index in enumerate(indices.tolist()):
+            confident = all_detections[index].above(SHOWN)
+            score = float(confident.scores.mean()) if len(confident) else None
+            items.append(Item(position, "", "", sizes[index], things_of(confident, self.card.classes), score=score))
         numbers = dict(zip(self.card.classes, self.card.category_ids, strict=True))
-        return _named_content("detect", images.select(chosen), items, self.source, numbers)
+        return _named_content("detect", images.select(indices), items, self.source, numbers)
 
 
 class Segmenter(Model):
@@ -177,7 +183,7 @@ class Segmenter(Model):
 
     def answer(self, images: ImageSet, console: Console) -> Answers:
         """Return the uncertainty about the pixels of each image, and the mean of its deepest map."""
-        unsure, features, sizes, words = [], [], [], []
+        unsure, features, sizes, descriptions = [], [], [], []
         with console.progress("segmenting") as advance, pooled_maps(self.model.network.maps) as take:  # type: ignore[arg-type]
             for index in range(len(images)):
                 shares = self.model.probabilities(images.store.read(index))
@@ -186,19 +192,21 @@ class Segmenter(Model):
                 features.append(take())
                 areas = shares.argmax(0).flatten().bincount(minlength=len(shares)) / shares[0].numel()
                 order = areas.argsort(descending=True)[:2].tolist()
-                words.append(", ".join(f"{self.model.classes[n]} on {percent(float(areas[n]), '.0f')}" for n in order))
+                descriptions.append(
+                    ", ".join(f"{self.model.classes[n]} on {percent(float(areas[n]), '.0f')}" for n in order)
+                )
                 advance(index + 1, len(images))
         stacked = torch.stack(features)
 
         def content(chosen: NDArray[np.int64]) -> Content:
-            some = images.select(chosen)
+            selected = images.select(chosen)
             items = [Item(position, "", "", sizes[index]) for position, index in enumerate(chosen.tolist())]
-            made = _named_content(
-                "segment", some, items, self.source, {name: n for n, name in enumerate(self.model.classes)}
+            unmasked = _named_content(
+                "segment", selected, items, self.source, {name: n for n, name in enumerate(self.model.classes)}
             )
-            return replace(made, mask=lambda index: self.model.mask(some.store.read(index)))
+            return replace(unmasked, mask=lambda index: self.model.mask(selected.store.read(index)))
 
-        return Answers(torch.tensor(unsure), stacked, stacked[:0], None, words, [], content)
+        return Answers(torch.tensor(unsure), stacked, stacked[:0], None, descriptions, [], content)
 
 
 MODELS: Mapping[str, type[Model]] = {
@@ -209,7 +217,7 @@ MODELS: Mapping[str, type[Model]] = {
 
 
 def doubt_of_objects(detections: Detections) -> float:
-    """Return the uncertainty of a detector about an image: the mean over its three most uncertain objects at most.
+    """Return the uncertainty of a detector about an image: the mean over at most three most uncertain objects.
 
     The uncertainty about an object is 4 p (1 - p) for its score p.
 
@@ -229,12 +237,12 @@ def pooled_maps(maps: nn.Module) -> Iterator[Callable[[], Tensor]]:
     Yields:
         A function that returns the (D,) mean since it was last called, over all calls of the maps.
     """
-    kept: list[Tensor] = []
-    handle = maps.register_forward_hook(lambda module, inputs, grids: kept.append(grids[-1].float().mean((0, 2, 3))))
+    pooled: list[Tensor] = []
+    handle = maps.register_forward_hook(lambda module, inputs, grids: pooled.append(grids[-1].float().mean((0, 2, 3))))
 
     def take() -> Tensor:
-        mean = torch.stack(kept).mean(0).cpu()
-        kept.clear()
+        mean = torch.stack(pooled).mean(0).cpu()
+        pooled.clear()
         return mean
 
     try:
@@ -247,5 +255,5 @@ def _named_content(
     kind: Kind, images: ImageSet, items: list[Item], model: str, numbers: Mapping[str, int] | None = None
 ) -> Content:
     """Return predicted labels as a set that can be written."""
-    known = {name: number for number, name in enumerate(images.classes)} if numbers is None else dict(numbers)
-    return with_names(Content(kind, images, tuple(items), known, model=Path(model).resolve().name))
+    class_numbers = {name: number for number, name in enumerate(images.classes)} if numbers is None else dict(numbers)
+    return with_names(Content(kind, images, tuple(items), class_numbers, model=Path(model).resolve().name))

@@ -91,8 +91,8 @@ def next_images(model: str | os.PathLike[str], data: str | os.PathLike[str], **s
         ...     print(row.path, row.reason)
     """
     console = RecordingConsole()
-    chosen = from_python(NextSettings, {**settings, "data": data}, "paucal.next_images", "next")
-    result = choose_next(os.fspath(model), chosen, console)
+    typed_settings = from_python(NextSettings, {**settings, "data": data}, "paucal.next_images", "next")
+    result = choose_next(os.fspath(model), typed_settings, console)
     return replace(result, said=tuple(console.said))
 
 
@@ -103,12 +103,14 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
     task = task_of(source)
     if task not in MODELS:
         raise UserError(
-            f"{source} predicts numbers, which leave open how unsure it is of an image: give a classifier, a "
+            f"{source} predicts numbers, which do not show how unsure it is of an image: give a classifier, a "
             "detector or a segmentation network."
         )
     if settings.to is not None and VERBS[task] not in LAYOUTS[settings.to].kinds:
-        holds = " or ".join(kind.noun for kind in KINDS if kind.verb in LAYOUTS[settings.to].kinds)
-        raise UserError(f"--to {settings.to} stores {holds}, but {source} is a model for {task}: choose another --to.")
+        supported_kinds = " or ".join(kind.noun for kind in KINDS if kind.verb in LAYOUTS[settings.to].kinds)
+        raise UserError(
+            f"--to {settings.to} stores {supported_kinds}, but {source} is a model for {task}: choose another --to."
+        )
     model = MODELS[task](source, settings.device)
     with console.progress("reading images") as advance:
         images = load_images(settings, advance, labelled=False, reading=model.reading)
@@ -143,12 +145,12 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
     if settings.to is not None and settings.folder is not None:
         content = replace(content, images=without_decoded_copies(content.images))
         write_set(content, LAYOUTS[settings.to], named_path(settings.folder, "--folder"), console)
-        for words, count in content.lost.items():
+        for lost_kind, count in content.lost.items():
             if count:
-                console.say(f"lost: {words}: {count}")
+                console.say(f"lost: {lost_kind}: {count}")
     if settings.output is not None:
         write_text(named_path(settings.output), as_csv(rows))
-    _conclude(source, settings, rows, console)
+    _print_and_write(source, settings, rows, console)
     return NextImages(rows)
 
 
@@ -161,8 +163,8 @@ def as_csv(rows: Sequence[ToLabel]) -> str:
 def _check_targets(settings: NextSettings) -> None:
     places = {"DATA": settings.data}
     if settings.output is not None:
-        path, form = check_table(settings.output)
-        if form != "csv":
+        path, table_format = check_table(settings.output)
+        if table_format != "csv":
             raise UserError(f"--output: {settings.output!r} is not a CSV file: give a name that ends in .csv.")
         refuse_inside_images(path, places, settings.data_root)
     if settings.sheet is not None:
@@ -184,29 +186,29 @@ def _check_targets(settings: NextSettings) -> None:
 def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, console: Console) -> ImageSet:
     """Return the images without those that the model has seen, and without copies."""
     run = run_behind(source)
-    seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
+    is_seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
     for learned in training_history(run):
         if learned.labelled:
-            seen |= learned.parts_of(identities) != ""
-    if seen.any():
-        console.say(f"left out: {counted(int(seen.sum()), 'image')} that the run has labels for")
-        images = images.select(np.flatnonzero(~seen))
+            is_seen |= learned.parts_of(identities) != ""
+    if is_seen.any():
+        console.say(f"left out: {counted(int(is_seen.sum()), 'image')} that the run has labels for")
+        images = images.select(np.flatnonzero(~is_seen))
     if settings.copies == "leave-out" and len(images):
         copies_of_run, copies_of_others = copies_among(images, _images_of(run, images, console))
-        for which, words in (
+        for which, what in (
             (copies_of_run, "an image of the run"),
             (copies_of_others & ~copies_of_run, "another of them"),
         ):
             if which.any():
-                look = "looks" if which.sum() == 1 else "look"
-                console.say(f"left out: {counted(int(which.sum()), 'image')} that {look} like {words}")
+                verb = "looks" if which.sum() == 1 else "look"
+                console.say(f"left out: {counted(int(which.sum()), 'image')} that {verb} like {what}")
         images = images.select(np.flatnonzero(~copies_of_run & ~copies_of_others))
     if not len(images):
         raise UserError(f"all images of {settings.data} are labelled, or look like images that are: nothing to label.")
     return images
 
 
-def _images_of(run: RunFolder | None, like: ImageSet, console: Console) -> ImageSet | None:
+def _images_of(run: RunFolder | None, unlabelled: ImageSet, console: Console) -> ImageSet | None:
     """Return the images of a run of any task; None, with a note, if they are gone."""
     data = None if run is None or not run.config.is_file() else run.settings.get("data")
     if run is None or data is None:
@@ -221,20 +223,20 @@ def _images_of(run: RunFolder | None, like: ImageSet, console: Console) -> Image
 
 def describe_choice(answers: Answers, choice: Choice) -> str:
     """Describe the prediction for an image and the reason for choosing it."""
-    words = [answers.words[choice.index]]
+    phrases = [answers.words[choice.index]]
     if choice.is_random:
-        words.append(RANDOM)
+        phrases.append(RANDOM)
     elif choice.stands_for > 1:
-        words.append(f"represents {choice.stands_for} images")
+        phrases.append(f"represents {choice.stands_for} images")
     if answers.unlike is not None and bool(answers.unlike[choice.index]):
-        words.append("not like the training images")
-    return "; ".join(words)
+        phrases.append("not like the training images")
+    return "; ".join(phrases)
 
 
-def _conclude(source: str, settings: NextSettings, rows: Sequence[ToLabel], console: Console) -> None:
-    drawn = sum(row.by == "random" for row in rows)
-    of_them = f", {drawn} of them at random" if drawn else ""
-    console.say(f"{counted(len(rows), 'image')} to label next{of_them}; their labels are predictions: correct them")
+def _print_and_write(source: str, settings: NextSettings, rows: Sequence[ToLabel], console: Console) -> None:
+    n_random = sum(row.by == "random" for row in rows)
+    random_text = f", {n_random} of them at random" if n_random else ""
+    console.say(f"{counted(len(rows), 'image')} to label next{random_text}; their labels are predictions: correct them")
     if settings.folder is not None:
         console.say(f"with these predictions as {settings.to}: {settings.folder}")
     if settings.output is not None:

@@ -67,12 +67,12 @@ def choose(
     considered = np.sort(order[len(random) : len(random) + MOST])
     rows = torch.from_numpy(considered)
     vectors = F.normalize(features.float(), dim=1)
-    known = torch.cat([F.normalize(labelled.float(), dim=1), vectors[torch.from_numpy(random)]])
-    similar = similarities(vectors[rows], known)
-    chosen, nearest = herd(unsure[rows].float(), *similar, count - len(random))
-    sizes = np.bincount(nearest[nearest >= 0], minlength=len(chosen))
-    picked = [Choice(int(considered[index]), int(sizes[rank])) for rank, index in enumerate(chosen)]
-    return [*picked, *(Choice(int(index), is_random=True) for index in random)]
+    labelled_vectors = torch.cat([F.normalize(labelled.float(), dim=1), vectors[torch.from_numpy(random)]])
+    similarity_parts = similarities(vectors[rows], labelled_vectors)
+    herded, nearest = herd(unsure[rows].float(), *similarity_parts, count - len(random))
+    sizes = np.bincount(nearest[nearest >= 0], minlength=len(herded))
+    choices = [Choice(int(considered[index]), int(sizes[rank])) for rank, index in enumerate(herded)]
+    return [*choices, *(Choice(int(index), is_random=True) for index in random)]
 
 
 def similarities(vectors: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,21 +108,24 @@ def herd(unsure: Tensor, similar: Tensor, covered: Tensor, count: int) -> tuple[
     """
     covered, nearest = covered.clone(), np.full(len(unsure), -1, dtype=np.int64)
     chosen: list[int] = []
-    free = torch.ones(len(unsure), dtype=torch.bool)
+    is_free = torch.ones(len(unsure), dtype=torch.bool)
     for rank in range(min(count, len(unsure))):
         gains = _gains(unsure, similar, covered)
-        gains[~free] = -1.0
+        gains[~is_free] = -1.0
         index = int(gains.argmax())
         nearest[(similar[index] > covered).numpy()] = rank
         nearest[index] = rank
         covered = torch.maximum(covered, similar[index])
         chosen.append(index)
-        free[index] = False
+        is_free[index] = False
     return chosen, nearest
 
 
-def _gains(unsure: Tensor, similar: Tensor, covered: Tensor) -> Tensor:
+def _gains(unsure: Tensor, similarity: Tensor, covered: Tensor) -> Tensor:
     """Return the (N,) uncertainty that each image would cover in addition, some rows at a time."""
-    pieces = (unsure[:, None], similar, covered[:, None])
+    pieces = (unsure[:, None], similarity, covered[:, None])
     split = zip(*(piece.split(512) for piece in pieces), strict=True)
-    return sum(((weight * (rows - own).clamp(min=0)).sum(0) for weight, rows, own in split), torch.zeros(len(unsure)))
+    return sum(
+        ((weight * (rows - covered_rows).clamp(min=0)).sum(0) for weight, rows, covered_rows in split),
+        torch.zeros(len(unsure)),
+    )

@@ -27,7 +27,7 @@ def annotate_video(source: str, table: Path, output: Path, console: Console) -> 
     av = require_av()
     codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
     temporary = output.with_name(f".{output.stem}.tmp{output.suffix}")
-    answers = _answers(source, table)
+    answers = _frame_rows(source, table)
     current, following, ledger = [], next(answers, None), VideoLedger()
     try:
         with opened_video(source) as container, av.open(str(temporary), "w") as copy:
@@ -35,15 +35,15 @@ def annotate_video(source: str, table: Path, output: Path, console: Console) -> 
             for _, frame in decoded_frames(container, ledger):
                 while following is not None and following[0] <= ledger.frames - 1:
                     current, following = following[1], next(answers, None)
-                picture = _drawn(upright(frame), current)
+                picture = _draw_rows(upright(frame), current)
                 width, height = (side - side % 2 for side in picture.size)
                 if stream is None:
                     stream = copy.add_stream(codec, rate=container.streams.video[0].average_rate or 25)
                     stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
                     stream.codec_context.time_base = frame.time_base
-                new = av.VideoFrame.from_image(picture.crop((0, 0, width, height)))
-                new.pts, new.time_base = frame.pts, frame.time_base
-                copy.mux(stream.encode(new))
+                new_frame = av.VideoFrame.from_image(picture.crop((0, 0, width, height)))
+                new_frame.pts, new_frame.time_base = frame.pts, frame.time_base
+                copy.mux(stream.encode(new_frame))
             if stream is not None:
                 copy.mux(stream.encode())
         temporary.replace(output)
@@ -52,7 +52,7 @@ def annotate_video(source: str, table: Path, output: Path, console: Console) -> 
     console.say(f"wrote {output}: {ledger.frames} frames with the latest prediction drawn in")
 
 
-def _answers(source: str, table: Path) -> Iterator[tuple[int, list[dict[str, str]]]]:
+def _frame_rows(source: str, table: Path) -> Iterator[tuple[int, list[dict[str, str]]]]:
     """Yield the number of each frame with a prediction, and its rows."""
     with table.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = (row for row in csv.DictReader(file) if row["path"] == source)
@@ -60,7 +60,7 @@ def _answers(source: str, table: Path) -> Iterator[tuple[int, list[dict[str, str
             yield number, list(group)
 
 
-def _drawn(picture: Image.Image, rows: Sequence[dict[str, str]]) -> Image.Image:
+def _draw_rows(picture: Image.Image, rows: Sequence[dict[str, str]]) -> Image.Image:
     draw, size = ImageDraw.Draw(picture), max(LEAST_TEXT, picture.height // 20)
     for row in rows:
         if row.get("class"):

@@ -25,7 +25,7 @@ class AnswerTable:
     """Rows that are written to disk batch by batch, or to standard output.
 
     While it grows, a folder beside it has a lock and everything that predictions depend on. If a process dies, the rows
-    of the last frame may be incomplete, so a call that continues removes them and repeats that frame.
+    of the last frame may be incomplete, so a call that resumes removes them and repeats that frame.
 
     Args:
         output: File of the table; None for standard output.
@@ -91,21 +91,22 @@ class AnswerTable:
     def _require_same(self) -> None:
         assert self.part is not None
         try:
-            found = parse_json(read_text(self.part / ABOUT, MOST_ABOUT))
+            stored = parse_json(read_text(self.part / ABOUT, MOST_ABOUT))
         except (OSError, ValueError):
-            found = {}
-        word = next(
-            (name for name in self.about if not isinstance(found, dict) or found.get(name) != self.about[name]), None
+            stored = {}
+        differing = next(
+            (name for name in self.about if not isinstance(stored, dict) or stored.get(name) != self.about[name]), None
         )
-        if word is not None:
+        if differing is not None:
             raise UserError(
-                f"{str(self.path)!r} has answers with another {word}: give the same call to go on, or another --output."
+                f"{str(self.path)!r} has answers with another {differing}: give the same call to go on, or another "
+                "--output."
             )
 
     def _recover(self) -> None:
         """Find the frames with predictions, and remove the rows of the last one, which may be incomplete."""
         end, last = 0, None
-        for start, stop, row in _records(self._file):
+        for start, stop, row in _read_records(self._file):
             if not end:
                 if row != self.header:
                     raise UserError(f"{str(self.path)!r} has other columns than these answers: give another --output.")
@@ -122,12 +123,12 @@ class AnswerTable:
             self._write([self.header])
 
 
-def _records(file: BinaryIO) -> Iterator[tuple[int, int, list[str]]]:
-    """Yield the first byte, the byte after the last, and the words of each complete row, which may hold line breaks."""
-    start, held, place = 0, b"", 0
+def _read_records(file: BinaryIO) -> Iterator[tuple[int, int, list[str]]]:
+    """Yield the first byte, the byte after the last, and the cells of each complete row; cells may hold line breaks."""
+    start, record, place = 0, b"", 0
     for line in file:
-        held, place = held + line, place + len(line)
-        if held.count(b'"') % 2 or not line.endswith(b"\n"):
+        record, place = record + line, place + len(line)
+        if record.count(b'"') % 2 or not line.endswith(b"\n"):
             continue
-        yield start, place, next(csv.reader([held.decode(errors="surrogateescape")]))
-        start, held = place, b""
+        yield start, place, next(csv.reader([record.decode(errors="surrogateescape")]))
+        start, record = place, b""

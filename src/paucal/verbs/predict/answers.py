@@ -107,9 +107,9 @@ def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = N
         card: Card of the model.
         top_k: Number of likeliest classes to name, instead of a column for each class.
     """
-    yield _line(csv_header(card, top_k))
+    yield _csv_line(csv_header(card, top_k))
     for row in rows:
-        yield _line(csv_words(row, top_k))
+        yield _csv_line(csv_words(row, top_k))
 
 
 def csv_header(card: ModelCard, top_k: int | None = None) -> list[str]:
@@ -118,23 +118,25 @@ def csv_header(card: ModelCard, top_k: int | None = None) -> list[str]:
     if top_k is None:
         return ["path", *answers, *(f"p_{name}" for name in card.classes)]
     ranks = range(1, min(top_k, len(card.classes)) + 1)
-    return ["path", *answers, *(word for rank in ranks for word in (f"class_{rank}", f"p_{rank}"))]
+    return ["path", *answers, *(column for rank in ranks for column in (f"class_{rank}", f"p_{rank}"))]
 
 
 def csv_words(row: Prediction, top_k: int | None = None) -> list[str | None]:
-    """Return the words of one line of `csv_lines`."""
-    words = [row.predicted, _short(row.confidence)] if row.thresholds is None else [";".join(row.labels)]
+    """Return the cells of one line of `csv_lines`."""
+    words = [row.predicted, _format_share(row.confidence)] if row.thresholds is None else [";".join(row.labels)]
     if top_k is None:
-        return [row.path, *words, *map(_short, row.shares.tolist())]
-    return [row.path, *words, *(word for name, share in row.top(top_k) for word in (name, _short(share)))]
+        return [row.path, *words, *map(_format_share, row.shares.tolist())]
+    return [row.path, *words, *(word for name, share in row.top(top_k) for word in (name, _format_share(share)))]
 
 
 def json_lines(rows: Iterable[Prediction], top_k: int | None = None) -> Iterator[str]:
     """Yield a JSON list, piece by piece: for each image a mapping with the same content as in `csv_lines`."""
-    one, several = ("path", "predicted", "confidence"), ("path", "labels")
+    single_fields, multi_fields = ("path", "predicted", "confidence"), ("path", "labels")
     empty = True
     for row in rows:
-        answer: dict[str, Any] = {name: getattr(row, name) for name in (one if row.thresholds is None else several)}
+        answer: dict[str, Any] = {
+            name: getattr(row, name) for name in (single_fields if row.thresholds is None else multi_fields)
+        }
         answer["probabilities"] = row.probabilities if top_k is None else dict(row.top(top_k))
         entry = textwrap.indent(json.dumps(answer, indent=2, ensure_ascii=False), "  ")
         yield f"{'[' if empty else ','}\n{entry}"
@@ -142,11 +144,11 @@ def json_lines(rows: Iterable[Prediction], top_k: int | None = None) -> Iterator
     yield "[]\n" if empty else "\n]\n"
 
 
-def _line(words: Sequence[str | None]) -> str:
+def _csv_line(cells: Sequence[str | None]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(words)
+    csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue()
 
 
-def _short(share: float) -> str:
+def _format_share(share: float) -> str:
     return f"{share:.6g}"

@@ -74,39 +74,39 @@ def ask(
     with ExitStack() as stack:
         take = stack.enter_context(features_of_calls(model)) if features else None
         advance = stack.enter_context(console.progress("classifying"))
-        done = start
-        for first, read in _batches(pictures, settings, console, start):
-            yield _answer(model, pictures, first, read, take)
-            done += len(read)
-            advance(done, len(pictures))
+        n_done = start
+        for first, batch in _batches(pictures, settings, console, start):
+            yield _run_batch(model, pictures, first, batch, take)
+            n_done += len(batch)
+            advance(n_done, len(pictures))
 
 
 def _batches(
     pictures: Pictures, settings: PredictSettings, console: Console, start: int
 ) -> Iterator[tuple[int, list[Image.Image | UnreadableImage]]]:
     """Yield the position of the first picture of a batch, and its pictures, unreadable ones included."""
-    first, read, readable = start, [], 0
+    first, batch, readable = start, [], 0
     for position in range(start, len(pictures)):
         picture = pictures.read_or_skip(position, settings.on_bad_image, console)
-        read.append(picture)
+        batch.append(picture)
         readable += not isinstance(picture, UnreadableImage)
         if readable == settings.batch_size:
-            yield first, read
-            first, read, readable = position + 1, [], 0
-    if read:
-        yield first, read
+            yield first, batch
+            first, batch, readable = position + 1, [], 0
+    if batch:
+        yield first, batch
 
 
-def _answer(
+def _run_batch(
     model: TrainedModel,
     pictures: Pictures,
     first: int,
-    read: list[Image.Image | UnreadableImage],
+    batch: list[Image.Image | UnreadableImage],
     take: Callable[[], Tensor] | None,
 ) -> Block:
-    positions = range(first, first + len(read))
-    problems = [str(picture) if isinstance(picture, UnreadableImage) else None for picture in read]
-    readable = [picture for picture in read if not isinstance(picture, UnreadableImage)]
+    positions = range(first, first + len(batch))
+    problems = [str(picture) if isinstance(picture, UnreadableImage) else None for picture in batch]
+    readable = [picture for picture in batch if not isinstance(picture, UnreadableImage)]
     shares, features = torch.empty(0, len(model.classes)), None
     if readable and model.classes:
         shares = model.probabilities(readable)

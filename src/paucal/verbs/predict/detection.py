@@ -114,12 +114,12 @@ def detect_objects(
     require_of_detectors(settings)
     detector, card, device = load_detector(run, settings.device)
     # Boxes are in pixels of the image itself, so it is read in full size.
-    whole = replace(card.preprocessing.reading, side=None)
-    given = images_of_frame(sources, image) if is_frame(sources) else list_sources(sources)
-    opened = open_sources(given, console, whole)
-    total, results = sum(map(len, opened)), FoundObjects()
+    reading = replace(card.preprocessing.reading, side=None)
+    source_list = images_of_frame(sources, image) if is_frame(sources) else list_sources(sources)
+    image_sets = open_sources(source_list, console, reading)
+    total, results = sum(map(len, image_sets)), FoundObjects()
     with console.progress("detecting") as advance:
-        for name, picture in read_all(opened, whole, settings.on_bad_image, console):
+        for name, picture in read_all(image_sets, reading, settings.on_bad_image, console):
             results.append(detect_image(detector, card, name, picture, device, drawn))
             advance(len(results), total)
     return results
@@ -161,16 +161,16 @@ def as_csv(rows: Sequence[Objects], least: float = SHOWN) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)
     for row in rows:
-        writer.writerows([row.path, *words] for words in object_words(row, least))
+        writer.writerows([row.path, *cells] for cells in object_words(row, least))
     return text.getvalue()
 
 
 def object_words(row: Objects, least: float = SHOWN) -> list[list[str]]:
-    """Return the words of a line for each object with at least this score, without the path."""
-    shown = row.found.above(least)
+    """Return the cells of a line for each object with at least this score, without the path."""
+    confident = row.found.above(least)
     return [
         [row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)]
-        for box, score, label in zip(shown.boxes, shown.scores, shown.labels.tolist(), strict=True)
+        for box, score, label in zip(confident.boxes, confident.scores, confident.labels.tolist(), strict=True)
     ]
 
 

@@ -35,20 +35,20 @@ def predict_to_files(
     check_ranges(settings)
     check_ranges(wanted)
     targets = check_targets(wanted, paths)
-    loaded = load_model(source, settings.device)
+    trained = load_model(source, settings.device)
     if targets.features is None or not (wanted.output is None and wanted.sheet is None and wanted.top_k is None):
-        loaded.require_classifier()
+        trained.require_classifier()
     part = None if targets.first is None else targets.first.with_name(targets.first.name + ENDING)
     if settings.precision is None and part is not None:  # a new measurement must not change the precision
         settings = replace(settings, precision=stored_precision(part))
-    model, pictures, settings = open_pictures(loaded, paths, settings, console)
+    model, pictures, settings = open_pictures(trained, paths, settings, console)
     if part is None:
-        held = list(_report_speed(model, pictures, settings, console, 0, targets))
-        write_all(lambda: iter(held), model.card, pictures, targets, console)
-        return answer_text(held, model.card, targets)
-    about = _about(source, settings, targets)
-    with Journal(part, len(model.classes), about) as journal:
-        _fill(journal, model, pictures, settings, console, targets)
+        blocks = list(_report_speed(model, pictures, settings, console, 0, targets))
+        write_all(lambda: iter(blocks), model.card, pictures, targets, console)
+        return answer_text(blocks, model.card, targets)
+    facts = _prediction_facts(source, settings, targets)
+    with Journal(part, len(model.classes), facts) as journal:
+        _classify_missing(journal, model, pictures, settings, console, targets)
         write_all(journal.blocks, model.card, pictures, targets, console)
         if targets.output is not None or not model.classes:
             journal.remove()
@@ -58,7 +58,7 @@ def predict_to_files(
     return iter(pieces)
 
 
-def _about(source: str, settings: PredictSettings, targets: Targets) -> dict[str, Any]:
+def _prediction_facts(source: str, settings: PredictSettings, targets: Targets) -> dict[str, Any]:
     """Return everything that the exact numbers of a prediction depend on."""
     return {
         "model": model_digest(source),
@@ -70,7 +70,7 @@ def _about(source: str, settings: PredictSettings, targets: Targets) -> dict[str
     }
 
 
-def _fill(
+def _classify_missing(
     journal: Journal,
     model: TrainedModel,
     pictures: Pictures,
@@ -104,13 +104,13 @@ def _report_speed(
     model: TrainedModel, pictures: Pictures, settings: PredictSettings, console: Console, start: int, targets: Targets
 ) -> Iterator[Block]:
     """Yield blocks; at the end report the number of images, the speed, and how many images could not be read."""
-    begun, read, skipped = time.monotonic(), 0, 0
+    start_time, n_read, n_skipped = time.monotonic(), 0, 0
     for block in ask(model, pictures, settings, console, start=start, features=targets.features is not None):
-        read += len(block.shares)
-        skipped += len(block) - len(block.shares)
+        n_read += len(block.shares)
+        n_skipped += len(block) - len(block.shares)
         yield block
-    seconds = max(time.monotonic() - begun, 1e-9)
+    seconds = max(time.monotonic() - start_time, 1e-9)
     took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
-    console.say(f"classified {counted(read, 'image')} in {took} ({read / seconds:.3g} images/s on {model.device})")
-    if skipped:
-        console.say(f"skipped {counted(skipped, 'image')} that cannot be read, named above")
+    console.say(f"classified {counted(n_read, 'image')} in {took} ({n_read / seconds:.3g} images/s on {model.device})")
+    if n_skipped:
+        console.say(f"skipped {counted(n_skipped, 'image')} that cannot be read, named above")

@@ -82,8 +82,8 @@ class Journal:
         """Return how many of the pictures have stored predictions."""
         for block in self.blocks():
             for name, stamp in zip(block.names, block.stamps, strict=True):
-                known = self.done < len(pictures)
-                if not known or (pictures.name(self.done), pictures.stamp(self.done)) != (name, stamp):
+                has_picture = self.done < len(pictures)
+                if not has_picture or (pictures.name(self.done), pictures.stamp(self.done)) != (name, stamp):
                     raise UserError(
                         f"{str(self.folder)!r} has predictions for other images, or {str(name)!r} has changed "
                         "since: remove that folder to start again, or give another --output."
@@ -107,7 +107,7 @@ class Journal:
     def blocks(self) -> Iterator[Block]:
         """Yield all stored blocks."""
         for path in self._parts():
-            for block in _read(path):
+            for block in _read_blocks(path):
                 if block.shares.shape[1] != (self.classes if len(block.shares) else 0):
                     raise UserError(f"{str(path)!r} is damaged: remove its folder to begin anew.")
                 yield block
@@ -134,19 +134,20 @@ class Journal:
     def _check(self) -> None:
         """Refuse a folder with other files, or with predictions of another model or other settings."""
         names = {path.name for path in self.folder.iterdir()} - {LOCK}
-        others = sorted(names - {path.name for path in self._parts()})
-        if [name for name in others if not name.startswith(f".{LOCK}")]:
+        other_files = sorted(names - {path.name for path in self._parts()})
+        if [name for name in other_files if not name.startswith(f".{LOCK}")]:
             raise UserError(
-                f"{str(self.folder)!r} holds {others[0]!r}, which is not a file of predictions: give another --output."
+                f"{str(self.folder)!r} holds {other_files[0]!r}, which is not a file of predictions: give another "
+                "--output."
             )
         for path in self._parts():
-            about = _about(path)
-            if about is None or about == self._about:
+            stored = _read_facts(path)
+            if stored is None or stored == self._about:
                 continue
-            word = next((key for key in self._about if about.get(key) != self._about[key]), "version")
+            differing = next((key for key in self._about if stored.get(key) != self._about[key]), "version")
             raise UserError(
-                f"{str(self.folder)!r} has answers with another {word} ({about.get(word)!r}, now "
-                f"{self._about.get(word)!r}): give the same value to continue, remove that folder to start again, "
+                f"{str(self.folder)!r} has answers with another {differing} ({stored.get(differing)!r}, now "
+                f"{self._about.get(differing)!r}): give the same value to continue, remove that folder to start again, "
                 "or give another --output."
             )
 
@@ -158,19 +159,19 @@ def _record_batch(block: Block) -> pa.RecordBatch:
         pa.array(names, pa.binary()),
         pa.array(block.stamps, pa.string()),
         pa.array(block.problems, pa.string()),
-        _lists(block.shares, counts),
-        _lists(torch.empty(len(block.shares), 0) if block.features is None else block.features, counts),
+        _list_array(block.shares, counts),
+        _list_array(torch.empty(len(block.shares), 0) if block.features is None else block.features, counts),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
 
-def _lists(rows: Tensor, counts: np.ndarray) -> pa.ListArray:
+def _list_array(rows: Tensor, counts: np.ndarray) -> pa.ListArray:
     """Return a list for each picture, empty if it could not be read."""
     offsets = np.concatenate([[0], np.cumsum(counts * rows.shape[1])]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.contiguous().numpy().reshape(-1)))
 
 
-def _read(path: Path) -> Iterator[Block]:
+def _read_blocks(path: Path) -> Iterator[Block]:
     """Yield the complete blocks of a stream."""
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
@@ -182,20 +183,20 @@ def _read(path: Path) -> Iterator[Block]:
                     batch.validate(full=True)
                 except (StopIteration, pa.ArrowException, OSError, EOFError):
                     return
-                yield _block(batch)
+                yield _parse_block(batch)
     except (pa.ArrowException, OSError, EOFError):  # the stream ends before its first block
         return
 
 
-def _block(batch: pa.RecordBatch) -> Block:
+def _parse_block(batch: pa.RecordBatch) -> Block:
     names, stamps, problems = (batch.column(name).to_pylist() for name in ("name", "stamp", "problem"))
     count = sum(problem is None for problem in problems)
     names = [None if name is None else os.fsdecode(name) for name in names]
-    shares, features = (_rows(batch.column(name), count) for name in ("shares", "features"))
+    shares, features = (_to_tensor(batch.column(name), count) for name in ("shares", "features"))
     return Block(names, stamps, problems, shares, features if features.shape[1] else None)
 
 
-def _rows(column: pa.ListArray, count: int) -> Tensor:
+def _to_tensor(column: pa.ListArray, count: int) -> Tensor:
     values = torch.from_numpy(column.flatten().to_numpy(zero_copy_only=False).copy())
     width = len(values) // max(count, 1)
     if len(values) != width * count:
@@ -203,13 +204,13 @@ def _rows(column: pa.ListArray, count: int) -> Tensor:
     return values.reshape(count, width)
 
 
-def _about(path: Path) -> dict[str, Any] | None:
+def _read_facts(path: Path) -> dict[str, Any] | None:
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-            about = json.loads((reader.schema.metadata or {}).get(_KEY, b"{}"))
+            facts = json.loads((reader.schema.metadata or {}).get(_KEY, b"{}"))
     except (pa.ArrowException, OSError, EOFError, ValueError):
         return None
-    return {PRECISION: OLD_PRECISION, **about} if isinstance(about, dict) else {}
+    return {PRECISION: OLD_PRECISION, **facts} if isinstance(facts, dict) else {}
 
 
 def stored_precision(folder: Path) -> str | None:
@@ -218,6 +219,6 @@ def stored_precision(folder: Path) -> str | None:
     Raises:
         UserError: A file of predictions is not a regular file.
     """
-    abouts = (_about(require_regular(path)) for path in sorted(folder.glob(_PARTS)))
-    precision = next((about.get(PRECISION) for about in abouts if about is not None), None)
+    abouts = (_read_facts(require_regular(path)) for path in sorted(folder.glob(_PARTS)))
+    precision = next((facts.get(PRECISION) for facts in abouts if facts is not None), None)
     return precision if precision in GIVEN else None

@@ -66,19 +66,21 @@ def predict(
         ('new_photos/1.jpg', 'cat', 0.98)
     """
     sources = images_of_frame(images, image) if is_frame(images) else list_sources(images)
-    chosen = from_python(PredictSettings, settings, "paucal.predict", "predict")
-    check_ranges(chosen)  # so that no model is loaded in vain
+    typed_settings = from_python(PredictSettings, settings, "paucal.predict", "predict")
+    check_ranges(typed_settings)  # before the model is loaded
     if isinstance(model, TrainedModel) and settings.get("device") is not None:
-        raise UserError(f"--device is {chosen.device!r}, and the model is loaded on {model.device}: leave it out.")
+        raise UserError(
+            f"--device is {typed_settings.device!r}, and the model is loaded on {model.device}: leave it out."
+        )
     if not sources:
         raise UserError("there are no images to classify: give files, folders or pictures.")
-    loaded = model if isinstance(model, TrainedModel) else load_model(model, chosen.device)
-    if isinstance(loaded.card, RegressionCard):
+    trained = model if isinstance(model, TrainedModel) else load_model(model, typed_settings.device)
+    if isinstance(trained.card, RegressionCard):
         console = LoggedConsole()
-        opened = open_pictures(loaded, sources, chosen, console)
-        with _memory_for(*opened[1:]):
-            return predict_numbers(*opened, console, features)  # type: ignore[return-value]  # typed as what nearly all callers get
-    return Predictions(classify_all(loaded.require_classifier(), sources, chosen, LoggedConsole(), features))
+        prepared = open_pictures(trained, sources, typed_settings, console)
+        with _memory_for(*prepared[1:]):
+            return predict_numbers(*prepared, console, features)  # type: ignore[return-value]  # typed as what nearly all callers get
+    return Predictions(classify_all(trained.require_classifier(), sources, typed_settings, LoggedConsole(), features))
 
 
 def classify_all(
@@ -90,14 +92,14 @@ def classify_all(
 ) -> list[Prediction]:
     """Classify all images of the sources; see `predict`."""
     check_ranges(settings)
-    asked, pictures, settings = open_pictures(model, sources, settings, console)
+    prepared, pictures, settings = open_pictures(model, sources, settings, console)
     with _memory_for(pictures, settings):
-        blocks = ask(asked, pictures, settings, console, features=features)
-        return [row for block in blocks for row in block.predictions(asked.card)]
+        blocks = ask(prepared, pictures, settings, console, features=features)
+        return [row for block in blocks for row in block.predictions(prepared.card)]
 
 
 def _memory_for(pictures: Pictures, settings: PredictSettings) -> AbstractContextManager[None]:
-    """Return a block that keeps freed memory; for a single batch this would take longer than it saves."""
+    """Return a context that keeps freed memory; for a single batch it does nothing, as it would only cost time."""
     assert settings.batch_size is not None  # chosen by `open_pictures`
     return kept_memory() if len(pictures) > settings.batch_size else nullcontext()
 
@@ -108,11 +110,11 @@ def open_pictures(
     """Return the model prepared for the settings, the pictures it reads, and the settings with a batch size."""
     if settings.scales is not None:
         raise UserError("--scales is for models that give every pixel a class, and this one classifies: leave it out.")
-    fed = model.card.preprocessing
-    pictures = Pictures(open_sources(sources, console, fed.reading), fed.reading)
-    together = inference_batch_size(fed.image_size, model.device.type, settings.batch_size)
-    check_batch_memory(min(together, len(pictures)), fed.image_size)
+    preprocess = model.card.preprocessing
+    pictures = Pictures(open_sources(sources, console, preprocess.reading), preprocess.reading)
+    batch_size = inference_batch_size(preprocess.image_size, model.device.type, settings.batch_size)
+    check_batch_memory(min(batch_size, len(pictures)), preprocess.image_size)
     choice = choose_for_pictures(model, settings.precision, pictures, console)
     model = model.at_precision(choice.dtype)
-    settings = replace(settings, batch_size=together, precision=choice.precision)
+    settings = replace(settings, batch_size=batch_size, precision=choice.precision)
     return model.mirrored() if settings.mirror else model, pictures, settings

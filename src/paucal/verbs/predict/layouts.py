@@ -64,9 +64,9 @@ def predict_as_labels(
         raise UserError("this model predicts numbers, which --to does not support: leave --to out to get a table.")
     kind = _KINDS.get(task, "train")
     if kind not in LAYOUTS[wanted.to].kinds:
-        fitting = ", ".join(name for name, layout in LAYOUTS.items() if kind in layout.kinds)
+        supported = ", ".join(name for name, layout in LAYOUTS.items() if kind in layout.kinds)
         raise UserError(
-            f"this model predicts {NOUNS[kind]}, which --to {wanted.to} does not support: give one of {fitting}."
+            f"this model predicts {NOUNS[kind]}, which --to {wanted.to} does not support: give one of {supported}."
         )
     target = named_path(wanted.output, "--output")
     require_empty(target)
@@ -83,16 +83,16 @@ def predict_as_labels(
     return conclude(content, wanted.to, target, console)
 
 
-def _boxes(asked: _Asked, settings: PredictSettings, console: Console) -> Content:
-    card = read_card(open_model_folder(named_path(asked.source, "RUN")), DetectorCard)
-    rows = {row.path: row for row in detect_objects(asked.source, list(asked.paths), settings, console)}
+def _predict_boxes(request: _Asked, settings: PredictSettings, console: Console) -> Content:
+    card = read_card(open_model_folder(named_path(request.source, "RUN")), DetectorCard)
+    rows = {row.path: row for row in detect_objects(request.source, list(request.paths), settings, console)}
     items = []
-    for index, name in enumerate(asked.names):
+    for index, name in enumerate(request.names):
         if (row := rows.get(name)) is not None:
-            shown = row.found.above(SHOWN)
-            score = float(shown.scores.mean()) if len(shown) else None
-            items.append(Item(index, "", "", row.size, things_of(shown, card.classes), score=score))
-    return Content("detect", asked.images, tuple(items), dict(zip(card.classes, card.category_ids, strict=True)))
+            confident = row.found.above(SHOWN)
+            score = float(confident.scores.mean()) if len(confident) else None
+            items.append(Item(index, "", "", row.size, things_of(confident, card.classes), score=score))
+    return Content("detect", request.images, tuple(items), dict(zip(card.classes, card.category_ids, strict=True)))
 
 
 def things_of(detections: Detections, classes: tuple[str, ...]) -> tuple[Thing, ...]:
@@ -108,10 +108,10 @@ def things_of(detections: Detections, classes: tuple[str, ...]) -> tuple[Thing, 
     )
 
 
-def _masks(asked: _Asked, settings: PredictSettings, console: Console) -> Content:
+def _predict_masks(request: _Asked, settings: PredictSettings, console: Console) -> Content:
     check_factors("scales", settings.scales)
-    model = load_segmenter(asked.source, settings.device)
-    pictures = Pictures([asked.images], model.reading)
+    model = load_segmenter(request.source, settings.device)
+    pictures = Pictures([request.images], model.reading)
     items = [
         Item(index, "", "", (picture.height, picture.width))
         for index in range(len(pictures))
@@ -122,16 +122,16 @@ def _masks(asked: _Asked, settings: PredictSettings, console: Console) -> Conten
         return model.mask(pictures.read(index), settings.test_scales, settings.mirror)
 
     numbers = {name: number for number, name in enumerate(model.classes)}
-    return Content("segment", asked.images, tuple(items), numbers, mask)
+    return Content("segment", request.images, tuple(items), numbers, mask)
 
 
-def _classes(asked: _Asked, settings: PredictSettings, console: Console) -> Content:
-    values, images = {name: value for name, value in vars(settings).items() if value is not None}, asked.images
-    rows = {row.path: row for row in predict(asked.source, list(asked.paths), **values)}
+def _predict_classes(request: _Asked, settings: PredictSettings, console: Console) -> Content:
+    values, images = {name: value for name, value in vars(settings).items() if value is not None}, request.images
+    rows = {row.path: row for row in predict(request.source, list(request.paths), **values)}
     classes = next(iter(rows.values())).classes if rows else ()
     items = [
         Item(index, "", "", labels=tuple(rows[name].labels), score=rows[name].confidence)
-        for index, name in enumerate(asked.names)
+        for index, name in enumerate(request.names)
         if name in rows
     ]
     if any(row.thresholds is not None for row in rows.values()):
@@ -144,7 +144,7 @@ def _classes(asked: _Asked, settings: PredictSettings, console: Console) -> Cont
 
 _KINDS: dict[str, Kind] = {DETECTION: "detect", SEGMENTATION: "segment"}
 _READERS: dict[Kind, Callable[[_Asked, PredictSettings, Console], Content]] = {
-    "detect": _boxes,
-    "segment": _masks,
-    "train": _classes,
+    "detect": _predict_boxes,
+    "segment": _predict_masks,
+    "train": _predict_classes,
 }

@@ -46,12 +46,12 @@ class Answerer:
     """
 
     def __init__(self, run: str, settings: PredictSettings, wanted: AnswerSettings, console: Console) -> None:
-        self._answer: Callable[[Sequence[Image.Image]], list[Rows]]
+        self._predict_frames: Callable[[Sequence[Image.Image]], list[Rows]]
         if task_of(run) == DETECTION:
             detector, card, device = load_detector(run, settings.device)
             self.header, self.batch_size, self.device = list(HEADER[1:]), 1, str(device)
             self.reading = card.preprocessing.reading
-            self._answer = lambda images: [
+            self._predict_frames = lambda images: [
                 object_words(detect_image(detector, card, None, image, device, False), SHOWN) for image in images
             ]
             return
@@ -62,13 +62,13 @@ class Answerer:
         self.batch_size = settings.batch_size or _fastest_batch(model, console)
         if isinstance(card, RegressionCard):
             self.header = [*COLUMNS[1:], *(f"p_{grade}" for grade in (card.grades.names if card.grades else ()))]
-            self._answer = lambda images: [
+            self._predict_frames = lambda images: [
                 [number_words(row)[1:]] for row in number_rows(card, [None] * len(images), model.probabilities(images))
             ]
             return
         model.require_classifier()
         self.header = csv_header(card, wanted.top_k)[1:]
-        self._answer = lambda images: [
+        self._predict_frames = lambda images: [
             [csv_words(Prediction(None, card.classes, shares, card.thresholds), wanted.top_k)[1:]]
             for shares in model.probabilities(list(images))
         ]
@@ -76,20 +76,20 @@ class Answerer:
     def rows(self, frames: Sequence[Frame]) -> Rows:
         """Return the rows of some frames: at least one per frame, so that the table shows which frames were read."""
         images = [frame.image for frame in frames if frame.image is not None]
-        answers = iter(self._answer(images) if images else [])
+        answers = iter(self._predict_frames(images) if images else [])
         rows: list[Sequence[object]] = []
         for frame in frames:
             begin = [frame.path, *([] if frame.number is None else [frame.number]), frame.time]
-            answer = [] if frame.image is None else next(answers)
-            rows += [[*begin, *words] for words in answer] or [[*begin, *[""] * len(self.header)]]
+            frame_answers = [] if frame.image is None else next(answers)
+            rows += [[*begin, *cells] for cells in frame_answers] or [[*begin, *[""] * len(self.header)]]
         return rows
 
 
 def _fastest_batch(model: TrainedModel, console: Console) -> int:
     """Return the smallest batch that is nearly as fast per image as the fastest, by a short measurement."""
     height, width = model.card.preprocessing.image_size
-    most, speeds = inference_batch_size((height, width), model.device.type), {}
-    for size in (size for size in TIMED_BATCHES if size <= most):
+    largest, speeds = inference_batch_size((height, width), model.device.type), {}
+    for size in (size for size in TIMED_BATCHES if size <= largest):
         images = [Image.new("RGB", (width, height))] * size
         model.probabilities(images)  # warm-up
         start_time = time.perf_counter()
@@ -111,26 +111,26 @@ def predict_moving(
     """Classify the frames of videos or cameras, or new pictures in a folder, and write each row immediately."""
     for group in (settings, wanted, moving):
         check_ranges(group)
-    every = 0.0 if moving.every == EACH else seconds_of(moving.every, "--every")
-    _require_sense(run, paths, settings, wanted, moving)
+    interval = 0.0 if moving.every == EACH else seconds_of(moving.every, "--every")
+    _check_request(run, paths, settings, wanted, moving)
     answerer = Answerer(run, settings, wanted, console)
     if answerer.reading.channels != 3:
         raise UserError(
             f"this model reads {answerer.reading.channels} channels, but frames have three: give another model."
         )
     numbered = ["frame"] if moving.watch is None else []
-    about = {"model": model_digest(run), "--every": moving.every, "--mirror": settings.mirror, "--top-k": wanted.top_k}
+    facts = {"model": model_digest(run), "--every": moving.every, "--mirror": settings.mirror, "--top-k": wanted.top_k}
     if settings.precision is not None:
-        about["--precision"] = settings.precision
-    with AnswerTable(wanted.output, ["path", *numbered, "time", *answerer.header], about) as table:
+        facts["--precision"] = settings.precision
+    with AnswerTable(wanted.output, ["path", *numbered, "time", *answerer.header], facts) as table:
         if table.done:
             console.say(f"{wanted.output} has predictions already: continuing")
         try:
             if moving.watch is not None:
-                _watch(moving, answerer, table, console)
+                _classify_watched(moving, answerer, table, console)
                 return
             for source in paths:
-                _video(source, every, answerer, table, settings, console)
+                _classify_video(source, interval, answerer, table, settings, console)
         except KeyboardInterrupt:
             if table.part is not None:
                 console.say(f"the predictions so far are in {wanted.output}: repeat the same call to continue")
@@ -140,17 +140,17 @@ def predict_moving(
         annotate_video(paths[0], Path(wanted.output), Path(moving.annotated), console)
 
 
-def _require_sense(
+def _check_request(
     run: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, moving: MovingSettings
 ) -> None:
     if moving.watch is not None and paths:
         raise UserError("--watch names the folder: leave the other PATHS out.")
     if moving.idle is not None and moving.watch is None:
         raise UserError("--idle is for --watch: leave it out.")
-    still = [path for path in paths if not is_moving(path)]
-    if still:
+    images = [path for path in paths if not is_moving(path)]
+    if images:
         raise UserError(
-            f"videos and images give different tables: leave {still[0]!r} out, or predict it in another call."
+            f"videos and images give different tables: leave {images[0]!r} out, or predict it in another call."
         )
     if task_of(run) == SEGMENTATION:
         raise UserError("masks of videos are not written: give images, or a model that classifies or finds objects.")
@@ -170,24 +170,24 @@ def _require_sense(
             )
 
 
-def _watch(moving: MovingSettings, answerer: Answerer, table: AnswerTable, console: Console) -> None:
+def _classify_watched(moving: MovingSettings, answerer: Answerer, table: AnswerTable, console: Console) -> None:
     """Classify new pictures until the folder has been idle for long enough."""
-    idle = None if moving.idle is None else seconds_of(moving.idle, "--idle")
+    idle_seconds = None if moving.idle is None else seconds_of(moving.idle, "--idle")
     folder = named_path(str(moving.watch), "--watch")
     console.say(f"watching {folder}; Ctrl-C ends it, and the same call goes on")
-    source = watched_pictures(folder, set(table.done), idle, answerer.reading, console)
-    _answer(source, answerer, table, console)
+    source = watched_pictures(folder, set(table.done), idle_seconds, answerer.reading, console)
+    _classify_frames(source, answerer, table, console)
 
 
-def _video(
-    source: str, every: float, answerer: Answerer, table: AnswerTable, settings: PredictSettings, console: Console
+def _classify_video(
+    source: str, interval: float, answerer: Answerer, table: AnswerTable, settings: PredictSettings, console: Console
 ) -> None:
     """Classify the frames of one video or camera."""
     if is_live(source):
-        _answer(read_live(source, every), answerer, table, console, at_once=True)
+        _classify_frames(read_live(source, interval), answerer, table, console, at_once=True)
         return
     ledger = VideoLedger()
-    _answer(read_frames(source, every, ledger, table.done.get(source, -1)), answerer, table, console)
+    _classify_frames(read_frames(source, interval, ledger, table.done.get(source, -1)), answerer, table, console)
     console.say(
         f"{source}: {counted(ledger.frames, 'frame')} in {ledger.seconds:.1f} s, {ledger.taken} of them answered"
     )
@@ -199,10 +199,10 @@ def _video(
         console.say(f"note: {source} is incomplete: {ledger.problem}")
 
 
-def _answer(
+def _classify_frames(
     frames: Iterable[Frame | None], answerer: Answerer, table: AnswerTable, console: Console, at_once: bool = False
 ) -> None:
-    """Classify frames batch by batch; a None, or `at_once`, ends a batch early."""
+    """Classify frames batch by batch; a None among the frames, or `at_once`, ends a batch early."""
     count, busy = 0, 0.0
     for batch in _batches(frames, 1 if at_once else answerer.batch_size):
         start_time = time.perf_counter()

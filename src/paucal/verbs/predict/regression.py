@@ -93,9 +93,9 @@ def number_rows(
     grades = () if card.grades is None else card.grades.names
     return [
         NumberPrediction(
-            name, float(value), float(low), float(high), dict(zip(grades, row.tolist(), strict=True)), kept
+            name, float(value), float(low), float(high), dict(zip(grades, row.tolist(), strict=True)), feature_row
         )
-        for name, row, kept, value, low, high in zip(
+        for name, row, feature_row, value, low, high in zip(
             names, shares, [None] * len(values) if features is None else features, *card.read(values), strict=True
         )
     ]

@@ -73,9 +73,9 @@ def predict_masks(
         raise UserError(
             "masks are named after their images: give files, folders or patterns, or use paucal.load_segmenter."
         )
-    typed = from_python(PredictSettings, settings, "paucal.predict_masks", "predict")
-    loaded = model if isinstance(model, SegmentationModel) else path_text(model, "the model")
-    return segment_all(loaded, sources, Path(os.fspath(output)), typed, LoggedConsole())
+    typed_settings = from_python(PredictSettings, settings, "paucal.predict_masks", "predict")
+    loaded_or_path = model if isinstance(model, SegmentationModel) else path_text(model, "the model")
+    return segment_all(loaded_or_path, sources, Path(os.fspath(output)), typed_settings, LoggedConsole())
 
 
 def segment_all(
@@ -84,9 +84,9 @@ def segment_all(
     """Write the masks of all images in the sources; see `predict_masks`."""
     check_ranges(settings)
     check_factors("scales", settings.scales)
-    loaded = model if isinstance(model, SegmentationModel) else load_segmenter(model, settings.device)
-    opened = open_sources(list(sources), console, loaded.reading)
-    names = _names(opened)
+    segmenter = model if isinstance(model, SegmentationModel) else load_segmenter(model, settings.device)
+    image_sets = open_sources(list(sources), console, segmenter.reading)
+    names = _mask_names(image_sets)
     output = named_path(str(output))
     for source in sources:
         refuse_inside_images(output, {"PATHS": source if SEPARATOR not in source else None})
@@ -96,8 +96,8 @@ def segment_all(
     try_folder(output)
     predictions: list[MaskPrediction] = []
     with console.progress("segmenting") as advance:
-        for path, picture in read_all(opened, loaded.reading, settings.on_bad_image, console):
-            predictions.append(_predict(loaded, path or "", picture, names[path or ""], output, settings))
+        for path, picture in read_all(image_sets, segmenter.reading, settings.on_bad_image, console):
+            predictions.append(_predict(segmenter, path or "", picture, names[path or ""], output, settings))
             advance(len(predictions), len(names))
     return predictions
 
@@ -112,19 +112,19 @@ def _predict(
     return MaskPrediction(path, mask, overlay, dict(zip(model.classes, shares.tolist(), strict=True)))
 
 
-def _names(opened: Sequence[ImageSet | InMemory]) -> dict[str, str]:
+def _mask_names(image_sets: Sequence[ImageSet | InMemory]) -> dict[str, str]:
     """Return the key of each image's mask below the output folder, by the path of the image."""
     names: dict[str, str] = {}
-    by_stem: dict[str, str] = {}
-    for images in opened:
+    paths_by_stem: dict[str, str] = {}
+    for images in image_sets:
         if isinstance(images, InMemory):
             continue
         for key in images.keys:
             path, stem = full_name(images, key), PurePosixPath(key).with_suffix("").as_posix()
-            if by_stem.setdefault(stem, path) != path:
+            if paths_by_stem.setdefault(stem, path) != path:
                 raise UserError(
-                    f"the masks of {by_stem[stem]!r} and {path!r} would have the same name: segment them into two "
-                    "folders."
+                    f"the masks of {paths_by_stem[stem]!r} and {path!r} would have the same name: segment them into "
+                    "two folders."
                 )
             names[path] = key
     return names

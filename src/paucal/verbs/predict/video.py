@@ -83,19 +83,20 @@ def require_av() -> Any:
 @contextmanager
 def opened_video(source: str) -> Iterator[Any]:
     """Open a video, and yield PyAV's container, which has a stream of pictures."""
-    av, place, form = require_av(), source, None
+    av, place, input_format = require_av(), source, None
     if source.startswith(CAMERA):
-        pattern, form = _DEVICES.get(platform.system(), _DEVICES["Linux"])
+        pattern, input_format = _DEVICES.get(platform.system(), _DEVICES["Linux"])
         place = pattern.format(source.removeprefix(CAMERA))
     elif not is_live(source) and not require_regular(Path(source)).is_file():
         raise UserError(f"there is no video {source!r}: check the path.")
     try:
-        container = av.open(place, format=form)
+        container = av.open(place, format=input_format)
     except (av.error.FFmpegError, OSError, ValueError) as problem:
+        reason = _failure_reason(problem)
         raise UserError(
-            f"{source!r} cannot be opened as a video ({_reason(problem)}): check it, or leave it out."
-            if form is None
-            else f"{source!r} cannot be opened ({place}: {_reason(problem)}): connect the camera, or name another."
+            f"{source!r} cannot be opened as a video ({reason}): check it, or leave it out."
+            if input_format is None
+            else f"{source!r} cannot be opened ({place}: {reason}): connect the camera, or name another."
         ) from None
     with container:
         if not container.streams.video:
@@ -112,21 +113,21 @@ def decoded_frames(container: Any, ledger: VideoLedger) -> Iterator[tuple[float,
         ledger: Counts the frames, and records at the end whether the video is complete.
     """
     stream, first, number = container.streams.video[0], None, 0
-    for frame in _decodable(container, stream, ledger):
-        own = frame.time if frame.time is not None else number / float(stream.average_rate or 25)
-        first, number = (own if first is None else first), number + 1
-        ledger.frames, ledger.seconds = number, own - first
-        yield own - first, frame
-    stated = None if container.duration is None else container.duration / 1e6
+    for frame in _decodable_frames(container, stream, ledger):
+        frame_time = frame.time if frame.time is not None else number / float(stream.average_rate or 25)
+        first, number = (frame_time if first is None else first), number + 1
+        ledger.frames, ledger.seconds = number, frame_time - first
+        yield frame_time - first, frame
+    stated_seconds = None if container.duration is None else container.duration / 1e6
     if (
         not ledger.problem
-        and stated is not None
-        and stated - ledger.seconds > CUT_SHORT + 1 / float(stream.average_rate or 1)
+        and stated_seconds is not None
+        and stated_seconds - ledger.seconds > CUT_SHORT + 1 / float(stream.average_rate or 1)
     ):
-        ledger.problem = f"it ends after {ledger.seconds:.1f} of {stated:.1f} s"
+        ledger.problem = f"it ends after {ledger.seconds:.1f} of {stated_seconds:.1f} s"
 
 
-def _decodable(container: Any, stream: Any, ledger: VideoLedger) -> Iterator[Any]:
+def _decodable_frames(container: Any, stream: Any, ledger: VideoLedger) -> Iterator[Any]:
     """Yield all frames; damaged parts are skipped and recorded."""
     error = require_av().error.FFmpegError
     try:
@@ -134,11 +135,13 @@ def _decodable(container: Any, stream: Any, ledger: VideoLedger) -> Iterator[Any
             try:
                 frames = packet.decode()
             except error as problem:
-                ledger.problem = ledger.problem or f"it is damaged after {ledger.seconds:.1f} s ({_reason(problem)})"
+                ledger.problem = (
+                    ledger.problem or f"it is damaged after {ledger.seconds:.1f} s ({_failure_reason(problem)})"
+                )
                 continue
             yield from frames
     except error as problem:
-        ledger.problem = ledger.problem or f"it is damaged after {ledger.seconds:.1f} s ({_reason(problem)})"
+        ledger.problem = ledger.problem or f"it is damaged after {ledger.seconds:.1f} s ({_failure_reason(problem)})"
 
 
 def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1) -> Iterator[Frame]:
@@ -151,11 +154,11 @@ def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1)
         after: Number of the last frame with a stored prediction.
     """
     with opened_video(source) as container:
-        due = 0.0
+        next_time = 0.0
         for seconds, frame in decoded_frames(container, ledger):
-            if seconds + _SLACK < due:
+            if seconds + _SLACK < next_time:
                 continue
-            due = (math.floor((seconds + _SLACK) / every) + 1) * every if every else 0.0
+            next_time = (math.floor((seconds + _SLACK) / every) + 1) * every if every else 0.0
             ledger.taken += 1
             if ledger.frames - 1 > after:
                 yield Frame(source, ledger.frames - 1, f"{seconds:.3f}", upright(frame))
@@ -166,10 +169,10 @@ def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1)
 def read_live(source: str, every: float) -> Iterator[Frame]:
     """Yield frames of a camera or a stream until it ends; frames that come while a model computes are skipped."""
     with opened_video(source) as container:
-        due = 0.0
+        next_time = 0.0
         for number, (_, frame) in enumerate(decoded_frames(container, VideoLedger())):
-            if time.monotonic() >= due:
-                due = time.monotonic() + every
+            if time.monotonic() >= next_time:
+                next_time = time.monotonic() + every
                 yield Frame(source, number, datetime.now().isoformat(timespec="milliseconds"), upright(frame))
 
 
@@ -179,5 +182,5 @@ def upright(frame: Any) -> Image.Image:
     return picture.rotate(frame.rotation, expand=True) if frame.rotation else picture
 
 
-def _reason(problem: Exception) -> str:
+def _failure_reason(problem: Exception) -> str:
     return (getattr(problem, "strerror", None) or str(problem).split("\n")[0] or type(problem).__name__).rstrip(".")

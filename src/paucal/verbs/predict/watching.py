@@ -16,7 +16,7 @@ from paucal.types import UserError
 from paucal.verbs.predict.video import Frame
 
 POLL = 1.0  # seconds between two checks of the folder
-PATIENCE = 10.0  # seconds without a change after which an unreadable picture is given up
+PATIENCE = 10.0  # seconds without a change after which an unreadable picture is skipped
 _Stamp = tuple[int, int]  # bytes and time of change
 
 
@@ -40,10 +40,10 @@ def watched_pictures(
     waiting: dict[str, _Stamp] = {}
     last = time.monotonic()
     while True:
-        stamps = _stamps(folder, known)
-        whole = [path for path, stamp in stamps.items() if waiting.get(path) == stamp]
-        for path in sorted(whole, key=lambda path: (stamps[path][1], path)):
-            frame = _read(path, reading, console, given_up=time.time() - stamps[path][1] / 1e9 > PATIENCE)
+        stamps = _picture_stamps(folder, known)
+        complete = [path for path, stamp in stamps.items() if waiting.get(path) == stamp]
+        for path in sorted(complete, key=lambda path: (stamps[path][1], path)):
+            frame = _read_picture(path, reading, console, given_up=time.time() - stamps[path][1] / 1e9 > PATIENCE)
             if frame is not None:
                 known.add(path)
                 last = time.monotonic()
@@ -55,13 +55,13 @@ def watched_pictures(
         time.sleep(POLL)
 
 
-def _stamps(folder: Path, known: set[str]) -> dict[str, _Stamp]:
+def _picture_stamps(folder: Path, predicted: set[str]) -> dict[str, _Stamp]:
     """Return the size and time of the pictures without predictions; hidden files are still being written."""
     stamps = {}
-    for above, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
-            path = os.path.join(above, name)
-            if path in known or name.startswith(".") or not name.lower().endswith(IMAGE_SUFFIXES):
+            path = os.path.join(parent, name)
+            if path in predicted or name.startswith(".") or not name.lower().endswith(IMAGE_SUFFIXES):
                 continue
             try:
                 status = os.stat(path)
@@ -71,7 +71,7 @@ def _stamps(folder: Path, known: set[str]) -> dict[str, _Stamp]:
     return stamps
 
 
-def _read(path: str, reading: Reading, console: Console, given_up: bool) -> Frame | None:
+def _read_picture(path: str, reading: Reading, console: Console, given_up: bool) -> Frame | None:
     """Return a picture; None if it cannot be read and may still be growing."""
     picture: Image.Image | None = None
     try:

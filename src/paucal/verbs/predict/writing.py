@@ -57,13 +57,13 @@ class Targets:
 
 def check_targets(wanted: AnswerSettings, sources: Iterable[str]) -> Targets:
     """Return the output files."""
-    output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
+    output, table_format = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
     targets = Targets(
-        form or "csv",
+        table_format or "csv",
         wanted.top_k,
         output,
-        _apart(wanted.features, sources, "--features", (".parquet",)),
-        _apart(wanted.sheet, sources, "--sheet", tuple(SUFFIXES)),
+        _output_path(wanted.features, sources, "--features", (".parquet",)),
+        _output_path(wanted.sheet, sources, "--sheet", tuple(SUFFIXES)),
     )
     paths = [os.path.realpath(path) for path in (targets.output, targets.features, targets.sheet) if path is not None]
     if len(set(paths)) < len(paths):
@@ -104,24 +104,24 @@ def _write_features(file: object, blocks: Iterable[Block]) -> None:
     waiting: list[pa.Table] = []
     with pq.ParquetWriter(file, schema) as writer:
         for block in blocks:
-            names = [_text(name) for name in compress(block.names, block.readable)]
+            names = [_valid_text(name) for name in compress(block.names, block.readable)]
             rows = [] if block.features is None else block.features.numpy()
             waiting.append(pa.Table.from_pydict({"path": names, "features": list(rows)}, schema=schema))
             if sum(map(len, waiting)) >= GROUP:
-                whole = pa.concat_tables(waiting).combine_chunks()
-                full = len(whole) // GROUP * GROUP
-                writer.write_table(whole.slice(0, full), row_group_size=GROUP)
-                waiting = [whole.slice(full)]
+                table = pa.concat_tables(waiting).combine_chunks()
+                full = len(table) // GROUP * GROUP
+                writer.write_table(table.slice(0, full), row_group_size=GROUP)
+                waiting = [table.slice(full)]
         if sum(map(len, waiting)):
             writer.write_table(pa.concat_tables(waiting).combine_chunks(), row_group_size=GROUP)
 
 
-def _text(name: str | None) -> str | None:
+def _valid_text(name: str | None) -> str | None:
     """Return a path as text that is valid UTF-8, as Parquet requires; other bytes become escapes."""
     return None if name is None else os.fsencode(name).decode(errors="backslashreplace")
 
 
-def _apart(text: str | None, sources: Iterable[str], flag: str, endings: tuple[str, ...]) -> Path | None:
+def _output_path(text: str | None, sources: Iterable[str], flag: str, endings: tuple[str, ...]) -> Path | None:
     """Return the path of a file, which must not lie among the images: a later call would read it as an image."""
     if text is None:
         return None
@@ -141,17 +141,19 @@ def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
 
     An image with several labels is in the row of each; images without a label share a last row.
     """
-    held: dict[int, list[tuple[NDArray[np.int64], NDArray[np.float32]]]] = {}
+    members_by_label: dict[int, list[tuple[NDArray[np.int64], NDArray[np.float32]]]] = {}
     start = 0
     for block in blocks:
         positions, shares = start + np.flatnonzero(block.readable), block.shares.numpy()
         start += len(block)
-        for label, members in _members(shares, card).items():
+        for label, members in _rows_by_class(shares, card).items():
             likeliest = shares[members].max(1, initial=0) if label < 0 else shares[members, label]
-            held.setdefault(label, []).append((positions[members], likeliest))
-    rows = {label: [np.concatenate(part) for part in zip(*parts, strict=True)] for label, parts in held.items()}
+            members_by_label.setdefault(label, []).append((positions[members], likeliest))
+    rows = {
+        label: [np.concatenate(part) for part in zip(*parts, strict=True)] for label, parts in members_by_label.items()
+    }
     order = sorted(rows, key=lambda label: (label < 0, -len(rows[label][0]), label))
-    return [_row(NONE if label < 0 else card.classes[label], *rows[label]) for label in order]
+    return [_sheet_row(NONE if label < 0 else card.classes[label], *rows[label]) for label in order]
 
 
 def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Callable[[int, int], None]) -> Image.Image:
@@ -162,20 +164,20 @@ def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Cal
         read: Returns the image at a position; an image that can no longer be read leaves an empty tile.
         advance: Function that is called with (tiles drawn, total number of tiles).
     """
-    shown, total = rows[:MOST_ROWS], sum(len(row[2]) for row in rows[:MOST_ROWS])
+    shown_rows, total = rows[:MOST_ROWS], sum(len(row[2]) for row in rows[:MOST_ROWS])
     height = _HEADING + TILE + _CAPTION + _GAP
-    page = Image.new("RGB", (COLUMNS * (TILE + _GAP) + _GAP, len(shown) * height + _GAP), "white")
-    draw, done = ImageDraw.Draw(page), 0
-    for number, (name, count, members) in enumerate(shown):
+    page = Image.new("RGB", (COLUMNS * (TILE + _GAP) + _GAP, len(shown_rows) * height + _GAP), "white")
+    draw, n_drawn = ImageDraw.Draw(page), 0
+    for number, (name, count, members) in enumerate(shown_rows):
         top = _GAP + number * height
         heading = f"{shortened(showable(name), 100)} ({count})"
         draw.text((_GAP, top), heading.encode(errors="replace").decode(), fill="black", font=_font(15))
         for column, (position, share) in enumerate(members):
             left = _GAP + column * (TILE + _GAP)
-            _paste(page, read, position, (left, top + _HEADING))
+            _paste_tile(page, read, position, (left, top + _HEADING))
             draw.text((left, top + _HEADING + TILE), percent(share, ".0f"), fill="#444444", font=_font(11))
-            done += 1
-            advance(done, total)
+            n_drawn += 1
+            advance(n_drawn, total)
     return page
 
 
@@ -185,33 +187,33 @@ def save_sheet(page: Image.Image, path: Path) -> Callable[[object], None]:
     return lambda file: page.save(file, kind, **({"quality": _QUALITY} if kind == "JPEG" else {}))  # type: ignore[arg-type]
 
 
-def _members(shares: NDArray[np.float32], card: ModelCard) -> dict[int, NDArray[np.int64]]:
-    """Return the rows of `shares` by their predicted classes; rows without one are under -1."""
+def _rows_by_class(shares: NDArray[np.float32], card: ModelCard) -> dict[int, NDArray[np.int64]]:
+    """Return the rows of `shares` by their predicted classes; rows without a predicted class are under -1."""
     if card.thresholds is None:
-        answers = np.zeros(shares.shape, dtype=bool)
-        answers[np.arange(len(shares)), shares.argmax(1)] = True
+        is_predicted = np.zeros(shares.shape, dtype=bool)
+        is_predicted[np.arange(len(shares)), shares.argmax(1)] = True
     else:
-        answers = shares >= np.asarray(card.thresholds, dtype=np.float32)
-    members = {int(label): np.flatnonzero(answers[:, label]) for label in np.flatnonzero(answers.any(0))}
-    without = np.flatnonzero(~answers.any(1))
+        is_predicted = shares >= np.asarray(card.thresholds, dtype=np.float32)
+    members = {int(label): np.flatnonzero(is_predicted[:, label]) for label in np.flatnonzero(is_predicted.any(0))}
+    without = np.flatnonzero(~is_predicted.any(1))
     return members | ({-1: without} if len(without) else {})
 
 
-def _row(name: str, positions: NDArray[np.int64], shares: NDArray[np.float32]) -> Row:
+def _sheet_row(name: str, positions: NDArray[np.int64], shares: NDArray[np.float32]) -> Row:
     order = np.argsort(-shares, kind="stable")
-    some = order[np.linspace(0, len(order) - 1, min(COLUMNS, len(order))).round().astype(int)]
-    return name, len(order), [(int(positions[index]), float(shares[index])) for index in some]
+    spaced = order[np.linspace(0, len(order) - 1, min(COLUMNS, len(order))).round().astype(int)]
+    return name, len(order), [(int(positions[index]), float(shares[index])) for index in spaced]
 
 
-def _paste(page: Image.Image, read: Callable[[int], Image.Image], position: int, corner: tuple[int, int]) -> None:
+def _paste_tile(page: Image.Image, read: Callable[[int], Image.Image], position: int, corner: tuple[int, int]) -> None:
     try:
         picture = read(position)
     except UnreadableImage:
         return
-    way = Image.Resampling.NEAREST if max(picture.size) < TILE else Image.Resampling.LANCZOS
-    page.paste(ImageOps.pad(picture.convert("RGB"), (TILE, TILE), way, color="white"), corner)
+    resampling = Image.Resampling.NEAREST if max(picture.size) < TILE else Image.Resampling.LANCZOS
+    page.paste(ImageOps.pad(picture.convert("RGB"), (TILE, TILE), resampling, color="white"), corner)
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    """Return matplotlib's font, which knows most alphabets."""
+    """Return matplotlib's font, which has letters of most alphabets."""
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)

@@ -60,16 +60,16 @@ def chosen_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
     path = None if settings.output is None else check_table(settings.output)[0]
     if path is not None and path.suffix.lower() not in FORMS:
         raise UserError(f"--output: {settings.output!r} must end in .csv or .json: the ending sets the format.")
-    everything = with_leftovers(runs_below(folder))
-    runs = [run for run in everything if run.deletable] if settings.deletable else everything
+    all_runs = with_leftovers(runs_below(folder))
+    runs = [run for run in all_runs if run.deletable] if settings.deletable else all_runs
     if settings.where is not None:
         runs = matching(runs, settings.where)
     if settings.sort is not None:
         runs = ordered(runs, settings.sort)
     for name in settings.added_columns:
-        require_known(name, everything, "--columns")
+        require_known(name, all_runs, "--columns")
     if path is not None:
-        _write(path, runs, settings.added_columns)
+        _write_list(path, runs, settings.added_columns)
     return runs
 
 
@@ -78,10 +78,10 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, consol
     if not runs:
         console.say(f"no such runs below {folder}")
         return
-    more = settings.added_columns
+    added_columns = settings.added_columns
     varying = [name for name in SHOWN if name in ("state", "test") or len({str(run.value(name)) for run in runs}) > 1]
-    names = list(dict.fromkeys([*(varying if len(runs) > 1 else SHOWN), *more]))
-    table, left_out = _fitting(runs, names, [name for name in SPARED if name not in more], console)
+    names = list(dict.fromkeys([*(varying if len(runs) > 1 else SHOWN), *added_columns]))
+    table, left_out = _fitting_table(runs, names, [name for name in SPARED if name not in added_columns], console)
     console.show(table)
     if left_out:
         console.say(f"no room for {', '.join(left_out)}: widen the terminal, or give --columns or --output")
@@ -94,22 +94,22 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, consol
     _show_deletable(runs, console)
 
 
-def _fitting(
+def _fitting_table(
     runs: Sequence[ListedRun], names: Sequence[str], spared: Sequence[str], console: Console
 ) -> tuple[Table, list[str]]:
     """Return a table that fits the terminal, and the names of the columns that had to be left out."""
     left_out: list[str] = []
     unbounded = console.terminal.options.update(width=WIDEST)
     while True:
-        table = _table(runs, [name for name in names if name not in left_out])
-        wide = Measurement.get(console.terminal, unbounded, table).maximum > console.terminal.width
-        spare = next((name for name in spared if name in names and name not in left_out), None)
-        if not wide or spare is None:
+        table = _runs_table(runs, [name for name in names if name not in left_out])
+        is_too_wide = Measurement.get(console.terminal, unbounded, table).maximum > console.terminal.width
+        dropped = next((name for name in spared if name in names and name not in left_out), None)
+        if not is_too_wide or dropped is None:
             return table, left_out
-        left_out.append(spare)
+        left_out.append(dropped)
 
 
-def _table(runs: Sequence[ListedRun], names: Sequence[str]) -> Table:
+def _runs_table(runs: Sequence[ListedRun], names: Sequence[str]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("run", *names):
         table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
@@ -119,12 +119,12 @@ def _table(runs: Sequence[ListedRun], names: Sequence[str]) -> Table:
 
 
 def _show_deletable(runs: Sequence[ListedRun], console: Console) -> None:
-    marked = [run for run in runs if run.deletable]
-    if not marked:
+    deletable = [run for run in runs if run.deletable]
+    if not deletable:
         return
-    size = _size(sum(run.size for run in marked))
-    console.say(f"{counted(len(marked), 'run')} can be deleted, {size} in all (paucal deletes none of them):")
-    for run in marked:
+    size = _format_size(sum(run.size for run in deletable))
+    console.say(f"{counted(len(deletable), 'run')} can be deleted, {size} in all (paucal deletes none of them):")
+    for run in deletable:
         console.say(f"  {run.path}: {run.deletable}")
 
 
@@ -139,7 +139,7 @@ def _format_value(run: ListedRun, name: str) -> str:
     if name == "time" and isinstance(value, int | float):
         return duration(value)
     if name == "size":
-        return _size(value)
+        return _format_size(value)
     if name == "changed":
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(value))
     if name == "data":
@@ -149,11 +149,11 @@ def _format_value(run: ListedRun, name: str) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _size(n_bytes: float) -> str:
+def _format_size(n_bytes: float) -> str:
     return f"{n_bytes / 2**20:.0f} MB" if n_bytes < 10 * 2**30 else f"{n_bytes / 2**30:.1f} GB"
 
 
-def _write(path: Path, runs: Sequence[ListedRun], columns: Sequence[str]) -> None:
+def _write_list(path: Path, runs: Sequence[ListedRun], columns: Sequence[str]) -> None:
     names = list(dict.fromkeys(["run", *SHOWN, *columns, "deletable"]))
     rows = [{name: run.value(name) for name in names} for run in runs]
     if path.suffix.lower() == ".json":
@@ -174,20 +174,25 @@ def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[
         now: Seconds since 1970; by default the current time.
     """
     now = time.time() if now is None else now
-    needed = _needed_folders(runs)
+    needed_folders = _needed_folders(runs)
     newest = {_identity(run): run for run in sorted(runs, key=lambda run: run.changed) if run.state == "finished"}
-    return [run.but(deletable=_reason(run, newest.get(_identity(run)), needed, now)) for run in runs]
+    return [run.but(deletable=_deletion_reason(run, newest.get(_identity(run)), needed_folders, now)) for run in runs]
 
 
-def _reason(run: ListedRun, same: ListedRun | None, needed: set[Path], now: float) -> str:
-    # A cell of a comparison would be trained again.
-    above = run.path.resolve().parents
-    if run.state == "running" or run.path.resolve() in needed or (len(above) > 2 and is_grid(above[2])) or run.problem:
+def _deletion_reason(run: ListedRun, newest_equal: ListedRun | None, needed_folders: set[Path], now: float) -> str:
+    # If a cell of a comparison were deleted, it would be trained again.
+    parents = run.path.resolve().parents
+    if (
+        run.state == "running"
+        or run.path.resolve() in needed_folders
+        or (len(parents) > 2 and is_grid(parents[2]))
+        or run.problem
+    ):
         return ""
     if run.state == "begun":
         return "nothing was saved" if now - run.changed > JUST_NOW else ""
-    if same is not None and same.path != run.path:
-        return f"same settings as {same.name}, which is newer"
+    if newest_equal is not None and newest_equal.path != run.path:
+        return f"same settings as {newest_equal.name}, which is newer"
     if run.state == "stopped" and now - run.changed > LONG_AGO:
         return f"stopped {int((now - run.changed) / 86400)} days ago"
     return ""
@@ -195,16 +200,16 @@ def _reason(run: ListedRun, same: ListedRun | None, needed: set[Path], now: floa
 
 def _needed_folders(runs: Sequence[ListedRun]) -> set[Path]:
     """Return the folders that runs name in their settings: initial models, teachers, guides."""
-    named = set()
+    named_paths = set()
     for run in runs:
         for name, value in run.settings.items():
             if name not in _OWN and isinstance(value, str) and value not in PUBLISHED and "/" in value:
                 path = Path(value)
-                named |= {path, *path.parents}
-    return {run.path.resolve() for run in runs} & named
+                named_paths |= {path, *path.parents}
+    return {run.path.resolve() for run in runs} & named_paths
 
 
 def _identity(run: ListedRun) -> str:
     """Return a text that is equal for runs with the same verb and settings."""
-    kept = sorted((str(name), repr(value)) for name, value in run.settings.items() if name not in _OWN)
-    return repr([run.verb, kept])
+    compared = sorted((str(name), repr(value)) for name, value in run.settings.items() if name not in _OWN)
+    return repr([run.verb, compared])

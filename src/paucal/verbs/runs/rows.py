@@ -57,20 +57,20 @@ class ListedRun:
 
     def value(self, name: str) -> Any:
         """Return a value of the run by its heading, or by the name of a setting or summary entry."""
-        known = {
+        columns = {
             "run": self.name,
             "state": self.state,
             "verb": self.verb,
             "method": self.settings.get("method"),
-            "val": _first(self.summary, *VALIDATED),
-            "test": _first(self.summary, *TESTED),
+            "val": _first_value(self.summary, *VALIDATED),
+            "test": _first_value(self.summary, *TESTED),
             "time": self.summary.get("seconds"),
             "size": self.size,
             "changed": self.changed,
             "deletable": self.deletable,
         }
-        if name in known:
-            return known[name]
+        if name in columns:
+            return columns[name]
         return self.settings[name] if name in self.settings else self.summary.get(name)
 
     def but(self, **changes: Any) -> "ListedRun":
@@ -115,9 +115,9 @@ def _list_run(path: Path, root: Path) -> ListedRun:
         summary = {**run.read_json(SUMMARY), **_frozen_scores(path)} if run.finished else {}
     except (UserError, OSError) as error:
         problem = str(error)
-    size, changed = _disk(path)
+    size, changed = _disk_usage(path)
     name = path.name if path == root else path.relative_to(root).as_posix()
-    return ListedRun(path, name, _state(run), verb, settings, summary, size, changed, "", problem)
+    return ListedRun(path, name, _run_state(run), verb, settings, summary, size, changed, "", problem)
 
 
 def _frozen_scores(path: Path) -> dict[str, float]:
@@ -125,10 +125,12 @@ def _frozen_scores(path: Path) -> dict[str, float]:
     if not (path.parent / SCORES).is_file():
         return {}
     scores = read_scores(path.parent)
-    return {f"judged_{name}": by["trained"] for name, by in scores.items() if "trained" in by}
+    return {
+        f"judged_{name}": model_scores["trained"] for name, model_scores in scores.items() if "trained" in model_scores
+    }
 
 
-def _state(run: RunFolder) -> str:
+def _run_state(run: RunFolder) -> str:
     if run.finished:
         return "finished"
     if is_locked(run.path):
@@ -136,7 +138,7 @@ def _state(run: RunFolder) -> str:
     return "stopped" if run.last.exists() else "begun"
 
 
-def _disk(path: Path) -> tuple[int, float]:
+def _disk_usage(path: Path) -> tuple[int, float]:
     """Return the size of a folder in bytes and the time of the last change in it."""
     size, changed = 0, path.stat().st_mtime
     for folder, _, files in os.walk(path):
@@ -149,7 +151,7 @@ def _disk(path: Path) -> tuple[int, float]:
     return size, changed
 
 
-def _first(values: Mapping[str, Any], *names: str) -> Any:
+def _first_value(values: Mapping[str, Any], *names: str) -> Any:
     return next((values[name] for name in names if values.get(name) is not None), None)
 
 
@@ -172,8 +174,8 @@ def matching(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[Liste
         UserError: a condition cannot be parsed, or no run has a value of that name.
     """
     for condition in conditions:
-        holds = _test(condition, runs)
-        runs = [run for run in runs if holds(run)]
+        test = _parse_condition(condition, runs)
+        runs = [run for run in runs if test(run)]
     return list(runs)
 
 
@@ -193,34 +195,38 @@ def ordered(runs: Sequence[ListedRun], by: str) -> list[ListedRun]:
 
 def require_known(name: str, runs: Sequence[ListedRun], flag: str) -> None:
     """Refuse a name that no run has a value for."""
-    known = {*HEADINGS, *(key for run in runs for key in (*run.settings, *run.summary))}
-    if runs and name not in known:
-        raise UserError(f"{flag}: no run has {name!r}{did_you_mean(name, known)}; expected a heading or a setting.")
+    known_names = {*HEADINGS, *(key for run in runs for key in (*run.settings, *run.summary))}
+    if runs and name not in known_names:
+        raise UserError(
+            f"{flag}: no run has {name!r}{did_you_mean(name, known_names)}; expected a heading or a setting."
+        )
 
 
-def _test(condition: str, runs: Sequence[ListedRun]) -> Callable[[ListedRun], bool]:
+def _parse_condition(condition: str, runs: Sequence[ListedRun]) -> Callable[[ListedRun], bool]:
     parts = _CONDITION.fullmatch(condition.strip())
     if parts is None:
         raise UserError(f"--where: expected conditions such as 'method=drloc' or 'test>0.9', got {condition[:80]!r}.")
-    name, sign, wanted = parts[1].replace("-", "_"), parts[2], parts[3].strip()
+    name, sign, expected = parts[1].replace("-", "_"), parts[2], parts[3].strip()
     require_known(name, runs, "--where")
     if sign in ("=", "!="):
-        return lambda run: _equals(run.value(name), wanted) == (sign == "=")
+        return lambda run: _equals(run.value(name), expected) == (sign == "=")
     try:
-        bound = float(wanted)
+        bound = float(expected)
     except ValueError:
-        raise UserError(f"--where: {condition[:80]!r} compares with {wanted[:40]!r}, which is not a number.") from None
+        raise UserError(
+            f"--where: {condition[:80]!r} compares with {expected[:40]!r}, which is not a number."
+        ) from None
     return lambda run: _is_number(value := run.value(name)) and _ORDER[sign](value, bound)
 
 
-def _equals(value: Any, wanted: str) -> bool:
+def _equals(value: Any, expected: str) -> bool:
     if _is_number(value):
         try:
-            return float(wanted) == value
+            return float(expected) == value
         except ValueError:
             return False
     text = " ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
-    return fnmatch.fnmatchcase(text.lower(), wanted.lower())
+    return fnmatch.fnmatchcase(text.lower(), expected.lower())
 
 
 def _is_number(value: Any) -> bool:

@@ -27,8 +27,8 @@ class Verdict:
         left_over: Images left over in each pass because they fill no whole step.
         missing: Images missing from steps.
         doubled: Images that a pass used more often than it should.
-        held_out: Uses of validation or test images.
-        unknown: Uses of images that are not in `split.csv`.
+        held_out: Number of uses of validation or test images.
+        unknown: Number of uses of images that are not in `split.csv`.
         repeated_steps: Steps that were repeated, because a killed process lost their state.
         unsaved_steps: Steps after the newest saved state, which a resumed run repeats.
         processes: Number of processes at each start of the run.
@@ -82,21 +82,21 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
     if not records or min(record.start.step for record in records) > 0:
         raise UserError(f"{str(folder.path)!r} has no {FOLDER} from its first step on: train with --ledger.")
     starts = {record.start.number: record.start for record in records}
-    kept = list(kept_records(records, starts))
-    steps_made = len({record.step for record in kept})
-    last = _saved_steps(folder, max(record.step for record in kept) + 1)
-    unsaved = len({record.step for record in kept if record.step >= last})
-    kept = sorted((record for record in kept if record.step < last), key=lambda record: record.step)
-    return _verdict(folder, kept, starts, last, len({(r.start.number, r.step) for r in records}) - steps_made, unsaved)
+    valid = list(kept_records(records, starts))
+    steps_made = len({record.step for record in valid})
+    last = _saved_steps(folder, max(record.step for record in valid) + 1)
+    unsaved = len({record.step for record in valid if record.step >= last})
+    valid = sorted((record for record in valid if record.step < last), key=lambda record: record.step)
+    return _verdict(folder, valid, starts, last, len({(r.start.number, r.step) for r in records}) - steps_made, unsaved)
 
 
 def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Record]:
     """Yield the records of steps that no later start repeated."""
-    again, least = {}, np.iinfo(np.int64).max
+    first_repeated, earliest = {}, np.iinfo(np.int64).max
     for number in sorted(starts, reverse=True):
-        again[number] = least
-        least = min(least, starts[number].step)
-    return (record for record in records if record.step < again[record.start.number])
+        first_repeated[number] = earliest
+        earliest = min(earliest, starts[number].step)
+    return (record for record in records if record.step < first_repeated[record.start.number])
 
 
 def _saved_steps(folder: RunFolder, steps_made: int) -> int:
@@ -109,25 +109,25 @@ def _saved_steps(folder: RunFolder, steps_made: int) -> int:
 
 
 def _verdict(
-    folder: RunFolder, kept: list[Record], starts: dict[int, Start], last: int, repeated: int, unsaved: int
+    folder: RunFolder, records: list[Record], starts: dict[int, Start], last: int, repeated: int, unsaved: int
 ) -> Verdict:
     settings = folder.read_yaml(folder.config.name).get("settings") or {}
     rows = read_rows(folder.split)
     hashes = image_hashes(row["key"] for row in rows)
     is_train = np.asarray([row["split"] == "train" for row in rows])
-    train, others = hashes[is_train], hashes[~is_train]
+    train, other_hashes = hashes[is_train], hashes[~is_train]
     first = next(iter(starts.values()))
     batch, per_pass = first.batch, first.steps_per_pass
     balanced = settings.get("sampling") == "balanced"
     repeats = int(settings.get("repeats") or 1)
-    most = repeats * -(-batch * per_pass // (len(train) * repeats)) if len(train) < batch else repeats
-    draws = doubled = held_out = unknown = 0
-    for _, group in groupby(kept, key=lambda record: record.step // per_pass):
+    max_uses = repeats * -(-batch * per_pass // (len(train) * repeats)) if len(train) < batch else repeats
+    draws = n_surplus = n_held_out = n_unknown = 0
+    for _, group in groupby(records, key=lambda record: record.step // per_pass):
         images = np.concatenate([record.images for record in group])
         draws += len(images)
-        held_out += int(np.isin(images, others).sum())
-        unknown += int((~np.isin(images, hashes)).sum())
-        doubled += 0 if balanced else _surplus(images, most)
+        n_held_out += int(np.isin(images, other_hashes).sum())
+        n_unknown += int((~np.isin(images, hashes)).sum())
+        n_surplus += 0 if balanced else _count_surplus(images, max_uses)
     return Verdict(
         steps=last,
         draws=draws,
@@ -135,9 +135,9 @@ def _verdict(
         images=len(train),
         left_over=max(0, len(train) - batch * per_pass // repeats),
         missing=batch * last - draws,
-        doubled=doubled,
-        held_out=held_out,
-        unknown=unknown,
+        doubled=n_surplus,
+        held_out=n_held_out,
+        unknown=n_unknown,
         repeated_steps=repeated,
         unsaved_steps=unsaved,
         processes=tuple(starts[number].processes for number in sorted(starts)),
@@ -145,6 +145,6 @@ def _verdict(
     )
 
 
-def _surplus(images: NDArray[np.uint64], most: int) -> int:
+def _count_surplus(images: NDArray[np.uint64], max_uses: int) -> int:
     counts = np.unique(images, return_counts=True)[1]
-    return int(np.maximum(counts - most, 0).sum())
+    return int(np.maximum(counts - max_uses, 0).sum())

@@ -77,29 +77,29 @@ class Answerer:
                 self._fast = self._asked.at_precision(choice.dtype)
             shares = self._fast.probabilities([picture])[0]
             card = self.model.card
-            number = _number(card, shares) if isinstance(card, RegressionCard) else {}
-            rest = {
+            number = _number_answer(card, shares) if isinstance(card, RegressionCard) else {}
+            common = {
                 "unlike": self._unlike(picture),
                 "note": self._note(content, name),
                 "explanation": self._explanation(picture, name, number.get("says")) if explain else None,
             }
             if number:
-                return {"name": name, **number, **rest}
+                return {"name": name, **number, **common}
             order = shares.argsort(descending=True, stable=True)[:SHOWN].tolist()
             thresholds = self.model.card.thresholds
-            chosen = None if thresholds is None else marked(shares, thresholds).tolist()
+            is_chosen = None if thresholds is None else marked(shares, thresholds).tolist()
             return {
                 "name": name,
                 "classes": [
                     {
                         "name": self.model.classes[index],
                         "probability": round(float(shares[index]), 4),
-                        "chosen": index == order[0] if chosen is None else bool(chosen[index]),
+                        "chosen": index == order[0] if is_chosen is None else bool(is_chosen[index]),
                     }
                     for index in order
                 ],
                 "several": thresholds is not None,
-                **rest,
+                **common,
             }
 
     def _note(self, content: bytes, name: str) -> str:
@@ -140,30 +140,30 @@ class Answerer:
             return {"maps": [], "why": "an ONNX model cannot be explained: serve the run instead"}
         try:
             method, _ = choose_method(self.model, "auto")
-            drawn = explain_batch(self.model, [self._view(picture, name)], method, None, EXPLAINED)[0]
+            explained = explain_batch(self.model, [self._to_view(picture, name)], method, None, EXPLAINED)[0]
         except UserError as problem:
             return {"maps": [], "why": str(problem)}
-        low, high = scale_of(drawn.maps)
-        rows = zip(drawn.classes, drawn.shares, drawn.maps, strict=False)
+        low, high = scale_of(explained.maps)
+        rows = zip(explained.classes, explained.shares, explained.maps, strict=False)
         maps = [
             {
                 "name": says or label,
                 "probability": None if says else round(share, 4),
-                "picture": _as_url(overlay(drawn.picture, values, low, high)),
+                "picture": _as_url(overlay(explained.picture, values, low, high)),
             }
             for label, share, values in rows
         ]
         return {"maps": maps, "why": METHODS[method].title}
 
-    def _view(self, picture: Image.Image, name: str) -> Viewed:
-        fed = self.model.card.preprocessing
-        upright = convert_image(picture, fed.reading)
-        view, geometry = fed.transform()(upright)
-        return Viewed(name, seen(upright, geometry, fed.image_size), view)
+    def _to_view(self, picture: Image.Image, name: str) -> Viewed:
+        preprocess = self.model.card.preprocessing
+        upright = convert_image(picture, preprocess.reading)
+        view, geometry = preprocess.transform()(upright)
+        return Viewed(name, seen(upright, geometry, preprocess.image_size), view)
 
 
-def _number(card: RegressionCard, output: Tensor) -> dict[str, Any]:
-    """Return a predicted number with its 90 % interval, in words too, and the probabilities of grades as classes."""
+def _number_answer(card: RegressionCard, output: Tensor) -> dict[str, Any]:
+    """Return a predicted number with its 90 % interval, also as text, and the probabilities of grades as classes."""
     values = output.double().numpy()
     ends = {name: float(value[0]) for name, value in card.read(values)._asdict().items()}
     grades = [] if card.grades is None else zip(card.grades.names, card.grades.shares(values)[0].tolist(), strict=True)

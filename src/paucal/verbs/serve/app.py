@@ -75,8 +75,8 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        asked = host_name(Headers(scope=scope).get("host", ""))
-        if self._hosts is not None and asked not in self._hosts:
+        requested_host = host_name(Headers(scope=scope).get("host", ""))
+        if self._hosts is not None and requested_host not in self._hosts:
             await PlainTextResponse("this address is not served", 400)(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)
@@ -107,14 +107,14 @@ def make_app(
         hosts: Host names that requests may use for the server; None for any.
         most_waiting: Number of pictures held in memory at once; more are refused with status 503.
     """
-    held = 0
+    n_waiting = 0
 
     async def classify(request: Request) -> Response:
-        nonlocal held
-        if held >= most_waiting:
+        nonlocal n_waiting
+        if n_waiting >= most_waiting:
             headers = {"Retry-After": "1"}
             return JSONResponse({"error": "too many pictures at once: try again in a moment."}, 503, headers)
-        held += 1
+        n_waiting += 1
         try:
             content = await read_body(request, most_bytes)
             name = request.query_params.get("name", "picture")[:LONGEST_NAME] or "picture"
@@ -125,13 +125,13 @@ def make_app(
         except UserError as problem:
             return JSONResponse({"error": str(problem)}, 422)
         finally:
-            held -= 1
+            n_waiting -= 1
 
     async def about(request: Request) -> Response:
         classes = list(answerer.model.classes)
         return JSONResponse({"title": title, "classes": classes, "several": answerer.model.card.several})
 
-    routes = [Route(path, send_file(*what)) for path, what in FILES.items()]
+    routes = [Route(path, send_file(*file_arguments)) for path, file_arguments in FILES.items()]
     routes += [Route("/api/model", about), Route("/api/classify", classify, methods=["POST"])]
     return Guard(Starlette(routes=routes), hosts)
 
@@ -162,13 +162,13 @@ async def read_body(request: Request, most: int, kinds: str | tuple[str, ...] = 
     Raises:
         Refused: the body is too large, too slow, empty, or of another content type.
     """
-    what = "picture" if kinds == KINDS else "request"
-    too_large = Refused(413, f"the {what} is larger than {most / 1e6:.3g} MB, the limit set by --max-upload.")
+    noun = "picture" if kinds == KINDS else "request"
+    too_large = Refused(413, f"the {noun} is larger than {most / 1e6:.3g} MB, the limit set by --max-upload.")
     if not request.headers.get("content-type", "").startswith(kinds):
         sent = "the picture itself, with the content type image/jpeg or application/octet-stream"
         raise Refused(415, f"send {sent if kinds == KINDS else f'the content type {kinds}'}.")
-    told = request.headers.get("content-length", "0")
-    if not told.isdecimal() or int(told) > most:
+    stated_length = request.headers.get("content-length", "0")
+    if not stated_length.isdecimal() or int(stated_length) > most:
         raise too_large
     content = bytearray()
     try:
@@ -178,9 +178,9 @@ async def read_body(request: Request, most: int, kinds: str | tuple[str, ...] = 
                 if len(content) > most:
                     raise too_large
     except TimeoutError:
-        raise Refused(408, f"the {what} did not arrive in time.") from None
+        raise Refused(408, f"the {noun} did not arrive in time.") from None
     except ClientDisconnect:
-        raise Refused(400, f"the {what} did not arrive.") from None
+        raise Refused(400, f"the {noun} did not arrive.") from None
     if not content:
-        raise Refused(422, f"there was no {what}: send one.")
+        raise Refused(422, f"there was no {noun}: send one.")
     return bytes(content)

@@ -15,7 +15,7 @@ from paucal.verbs.serve.app import Guard, Refused, read_body, send_file
 from paucal.verbs.serve.labelling import Conflict, Labelling
 
 MOST_BYTES = 10_000  # limit of a request
-JSON = "application/json"  # a page of another site needs a CORS preflight to send it, which is never granted
+JSON = "application/json"  # another site could only send it after a CORS preflight, which is never granted
 FILES = {
     "/": ("label.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -56,12 +56,17 @@ def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard
         return Response(content, media_type="image/jpeg")
 
     routes = [
-        *(Route(path, send_file(*what)) for path, what in FILES.items()),
+        *(Route(path, send_file(*file_arguments)) for path, file_arguments in FILES.items()),
         Route("/api/image/{number:int}", picture),
-        post("/api/next", lambda given: labelling.next(_text(given, "tab"))),
-        post("/api/undo", lambda given: labelling.undo(_text(given, "tab"))),
-        post("/api/skip", lambda given: labelling.skip(_text(given, "tab"), _number(given))),
-        post("/api/save", lambda given: labelling.save(_text(given, "tab"), _number(given), _text(given, "label"))),
+        post("/api/next", lambda fields: labelling.next(_text_field(fields, "tab"))),
+        post("/api/undo", lambda fields: labelling.undo(_text_field(fields, "tab"))),
+        post("/api/skip", lambda fields: labelling.skip(_text_field(fields, "tab"), _image_field(fields))),
+        post(
+            "/api/save",
+            lambda fields: labelling.save(
+                _text_field(fields, "tab"), _image_field(fields), _text_field(fields, "label")
+            ),
+        ),
     ]
     return Guard(Starlette(routes=routes), hosts)
 
@@ -76,13 +81,13 @@ def _parse(content: bytes) -> dict[str, Any]:
     return values
 
 
-def _text(given: dict[str, Any], name: str) -> str:
-    if not isinstance(given.get(name), str):
-        raise Refused(422, f"the request has no text {name!r}.")
-    return given[name]
+def _text_field(fields: dict[str, Any], name: str) -> str:
+    if not isinstance(fields.get(name), str):
+        raise Refused(422, f"the request has no text field {name!r}.")
+    return fields[name]
 
 
-def _number(given: dict[str, Any]) -> int:
-    if type(given.get("image")) is not int:
-        raise Refused(422, "the request has no number 'image'.")
-    return given["image"]
+def _image_field(fields: dict[str, Any]) -> int:
+    if type(fields.get("image")) is not int:
+        raise Refused(422, "the request has no number field 'image'.")
+    return fields["image"]

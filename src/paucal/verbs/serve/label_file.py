@@ -56,7 +56,7 @@ class LabelFile:
         Raises:
             OSError: The disk is full.
         """
-        line = _lines([(image, label)])
+        line = _csv_lines([(image, label)])
         if not self.path.exists():
             self._write(self.labels)
         size = self.path.stat().st_size
@@ -73,12 +73,12 @@ class LabelFile:
 
     def remove(self, image: str) -> None:
         """Undo a label; the file without it is on the disk when this returns."""
-        kept = {name: label for name, label in self.labels.items() if name != image}
-        self._write(kept)
-        self.labels = kept
+        remaining = {name: label for name, label in self.labels.items() if name != image}
+        self._write(remaining)
+        self.labels = remaining
 
     def _write(self, labels: dict[str, str]) -> None:
-        write_atomically(self.path, lambda file: file.write(_lines([COLUMNS, *labels.items()])))
+        write_atomically(self.path, lambda file: file.write(_csv_lines([COLUMNS, *labels.items()])))
 
     def _read(self) -> None:
         if not self.path.exists():
@@ -86,15 +86,15 @@ class LabelFile:
         if self.path.stat().st_size > MOST_BYTES:
             raise UserError(f"--save: {str(self.path)!r} is too large for a table of labels: give another name.")
         content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]  # the rest was not confirmed
-        rows = list(csv.reader(io.StringIO(whole.decode(errors="surrogateescape"), newline="")))
+        complete_lines = content[: content.rfind(b"\n") + 1]  # the rest was not confirmed
+        rows = list(csv.reader(io.StringIO(complete_lines.decode(errors="surrogateescape"), newline="")))
         if not rows or tuple(rows[0]) != COLUMNS or any(len(row) != len(COLUMNS) for row in rows):
             raise UserError(
                 f"--save: {str(self.path)!r} is not a table of image_path,label as this page writes it: give "
                 "another name."
             )
         self.labels = {image: label for image, label in rows[1:]}
-        if len(whole) < len(content):
+        if len(complete_lines) < len(content):
             self._write(self.labels)
 
 
@@ -108,7 +108,7 @@ def check_label_file(text: str, images: str) -> Path:
     return path
 
 
-def _lines(rows: list) -> bytes:
+def _csv_lines(rows: list) -> bytes:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode(errors="surrogateescape")

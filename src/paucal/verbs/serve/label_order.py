@@ -70,7 +70,7 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
             )
         with console.progress("reading images") as advance:
             images = load_images(data, advance, labelled=False, reading=model.reading)
-        order, suggestions = _rank(model, images, console)
+        order, suggestions = _rank_images(model, images, console)
         classes = model.model.classes if classes is None else classes
     paths = [full_name(images, key) for key in images.keys]
     if not all(Path(path).is_file() for path in paths[:1]):
@@ -80,18 +80,18 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
     console.say(f"{counted(len(images), 'image')} to label; {counted(len(saved.labels), 'label')} in {saved.path}")
     assert classes is not None  # `check_labelling` requires them without a model
     originals = without_decoded_copies(images)
-    return Labelling(originals, paths, order, tuple(classes), saved, suggestions, _command(source, saved))
+    return Labelling(originals, paths, order, tuple(classes), saved, suggestions, _training_command(source, saved))
 
 
-def _rank(model: Classifier, images: ImageSet, console: Console) -> tuple[list[int], dict[int, Suggestion]]:
+def _rank_images(model: Classifier, images: ImageSet, console: Console) -> tuple[list[int], dict[int, Suggestion]]:
     answers = model.answer(images, console)
     choices = choose(answers.unsure, answers.features, answers.labelled, RANKED, 1 / TURN)
     suggestions = {index: Suggestion(top) for index, top in enumerate(answers.likeliest)}
     for choice in choices:
         suggestions[choice.index] = Suggestion(suggestions[choice.index].answers, describe_choice(answers, choice))
     order = in_turns(choices)
-    rest = np.setdiff1d(np.arange(len(images)), order)
-    return [*order, *np.random.default_rng(0).permutation(rest).tolist()], suggestions
+    unranked = np.setdiff1d(np.arange(len(images)), order)
+    return [*order, *np.random.default_rng(0).permutation(unranked).tolist()], suggestions
 
 
 def in_turns(choices: Sequence[Choice]) -> list[int]:
@@ -107,7 +107,7 @@ def in_turns(choices: Sequence[Choice]) -> list[int]:
     return order
 
 
-def _command(source: str | None, saved: LabelFile) -> str:
+def _training_command(source: str | None, saved: LabelFile) -> str:
     """Return the command that trains with the labels, beside the images of the run."""
     data = None
     if source is not None and (RunFolder(Path(source)).path / MARKER).exists():

@@ -78,14 +78,14 @@ class Labelling:
 
     def state(self) -> dict[str, Any]:
         """Return the rest of the page: classes, progress and the training command."""
-        done = sum(path in self._saved.labels for path in self._paths)
-        new = len(self._saved.labels) - self._at_first
+        n_labelled = sum(path in self._saved.labels for path in self._paths)
+        n_new = len(self._saved.labels) - self._at_first
         return {
             "classes": list(self.classes),
-            "done": done,
+            "done": n_labelled,
             "total": len(self._paths),
             "file": str(self._saved.path),
-            "command": self._command if new >= OFFER or done == len(self._paths) else "",
+            "command": self._command if n_new >= OFFER or n_labelled == len(self._paths) else "",
         }
 
     def next(self, name: str) -> dict[str, Any]:
@@ -109,12 +109,12 @@ class Labelling:
             path = self._path(index)
             if label != NONE and label not in self.classes:
                 raise UserError(f"there is no class {label[:80]!r}: reload the page.")
-            known = self._saved.labels.get(path)
-            if known is not None and known != label:
+            stored_label = self._saved.labels.get(path)
+            if stored_label is not None and stored_label != label:
                 raise Conflict(
-                    f"this image was labelled {known or 'none of these'} in another tab; that label is kept."
+                    f"this image was labelled {stored_label or 'none of these'} in another tab; that label is kept."
                 )
-            if known is None:
+            if stored_label is None:
                 self._saved.add(path, label)
             tab = self._tab(name)
             if index not in tab.given:  # a page that got no response sends the same request again
@@ -162,11 +162,11 @@ class Labelling:
             for index, (owner, since) in self._leases.items()
             if owner != name and now - since < LEASE
         }
-        free = [index for index in self._order if self._paths[index] not in self._saved.labels]
-        waiting = [index for index in free if index not in self._leases]
+        unlabelled = [index for index in self._order if self._paths[index] not in self._saved.labels]
+        waiting = [index for index in unlabelled if index not in self._leases]
         index = next((index for index in waiting if index not in tab.skipped), next(iter(waiting), None))
         if index is None:
-            return {**self.state(), "image": None, "elsewhere": len(free)}
+            return {**self.state(), "image": None, "elsewhere": len(unlabelled)}
         self._leases[index] = (name, now)
         return self._as_json(index)
 

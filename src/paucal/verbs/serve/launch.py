@@ -44,20 +44,23 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
     with ExitStack() as stack:
         if source is None or settings.label is not None:
             path = check_label_file(str(settings.save), str(settings.label))
-            listener = stack.enter_context(_listening(settings.host, settings.port))
+            listener = stack.enter_context(_listening_socket(settings.host, settings.port))
             saved = stack.enter_context(LabelFile(path))
-            app = make_label_app(open_labelling(source, settings, saved, console), _hosts(settings.host))
+            app = make_label_app(open_labelling(source, settings, saved, console), _allowed_hosts(settings.host))
         else:
             model = load_model(source, settings.device)
             if not isinstance(model.card, RegressionCard):
                 model.require_classifier()
             # Before the minute that reading the images may take.
-            listener = stack.enter_context(_listening(settings.host, settings.port))
+            listener = stack.enter_context(_listening_socket(settings.host, settings.port))
             path = Path(source)
-            known = familiarity_of(open_run(path), model, console) if (path / MARKER).exists() else None
-            title, most = _title(source, model), settings.max_upload * 10**6
+            familiarity = familiarity_of(open_run(path), model, console) if (path / MARKER).exists() else None
+            title, max_bytes = _title(source, model), settings.max_upload * 10**6
             app = make_app(
-                Answerer(model, known, settings.precision, settings.mirror), title, most, _hosts(settings.host)
+                Answerer(model, familiarity, settings.precision, settings.mirror),
+                title,
+                max_bytes,
+                _allowed_hosts(settings.host),
             )
         if settings.host not in LOCAL:
             console.say("note: other machines can reach this page, and nothing asks who they are")
@@ -70,24 +73,25 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
 
 
 def addresses(host: str, port: int) -> str:
-    """Return the address of a page as a browser takes it; of one for all machines that for this one and for others."""
+    """Return the page's address for a browser; if the server is open to all machines, also that for others."""
     if host not in EVERYWHERE:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-    own = address_in_network()
-    others = "" if own is None else f", or on another device of your network http://{own}:{port}/,"
-    return f"http://127.0.0.1:{port}/{others}"
+    network_address = address_in_network()
+    other_address = (
+        "" if network_address is None else f", or on another device of your network http://{network_address}:{port}/,"
+    )
+    return f"http://127.0.0.1:{port}/{other_address}"
 
 
 def address_in_network() -> str | None:
     """Return this machine's address in its network; None without a network."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
         try:
-            way.connect(
-                ("192.0.2.1", 9)
-            )  # an address for documentation; connecting UDP chooses a way and sends nothing
+            # An address for documentation; connecting a UDP socket chooses a route and sends nothing.
+            udp_socket.connect(("192.0.2.1", 9))
         except OSError:
             return None
-        return way.getsockname()[0]
+        return udp_socket.getsockname()[0]
 
 
 def _title(source: str, model: TrainedModel) -> str:
@@ -96,7 +100,7 @@ def _title(source: str, model: TrainedModel) -> str:
     return f"{run}: {model.card.backbone.name}, {gives}"
 
 
-def _hosts(host: str) -> tuple[str, ...] | None:
+def _allowed_hosts(host: str) -> tuple[str, ...] | None:
     """Return the host names that requests may use: the server's own, and if it is local all names of this machine."""
     if host in EVERYWHERE:
         return None
@@ -107,15 +111,15 @@ def _hosts(host: str) -> tuple[str, ...] | None:
     return (*LOCAL, host) if loopback else (host,)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     except (socket.gaierror, UnicodeError) as problem:
         raise UserError(f"--host is {host!r}, which is not an address: leave it out, or give 0.0.0.0.") from problem
     try:
-        both = host == "::" and socket.has_dualstack_ipv6()  # the addresses that are shown are those of IPv4
-        return socket.create_server((host, port), family=family, backlog=OPEN_CONNECTIONS, dualstack_ipv6=both)
+        is_dual_stack = host == "::" and socket.has_dualstack_ipv6()  # the printed addresses are IPv4 addresses
+        return socket.create_server((host, port), family=family, backlog=OPEN_CONNECTIONS, dualstack_ipv6=is_dual_stack)
     except PermissionError as problem:
         raise UserError(f"this user may not use --port {port}: take one above 1023.") from problem
     except OSError as problem:

@@ -90,7 +90,7 @@ def shard_set(settings: ShardSettings, console: Console) -> Sharded:
         raise UserError("there is no OUT: give a new folder for the shards, or a URL such as s3://bucket/set.")
     if is_remote(settings.output):
         with tempfile.TemporaryDirectory(prefix="paucal-shards-") as folder:
-            return _write(settings, Path(folder), lambda done: upload(done, str(settings.output)), console)
+            return _write_shards(settings, Path(folder), lambda done: upload(done, str(settings.output)), console)
     target = named_path(settings.output, "OUT")
     require_empty(target, "OUT")
     refuse_inside_images(target, {"DATA": settings.data}, settings.data_root, "OUT")
@@ -98,15 +98,15 @@ def shard_set(settings: ShardSettings, console: Console) -> Sharded:
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
-        return _write(settings, folder, lambda done: put_in_place(done, target), console)
+        return _write_shards(settings, folder, lambda done: put_in_place(done, target), console)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(settings: ShardSettings, folder: Path, publish: Callable[[Path], None], console: Console) -> Sharded:
+def _write_shards(settings: ShardSettings, folder: Path, publish: Callable[[Path], None], console: Console) -> Sharded:
     """Write the shards into a temporary folder, and publish them when they are complete."""
     start_time = time.monotonic()
-    images = _open(settings)
+    images = _open_images(settings)
     for note in images.notes:
         console.say(f"note: {note}")
     _require_disk_space(images, folder)
@@ -135,7 +135,7 @@ def _write(settings: ShardSettings, folder: Path, publish: Callable[[Path], None
     return result
 
 
-def _open(settings: ShardSettings) -> ImageSet:
+def _open_images(settings: ShardSettings) -> ImageSet:
     """Open the images."""
     try:
         if not settings.unlabelled:
@@ -143,11 +143,11 @@ def _open(settings: ShardSettings) -> ImageSet:
         images = find_images(replace(settings, classes=None), labelled=False)
     except UserError:
         path = Path(settings.data).expanduser()
-        seen = recognise(path) if path.exists() and not settings.unlabelled else {}
-        if not seen or "train" in seen:
+        kinds_found = recognise(path) if path.exists() and not settings.unlabelled else {}
+        if not kinds_found or "train" in kinds_found:
             raise
         raise UserError(
-            f"{settings.data} has {' and '.join(seen.values())}, but shards only hold classes of images: "
+            f"{settings.data} has {' and '.join(kinds_found.values())}, but shards only hold classes of images: "
             "--unlabelled writes images without labels, for paucal pretrain and paucal predict."
         ) from None
     return images if settings.classes is None else choose_classes(images, settings.classes)
@@ -164,11 +164,11 @@ def _require_disk_space(images: ImageSet, folder: Path) -> None:
                 sizes.append(source.stat().st_size if isinstance(source, Path) else len(source))
             except (OSError, UserError):  # reported when the shards are written
                 continue
-    needed = (float(np.mean(sizes)) if sizes else 0.0) * len(images) + _TAR_OVERHEAD * len(images)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
+    needed_bytes = (float(np.mean(sizes)) if sizes else 0.0) * len(images) + _TAR_OVERHEAD * len(images)
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
         raise UserError(
-            f"the shards take about {needed / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free: free some "
-            "space, or "
+            f"the shards take about {needed_bytes / 2**30:.1f} GiB, but only {free_bytes / 2**30:.1f} GiB are free: "
+            "free some space, or "
             "give another folder."
         )

@@ -47,8 +47,8 @@ def add_weights(file: str | os.PathLike[str], /, **settings: Any) -> AddedWeight
         UserError: the file is damaged, holds Python objects or the weights of another model, or the licence is missing.
         TypeError: a setting does not exist.
     """
-    typed = from_python(WeightsSettings, settings, "paucal.add_weights", "weights")
-    return add_file(path_text(file, "the file"), typed, LoggedConsole())
+    typed_settings = from_python(WeightsSettings, settings, "paucal.add_weights", "weights")
+    return add_file(path_text(file, "the file"), typed_settings, LoggedConsole())
 
 
 @shows_settings(WeightsSettings)
@@ -63,8 +63,8 @@ def pack_weights(weights: str | os.PathLike[str], /, **settings: Any) -> Path:
         UserError: there are no such weights, the text of their licence is not known, or the archive cannot be written.
         TypeError: a setting does not exist.
     """
-    typed = from_python(WeightsSettings, settings, "paucal.pack_weights", "weights")
-    return pack(path_text(weights, "the weights"), typed, LoggedConsole())
+    typed_settings = from_python(WeightsSettings, settings, "paucal.pack_weights", "weights")
+    return pack(path_text(weights, "the weights"), typed_settings, LoggedConsole())
 
 
 def remove_weights(name: str) -> int:
@@ -91,11 +91,11 @@ def add_file(file: str, settings: WeightsSettings, console: Console) -> AddedWei
     check_ranges(settings)
     if settings.output is not None:
         raise UserError("--output is for 'paucal weights pack': leave it out.")
-    weights = _checked_file(named_path(file, "FILE"), settings, console)
-    before = find_added(weights.name)
-    if before is not None:
+    weights = _check_file(named_path(file, "FILE"), settings, console)
+    existing = find_added(weights.name)
+    if existing is not None:
         raise UserError(
-            f"weights of {weights.name} were added already ({before.source}, SHA-256 {before.sha256[:12]}): "
+            f"weights of {weights.name} were added already ({existing.source}, SHA-256 {existing.sha256[:12]}): "
             f"'paucal weights remove {weights.name}' first, or give the --model with its tag."
         )
     card = add_checked(weights)
@@ -112,9 +112,9 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
     """Write an archive; see `pack_weights`."""
     check_ranges(settings)
     file = named_path(what, "NAME")
-    weights = _checked_file(file, settings, console) if file.exists() else _checked_name(what, settings)
+    weights = _check_file(file, settings, console) if file.exists() else _check_named(what, settings)
     if not weights.licence_text:
-        text = _apache() if weights.licence.lower() == APACHE.lower() else ""
+        text = _apache_text() if weights.licence.lower() == APACHE.lower() else ""
         weights = replace(weights, licence_text=text)
     if not weights.licence_text:
         raise UserError(
@@ -124,54 +124,56 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
     if not path.name.endswith(".zip"):
         raise UserError(f"--output: {str(path)!r} must end in .zip: give another name.")
     try_file(path)
-    weights = _smaller(weights, console)
-    write_atomically(path, lambda opened: write_archive(opened, weights))
+    weights = _halve_if_equal(weights, console)
+    write_atomically(path, lambda stream: write_archive(stream, weights))
     console.say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB): 'paucal weights add' reads it on another machine")
     return path
 
 
-def _checked_name(name: str, settings: WeightsSettings) -> CheckedWeights:
+def _check_named(name: str, settings: WeightsSettings) -> CheckedWeights:
     """Check weights that are on this machine or can be fetched."""
     for flag in (key for key in OF_FILE if key != "licence_text" and getattr(settings, key) is not None):
         raise UserError(f"--{flag} is for weights in a file, but {name!r} is a name of weights: leave it out.")
     licence = checked_licence(name, licence_of(name) or "not stated")
-    own, text = added(name), _licence_text(settings)
-    known = next((trained.source for trained in table.TRAINED if trained.name == name), "as timm publishes them")
+    added_weights, text = added(name), _licence_text(settings)
+    published_source = next(
+        (trained.source for trained in table.TRAINED if trained.name == name), "as timm publishes them"
+    )
     weights = read_timm(name, init=False)
-    source = known if own is None else own.source
-    text = text or ("" if own is None else own.licence_text)
+    source = published_source if added_weights is None else added_weights.source
+    text = text or ("" if added_weights is None else added_weights.licence_text)
     return check_weights(replace(weights, source=source), name, licence, text, input_of_weights(name))
 
 
-def _checked_file(path: Path, settings: WeightsSettings, console: Console) -> CheckedWeights:
+def _check_file(path: Path, settings: WeightsSettings, console: Console) -> CheckedWeights:
     if not path.is_file():
         raise UserError(f"there is no file {str(path)!r}: give an archive of 'paucal weights pack', or a weights file.")
     if is_archive(path):
-        given = next((name for name in OF_FILE if getattr(settings, name) is not None), None)
-        if given is not None:
-            raise UserError(f"the archive {path.name} has its own card: leave --{given.replace('_', '-')} out.")
+        unusable = next((name for name in OF_FILE if getattr(settings, name) is not None), None)
+        if unusable is not None:
+            raise UserError(f"the archive {path.name} has its own card: leave --{unusable.replace('_', '-')} out.")
         return read_archive(path)
     for name, example in (("model", "vit_small_patch16_224.dino"), ("licence", APACHE)):
         if getattr(settings, name) is None:
             raise UserError(f"--{name} is missing: give it with a weights file, such as --{name} {example}.")
     model, licence = str(settings.model), checked_licence(str(settings.model), str(settings.licence))
-    text, fed = _licence_text(settings), _input(settings, model)
+    text, preprocess = _licence_text(settings), _image_input(settings, model)
     weights = StartWeights(read_foreign(path), settings.source or f"the file {path.name}", model)
-    checked = check_weights(weights, model, licence, text, fed)
-    for line in checked.report.lines()[1:]:
+    checked_weights = check_weights(weights, model, licence, text, preprocess)
+    for line in checked_weights.report.lines()[1:]:
         console.say(line)
-    return checked
+    return checked_weights
 
 
-def _input(settings: WeightsSettings, model: str) -> ImageInput | None:
+def _image_input(settings: WeightsSettings, model: str) -> ImageInput | None:
     """Return the preprocessing from the settings; None if they do not set it."""
     if settings.mean is None and settings.std is None:
         return None
     if settings.mean is None or settings.std is None or len(settings.mean) != 3 or len(settings.std) != 3:
         raise UserError("--mean and --std must be given together, with three numbers each: one for each channel.")
-    fed = replace(input_of_timm(model), mean=tuple(settings.mean), std=tuple(settings.std))
-    Preprocessing.as_tested((1, 1), fed)
-    return fed
+    preprocess = replace(input_of_timm(model), mean=tuple(settings.mean), std=tuple(settings.std))
+    Preprocessing.as_tested((1, 1), preprocess)
+    return preprocess
 
 
 def _licence_text(settings: WeightsSettings) -> str:
@@ -186,7 +188,7 @@ def _licence_text(settings: WeightsSettings) -> str:
     return text + "\n"
 
 
-def _apache() -> str:
+def _apache_text() -> str:
     """Return the text of Apache-2.0, which is the licence of paucal itself."""
     for file in distribution("paucal").files or ():
         if file.name == "LICENSE":
@@ -194,15 +196,17 @@ def _apache() -> str:
     return ""
 
 
-def _smaller(weights: CheckedWeights, console: Console) -> CheckedWeights:
-    """Return the weights with 16 bits if the outputs agree, else unchanged."""
-    small = halved(weights)
-    if all(value.dtype == weights.state[name].dtype for name, value in small.state.items()):
+def _halve_if_equal(weights: CheckedWeights, console: Console) -> CheckedWeights:
+    """Return the weights in 16 bits if the outputs agree, else unchanged."""
+    half_weights = halved(weights)
+    if all(value.dtype == weights.state[name].dtype for name, value in half_weights.state.items()):
         return weights
-    own, rounded = outputs(weights, weights.state), outputs(weights, small.state)
-    difference = float(((rounded - own).norm(dim=1) / own.norm(dim=1).clamp(min=1e-12)).max())
-    same = not weights.classes or bool((own.argmax(1) == rounded.argmax(1)).all())
-    agree = bool(torch.isfinite(rounded).all()) and difference <= MOST_DIFFERENCE and same
+    full_outputs, half_outputs = outputs(weights, weights.state), outputs(weights, half_weights.state)
+    difference = float(((half_outputs - full_outputs).norm(dim=1) / full_outputs.norm(dim=1).clamp(min=1e-12)).max())
+    same_classes = not weights.classes or bool((full_outputs.argmax(1) == half_outputs.argmax(1)).all())
+    agree = bool(torch.isfinite(half_outputs).all()) and difference <= MOST_DIFFERENCE and same_classes
     verdict = "stored with 16 bits" if agree else "kept with 32 bits"
-    console.say(f"with 16 bits the outputs for {len(own)} crops of photographs differ by {difference:.2g}: {verdict}")
-    return small if agree else weights
+    console.say(
+        f"with 16 bits the outputs for {len(full_outputs)} crops of photographs differ by {difference:.2g}: {verdict}"
+    )
+    return half_weights if agree else weights

@@ -42,29 +42,30 @@ def list_weights() -> list[ListedWeights]:
         >>> [one.name for one in list_weights() if one.place == "package"]  # doctest: +SKIP
         ['tf_efficientnet_lite0.in1k', 'tf_efficientnet_lite1.in1k', 'tf_efficientnet_lite2.in1k']
     """
-    own, cached = {card.name: card for card in list_added()}, _in_hub_cache()
+    added_by_name, cached = {card.name: card for card in list_added()}, _in_hub_cache()
     rows = [
-        _of_table(trained, own.pop(trained.name, None), cached.pop(trained.name, None)) for trained in table.TRAINED
+        _of_table(trained, added_by_name.pop(trained.name, None), cached.pop(trained.name, None))
+        for trained in table.TRAINED
     ]
     rows += [
-        ListedWeights(card.name, "added", card.size, card.licence, _use("cpu", card.licence), card.source)
-        for card in own.values()
+        ListedWeights(card.name, "added", card.size, card.licence, _permitted_use("cpu", card.licence), card.source)
+        for card in added_by_name.values()
     ]
-    named = "train --model"
-    return rows + [ListedWeights(name, "cache", size, "see timm", named, "") for name, size in cached.items()]
+    use = "train --model"
+    return rows + [ListedWeights(name, "cache", size, "see timm", use, "") for name, size in cached.items()]
 
 
-def _of_table(trained: Trained, own: AddedWeights | None, cached: int | None) -> ListedWeights:
-    use = _use(trained.device, trained.licence)
-    if own is not None:
-        return ListedWeights(trained.name, "added", own.size, own.licence, use, own.source)
+def _of_table(trained: Trained, added: AddedWeights | None, cached: int | None) -> ListedWeights:
+    use = _permitted_use(trained.device, trained.licence)
+    if added is not None:
+        return ListedWeights(trained.name, "added", added.size, added.licence, use, added.source)
     if trained.package is not None and trained.package.path() is not None:
         return ListedWeights(trained.name, "package", trained.package.size, trained.licence, use, trained.source)
     place = "" if cached is None else "cache"
     return ListedWeights(trained.name, place, cached or trained.megabytes * 10**6, trained.licence, use, trained.source)
 
 
-def _use(device: str, licence: str) -> str:
+def _permitted_use(device: str, licence: str) -> str:
     if has_terms(licence):
         return "train --model"
     return "train" if device == "cpu" else "train on a GPU"
@@ -84,10 +85,10 @@ def _in_hub_cache() -> dict[str, int]:
 
 def weights_table(rows: Iterable[ListedWeights]) -> Table:
     """Return the list as text."""
-    shown = Table(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("weights", "where", "MB", "licence", "used by", "source"):
-        shown.add_column(heading, justify="right" if heading == "MB" else "left", no_wrap=heading != "source")
+        table.add_column(heading, justify="right" if heading == "MB" else "left", no_wrap=heading != "source")
     for row in rows:
         size = f"{row.size / 1e6:.0f}"
-        shown.add_row(row.name, row.place or "not here", size, row.licence, row.use, row.source)
-    return shown
+        table.add_row(row.name, row.place or "not here", size, row.licence, row.use, row.source)
+    return table
