@@ -56,8 +56,8 @@ def valid_text(text: str) -> str:
         return _SURROGATE.sub(_escape, text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
 
 
@@ -72,9 +72,9 @@ def plain_names(names: Sequence[str]) -> dict[str, str]:
         ({'0.0': '0', '1': '1', '1.0': '1'}, {'1.0': '1.0', '1.5': '1.5'})
     """
     plain_of = {name: plain_name(name) for name in names}
-    whole = {name: _WHOLE.fullmatch(plain) for name, plain in plain_of.items()}
-    if all(whole.values()):
-        return {name: match[1] for name, match in whole.items() if match}
+    number_matches = {name: _WHOLE.fullmatch(plain) for name, plain in plain_of.items()}
+    if all(number_matches.values()):
+        return {name: match[1] for name, match in number_matches.items() if match}
     folded = {plain.casefold() for plain in plain_of.values()}
     if folded <= {"true", "false"} and len(folded) < len(set(plain_of.values())):
         return {name: plain.capitalize() for name, plain in plain_of.items()}
@@ -115,15 +115,15 @@ def with_plain_classes(images: ImageSet) -> ImageSet:
 
 def _notes(plain: dict[str, str]) -> list[str]:
     """Return notes on classes that were joined, or whose names were not UTF-8."""
-    of_name: dict[str, list[str]] = {}
+    raw_names: dict[str, list[str]] = {}
     for name, new in plain.items():
-        of_name.setdefault(new, []).append(name)
-    joined = [repr(name) for name, several in of_name.items() if len(several) > 1]
+        raw_names.setdefault(new, []).append(name)
+    joined_names = [repr(name) for name, spellings in raw_names.items() if len(spellings) > 1]
     raw = [repr(new) for name, new in plain.items() if _SURROGATE.search(name)]
     notes = []
-    if joined:
-        several = counted(len(joined), "class has", "classes have")
-        notes.append(f"{several} several spellings, which were joined ({first_few(joined)})")
+    if joined_names:
+        spellings = counted(len(joined_names), "class has", "classes have")
+        notes.append(f"{spellings} several spellings, which were joined ({first_few(joined_names)})")
     if raw:
         notes.append(f"names of classes that are not UTF-8 were read as {first_few(raw)}: rename them if that is wrong")
     return notes
@@ -144,8 +144,8 @@ def alike_names(names: Iterable[str]) -> list[list[str]]:
 
 def _likeness(name: str) -> str:
     folded = unicodedata.normalize("NFKC", _INSIDE.sub("", plain_name(name))).casefold()
-    whole = _WHOLE.fullmatch(folded)
-    return whole[1].lstrip("+0") or "0" if whole else _BETWEEN_WORDS.sub(" ", folded)
+    number_match = _WHOLE.fullmatch(folded)
+    return number_match[1].lstrip("+0") or "0" if number_match else _BETWEEN_WORDS.sub(" ", folded)
 
 
 def are_alike(first: str, second: str) -> bool:
@@ -186,13 +186,13 @@ def read_class_list(source: str | Path) -> list[str]:
         >>> len(read_class_list("imagenet100")), read_class_list("imagenet100")[0]
         (100, 'n01558993')
     """
-    lines = [line.strip() for line in io.StringIO(_text(source), newline=None)]
+    lines = [line.strip() for line in io.StringIO(_read_text(source), newline=None)]
     names = [plain_name(line) for line in lines if line and not line.startswith("#")]
     if not names:
         raise UserError(f"{source} names no classes; expected one name per line")
-    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
-    if twice is not None:
-        raise UserError(f"{source} names the class '{twice}' more than once; keep one of the lines")
+    repeated = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+    if repeated is not None:
+        raise UserError(f"{source} names the class '{repeated}' more than once; keep one of the lines")
     return names
 
 
@@ -209,26 +209,30 @@ def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
     if unknown := [name for name in names if name not in known]:
         raise UserError(
             f"{len(unknown)} of the {len(names)} classes of {source} are not in {images.location} "
-            f"(such as '{unknown[0]}'{_near(unknown[0], images.classes)}); correct the file or the data"
+            f"(such as '{unknown[0]}'{_suggest_classes(unknown[0], images.classes)}); correct the file or the data"
         )
     if len(names) < 2:
         raise UserError(f"{source} names only one class ('{names[0]}'); training a classifier needs at least two")
-    chosen = set(names)
-    kept = tuple(name for name in images.classes if name in chosen)
-    numbers = np.asarray([kept.index(name) if name in chosen else -1 for name in images.classes], dtype=np.int64)
-    note = f"{len(kept)} of {len(images.classes)} classes are used ({Path(source).name})"
+    listed = set(names)
+    used_classes = tuple(name for name in images.classes if name in listed)
+    numbers = np.asarray(
+        [used_classes.index(name) if name in listed else -1 for name in images.classes], dtype=np.int64
+    )
+    note = f"{len(used_classes)} of {len(images.classes)} classes are used ({Path(source).name})"
     if images.multi_hot is not None:
-        return replace(images, classes=kept, multi_hot=images.multi_hot[:, numbers >= 0], notes=(*images.notes, note))
+        return replace(
+            images, classes=used_classes, multi_hot=images.multi_hot[:, numbers >= 0], notes=(*images.notes, note)
+        )
     labels = np.where(images.labels >= 0, numbers[images.labels], -1)
     selected = images.select(np.flatnonzero(labels >= 0), note)
-    return replace(selected, classes=kept, labels=labels[labels >= 0])
+    return replace(selected, classes=used_classes, labels=labels[labels >= 0])
 
 
 def _class_lists():
     return resources.files("paucal.data") / "class_lists"
 
 
-def _text(source: str | Path) -> str:
+def _read_text(source: str | Path) -> str:
     path = Path(source).expanduser()
     shipped = shipped_lists()
     if not path.exists() and str(source) in shipped:
@@ -241,7 +245,7 @@ def _text(source: str | Path) -> str:
     return read_decoded(path, MOST_LIST_BYTES).text
 
 
-def _near(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, n=3)
-    shown = " or ".join(f"'{word}'" for word in near)
-    return f", did you mean {shown}?" if near else f"; it has {', '.join(known[:2])}, ..."
+def _suggest_classes(name: str, classes: tuple[str, ...]) -> str:
+    similar = difflib.get_close_matches(name, classes, n=3)
+    suggestions = " or ".join(f"'{class_name}'" for class_name in similar)
+    return f", did you mean {suggestions}?" if similar else f"; it has {', '.join(classes[:2])}, ..."

@@ -151,7 +151,7 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
         size = reading.reduced(image.size)
         if size != image.size and image.format in _DRAFTED:
             image.draft(image.mode, size)
-        return _upright(image, size, reading.value_range)
+        return _decode_upright(image, size, reading.value_range)
 
 
 def upright_rgb(image: Image.Image, reading: Reading = WHOLE) -> Image.Image:
@@ -160,26 +160,26 @@ def upright_rgb(image: Image.Image, reading: Reading = WHOLE) -> Image.Image:
     Raises:
         ValueError: The value range of its pixels is unknown.
     """
-    return _upright(image, reading.reduced(image.size), reading.value_range)
+    return _decode_upright(image, reading.reduced(image.size), reading.value_range)
 
 
-def _upright(image: Image.Image, size: tuple[int, int], value_range: tuple[float, float] | None) -> Image.Image:
-    turn = _turn(image)
-    deep = deep_values(image) if is_deep(image) else None  # before `load`, which closes the file
+def _decode_upright(image: Image.Image, size: tuple[int, int], value_range: tuple[float, float] | None) -> Image.Image:
+    transposition = _exif_transposition(image)
+    deep_pixels = deep_values(image) if is_deep(image) else None  # before `load`, which closes the file
     image.load()
-    rgb = _to_rgb(image) if deep is None else to_8_bits(deep, value_range).convert("RGB")
+    rgb = _to_rgb(image) if deep_pixels is None else to_8_bits(deep_pixels, value_range).convert("RGB")
     if rgb.size != size:
         rgb = rgb.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
-    rgb = rgb if turn is None else rgb.transpose(turn)
+    rgb = rgb if transposition is None else rgb.transpose(transposition)
     rgb.info = {}  # Pillow copies the orientation, and a later reader would turn the image again
     return rgb
 
 
 def turned_upright(image: Image.Image) -> Image.Image:
     """Return an image opened by Pillow with its EXIF orientation applied."""
-    turn = _turn(image)
+    transposition = _exif_transposition(image)
     image.load()
-    return image if turn is None else image.transpose(turn)
+    return image if transposition is None else image.transpose(transposition)
 
 
 def _orientation(image: Image.Image) -> Orientation:
@@ -191,7 +191,7 @@ def _orientation(image: Image.Image) -> Orientation:
     return Orientation(value, (height, width), (width, height))
 
 
-def _turn(image: Image.Image) -> Image.Transpose | None:
+def _exif_transposition(image: Image.Image) -> Image.Transpose | None:
     """Return the transposition that turns a decoded image upright; None for TIFF, which Pillow turns itself."""
     return None if image.format == "TIFF" else UPRIGHT.get(orientation_of(image))
 
@@ -277,7 +277,7 @@ def open_image(source: ImageSource, name: str) -> Iterator[Image.Image]:
     with decoding_errors(name):
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
             raise ValueError("it is not a regular file (a pipe or a device, for instance)")
-        with _SILENCE, Image.open(file, formats=_formats()) as image:
+        with _SILENCE, Image.open(file, formats=_readable_formats()) as image:
             check_shape(*image.size)
             yield image
 
@@ -305,11 +305,11 @@ def decoding_errors(name: str) -> Iterator[None]:
     # Decoders raise almost any exception on damaged data: OSError, SyntaxError, ValueError, struct.error,
     # IndexError.
     except Exception as error:
-        raise UnreadableImage(f"image {name} cannot be decoded: {_reason(error)}") from None
+        raise UnreadableImage(f"image {name} cannot be decoded: {_failure_reason(error)}") from None
 
 
 @lru_cache(maxsize=1)
-def _formats() -> tuple[str, ...]:
+def _readable_formats() -> tuple[str, ...]:
     """Return the formats of `_FORMATS` that the installed Pillow can read."""
     Image.init()
     try:
@@ -321,7 +321,7 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
-def _reason(error: Exception) -> str:
+def _failure_reason(error: Exception) -> str:
     if isinstance(error, Image.UnidentifiedImageError):
         return "it is empty or in no known image format"
     return str(error) or type(error).__name__
@@ -354,9 +354,9 @@ def ambiguity_note(names: Sequence[str], annotations: str) -> str:
         names: Names of the images whose `Orientation.is_ambiguous`, at least one.
         annotations: Noun for the annotations, such as "masks" or "boxes".
     """
-    shown = first_few(names, _SHOWN)
-    turned = counted(len(names), "image is turned by its EXIF tag", "images are turned by their EXIF tags")
+    examples = first_few(names, _SHOWN)
+    subject = counted(len(names), "image is turned by its EXIF tag", "images are turned by their EXIF tags")
     return (
-        f"{turned} ({shown}), and the size does not show whether the {annotations} were drawn before or after the "
+        f"{subject} ({examples}), and the size does not show whether the {annotations} were drawn before or after the "
         "turn: they are read as drawn after it; check some of them, or store the images upright without the tag"
     )

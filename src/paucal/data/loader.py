@@ -127,11 +127,11 @@ def make_eval_loader(
 
     `Batch.labels` is None if an image has no label. `Batch.ids` allows results of several processes to be put in order.
     """
-    own = np.asarray(indices, dtype=np.int64)[rank::world]
+    own_indices = np.asarray(indices, dtype=np.int64)[rank::world]
     labelled = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
     labelled = labelled or image_set.multi_hot is not None
     dataset = ViewDataset(image_set, [(transform, 1)], seed=0, labels=labelled)
-    return make_ordered_loader(dataset, own, batch_size, collate, workers, pin_memory)
+    return make_ordered_loader(dataset, own_indices, batch_size, collate, workers, pin_memory)
 
 
 class _OrderedBatches(Sampler[list[SampleKey]]):

@@ -22,12 +22,12 @@ def start_method() -> str:
 
 def require_guard(workers: int | None) -> None:
     """Refuse to start loader processes from a script if each of them would run it again."""
-    main = sys.modules.get("__main__")
-    file = getattr(main, "__file__", None)  # None in a notebook, which processes do not rerun
+    main_module = sys.modules.get("__main__")
+    file = getattr(main_module, "__file__", None)  # None in a notebook, which processes do not rerun
     if not workers or file is None or start_method() == "fork":
         return
     frame: FrameType | None = sys._getframe()
-    while frame is not None and not (frame.f_code.co_name == "<module>" and frame.f_globals is vars(main)):
+    while frame is not None and not (frame.f_code.co_name == "<module>" and frame.f_globals is vars(main_module)):
         frame = frame.f_back
     if frame is not None and not _is_guarded(Path(file), frame.f_lineno):
         raise UserError(

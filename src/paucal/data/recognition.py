@@ -51,7 +51,7 @@ class Kind:
 
 def recognise(path: Path) -> dict[str, str]:
     """Return a description of the labels in a place for each verb that could learn them."""
-    return {kind.verb: seen for kind in KINDS if (seen := _see(kind, path))}
+    return {kind.verb: description for kind in KINDS if (description := _describe_kind(kind, path))}
 
 
 def refuse_other_kinds(path: Path, verb: str) -> None:
@@ -60,9 +60,11 @@ def refuse_other_kinds(path: Path, verb: str) -> None:
     Raises:
         UserError: The place has labels of another kind; the message says which, and which verb learns them.
     """
-    seen = {kind.verb: words for kind in KINDS if kind.verb != verb and (words := _see(kind, path))}
-    if seen:
-        raise _refusal(str(path), seen, verb)
+    other_kinds = {
+        kind.verb: description for kind in KINDS if kind.verb != verb and (description := _describe_kind(kind, path))
+    }
+    if other_kinds:
+        raise _refusal(str(path), other_kinds, verb)
 
 
 @contextmanager
@@ -88,34 +90,38 @@ def refuse_structure(path: Path, names: tuple[str, ...]) -> None:
         return
     reads = "; ".join(f"`paucal {kind.verb}` reads {kind.reads}" for kind in KINDS)
     raise UserError(
-        f"{path} has {_contents(open_tree(path), names)}, which are not classes, and nothing in it is recognised as "
-        f"boxes or masks: {reads}."
+        f"{path} has {_describe_contents(open_tree(path), names)}, which are not classes, and nothing in it is "
+        f"recognised as boxes or masks: {reads}."
     )
 
 
-def _refusal(location: str, seen: dict[str, str], verb: str) -> UserError:
-    own = next(kind for kind in KINDS if kind.verb == verb)
-    verbs = ", ".join(f"`paucal {kind.verb}` learns {kind.noun}" for kind in KINDS if kind.verb in seen)
-    advice = "".join(f"; {words}" for words in dict.fromkeys(own.advice.get(verb, "") for verb in seen) if words)
-    return UserError(f"{location} has {' and '.join(seen.values())}, and no {own.noun}: {verbs}{advice}.")
+def _refusal(location: str, other_kinds: dict[str, str], verb: str) -> UserError:
+    wanted_kind = next(kind for kind in KINDS if kind.verb == verb)
+    verbs = ", ".join(f"`paucal {kind.verb}` learns {kind.noun}" for kind in KINDS if kind.verb in other_kinds)
+    advice = "".join(
+        f"; {text}" for text in dict.fromkeys(wanted_kind.advice.get(verb, "") for verb in other_kinds) if text
+    )
+    return UserError(
+        f"{location} has {' and '.join(other_kinds.values())}, and no {wanted_kind.noun}: {verbs}{advice}."
+    )
 
 
-def _see(kind: Kind, path: Path) -> str:
+def _describe_kind(kind: Kind, path: Path) -> str:
     try:
         return kind.see(path)
     except UserError:  # it is damaged, or may be several things; opening it reports that
         return ""
 
 
-def _see_boxes(path: Path) -> str:
-    found = find_boxes(path)
+def _describe_boxes(path: Path) -> str:
+    annotation_files = find_boxes(path)
     with suppress(UserError):  # opening it reports what is wrong
-        found = None if open_tagged_images(path) is not None else found
-    shown = f" ({found.shown})" if found and path.is_dir() else ""
-    return f"boxes{shown} as {found.name}" if found else ""
+        annotation_files = None if open_tagged_images(path) is not None else annotation_files
+    file_note = f" ({annotation_files.shown})" if annotation_files and path.is_dir() else ""
+    return f"boxes{file_note} as {annotation_files.name}" if annotation_files else ""
 
 
-def _see_masks(path: Path) -> str:
+def _describe_masks(path: Path) -> str:
     if is_mask_table(path):
         return "a table of masks"
     is_json = path.is_file() and path.suffix.lower() == ".json"
@@ -128,7 +134,7 @@ def _see_masks(path: Path) -> str:
     return masks.describe() if masks else ""
 
 
-def _see_classes(path: Path) -> str:
+def _describe_classes(path: Path) -> str:
     is_file = path.is_file() and not is_archive(path)
     if find_parquet(path) if path.is_dir() else path.suffix.lower() in PARQUET_SUFFIXES:
         return "images in Parquet files"
@@ -137,13 +143,13 @@ def _see_classes(path: Path) -> str:
     with suppress(UserError):  # a damaged file beside classes is reported when boxes are opened
         if (images := open_tagged_images(path)) is not None:
             return f"labels of whole images ({images.notes[0]})"
-    found = find_boxes(path)  # a table of boxes has columns of images and classes too
+    annotation_files = find_boxes(path)  # a table of boxes has columns of images and classes too
     if is_file:
-        is_table = path.suffix.lower() in TABLE_SUFFIXES and found is None and not is_mask_table(path)
+        is_table = path.suffix.lower() in TABLE_SUFFIXES and annotation_files is None and not is_mask_table(path)
         is_table = is_table and describes_images(path, SourceOptions())
         return "a table of classes" if is_table else ""
     if path.is_dir():
-        boxes = set(found.files) if found else set()
+        boxes = set(annotation_files.files) if annotation_files else set()
         tables = find_tables(path, SourceOptions())
         if tables and not {table.relative_to(path).as_posix() for table in tables.values()} & boxes:
             return f"a table of classes ({next(iter(tables.values())).name})"
@@ -152,7 +158,7 @@ def _see_classes(path: Path) -> str:
         if train_list := find_train_list(path):
             return f"a list of images and classes ({train_list.name})"
     names = (open_archive(path) if is_archive(path) else open_folder(path)).classes
-    if len(names) < 2 or are_parts(names) or {name.lower() for name in names} & set(STRUCTURE) or _see_masks(path):
+    if len(names) < 2 or are_parts(names) or {name.lower() for name in names} & set(STRUCTURE) or _describe_masks(path):
         return ""
     return f"class folders ({first_few(names, CLASSES_SHOWN)})"
 
@@ -164,7 +170,7 @@ def are_parts(names: Sequence[str]) -> bool:
 
 def boxes_note(path: Path) -> str:
     """Return a note if a place whose classes or masks are read has boxes too, else ""."""
-    boxes = _see(next(kind for kind in KINDS if kind.verb == "detect"), path)
+    boxes = _describe_kind(next(kind for kind in KINDS if kind.verb == "detect"), path)
     return f"there are also {boxes}: `paucal detect` learns those" if boxes else ""
 
 
@@ -177,27 +183,27 @@ KINDS = (
         "train",
         "classes of images",
         "class folders, or a table of image_path,label",
-        _see_classes,
+        _describe_classes,
         {"detect": _CLASSIFY, "segment": _CLASSIFY},
     ),
-    Kind("detect", "boxes", f"boxes as {', '.join(layout.name for layout in LAYOUTS)}", _see_boxes),
+    Kind("detect", "boxes", f"boxes as {', '.join(layout.name for layout in LAYOUTS)}", _describe_boxes),
     Kind(
         "segment",
         "masks",
         "masks with the names of their images, in a folder such as masks/ or in any two folders with --images and "
         "--masks",
-        _see_masks,
+        _describe_masks,
         {"detect": "`paucal convert DATA OUT --to masks` draws boxes with outlines as masks"},
     ),
 )
 
 
-def _contents(tree: Tree, names: tuple[str, ...]) -> str:
+def _describe_contents(tree: Tree, names: tuple[str, ...]) -> str:
     """Describe the content of the folders of a set, such as "images/ (8 .jpg)"."""
     described = []
     for name in names[:FOLDERS_SHOWN]:
         files = [PurePosixPath(file).suffix.lower() for file in tree.files if file.startswith(f"{name}/")]
         kinds = ", ".join(f"{count} {suffix or 'files'}" for suffix, count in Counter(files).most_common(2))
         described.append(f"{name}/ ({kinds or 'empty'})")
-    others = [file for file in tree.files if "/" not in file]
-    return ", ".join(described) + (f" and {counted(len(others), 'file')} beside them" if others else "")
+    loose_files = [file for file in tree.files if "/" not in file]
+    return ", ".join(described) + (f" and {counted(len(loose_files), 'file')} beside them" if loose_files else "")

@@ -79,19 +79,19 @@ class StepSampler(Sampler[list[SampleKey]]):
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
         per_epoch = self.accumulate * steps_per_epoch(len(self.indices), self._global_batch * self.accumulate)
-        epoch, own = self.start // per_epoch, self.rank * self.batch_size + np.arange(self.batch_size)
-        order, again = self._order(epoch)
+        epoch, batch_offsets = self.start // per_epoch, self.rank * self.batch_size + np.arange(self.batch_size)
+        order, earlier_draws = self._epoch_order(epoch)
         for step in range(self.start, self.steps):
             if step // per_epoch != epoch:
                 epoch = step // per_epoch
-                order, again = self._order(epoch)
+                order, earlier_draws = self._epoch_order(epoch)
             first = step % per_epoch * self._global_batch
             if self.on_pass is not None and isinstance(order, StreamOrder):
                 self.on_pass(order, first // self.repeats % len(order))
-            images, repeats = self._draw(order, again, first + own)
+            images, repeats = self._draw(order, earlier_draws, first + batch_offsets)
             yield [SampleKey(epoch, *pair) for pair in zip(images.tolist(), repeats.tolist(), strict=True)]
 
-    def _order(self, epoch: int) -> tuple[NDArray[np.int64] | StreamOrder, NDArray[np.int64] | None]:
+    def _epoch_order(self, epoch: int) -> tuple[NDArray[np.int64] | StreamOrder, NDArray[np.int64] | None]:
         """Return the places of an epoch's images in `indices`; in a balanced epoch also how often each came before."""
         seed = derive_seed(self.seed, epoch)
         if self.labels is not None:
@@ -103,21 +103,21 @@ class StepSampler(Sampler[list[SampleKey]]):
         return np.random.default_rng(seed).permutation(len(self.indices)), None
 
     def _draw(
-        self, order: NDArray[np.int64] | StreamOrder, again: NDArray[np.int64] | None, draws: NDArray[np.int64]
+        self, order: NDArray[np.int64] | StreamOrder, earlier_draws: NDArray[np.int64] | None, draws: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the images of some draws of an epoch, and the repeat number of each.
 
         Draw d is image d // repeats of the order; after the last image, draws start over with higher repeat numbers.
         """
         count = len(self.indices)
-        rounds, places = np.divmod(draws // self.repeats, count)
+        rounds, positions = np.divmod(draws // self.repeats, count)
         repeats = rounds * self.repeats + draws % self.repeats
-        if again is not None:
+        if earlier_draws is not None:
             n_draws = max(count, self._global_batch * self.accumulate)
             last = np.arange(max(0, n_draws - self.repeats), n_draws)  # one of them has the highest number
-            most = int((last // self.repeats // count * self.repeats + last % self.repeats).max())
-            repeats = repeats + again[places] * (most + 1)
-        return self.indices[order[places]], repeats
+            max_repeats = int((last // self.repeats // count * self.repeats + last % self.repeats).max())
+            repeats = repeats + earlier_draws[positions] * (max_repeats + 1)
+        return self.indices[order[positions]], repeats
 
     @property
     def _global_batch(self) -> int:
@@ -135,11 +135,11 @@ def balanced_order(
     classes = np.unique(labels)
     shares = np.full(len(classes), len(labels) // len(classes))
     shares[generator.permutation(len(classes))[: len(labels) % len(classes)]] += 1
-    order, again = [], []
+    order, earlier_draws = [], []
     for label, share in zip(classes, shares.tolist(), strict=True):
         members = generator.permutation(np.flatnonzero(labels == label))
-        rounds, places = np.divmod(np.arange(share), len(members))
-        order.append(members[places])
-        again.append(rounds)
+        rounds, positions = np.divmod(np.arange(share), len(members))
+        order.append(members[positions])
+        earlier_draws.append(rounds)
     mixed = generator.permutation(len(labels))
-    return np.concatenate(order)[mixed], np.concatenate(again)[mixed]
+    return np.concatenate(order)[mixed], np.concatenate(earlier_draws)[mixed]

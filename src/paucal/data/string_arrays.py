@@ -38,10 +38,10 @@ class StringArray(Sequence[str]):
     def numbered(cls, names: Sequence[str], counts: Sequence[int]) -> "StringArray":
         """Return "name#0", "name#1", ... for each name and its count."""
         prefixes = pa.array([_encode(f"{name}#") for name in names], _KIND)
-        of_row = pa.array(np.repeat(np.arange(len(names)), counts))
+        name_rows = pa.array(np.repeat(np.arange(len(names)), counts))
         numbers = np.concatenate([np.arange(count) for count in counts]) if len(counts) else np.zeros(0, np.int64)
         digits = pc.cast(pc.cast(pa.array(numbers), pa.string()), _KIND)
-        return cls(_join_elements(prefixes.take(of_row), digits, b""))
+        return cls(_join_elements(prefixes.take(name_rows), digits, b""))
 
     @classmethod
     def from_buffers(cls, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> "StringArray":
@@ -58,8 +58,8 @@ class StringArray(Sequence[str]):
     def to_buffers(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Return the concatenated bytes, and the (N,) end of each string."""
         lengths = pc.call_function("binary_length", [self._values]).to_numpy(zero_copy_only=False)
-        joined = b"".join(value for batch in self._batches() for value in batch)
-        return np.frombuffer(joined, dtype=np.uint8), np.cumsum(lengths, dtype=np.int64)
+        content = b"".join(value for batch in self._batches() for value in batch)
+        return np.frombuffer(content, dtype=np.uint8), np.cumsum(lengths, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -133,19 +133,19 @@ class GroupedStrings(Sequence[str]):
         """Return some of the strings, in that order."""
         indices = np.asarray(indices, dtype=np.int64)
         numbers = np.searchsorted(self._ends, indices, side="right")
-        by_group = np.argsort(numbers, kind="stable")
-        firsts, pieces = np.flatnonzero(np.diff(numbers[by_group], prepend=-1)), [StringArray.from_strings(())]
-        for members in np.split(by_group, firsts)[1:]:
+        group_order = np.argsort(numbers, kind="stable")
+        firsts, pieces = np.flatnonzero(np.diff(numbers[group_order], prepend=-1)), [StringArray.from_strings(())]
+        for members in np.split(group_order, firsts)[1:]:
             number = int(numbers[members[0]])
             names = self._read(number).take(indices[members] - self._ends[number] + self._counts[number])
             pieces.append(names.prefixed(f"{self._groups[number]}/"))
-        return StringArray.concatenate(pieces).take(np.argsort(by_group, kind="stable"))
+        return StringArray.concatenate(pieces).take(np.argsort(group_order, kind="stable"))
 
     def order(self) -> NDArray[np.int64]:
         """Return the positions that sort the strings by code points."""
         prefixes = [_encode(f"{group}/") for group in self._groups]
         numbers = sorted(range(len(prefixes)), key=prefixes.__getitem__)
-        if any(prefixes[after].startswith(prefixes[before]) for before, after in itertools.pairwise(numbers)):
+        if any(prefixes[second].startswith(prefixes[first]) for first, second in itertools.pairwise(numbers)):
             return self.take(np.arange(len(self))).order()  # names of several groups alternate
         filled = [number for number in numbers if self._counts[number]]
         return np.concatenate([self._ends[n] - self._counts[n] + self._read(n).order() for n in filled])
@@ -170,8 +170,8 @@ class RepeatedStrings(Sequence[str]):
     def of(cls, words: Sequence[str], strings: NDArray[np.str_]) -> "RepeatedStrings":
         """Return the strings of an array; raises a ValueError for one that is not among `words`."""
         codes = np.full(len(strings), len(words), dtype=np.min_scalar_type(len(words)))
-        for code, word in enumerate(words):
-            codes[strings == word] = code
+        for code, text in enumerate(words):
+            codes[strings == text] = code
         unknown = np.flatnonzero(codes == len(words))
         if len(unknown):
             raise ValueError(f"expected one of {tuple(words)}, got {str(strings[unknown[0]])!r}")

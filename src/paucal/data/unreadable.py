@@ -40,8 +40,8 @@ def verify_images(
     Raises:
         UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
     """
-    bad = for_each(len(image_set), image_set.store.check, workers, progress)
-    return drop_unreadable(image_set, bad, on_bad)
+    problems = for_each(len(image_set), image_set.store.check, workers, progress)
+    return drop_unreadable(image_set, problems, on_bad)
 
 
 def for_each(
@@ -50,27 +50,27 @@ def for_each(
     """Call `work` on every position, in threads; return the messages for unreadable images by position."""
     threads = workers or min(_MOST_THREADS, usable_cores())
     starts = range(0, count, _CHUNK)
-    bad: dict[int, str] = {}
+    problems: dict[int, str] = {}
     pool = ThreadPoolExecutor(threads)
     try:
-        chunks = pool.map(lambda start: _chunk(range(start, min(start + _CHUNK, count)), work), starts)
+        chunks = pool.map(lambda start: _run_chunk(range(start, min(start + _CHUNK, count)), work), starts)
         for start, messages in zip(starts, chunks, strict=True):
-            bad.update(messages)
+            problems.update(messages)
             if progress is not None:
                 progress(min(start + _CHUNK, count), count)
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C, do not decode the rest
-    return bad
+    return problems
 
 
-def _chunk(positions: range, work: Callable[[int], None]) -> dict[int, str]:
-    bad = {}
+def _run_chunk(positions: range, work: Callable[[int], None]) -> dict[int, str]:
+    problems = {}
     for position in positions:
         try:
             work(position)
         except UnreadableImage as error:
-            bad[position] = str(error)
-    return bad
+            problems[position] = str(error)
+    return problems
 
 
 def drop_unreadable(image_set: ImageSet, bad: dict[int, str], on_bad: OnBad) -> tuple[ImageSet, list[str]]:
@@ -78,11 +78,13 @@ def drop_unreadable(image_set: ImageSet, bad: dict[int, str], on_bad: OnBad) -> 
     if not bad:
         return image_set, []
     names = [image_set.keys[i] for i in sorted(bad)]
-    shown = first_few(names, _NAMES_SHOWN)
-    many = f"{len(names)} of {len(image_set)} images cannot be read ({shown})"
+    examples = first_few(names, _NAMES_SHOWN)
+    subject = f"{len(names)} of {len(image_set)} images cannot be read ({examples})"
     if len(names) == len(image_set):
-        raise UserError(f"{many}; {bad[min(bad)]}; check the files in {image_set.location}.")
+        raise UserError(f"{subject}; {bad[min(bad)]}; check the files in {image_set.location}.")
     if on_bad == "refuse":
-        raise UserError(f"{many}; {bad[min(bad)]}; repair or remove them, or leave them out with --on-bad-image skip.")
-    good = np.asarray([i for i in range(len(image_set)) if i not in bad], dtype=np.int64)
-    return image_set.select(good, f"{many}; they were left out"), names
+        raise UserError(
+            f"{subject}; {bad[min(bad)]}; repair or remove them, or leave them out with --on-bad-image skip."
+        )
+    readable = np.asarray([i for i in range(len(image_set)) if i not in bad], dtype=np.int64)
+    return image_set.select(readable, f"{subject}; they were left out"), names

@@ -44,9 +44,9 @@ def test_suffixes__leave_out_what_this_pillow_cannot_read(monkeypatch):
     assert (".avif" in suffixes.IMAGE_SUFFIXES) == bool(features.check("avif"))
     monkeypatch.setattr(suffixes.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(suffixes.features, "check", lambda feature: False)
-    assert not {".heic", ".avif", ".jp2"} & set(suffixes._readable())
+    assert not {".heic", ".avif", ".jp2"} & set(suffixes._readable_suffixes())
     monkeypatch.setattr(suffixes.importlib.util, "find_spec", lambda name: object())
-    assert ".heic" in suffixes._readable()
+    assert ".heic" in suffixes._readable_suffixes()
 
 
 def test_open_folder__says_what_makes_passed_over_files_readable(make_folder, monkeypatch):

@@ -66,7 +66,7 @@ class AnnotatedImage:
         if (self.names, self.crowd) != (other.names, other.crowd):
             return False
         edges = zip(chain(*self.boxes), chain(*other.boxes), strict=True)
-        return all(abs(mine - theirs) <= ROUNDING for mine, theirs in edges)
+        return all(abs(own_edge - other_edge) <= ROUNDING for own_edge, other_edge in edges)
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ def points_of_ellipse(
     """
     angles = np.arange(ELLIPSE_POINTS) * 2 * np.pi / ELLIPSE_POINTS
     with np.errstate(invalid="ignore"):  # points of an infinite ellipse are refused later
-        x, y, turn = radii[0] * np.cos(angles), radii[1] * np.sin(angles), np.deg2rad(turned)
-        across, down = x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)
+        x, y, angle = radii[0] * np.cos(angles), radii[1] * np.sin(angles), np.deg2rad(turned)
+        across, down = x * np.cos(angle) - y * np.sin(angle), x * np.sin(angle) + y * np.cos(angle)
     return list(zip((centre[0] + across).tolist(), (centre[1] + down).tolist(), strict=True))
 
 
@@ -198,14 +198,14 @@ def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:
         raise ValueError("it is empty or has an invalid character")
     if codes[-1] & CONTINUES:
         raise ValueError("it ends in the middle of a number")
-    lasts = np.flatnonzero((codes & CONTINUES) == 0)
-    starts = np.concatenate([[0], lasts[:-1] + 1])
-    lengths = lasts - starts + 1
+    last_bytes = np.flatnonzero((codes & CONTINUES) == 0)
+    starts = np.concatenate([[0], last_bytes[:-1] + 1])
+    lengths = last_bytes - starts + 1
     if lengths.max() > MOST_CHARACTERS:
         raise ValueError("it has a number that is too large for any image")
     index = np.arange(len(codes)) - np.repeat(starts, lengths)
     numbers = np.add.reduceat((codes & (CONTINUES - 1)) << (BITS * index), starts)
-    numbers -= np.where(codes[lasts] & SIGN, np.int64(1) << (BITS * lengths), 0)
+    numbers -= np.where(codes[last_bytes] & SIGN, np.int64(1) << (BITS * lengths), 0)
     numbers[1::2] = np.cumsum(numbers[1::2])
     numbers[2::2] = np.cumsum(numbers[2::2])
     return numbers
@@ -227,9 +227,9 @@ def box_of_runs(outline: dict[str, Any]) -> Corners | None:
     first, last = (ends - lengths)[1::2][lengths[1::2] > 0], ends[1::2][lengths[1::2] > 0] - 1
     if not len(first):
         return None
-    within = first // height == last // height  # a run that crosses columns covers the first and the last row
-    top = int((first % height)[within].min()) if within.all() else 0
-    bottom = int((last % height)[within].max()) if within.all() else height - 1
+    is_within_column = first // height == last // height  # a run that crosses columns covers the first and the last row
+    top = int((first % height)[is_within_column].min()) if is_within_column.all() else 0
+    bottom = int((last % height)[is_within_column].max()) if is_within_column.all() else height - 1
     return float(first[0] // height), float(top), float(last[-1] // height + 1), float(bottom + 1)
 
 

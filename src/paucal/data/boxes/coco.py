@@ -37,11 +37,11 @@ OTHERS = ("captions", "person_keypoints", "image_info", "panoptic", "stuff")
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the JSON files that hold images and annotations or are named like such files."""
-    named = [file for file in files if file.lower().endswith(".json")]
-    likely = [file for file in named if any(mentions(tree.peek(file, HEAD), name) for name in ENTRIES)]
-    certain = {file for file in likely if all(mentions(tree.peek(file, PEEKED), name) for name in ENTRIES)}
+    json_files = [file for file in files if file.lower().endswith(".json")]
+    candidates = [file for file in json_files if any(mentions(tree.peek(file, HEAD), name) for name in ENTRIES)]
+    certain = {file for file in candidates if all(mentions(tree.peek(file, PEEKED), name) for name in ENTRIES)}
     certain = {file for file in certain if not mentions(tree.peek(file, PEEKED), SEGMENTS)}
-    return [file for file in named if file in certain or _NAMED.fullmatch(file.rpartition("/")[2].lower())]
+    return [file for file in json_files if file in certain or _NAMED.fullmatch(file.rpartition("/")[2].lower())]
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
@@ -139,22 +139,22 @@ class _File:
             raise UserError(f"{self._shown!r} lists {len(rows):,} categories; at most {MOST_CLASSES:,} are read.")
         categories: dict[Any, str] = {}
         for row in rows:
-            number, name = _id(row.get("id")), row.get("name")
+            number, name = _normalise_id(row.get("id")), row.get("name")
             if number is None or not isinstance(name, str) or not name.strip() or number in categories:
                 raise UserError(
                     f"{self._shown!r} has a category without a name or its own id: {brief(row)}; correct it."
                 )
             categories[number] = unicodedata.normalize("NFC", name)
         names = unique_class_names(categories)
-        whole = all(isinstance(number, int) for number in names)
-        return names, {name: number if whole else index for index, (number, name) in enumerate(names.items(), 1)}
+        are_integers = all(isinstance(number, int) for number in names)
+        return names, {name: number if are_integers else index for index, (number, name) in enumerate(names.items(), 1)}
 
     def _images(self, content: Mapping[str, Any]) -> dict[Any, AnnotatedImage]:
         """Return the images without their boxes, by their id."""
         images: dict[Any, AnnotatedImage] = {}
         rows = self._rows(content, "images")
         for row in rows:
-            name, number = row.get("file_name"), _id(row.get("id"))
+            name, number = row.get("file_name"), _normalise_id(row.get("id"))
             if not isinstance(name, str) or not name or number is None:
                 raise UserError(f"{self._shown!r} has an image without an id or a file_name: {brief(row)}; correct it.")
             if number in images:
@@ -176,7 +176,7 @@ class _File:
     def _add_box(
         self, row: dict[str, Any], images: Mapping[Any, AnnotatedImage], categories: Mapping[Any, str]
     ) -> None:
-        image, category = _id(row.get("image_id")), _id(row.get("category_id"))
+        image, category = _normalise_id(row.get("image_id")), _normalise_id(row.get("category_id"))
         if image not in images:
             raise UserError(
                 f"{self._shown!r} has a box of the image {row.get('image_id')!r}, which it does not list: add the "
@@ -188,7 +188,7 @@ class _File:
                 f"{', '.join(map(str, list(categories)[:8]))}: add the category, or correct the box."
             )
         outline = row.get("segmentation")  # polygons or run lengths
-        crowd = bool(_number(row.get("iscrowd")) or 0)
+        crowd = bool(_finite_number(row.get("iscrowd")) or 0)
         images[image].add(self._box(row.get("bbox"), outline), categories[category], crowd, outline)
 
     def _box(self, box: Any, outline: Any) -> Corners:
@@ -204,17 +204,17 @@ class _File:
         return left, top, left + width, top + height
 
 
-def _id(value: Any) -> int | str | None:
+def _normalise_id(value: Any) -> int | str | None:
     """Return an id in one form, since tools variously write 3, 3.0 and "3"; None if the value is not an id."""
     if isinstance(value, str):
-        number = _number(value)
-        return int(value) if value.isdecimal() else value or None if number is None else _id(number)
+        number = _finite_number(value)
+        return int(value) if value.isdecimal() else value or None if number is None else _normalise_id(number)
     if isinstance(value, float):
         return int(value) if value.is_integer() else None
     return value if type(value) is int else None
 
 
-def _number(value: Any) -> float | None:
+def _finite_number(value: Any) -> float | None:
     """Return a finite number, which may be given as text; None for anything else."""
     try:
         number = float(value) if isinstance(value, int | float | str) else math.nan
@@ -224,7 +224,7 @@ def _number(value: Any) -> float | None:
 
 
 def _size(row: Mapping[str, Any]) -> tuple[int, int] | None:
-    sides = _number(row.get("height")), _number(row.get("width"))
+    sides = _finite_number(row.get("height")), _finite_number(row.get("width"))
     height, width = (0 if side is None else int(side) for side in sides)
     return (height, width) if min(height, width) > 0 else None  # some tools write 0 for an unknown size
 
@@ -243,12 +243,12 @@ def _box_of_outline(outline: Any) -> Corners | None:
 def _merge_numbers(numbers: Sequence[Mapping[str, int]], tree: Tree) -> dict[str, int]:
     """Return a single number for each class that occurs in several files."""
     merged: dict[str, int] = {}
-    for of_file in numbers:
-        for name, number in of_file.items():
+    for file_numbers in numbers:
+        for name, number in file_numbers.items():
             merged.setdefault(name, number)
     if len(set(merged.values())) == len(merged):
         return merged
-    if all(sorted(of_file.values()) == list(range(1, len(of_file) + 1)) for of_file in numbers):
+    if all(sorted(file_numbers.values()) == list(range(1, len(file_numbers) + 1)) for file_numbers in numbers):
         return {name: number for number, name in enumerate(sorted(merged), 1)}
     raise UserError(
         f"the files of {tree.shown!r} give several classes the same number: give each class one number in all files."

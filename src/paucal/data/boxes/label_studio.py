@@ -89,7 +89,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
             sizes = [size for value in task.values if (size := _stated_size(value))]
             image = AnnotatedImage(key, size=sizes[0] if sizes else None, source=file, declared=part_of_file(file))
             for value in task.values:
-                _add(image, value, _Place(place, key, image.size or store.size(number)), unread)
+                _add_region(image, value, _Place(place, key, image.size or store.size(number)), unread)
             add_image(images, image, tree.shown)
     notes += [f"{counted(tally[words], 'image')} {words}" for words in tally]
     all_images = list(images.values())
@@ -134,8 +134,8 @@ def _tasks(text: str, place: str, tally: Counter[str]) -> Iterator[_Task]:
 
 def _image_of(data: Mapping[str, Any], place: str) -> str:
     texts = [text for text in data.values() if isinstance(text, str)]
-    named = [text for text in texts if text.split("?X-")[0].lower().endswith(IMAGE_SUFFIXES)]
-    image = data.get("image") if isinstance(data.get("image"), str) else next(iter(named), None)
+    image_texts = [text for text in texts if text.split("?X-")[0].lower().endswith(IMAGE_SUFFIXES)]
+    image = data.get("image") if isinstance(data.get("image"), str) else next(iter(image_texts), None)
     if not isinstance(image, str) or not image:
         raise UserError(f"{place!r} has a task without an image: {str(dict(data))[:80]}; correct it.")
     return image
@@ -211,21 +211,23 @@ class _Place(NamedTuple):
         return UserError(f"{self.file!r} has a {kind} in {self.key!r} {words}.")
 
 
-def _add(image: AnnotatedImage, value: Mapping[str, Any], place: _Place, unread: Counter[str]) -> None:
+def _add_region(image: AnnotatedImage, value: Mapping[str, Any], place: _Place, unread: Counter[str]) -> None:
     """Add the objects of a region, or the labels of the whole image; `unread` counts other entries by kind."""
     kind, choices = value.get("kind") or value.get("type") or "region", value.get("choices")
     if isinstance(choices, list) and not {"x", "points", "rle"} & value.keys():
         image.tags += [name for choice in choices if (name := plain_name(str(choice)))]
         return
     labels = next((value[name] for name in LABELS if isinstance(value.get(name), list)), None)
-    outlined = _outline(value, place, str(kind)) if labels is not None else None
+    outlined = _region_outline(value, place, str(kind)) if labels is not None else None
     if labels is None or outlined is None:
         unread[str(kind)] += 1
         return
     for turned in ("rotation", "image_rotation"):
         if value.get(turned) and "rle" not in value and (turned == "image_rotation" or "points" not in value):
-            what = "is rotated, and rotated boxes" if turned == "rotation" else "belongs to a rotated image, and those"
-            raise place.problem(kind, f"that {what} are not read: draw it upright, or as a polygon")
+            description = (
+                "is rotated, and rotated boxes" if turned == "rotation" else "belongs to a rotated image, and those"
+            )
+            raise place.problem(kind, f"that {description} are not read: draw it upright, or as a polygon")
     box, outline = outlined
     for label in labels:
         if not (name := plain_name(str(label))):
@@ -233,7 +235,7 @@ def _add(image: AnnotatedImage, value: Mapping[str, Any], place: _Place, unread:
         image.add(box, name, outline=outline)
 
 
-def _outline(value: Mapping[str, Any], place: _Place, kind: str) -> tuple[Corners, Any] | None:
+def _region_outline(value: Mapping[str, Any], place: _Place, kind: str) -> tuple[Corners, Any] | None:
     """Return the box and the outline of a region in pixels; None if it is of another kind."""
     height, width = place.size
     damaged = place.problem(kind, "whose numbers cannot be read: correct it")
@@ -323,5 +325,5 @@ class _Bits:
         self._place = end
         if end > 8 * len(self._content):
             raise ValueError("it ends too early")
-        whole = int.from_bytes(self._content[start // 8 : -(-end // 8)])
-        return whole >> (-end % 8) & ((1 << count) - 1)
+        number = int.from_bytes(self._content[start // 8 : -(-end // 8)])
+        return number >> (-end % 8) & ((1 << count) - 1)

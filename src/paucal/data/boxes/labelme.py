@@ -32,13 +32,13 @@ _Entry = tuple[str, Corners, Any]  # class name, box, outline
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the JSON files that describe one image, and JSON files beside them that are named after an image."""
-    named = [file for file in files if file.lower().endswith(JSON)]
-    certain = {file for file in named if all(mentions(tree.peek(file, HEAD), name) for name in ENTRIES)}
+    json_files = [file for file in files if file.lower().endswith(JSON)]
+    certain = {file for file in json_files if all(mentions(tree.peek(file, HEAD), name) for name in ENTRIES)}
     folders = {file.rpartition("/")[0] for file in certain}
     stems = {image.rpartition(".")[0] for image in tree.images} if certain else set()
     return [
         file
-        for file in named
+        for file in json_files
         if file in certain or (file.rpartition("/")[0] in folders and file.rpartition(".")[0] in stems)
     ]
 
@@ -49,7 +49,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     Raises:
         UserError: A file is not such JSON, has a rotated box or a damaged shape, or has no image.
     """
-    named: dict[str, list[str]] = {}
+    stated_names: dict[str, list[str]] = {}
     images: list[AnnotatedImage] = []
     notes: list[str] = []
     unread: Counter[str] = Counter()
@@ -59,15 +59,15 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         place = tree.place_of(file)
         content, shapes = _parse(text.text, place)
         path = content.get("imagePath")
-        named[file] = [path if isinstance(path, str) else ""]
+        stated_names[file] = [path if isinstance(path, str) else ""]
         height, width = (content.get(name) for name in ("imageHeight", "imageWidth"))
         size = (height, width) if type(height) is int and type(width) is int and min(height, width) > 0 else None
         image = AnnotatedImage("", size=size, source=file)
-        for name, box, outline in _objects(shapes, place, unread):
+        for name, box, outline in _read_objects(shapes, place, unread):
             image.add(box, name, outline=outline)
         images.append(image)
-    more = assign_keys(images, named, tree)
-    notes = [*shorten_notes(notes), *more, *unread_shapes_notes(unread)]
+    key_notes = assign_keys(images, stated_names, tree)
+    notes = [*shorten_notes(notes), *key_notes, *unread_shapes_notes(unread)]
     return AnnotationSet(images, number_classes(images, tree.shown), tuple(notes))
 
 
@@ -92,7 +92,7 @@ def _parse(text: str, place: str) -> tuple[Mapping[str, Any], list[dict[str, Any
     return content, shapes
 
 
-def _objects(shapes: Sequence[Mapping[str, Any]], place: str, unread: Counter[str]) -> list[_Entry]:
+def _read_objects(shapes: Sequence[Mapping[str, Any]], place: str, unread: Counter[str]) -> list[_Entry]:
     """Return the objects of an image; `unread` counts shapes without an area by their kind."""
     groups: dict[tuple[str, Any], _Entry] = {}
     for number, shape in enumerate(shapes):
@@ -105,15 +105,15 @@ def _objects(shapes: Sequence[Mapping[str, Any]], place: str, unread: Counter[st
         if kind not in AREAS:
             unread[str(kind)] += 1
             continue
-        entry = _entry(shape, str(kind), place)
+        entry = _to_entry(shape, str(kind), place)
         group = shape.get("group_id")
         # Shapes of one group and class are one object, for example an object with a hidden middle.
         key = (entry[0], f"group {group}" if group is not None else number)
-        groups[key] = _unite(groups[key], entry) if key in groups else entry
+        groups[key] = _join_entries(groups[key], entry) if key in groups else entry
     return list(groups.values())
 
 
-def _entry(shape: Mapping[str, Any], kind: str, place: str) -> _Entry:
+def _to_entry(shape: Mapping[str, Any], kind: str, place: str) -> _Entry:
     name, points = shape.get("label"), shape.get("points")
     if not isinstance(name, str | int) or not str(name).strip():
         raise UserError(f"{place!r} has a {kind} without a label: correct it.")
@@ -138,7 +138,7 @@ def _is_point(point: Any) -> bool:
     return isinstance(point, list) and len(point) == 2 and all(type(value) in (int, float) for value in point)
 
 
-def _unite(first: _Entry, second: _Entry) -> _Entry:
+def _join_entries(first: _Entry, second: _Entry) -> _Entry:
     name, box, outline = first
     corners = [box[:2], box[2:], second[1][:2], second[1][2:]]
     return name, box_of_points(corners), outline + second[2] if outline and second[2] else None

@@ -93,17 +93,17 @@ class ImageNames:
             name: Path or file name.
             by_stem: Whether to ignore the suffix.
         """
-        *above, last = split_path(name) or ("",)
+        *folders_of_name, last = split_path(name) or ("",)
         paths = self._files_of_name(last, by_stem) or self._files_of_name(UPLOADED.sub("", last, count=1), by_stem)
         exact = [path for path in paths if path.rpartition("/")[2] == last]
         best, matches = -1, list[Match]()
         for path in exact or paths:
             folders = path.split("/")[:-1]
-            pairs = zip(reversed(above), reversed(folders), strict=False)
+            pairs = zip(reversed(folders_of_name), reversed(folders), strict=False)
             shared = next((index for index, (a, b) in enumerate(pairs) if normalise_name(a) != normalise_name(b)), None)
-            if shared is not None and above[-1 - shared] in self._folders:
+            if shared is not None and folders_of_name[-1 - shared] in self._folders:
                 continue
-            shared = min(len(above), len(folders)) if shared is None else shared
+            shared = min(len(folders_of_name), len(folders)) if shared is None else shared
             if shared >= best:
                 matches = [] if shared > best else matches
                 best = shared
@@ -129,17 +129,17 @@ class ImageNames:
             UserError: The images may come from any of several folders.
         """
         matches_of = [self.matches(name, by_stem=not name.lower().endswith(IMAGE_SUFFIXES)) for name in names]
-        main = self._main_base(matches_of, file, part)
+        main_base = self._main_base(matches_of, file, part)
         paths: list[str | None] = []
         for matches in matches_of:
-            here = [match.path for match in matches if match.base == main]
-            rest = here or [match.path for match in matches if part_fits(match.path, part)]
-            paths.append(rest[0] if len(rest) == 1 else None)
-        named = Counter(path.rpartition("/")[0] for path in paths if path is not None)
+            paths_in_main = [match.path for match in matches if match.base == main_base]
+            candidates = paths_in_main or [match.path for match in matches if part_fits(match.path, part)]
+            paths.append(candidates[0] if len(candidates) == 1 else None)
+        n_named = Counter(path.rpartition("/")[0] for path in paths if path is not None)
         for index, (path, matches) in enumerate(zip(paths, matches_of, strict=True)):
-            if path is not None and all(match.base != main for match in matches):
+            if path is not None and all(match.base != main_base for match in matches):
                 folder = path.rpartition("/")[0]
-                if 2 * named[folder] < self._in_folder[folder]:
+                if 2 * n_named[folder] < self._in_folder[folder]:
                     paths[index] = None
         return paths
 
@@ -148,11 +148,12 @@ class ImageNames:
         counts = Counter(match.base for matches in matches_of for match in matches)
         if not counts:
             return None
-        fitting = {base: count for base, count in counts.items() if part_fits(f"{base}/", part)} or counts
-        enough = min(max(fitting.values()), -(-sum(map(bool, matches_of)) // 2))  # half, or the most of any folder
+        fitting_counts = {base: count for base, count in counts.items() if part_fits(f"{base}/", part)} or counts
+        # Half of the images, or the most of any folder.
+        enough = min(max(fitting_counts.values()), -(-sum(map(bool, matches_of)) // 2))
         ranked = sorted(
-            (_distance(base, file, part), len(plain_folders(base)), base)
-            for base, count in fitting.items()
+            (_folder_distance(base, file, part), len(plain_folders(base)), base)
+            for base, count in fitting_counts.items()
             if count >= enough
         )
         rivals = [base for *rank, base in ranked if tuple(rank) == ranked[0][:2]]
@@ -182,8 +183,8 @@ class ImageNames:
                 paths = [match.path for match in self.matches(name, by_stem) if part_fits(match.path, part)]
                 paths = [path for path in paths if not self._has_other_folders(path, file)]
                 ranks = {path: _folder_rank(path, file) for path in paths}
-                near = [path for path in paths if (ranks[path] <= 1) == is_near]
-                best = [path for path in near if ranks[path] == min(ranks[path] for path in near)]
+                ranked = [path for path in paths if (ranks[path] <= 1) == is_near]
+                best = [path for path in ranked if ranks[path] == min(ranks[path] for path in ranked)]
                 if len(best) > 1:
                     raise UserError(
                         f"{self._tree.place_of(file)!r} may describe {best[0]!r} or {best[1]!r}: remove one of the two "
@@ -197,31 +198,37 @@ class ImageNames:
         """Return whether an image and an annotation file lie in different folders of the set ("cam1" and "cam2")."""
         ending = PurePosixPath(file).suffix
         if ending not in self._folders_of:
-            same = [other for other in self._tree.files if other.endswith(ending)]
-            self._folders_of[ending] = {part for other in same for part in other.split("/")[:-1]}
-        theirs, mine = set(plain_folders(path.rpartition("/")[0])), set(plain_folders(file.rpartition("/")[0]))
-        return bool((mine - theirs) & self._image_folders or (theirs - mine) & self._folders_of[ending])
+            namesakes = [other for other in self._tree.files if other.endswith(ending)]
+            self._folders_of[ending] = {part for other in namesakes for part in other.split("/")[:-1]}
+        image_folders, file_folders = (
+            set(plain_folders(path.rpartition("/")[0])),
+            set(plain_folders(file.rpartition("/")[0])),
+        )
+        return bool(
+            (file_folders - image_folders) & self._image_folders
+            or (image_folders - file_folders) & self._folders_of[ending]
+        )
 
 
 def _folder_rank(path: str, file: str) -> int:
     """Return 0 for an image beside its annotation file, 1 for one in the parallel folder, 2 elsewhere."""
-    here, there = path.rpartition("/")[0], file.rpartition("/")[0]
-    return 0 if here == there else 1 if plain_folders(here) == plain_folders(there) else 2
+    image_folder, file_folder = path.rpartition("/")[0], file.rpartition("/")[0]
+    return 0 if image_folder == file_folder else 1 if plain_folders(image_folder) == plain_folders(file_folder) else 2
 
 
-def _distance(base: str, file: str, part: str) -> int:
+def _folder_distance(base: str, file: str, part: str) -> int:
     """Return a rank of a folder as the location of an annotation file's images; 0 is the likeliest."""
-    here, stem = file.rpartition("/")[0], normalise_name(PurePosixPath(file).stem)
-    above, name = here.rpartition("/")[0], normalise_name(base.rpartition("/")[2])
-    if base == here:
+    file_folder, stem = file.rpartition("/")[0], normalise_name(PurePosixPath(file).stem)
+    parent, name = file_folder.rpartition("/")[0], normalise_name(base.rpartition("/")[2])
+    if base == file_folder:
         return 0
-    if name in IMAGE_FOLDERS and base.rpartition("/")[0] == here:
+    if name in IMAGE_FOLDERS and base.rpartition("/")[0] == file_folder:
         return 1
     if name and (stem == name or stem.endswith((f"_{name}", f"-{name}"))):  # train2017 of instances_train2017
         return 2
     if part and part_of_folders(f"{base}/") == part:
         return 3
-    return 4 if base == above or (name in IMAGE_FOLDERS and base.rpartition("/")[0] == above) else 5
+    return 4 if base == parent or (name in IMAGE_FOLDERS and base.rpartition("/")[0] == parent) else 5
 
 
 def plain_folders(folder: str) -> tuple[str, ...]:
@@ -249,23 +256,30 @@ def assign_images(tree: Tree, named: Mapping[str, Sequence[str]]) -> tuple[dict[
     files_of: dict[str, list[str]] = {}
     for file, key in keys.items():
         files_of.setdefault(key, []).append(file)
-    moved = []
+    corrected = []
     for file in [file for files in files_of.values() if len(files) > 1 for file in files]:
-        own = names.find_described_image(file, ())
-        if own is not None and own not in keys.values():
-            keys[file] = own
-            moved.append(file)
+        own_image = names.find_described_image(file, ())
+        if own_image is not None and own_image not in keys.values():
+            keys[file] = own_image
+            corrected.append(file)
     images: dict[str, AnnotatedImage] = {}
     for file, key in keys.items():
         add_image(images, AnnotatedImage(key, source=file), tree.shown)
-    others = [file for file, key in keys.items() if file not in moved and _has_other_suffix(named[file], key)]
+    with_other_suffix = [
+        file for file, key in keys.items() if file not in corrected and _has_other_suffix(named[file], key)
+    ]
     notes = []
-    if moved:
-        subject = counted(len(moved), "annotation file names", "annotation files name")
-        notes.append(f"{subject} the image of another file, such as {moved[0]}: the image with its own name was used")
-    if others:
-        subject = counted(len(others), "annotation file names", "annotation files name")
-        notes.append(f"{subject} an image with another suffix, such as {others[0]}: {keys[others[0]]} was used")
+    if corrected:
+        subject = counted(len(corrected), "annotation file names", "annotation files name")
+        notes.append(
+            f"{subject} the image of another file, such as {corrected[0]}: the image with its own name was used"
+        )
+    if with_other_suffix:
+        subject = counted(len(with_other_suffix), "annotation file names", "annotation files name")
+        notes.append(
+            f"{subject} an image with another suffix, such as {with_other_suffix[0]}: {keys[with_other_suffix[0]]} was "
+            "used"
+        )
     return keys, notes
 
 
@@ -295,6 +309,6 @@ def assign_keys(images: Iterable[AnnotatedImage], named: Mapping[str, Sequence[s
 
 def _has_other_suffix(named: Sequence[str], key: str) -> bool:
     """Return whether all names with an image suffix name other files than this image."""
-    lasts = [split_path(name)[-1] for name in named if split_path(name)]
-    names = [normalise_name(name) for name in lasts if name.lower().endswith(IMAGE_SUFFIXES)]
+    file_names = [split_path(name)[-1] for name in named if split_path(name)]
+    names = [normalise_name(name) for name in file_names if name.lower().endswith(IMAGE_SUFFIXES)]
     return bool(names) and normalise_name(key.rpartition("/")[2]) not in names

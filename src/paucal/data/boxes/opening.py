@@ -48,18 +48,18 @@ class UnsupportedLayout(NamedTuple):
     pattern: re.Pattern[bytes]
 
 
-def _entries(*names: str) -> re.Pattern[bytes]:
+def _entries_pattern(*names: str) -> re.Pattern[bytes]:
     return re.compile("".join(f'(?=.*"{name}"\\s*:)' for name in names).encode(), re.DOTALL)
 
 
 UNSUPPORTED: tuple[UnsupportedLayout, ...] = (
-    UnsupportedLayout("the VGG Image Annotator (VIA)", (".json",), _entries("shape_attributes")),
+    UnsupportedLayout("the VGG Image Annotator (VIA)", (".json",), _entries_pattern("shape_attributes")),
     UnsupportedLayout("the VGG Image Annotator (VIA)", (".csv",), re.compile(rb"region_shape_attributes")),
     UnsupportedLayout("Label Studio's CSV", (".csv",), re.compile(rb'""(?:rectangle|polygon|brush|ellipse)labels""')),
-    UnsupportedLayout("Supervisely", (".json",), _entries("objects", "classTitle")),
-    UnsupportedLayout("Create ML", (".json",), _entries("annotations", "coordinates", "label")),
-    UnsupportedLayout("Datumaro", (".json",), _entries("items", "annotations", "bbox", "label_id")),
-    UnsupportedLayout("BDD100K", (".json",), _entries("labels", "box2d")),
+    UnsupportedLayout("Supervisely", (".json",), _entries_pattern("objects", "classTitle")),
+    UnsupportedLayout("Create ML", (".json",), _entries_pattern("annotations", "coordinates", "label")),
+    UnsupportedLayout("Datumaro", (".json",), _entries_pattern("items", "annotations", "bbox", "label_id")),
+    UnsupportedLayout("BDD100K", (".json",), _entries_pattern("labels", "box2d")),
     UnsupportedLayout("SageMaker Ground Truth", (".manifest", ".jsonl"), re.compile(rb'"source-ref"\s*:')),
     UnsupportedLayout("TensorFlow's records", (".tfrecord", ".record", ".tfrecords"), re.compile(b"")),
     UnsupportedLayout("KITTI", (".txt",), re.compile(_KITTI)),
@@ -124,11 +124,11 @@ def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
     if not archives:
         return None
     try:
-        inside = find_boxes(Path(tree.location, archives[0]))
+        boxes_in_archive = find_boxes(Path(tree.location, archives[0]))
     except UserError:  # reported when the archive itself is opened
         return None
     advice = "give one archive as DATA, or unpack them"
-    return inside and AnnotationFiles(f"{inside.name} in archives", archives[:1], advice=advice)
+    return boxes_in_archive and AnnotationFiles(f"{boxes_in_archive.name} in archives", archives[:1], advice=advice)
 
 
 def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
@@ -152,9 +152,12 @@ def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
     n_bare = sum(image.rpartition("/")[0] in folders and image not in keys for image in tree.images)
     text = f"{counted(n_bare, 'image')} without an annotation {'is' if n_bare == 1 else 'are'} left out"
     notes = (*annotations.notes, *([text] if n_bare else []))
-    if others := [file for group in groups for file in group.files if root_of_set(file)]:
-        count = counted(len(others), "annotation file")
-        notes = (*notes, f"{count} of another set, in {root_of_set(others[0])!r}, {was(len(others))} skipped")
+    if foreign_files := [file for group in groups for file in group.files if root_of_set(file)]:
+        count = counted(len(foreign_files), "annotation file")
+        notes = (
+            *notes,
+            f"{count} of another set, in {root_of_set(foreign_files[0])!r}, {was(len(foreign_files))} skipped",
+        )
     return tree, with_parts(replace(annotations, notes=notes), tree)
 
 
@@ -172,11 +175,11 @@ def open_tagged_images(path: Path) -> ImageSet | None:
     tags = [image.tags for image in annotations.images]
     if any(image.boxes for image in annotations.images) or not any(tags):
         return None
-    several = any(len(set(names)) > 1 for names in tags)
-    kept = [index for index, names in enumerate(tags) if names or several]
-    labels = from_names([tags[index] for index in kept], several, f"from {files.name}")
-    images = without_labels(tree, annotations).select(np.asarray(kept, dtype=np.int64))
-    n_bare = len(tags) - len(kept)
+    is_multi_label = any(len(set(names)) > 1 for names in tags)
+    rows = [index for index, names in enumerate(tags) if names or is_multi_label]
+    labels = from_names([tags[index] for index in rows], is_multi_label, f"from {files.name}")
+    images = without_labels(tree, annotations).select(np.asarray(rows, dtype=np.int64))
+    n_bare = len(tags) - len(rows)
     notes = [f"{counted(n_bare, 'image')} without a label {was(n_bare)} left out"] if n_bare else []
     return replace(
         images,
@@ -211,10 +214,10 @@ def root_of_set(file: str) -> str:
     """
     folders = file.split("/")[:-1]
     index = next((index for index, folder in enumerate(folders) if folder.lower() in STRUCTURE), 0)
-    above = folders[:index]
-    while above and part_of_folders(f"{above[-1]}/"):
-        above.pop()
-    return "/".join(above)
+    parents = folders[:index]
+    while parents and part_of_folders(f"{parents[-1]}/"):
+        parents.pop()
+    return "/".join(parents)
 
 
 def _read_fullest(groups: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet:
@@ -230,15 +233,16 @@ def _read_fullest(groups: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSe
                 raise
             notes.append(f"{group.name} beside {groups[0].name} was skipped, as it cannot be read: {problem}")
     keys = {name: {image.key for image in content.images} for name, content in annotations.items()}
-    most = max(keys, key=lambda name: len(keys[name]))
-    for name in [name for name in keys if name != most]:
-        if not keys[name] <= keys[most]:
+    fullest = max(keys, key=lambda name: len(keys[name]))
+    for name in [name for name in keys if name != fullest]:
+        if not keys[name] <= keys[fullest]:
             raise UserError(
-                f"{tree.shown!r} has boxes of {counted(len(keys[most]), 'image')} as {most} and of {len(keys[name])}, "
+                f"{tree.shown!r} has boxes of {counted(len(keys[fullest]), 'image')} as {fullest} and of "
+                f"{len(keys[name])}, "
                 f"which differ, as {name}: move one of them away, or give an annotation file as DATA."
             )
-        notes.append(f"the boxes were read as {most}, and those as {name} were skipped")
-    return replace(annotations[most], notes=(*annotations[most].notes, *notes))
+        notes.append(f"the boxes were read as {fullest}, and those as {name} were skipped")
+    return replace(annotations[fullest], notes=(*annotations[fullest].notes, *notes))
 
 
 def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
@@ -252,14 +256,14 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
     if not layouts:
         raise NoLabelsError(f"{str(file)!r} is neither a folder, an archive nor a file of boxes: expected {EXPECTED}.")
     # A damaged file has no layout; reading it in the first layout reports the damage.
-    here = folder_tree(file.parent)
-    layout = next((layout for layout in layouts if layout.find(here, [file.name])), layouts[0])
+    own_tree = folder_tree(file.parent)
+    layout = next((layout for layout in layouts if layout.find(own_tree, [file.name])), layouts[0])
     if (tree := layout.tree(file)) is not None:
         return tree, with_parts(layout.read(tree, [str(file.absolute())]), tree)
     problem: UserError | None = None
     for root in layout.roots(file):
         try:
-            tree = here if root == file.parent else folder_tree(root)
+            tree = own_tree if root == file.parent else folder_tree(root)
             path = file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file.absolute())
             annotations = with_parts(layout.read(tree, [path]), tree)
         except MissingImage as missing:
@@ -278,8 +282,8 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
 
 def _refuse_without_boxes(tree: Tree, groups: Sequence[AnnotationFiles]) -> NoReturn:
     if roots := sorted({root_of_set(file) for group in groups for file in group.files}):
-        places = " or ".join(repr(tree.place_of(root)) for root in roots[:3])
-        raise UserError(f"{tree.shown!r} has several sets with boxes in subfolders: did you mean {places}?")
+        locations = " or ".join(repr(tree.place_of(root)) for root in roots[:3])
+        raise UserError(f"{tree.shown!r} has several sets with boxes in subfolders: did you mean {locations}?")
     _refuse_unsupported(tree)
     files = tree.ending(".json")
     if len(files) == 1:

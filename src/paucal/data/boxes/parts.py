@@ -31,13 +31,13 @@ def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
         parts = parts or _parts_of_folders(images)
         images = [replace(image, declared=parts.get(image.key, "")) for image in images]
         notes += list_notes
-    kept = [image for image in images if image.declared]
-    if not kept or len(kept) == len(images):
+    in_parts = [image for image in images if image.declared]
+    if not in_parts or len(in_parts) == len(images):
         return replace(annotations, images=images, notes=tuple(notes))
-    n_left = len(images) - len(kept)
+    n_left = len(images) - len(in_parts)
     belongs = "belongs" if n_left == 1 else "belong"
     notes.append(f"{counted(n_left, 'image')} with annotations that {belongs} to no part {was(n_left)} left out")
-    return replace(annotations, images=kept, notes=tuple(notes))
+    return replace(annotations, images=in_parts, notes=tuple(notes))
 
 
 def _parts_of_folders(images: Sequence[AnnotatedImage]) -> dict[str, str]:
@@ -82,9 +82,9 @@ def _find_lists(tree: Tree) -> list[str]:
     """Return the lists in the first folder that has lists of train, val or test; "trainval" comes last."""
     lists = [file for file in tree.ending(".txt") if _stem(file) in PARTS]
     for folder in LIST_FOLDERS:
-        here = [file for file in lists if file.rpartition("/")[0].lower() == folder]
-        if here:
-            return sorted(here, key=lambda file: (_stem(file) == TRAINVAL, file))
+        folder_lists = [file for file in lists if file.rpartition("/")[0].lower() == folder]
+        if folder_lists:
+            return sorted(folder_lists, key=lambda file: (_stem(file) == TRAINVAL, file))
     return []
 
 

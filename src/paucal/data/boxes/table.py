@@ -85,7 +85,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
             continue
         try:
             head = decode_text(tree.peek(file, HEAD)[:HEAD].rpartition(b"\n")[0] or tree.peek(file, HEAD), file).text
-            rows = list(islice(_cells(head, file), HEAD_ROWS))
+            rows = list(islice(_read_cells(head, file), HEAD_ROWS))
         except (UserError, csv.Error):
             continue
         if rows and (columns_of(rows[0]) or _columns_of_unnamed(rows)):
@@ -103,29 +103,29 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     images: dict[str, AnnotatedImage] = {}
     notes: list[str] = []
     for file in files:
-        rows, form, more = _rows(tree, file)
-        keys = _keys(tree, names, file, rows)
-        of_file: dict[str, AnnotatedImage] = {}
+        rows, form, row_notes = _read_rows(tree, file)
+        keys = _row_keys(tree, names, file, rows)
+        file_images: dict[str, AnnotatedImage] = {}
         unique = list(dict.fromkeys(keys))
         store = tree.store(unique)
         if form == LISTS:
             sizes = {key: store.size(index) for index, key in enumerate(unique)}
             form, note = _form_of_lists(rows, [sizes[key] for key in keys], file)
-            more.append(note)
+            row_notes.append(note)
         if form == SPANS:
-            rows = [row if row.box is None else row._replace(box=_with_edges(row.box)) for row in rows]
-        notes += more
+            rows = [row if row.box is None else row._replace(box=_edges_of_span(row.box)) for row in rows]
+        notes += row_notes
         in_shares = _are_shares(rows, tree.place_of(file))
         sizes = {key: store.size(index) for index, key in enumerate(unique)} if in_shares else {}
         for row, key in zip(rows, keys, strict=True):
-            if key not in of_file:
-                of_file[key] = AnnotatedImage(key, size=row.size, declared=row.part, source=file)
-                add_image(images, of_file[key], tree.shown)
+            if key not in file_images:
+                file_images[key] = AnnotatedImage(key, size=row.size, declared=row.part, source=file)
+                add_image(images, file_images[key], tree.shown)
             if row.box is not None:
                 height, width = sizes[key] if in_shares else (1, 1)
                 left, top, right, bottom = row.box
                 box = left * width, top * height, right * width, bottom * height
-                of_file[key].add(box, row.name, row.crowd)
+                file_images[key].add(box, row.name, row.crowd)
     return AnnotationSet(list(images.values()), number_classes(images.values(), tree.shown), tuple(notes))
 
 
@@ -137,7 +137,7 @@ def tree_of_paths(file: Path) -> Tree | None:
     """
     try:
         text = read_decoded(file, MOST_BYTES).text
-        cells = list(_cells(text, file.name))
+        cells = list(_read_cells(text, file.name))
     except (UserError, csv.Error):  # reading it reports the problem
         return None
     columns = columns_of(cells[0]) if cells else None
@@ -169,15 +169,17 @@ LAYOUT = Layout(
 def columns_of(cells: Sequence[str]) -> Columns | None:
     """Return the position of each column by its kind; None if a required column is missing."""
     names = [_SIGNS.sub("", cell).lower() for cell in cells]
-    present = {kind: [name for name in spellings if name in names] for kind, spellings in COLUMNS.items()}
-    columns = {kind: names.index(spellings[0]) for kind, spellings in present.items() if spellings}
+    spellings_found = {kind: [name for name in spellings if name in names] for kind, spellings in COLUMNS.items()}
+    columns = {kind: names.index(spellings[0]) for kind, spellings in spellings_found.items() if spellings}
     form = next((form for form in FORMS if set(form) <= columns.keys()), None)
     if form is None or "image" not in columns:
         return None
     spans = {columns[kind] for kind in ("across", "down")} if form == SPANS else set()
-    others = {kind for kinds in FORMS for kind in kinds} - set(form)
+    unused_kinds = {kind for kinds in FORMS for kind in kinds} - set(form)
     return {
-        kind: place for kind, place in columns.items() if kind not in others and (kind in form or place not in spans)
+        kind: place
+        for kind, place in columns.items()
+        if kind not in unused_kinds and (kind in form or place not in spans)
     }
 
 
@@ -202,20 +204,20 @@ def _kind_of_cell(cell: str) -> str:
     return "p" if cell.lower() in PARTS or cell.lower() == "unassigned" else "w"
 
 
-def _cells(text: str, file: str) -> Any:  # csv's reader has no public type
+def _read_cells(text: str, file: str) -> Any:  # csv's reader has no public type
     first = text.partition("\n")[0]
     delimiter = "\t" if file.lower().endswith(".tsv") else max(DELIMITERS, key=first.count)
     return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
 
 
-def _rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list[str]]:
+def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list[str]]:
     """Return the rows of a table, the columns that give its boxes, and notes."""
     content = tree.text(file, MOST_BYTES)
     place = tree.place_of(file)
     part = part_of_file(file)
     rows: list[_Row] = []
     notes = [content.note] if content.note else []
-    first = list(islice(_cells(content.text, file), HEAD_ROWS))
+    first = list(islice(_read_cells(content.text, file), HEAD_ROWS))
     named = columns_of(first[0]) if first else None
     columns = named or _columns_of_unnamed(first)
     if columns is None:
@@ -223,36 +225,36 @@ def _rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list[str]
     form = next(form for form in FORMS if set(form) <= columns.keys())
     if "name" not in columns:
         notes.append(f"{file} has no column of classes, so all boxes are of one class, {ONE_CLASS!r}")
-    cells = _cells(content.text, file)
+    cells = _read_cells(content.text, file)
     try:
         for row in islice(cells, 1 if named else 0, None):
             if any(cell.strip() for cell in row):
                 if len(row) <= max(columns.values()):
                     raise UserError(f"line {cells.line_num} of {place!r} has {len(row)} cells, too few: correct it.")
                 by_kind = {kind: row[column].strip() for kind, column in columns.items()}
-                rows.append(_row(by_kind, form, cells.line_num, place, part))
+                rows.append(_parse_row(by_kind, form, cells.line_num, place, part))
     except csv.Error as problem:
         raise UserError(f"{place!r} cannot be read as a table ({problem}): save it as CSV again.") from None
     return rows, form, notes
 
 
-def _row(cells: Mapping[str, str], form: Sequence[str], line: int, place: str, part: str) -> _Row:
-    where = f"line {line} of {place!r}"
+def _parse_row(cells: Mapping[str, str], form: Sequence[str], line: int, place: str, part: str) -> _Row:
+    context = f"line {line} of {place!r}"
     edges = [cells[kind] for kind in form]
     if form == LISTS:
-        listed = _LIST.fullmatch(edges[0])
-        edges = list(listed.groups()) if listed else [edges[0]] * 4
+        match = _LIST.fullmatch(edges[0])
+        edges = list(match.groups()) if match else [edges[0]] * 4
     name = cells.get("name", ONE_CLASS)
     numbers = [parse_number(edge) for edge in edges]
     is_empty = all(number is None or math.isnan(number) for number in numbers) and not any(map(_is_word, edges))
     if not cells["image"] or (not is_empty and (None in numbers or not name)):
         raise UserError(
-            f"{where} has the image {cells['image'][:80]!r}, the class {name[:80]!r} and the edges "
+            f"{context} has the image {cells['image'][:80]!r}, the class {name[:80]!r} and the edges "
             f"{', '.join(edges)[:80]!r}, expected names and four numbers: correct it."
         )
     named_part = cells.get("part", "").lower()
     if named_part and named_part not in PARTS and named_part != "unassigned":
-        raise UserError(f"{where} has the part {named_part[:80]!r}, expected train, val or test: correct it.")
+        raise UserError(f"{context} has the part {named_part[:80]!r}, expected train, val or test: correct it.")
     sides = parse_number(cells.get("height", "")), parse_number(cells.get("width", ""))
     height, width = (int(side) if side and math.isfinite(side) else 0 for side in sides)
     left, top, right, bottom = (number or 0.0 for number in numbers)
@@ -267,7 +269,7 @@ def _row(cells: Mapping[str, str], form: Sequence[str], line: int, place: str, p
     )
 
 
-def _with_edges(box: Corners) -> Corners:
+def _edges_of_span(box: Corners) -> Corners:
     left, top, across, down = box
     return left, top, left + across, top + down
 
@@ -275,7 +277,7 @@ def _with_edges(box: Corners) -> Corners:
 def _form_of_lists(rows: Sequence[_Row], sizes: Sequence[tuple[int, int]], file: str) -> tuple[tuple[str, ...], str]:
     """Return whether boxes in lists are edges or spans, whichever keeps all boxes within their images, and a note."""
     boxes = [(row.box, size) for row, size in zip(rows, sizes, strict=True) if row.box is not None]
-    are_spans = all(_is_within(_with_edges(box), size) for box, size in boxes)
+    are_spans = all(_is_within(_edges_of_span(box), size) for box, size in boxes)
     are_edges = all(_is_within(box, size) for box, size in boxes)
     form = EDGES if are_edges and not are_spans else SPANS
     meaning = "left, top, right, bottom" if form == EDGES else "left, top, width, height, as in COCO's JSON"
@@ -294,7 +296,7 @@ def _is_word(edge: str) -> bool:
     return parse_number(edge) is None and edge.lower() not in ("", "none", "null", "na", "n/a", "<na>")
 
 
-def _keys(tree: Tree, names: ImageNames, file: str, rows: Sequence[_Row]) -> list[str]:
+def _row_keys(tree: Tree, names: ImageNames, file: str, rows: Sequence[_Row]) -> list[str]:
     """Return the image of each row; the name in the row may lack a suffix.
 
     Raises:

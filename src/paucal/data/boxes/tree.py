@@ -85,16 +85,16 @@ def open_tree(path: Path) -> Tree:
 
 def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
     """List the files below a folder, or only the given files."""
-    inside = root.resolve()
+    real_root = root.resolve()
     return Tree(
         shown=str(root),
-        name=inside.name,
-        location=str(inside),
+        name=real_root.name,
+        location=str(real_root),
         files=tuple(sorted(find_files(root)) if files is None else files),
         read=lambda path, most: read_bytes(root / path, most),
-        peek=lambda path, count: _ends_of(root / path, count),
+        peek=lambda path, count: _peek_ends(root / path, count),
         store=lambda keys: FileStore(root, keys),
-        is_inside=lambda path: (root / path).resolve().is_relative_to(inside),
+        is_inside=lambda path: (root / path).resolve().is_relative_to(real_root),
     )
 
 
@@ -137,7 +137,7 @@ def mentions(content: bytes, name: str) -> bool:
     return f'"{name}"'.encode() in ascii_bytes(content)
 
 
-def _ends_of(file: Path, count: int) -> bytes:
+def _peek_ends(file: Path, count: int) -> bytes:
     if not is_regular(file):  # reading a pipe would block
         return b""
     try:

@@ -55,16 +55,16 @@ def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     Raises:
         UserError: A file is not an annotation, declares a document type, has a rotated box, or has no image.
     """
-    named: dict[str, list[str]] = {}
+    stated_names: dict[str, list[str]] = {}
     images: list[AnnotatedImage] = []
     notes: list[str] = []
     for file in files:
         content, note = parse_xml(tree, file)
-        named[file] = [(content.findtext(tag) or "").strip() for tag in ("filename", "path")]
+        stated_names[file] = [(content.findtext(tag) or "").strip() for tag in ("filename", "path")]
         images.append(_voc_image(content, file, tree.place_of(file)))
         notes += [note] if note else []
-    more = assign_keys(images, named, tree)
-    return AnnotationSet(images, number_classes(images, tree.shown), (*shorten_notes(notes), *more))
+    key_notes = assign_keys(images, stated_names, tree)
+    return AnnotationSet(images, number_classes(images, tree.shown), (*shorten_notes(notes), *key_notes))
 
 
 def find_cvat(tree: Tree, files: Sequence[str]) -> list[str]:
@@ -213,11 +213,11 @@ def _cvat_images(
         )
     items = content.findall("image")
     part = part_of_file(file)
-    named = [item.get("name", "") for item in items]
+    stated_names = [item.get("name", "") for item in items]
     # A project has a folder of images for each subset.
     keys = names.find_images([f"{item.get('subset', '')}/{item.get('name', '')}" for item in items], file, part)
     if missing := [number for number, key in enumerate(keys) if key is None]:
-        for number, key in zip(missing, names.find_images([named[n] for n in missing], file, part), strict=True):
+        for number, key in zip(missing, names.find_images([stated_names[n] for n in missing], file, part), strict=True):
             keys[number] = key
     images = []
     for item, key in zip(items, keys, strict=True):

@@ -58,7 +58,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
     configs = [file for file in files if file.lower().endswith(YAML) and _is_config(tree, file)]
     if configs:
         return configs
-    labels = _labels(tree, files)
+    labels = _label_files(tree, files)
     return labels if any(_has_object(tree, file) for file in labels[:LOOKED_AT]) else []
 
 
@@ -73,9 +73,9 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """
     config = _read_config(tree, files)
     parts, notes = _images_by_part(config, tree, ImageNames(tree.images, tree)) if config.parts else ({}, [])
-    labels = _labels(tree, tree.files if config.place else files)
-    keys, more = assign_images(tree, {file: () for file in labels})
-    notes += [*more, *_labels_without_image(tree, keys)]
+    labels = _label_files(tree, tree.files if config.place else files)
+    keys, key_notes = assign_images(tree, {file: () for file in labels})
+    notes += [*key_notes, *_labels_without_image(tree, keys)]
     if not keys:
         raise MissingImage(f"{tree.shown!r} has no label beside its images or in labels/: add them.")
     store = tree.store(list(keys.values()))
@@ -108,8 +108,8 @@ def roots_of_config(file: Path) -> list[Path]:
     except (ValueError, UserError):
         content = None
     path = content.get("path") if isinstance(content, dict) else None
-    named = [file.parent / path] if isinstance(path, str) and "\0" not in path else []
-    return [root for root in (*named, file.parent, file.parent.parent) if root.is_dir()]
+    stated_roots = [file.parent / path] if isinstance(path, str) and "\0" not in path else []
+    return [root for root in (*stated_roots, file.parent, file.parent.parent) if root.is_dir()]
 
 
 LAYOUT = Layout(
@@ -154,12 +154,12 @@ def _read_config(tree: Tree, files: Sequence[str]) -> Config:
                     f"{place!r} gives {key} as {repr(value)[:80]}, expected a folder or a list: correct it."
                 )
             parts.setdefault(part, []).extend(values)
-    base, here = content.get("path"), file.rpartition("/")[0]
+    base, config_folder = content.get("path"), file.rpartition("/")[0]
     return Config(
         place,
         _names_of_yaml(content.get("names"), tree, place),
         parts,
-        f"{here}/{base}" if isinstance(base, str) else here,
+        f"{config_folder}/{base}" if isinstance(base, str) else config_folder,
         bool(content.get("kpt_shape")),
     )
 
@@ -209,7 +209,7 @@ def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict
     """Return the part of each image that a configuration assigns, and notes."""
     parts: dict[str, str] = {}
     notes: list[str] = []
-    of_part: dict[str, set[str]] = {}
+    keys_by_part: dict[str, set[str]] = {}
     for part in ("train", "val", "test"):
         keys: set[str] = set()
         for value in config.parts.get(part, ()):
@@ -222,17 +222,17 @@ def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict
             if images is None:
                 notes.append(f"{value!r}, the images of {part}, does not exist and was skipped")
             keys |= images or set()
-        same = next((other for other, images in of_part.items() if keys & images), None)
-        if keys and same and of_part[same] == keys:
-            notes.append(f"the images of {part} are those of {same}: they count as {same} alone")
+        other_part = next((other for other, images in keys_by_part.items() if keys & images), None)
+        if keys and other_part and keys_by_part[other_part] == keys:
+            notes.append(f"the images of {part} are those of {other_part}: they count as {other_part} alone")
             continue
-        if same:
-            both = sorted(keys & of_part[same])
+        if other_part:
+            common = sorted(keys & keys_by_part[other_part])
             raise UserError(
-                f"{config.place!r} has {counted(len(both), 'image')} in {same} and in {part}, such as {both[0]!r}: "
-                "give each image one part."
+                f"{config.place!r} has {counted(len(common), 'image')} in {other_part} and in {part}, such as "
+                f"{common[0]!r}: give each image one part."
             )
-        of_part[part] = keys
+        keys_by_part[part] = keys
         parts.update(dict.fromkeys(keys, part))
     return parts, notes
 
@@ -244,21 +244,21 @@ def _images_at(value: str, config: Config, tree: Tree, names: ImageNames, part: 
     path = [*split_path(value)]
     while path and "*" in path[-1]:
         path.pop()
-    above = [*split_path(config.base), *path]
-    for index in range(len(above) + 1):
-        if any(folder.lower() in PARTS for folder in above[:index]) and index > len(above) - len(path):
+    folders_above = [*split_path(config.base), *path]
+    for index in range(len(folders_above) + 1):
+        if any(folder.lower() in PARTS for folder in folders_above[:index]) and index > len(folders_above) - len(path):
             break  # "train/images" is not "images"
-        spelling = normalise_name("/".join(above[index:]) or ".")
+        spelling = normalise_name("/".join(folders_above[index:]) or ".")
         if spelling in files:
             listed = names.find_images(tree.lines(files[spelling])[0], files[spelling], part)
             return {key for key in listed if key is not None} or None
-        if spelling in folders and (above[index:] or not above):
+        if spelling in folders and (folders_above[index:] or not folders_above):
             prefix = "" if folders[spelling] == "." else f"{folders[spelling]}/"
             return {image for image in tree.images if image.startswith(prefix)}
     return None
 
 
-def _labels(tree: Tree, files: Sequence[str]) -> list[str]:
+def _label_files(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the text files named after an image; lists of train, val or test images are left out."""
     texts = [file for file in files if file.lower().endswith(TEXT)]
     stems = {normalise_name(PurePosixPath(image).stem) for image in tree.images} if texts else set()
@@ -270,27 +270,29 @@ def _labels(tree: Tree, files: Sequence[str]) -> list[str]:
 
 def _labels_without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
     """Return a note on labels of missing images: text files without an image that are empty or have objects."""
-    others = [file for file in tree.ending(TEXT) if file not in keys and PurePosixPath(file).stem.lower() not in PARTS]
-    alone = [file for file in others if _has_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD)).strip()]
-    text = f"{counted(len(alone), 'label')} without an image {was(len(alone))} left out, such as "
-    return [text + alone[0]] if alone else []
+    unassigned = [
+        file for file in tree.ending(TEXT) if file not in keys and PurePosixPath(file).stem.lower() not in PARTS
+    ]
+    orphans = [file for file in unassigned if _has_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD)).strip()]
+    text = f"{counted(len(orphans), 'label')} without an image {was(len(orphans))} left out, such as "
+    return [text + orphans[0]] if orphans else []
 
 
 def _has_object(tree: Tree, file: str) -> bool:
     head = ascii_bytes(tree.peek(file, HEAD)).strip()
     try:
-        numbers = [float(word) for word in head.splitlines()[0].split()] if head else []
+        numbers = [float(text) for text in head.splitlines()[0].split()] if head else []
     except ValueError:
         return False
     return len(numbers) >= BOX and numbers[0] >= 0 and numbers[0].is_integer()
 
 
-def _add_object(image: AnnotatedImage, line: str, where: str, size: tuple[int, int], config: Config) -> None:
-    """Add the object of a line to an image of (height, width) pixels; `where` begins messages."""
-    name, values = _parse_line(line, where, config)
+def _add_object(image: AnnotatedImage, line: str, context: str, size: tuple[int, int], config: Config) -> None:
+    """Add the object of a line to an image of (height, width) pixels; `context` begins messages."""
+    name, values = _parse_line(line, context, config)
     if min(values) < -OUTSIDE or max(values) > 1 + OUTSIDE:
         raise UserError(
-            f"{where} is {line[:80]!r}, with a number outside of 0 to 1: give shares of the width and height of the "
+            f"{context} is {line[:80]!r}, with a number outside of 0 to 1: give shares of the width and height of the "
             "image."
         )
     height, width = size
@@ -303,10 +305,10 @@ def _add_object(image: AnnotatedImage, line: str, where: str, size: tuple[int, i
     image.add(box_of_points(points), name, outline=[[value for point in points for value in point]])
 
 
-def _parse_line(line: str, where: str, config: Config) -> tuple[str, list[float]]:
+def _parse_line(line: str, context: str, config: Config) -> tuple[str, list[float]]:
     """Return the class name of a line, and its numbers: a box, or the points of an outline."""
     try:
-        number, *values = [float(word) for word in line.split()]
+        number, *values = [float(text) for text in line.split()]
         label = int(number)
     except (ValueError, OverflowError):
         number, label, values = 0.5, 0, []
@@ -314,14 +316,14 @@ def _parse_line(line: str, where: str, config: Config) -> tuple[str, list[float]
     count = len(values) + 1
     if label != number or label < 0 or not (count == BOX or (count >= LEAST_OUTLINE and count % 2)):
         raise UserError(
-            f"{where} is {line[:80]!r}, expected the number of a class, and four numbers (centre x and y, width, "
+            f"{context} is {line[:80]!r}, expected the number of a class, and four numbers (centre x and y, width, "
             "height) or the x and y of three or more points: correct it."
         )
     if config.names is None:
         return str(label), values
     if label not in config.names:
         raise UserError(
-            f"{where} has the class {label}, and {config.place or 'the file of classes'} names {len(config.names)} "
+            f"{context} has the class {label}, and {config.place or 'the file of classes'} names {len(config.names)} "
             f"(0 to {max(config.names)}): add its name, or correct the line."
         )
     return config.names[label], values

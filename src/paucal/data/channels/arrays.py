@@ -42,12 +42,12 @@ class ArrayShape(NamedTuple):
 
 def is_npy(source: ImageSource) -> bool:
     """Return whether a file or bytes hold a NumPy array."""
-    return _start(source).startswith(_NPY_MAGIC)
+    return _first_bytes(source).startswith(_NPY_MAGIC)
 
 
 def is_tiff(source: ImageSource) -> bool:
     """Return whether a file or bytes hold a TIFF."""
-    return _start(source).startswith(_TIFF_MAGICS)
+    return _first_bytes(source).startswith(_TIFF_MAGICS)
 
 
 def npy_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
@@ -104,16 +104,16 @@ def tiff_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
 
 def _npy_header(file: BinaryIO, channels: int | None) -> ArrayShape:
     version = npy.read_magic(file)
-    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
-    if read is None:
+    read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+    if read_header is None:
         raise ValueError(f"it is an array of NumPy's format {version}, expected 1.0 or 2.0")
-    shape, _, dtype = read(file)
+    shape, _, dtype = read_header(file)
     image_shape = _array_shape(shape, dtype, channels)
-    rest = file.seek(0, io.SEEK_END)
+    end = file.seek(0, io.SEEK_END)
     file.seek(0)
     npy.read_magic(file)
-    read(file)
-    if rest - file.tell() < prod(shape) * dtype.itemsize:
+    read_header(file)
+    if end - file.tell() < prod(shape) * dtype.itemsize:
         raise ValueError("it is cut short")
     return image_shape
 
@@ -160,7 +160,7 @@ def _channels_last(values: NDArray[np.generic], axis: int | None) -> NDArray[np.
     return values[..., None] if axis is None else np.moveaxis(values, axis, 2)
 
 
-def _start(source: ImageSource) -> bytes:
+def _first_bytes(source: ImageSource) -> bytes:
     if isinstance(source, bytes):
         return source[:8]
     try:

@@ -90,9 +90,9 @@ def decode_for_display(
     values = channel_values(source, name, array.channels)
     with decoding_errors(name):
         ranges = None if values.dtype.itemsize == 1 else tuple(range_of(values[..., c]) for c in range(array.channels))
-        shown = image_from_values(values, Reading(side, None, array.channels, ranges))
+        picture = image_from_values(values, Reading(side, None, array.channels, ranges))
         mode = f"{array.channels} channels, {values.dtype}" if array.channels > 1 else f"grey, {values.dtype}"
-    return shown.convert("RGB"), mode, (array.height, array.width)
+    return picture.convert("RGB"), mode, (array.height, array.width)
 
 
 def array_shape(source: ImageSource, name: str, channels: int | None = None) -> ArrayShape | None:

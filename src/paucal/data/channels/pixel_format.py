@@ -62,8 +62,8 @@ def describe_channels(channels: int) -> str:
     """Return a note on the channels of a set; "" for RGB."""
     if channels == RGB:
         return ""
-    kept = "" if channels < RGB else "; sheets and reports show the first three"
-    return f"images are read with {channels} channels{kept}; colour augmentations are off, since they only apply to RGB"
+    note = "" if channels < RGB else "; sheets and reports show the first three"
+    return f"images are read with {channels} channels{note}; colour augmentations are off, since they only apply to RGB"
 
 
 def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
@@ -123,7 +123,7 @@ def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list
     """
     if (reading.value_range if reading.channels == RGB else reading.channel_ranges) is not None:
         return reading, []
-    sampled = list(_deep(images, reading.channels))
+    sampled = list(_sample_deep(images, reading.channels))
     if not sampled:
         return reading, []
     if reading.channels == RGB:
@@ -139,7 +139,7 @@ def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list
     return replace(reading, channel_ranges=tuple(ranges)), notes
 
 
-def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
+def _sample_deep(images: ImageSet, channels: int) -> Iterator[Values]:
     """Yield values of up to 32 deep images, of shape (n,) or (n, channels)."""
     sampled = map(int, images.sample(_SAMPLED))
     encoded = [index for index in sampled if isinstance(locate(images.store, index)[0], EncodedStore)]
@@ -189,23 +189,23 @@ def measured_values(sampled: Sequence[Values], outside: float) -> tuple[NDArray[
     finite, notes = np.isfinite(values), []
     if not finite.all():
         images = sum(not np.isfinite(image.values).all() for image in sampled)
-        where = f"(in {images} of {len(sampled)} sampled images)"
-        notes.append(f"{_share(~finite)} of the values are NaN or infinite {where}; NaN is read as black")
-    good = finite & (values != declared)
-    if (beyond := good & (np.abs(values) >= _BEYOND)).any():
-        good &= ~beyond
-        notes.append(f"{_share(beyond)} of the values are beyond {_BEYOND:g}, and are treated as no data")
-    for number in _far_values(values[good], outside):
-        message = f"{number:g} ({_share(values == number)} of the values) lies far from all others"
+        context = f"(in {images} of {len(sampled)} sampled images)"
+        notes.append(f"{_format_share(~finite)} of the values are NaN or infinite {context}; NaN is read as black")
+    is_valid = finite & (values != declared)
+    if (is_beyond := is_valid & (np.abs(values) >= _BEYOND)).any():
+        is_valid &= ~is_beyond
+        notes.append(f"{_format_share(is_beyond)} of the values are beyond {_BEYOND:g}, and are treated as no data")
+    for number in _far_values(values[is_valid], outside):
+        message = f"{number:g} ({_format_share(values == number)} of the values) lies far from all others"
         if re.fullmatch(_NO_DATA, f"{number:.1f}"):
-            good &= values != number
+            is_valid &= values != number
             notes.append(f"{message}, and is treated as no data")
         else:
             notes.append(f"{message}, which leaves them few of 256 levels: if it means no data, write NaN instead")
-    return values[good], notes
+    return values[is_valid], notes
 
 
-def _share(mask: NDArray[np.bool_]) -> str:
+def _format_share(mask: NDArray[np.bool_]) -> str:
     return percent(float(mask.mean()), ".3g")
 
 
@@ -215,10 +215,10 @@ def _far_values(values: NDArray[np.float64], outside: float) -> list[float]:
         return []
     far = []
     for extreme, sign in ((float(values.min()), 1), (float(values.max()), -1)):
-        others = values[values != extreme]
-        if not len(others) or 1 - len(others) / len(values) < max(outside, 2 / len(values)):
+        other_values = values[values != extreme]
+        if not len(other_values) or 1 - len(other_values) / len(values) < max(outside, 2 / len(values)):
             continue
-        low, high = np.quantile(others, (outside, 1 - outside))
+        low, high = np.quantile(other_values, (outside, 1 - outside))
         gap = math.fabs((low if sign > 0 else high) - extreme)
         if high > low and gap > high - low:
             far.append(extreme)

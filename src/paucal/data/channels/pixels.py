@@ -42,9 +42,9 @@ class Planes(Image.Image):
                 f"expected grey pictures of one size, got {[(plane.mode, plane.size) for plane in planes]}"
             )
         self.planes = tuple(planes)
-        shown = [*self.planes[:RGB]] if len(planes) > 1 else [planes[0]] * RGB
-        shown += [Image.new("L", planes[0].size)] * (RGB - len(shown))
-        picture = Image.merge("RGB", shown)
+        rgb_planes = [*self.planes[:RGB]] if len(planes) > 1 else [planes[0]] * RGB
+        rgb_planes += [Image.new("L", planes[0].size)] * (RGB - len(rgb_planes))
+        picture = Image.merge("RGB", rgb_planes)
         self.im, self._mode, self._size = picture.im, picture.mode, picture.size
 
     def __reduce__(self) -> Any:
@@ -146,7 +146,7 @@ def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic
     file = getattr(image, "fp")  # noqa: B009 (Pillow declares it only for image files)
     file.seek(0)
     encoded = file.read()
-    values = _png(encoded) if image.format == "PNG" else _tiff(encoded)
+    values = _decode_png(encoded) if image.format == "PNG" else _decode_tiff(encoded)
     if values.shape[:2] != (image.height, image.width):
         raise ValueError(f"it holds {values.shape} values, and its header says {image.width} x {image.height} pixels")
     if values.ndim == 3 and values.shape[2] in _ALPHA and not opacity:
@@ -168,19 +168,19 @@ def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | No
     if values.dtype.kind not in "iuf" or values.ndim not in (2, 3):
         raise ValueError(f"its pixels are {values.dtype} of shape {values.shape}")
     if value_range is None:
-        return Image.fromarray(_whole_range(values))
+        return Image.fromarray(_scale_to_8_bits(values))
     low, high = value_range
     scaled = (values.astype(np.float64) - low) * (255 / (high - low))
     return Image.fromarray(np.nan_to_num(scaled, nan=0.0).clip(0, 255).round().astype(np.uint8))
 
 
-def _whole_range(values: NDArray[np.generic]) -> NDArray[np.uint8]:
+def _scale_to_8_bits(values: NDArray[np.generic]) -> NDArray[np.uint8]:
     if values.dtype.kind == "f":
         raise ValueError("its pixels are floats of unknown range (save it with 8 or 16 bits)")
-    wide = values.astype(np.int64)
-    if wide.min() < 0 or wide.max() > _MOST:
+    integers = values.astype(np.int64)
+    if integers.min() < 0 or integers.max() > _MOST:
         raise ValueError("its pixels are integers beyond 16 bits (save it with 8 or 16 bits)")
-    return ((wide * 255 + _MOST // 2) // _MOST).astype(np.uint8)
+    return ((integers * 255 + _MOST // 2) // _MOST).astype(np.uint8)
 
 
 def _deep_colours(image: Image.Image) -> bool:
@@ -193,7 +193,7 @@ def _deep_colours(image: Image.Image) -> bool:
     return image.format == "PNG" and ";16" in str(tiles[0][3])
 
 
-def _png(encoded: bytes) -> NDArray[np.generic]:
+def _decode_png(encoded: bytes) -> NDArray[np.generic]:
     # Imported here, because both take seconds and few images need them.
     import torch
     from torchvision.io import ImageReadMode, decode_png
@@ -205,7 +205,7 @@ def _png(encoded: bytes) -> NDArray[np.generic]:
     return pixels.permute(1, 2, 0).numpy()
 
 
-def _tiff(encoded: bytes) -> NDArray[np.generic]:
+def _decode_tiff(encoded: bytes) -> NDArray[np.generic]:
     try:
         import tifffile
     except ImportError:

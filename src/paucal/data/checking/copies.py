@@ -18,10 +18,10 @@ def copies_among(images: ImageSet, known: ImageSet | None = None) -> tuple[NDArr
     """
     sets = [_without_labels(image_set) for image_set in (known, images) if image_set is not None]
     numbers = group_numbers(join_sets(sets, images.location) if len(sets) > 1 else sets[0], DUPLICATES)
-    before, own = np.split(numbers, [len(numbers) - len(images)])
-    first = np.zeros(len(own), dtype=bool)
-    first[np.unique(own, return_index=True)[1]] = True
-    return np.isin(own, before), ~first
+    other_numbers, own_numbers = np.split(numbers, [len(numbers) - len(images)])
+    first = np.zeros(len(own_numbers), dtype=bool)
+    first[np.unique(own_numbers, return_index=True)[1]] = True
+    return np.isin(own_numbers, other_numbers), ~first
 
 
 def _without_labels(images: ImageSet) -> ImageSet:

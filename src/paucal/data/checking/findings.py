@@ -91,8 +91,13 @@ def label_findings(checked: CheckedSet) -> list[Finding]:
     images = checked.images
     findings = [Finding("source", "note", note.rstrip(".;")) for note in images.notes]
     if images.classes:
-        findings += [*_odd_names(images), *_one_sided(checked), *_rare(checked), *_imbalance(checked)]
-    return [*findings, *_names(checked)]
+        findings += [
+            *_class_name_findings(images),
+            *_missing_class_findings(checked),
+            *_rare_class_findings(checked),
+            *_imbalance_findings(checked),
+        ]
+    return [*findings, *_name_group_findings(checked)]
 
 
 def split_problem(problem: UserError) -> Finding:
@@ -110,25 +115,29 @@ def size_findings(sizes: np.ndarray, wanted: int, positions: np.ndarray) -> list
     """
     if not len(sizes):
         return []
-    short = sizes.min(axis=1)
-    small = np.flatnonzero(short * _ENLARGED < wanted)
-    if not len(small):
+    shorter_sides = sizes.min(axis=1)
+    small_images = np.flatnonzero(shorter_sides * _ENLARGED < wanted)
+    if not len(small_images):
         return []
-    among, share, groups = f"of {len(short)}", len(small) / len(short), tuple((int(positions[i]),) for i in small)
+    among, share, groups = (
+        f"of {len(shorter_sides)}",
+        len(small_images) / len(shorter_sides),
+        tuple((int(positions[i]),) for i in small_images),
+    )
     return [
         Finding(
             "small-images",
             "warning" if share < 0.5 else "note",
-            f"{counted(len(small), f'image {among} is', f'images {among} are')} less than half as large as "
-            f"--img-size {wanted}, which paucal train would choose (the smallest is {int(short.min())} pixels); "
-            "they are enlarged, and have less detail than the network could use",
+            f"{counted(len(small_images), f'image {among} is', f'images {among} are')} less than half as large as "
+            f"--img-size {wanted}, which paucal train would choose (the smallest is {int(shorter_sides.min())} "
+            "pixels); they are enlarged, and have less detail than the network could use",
             "take larger copies if there are any",
             groups,
         )
     ]
 
 
-def _odd_names(images: ImageSet) -> list[Finding]:
+def _class_name_findings(images: ImageSet) -> list[Finding]:
     """Return findings on class names that look the same, stand for a missing label, or are measurements."""
     findings, quoted = [], [" and ".join(map(repr, group)) for group in alike_names(images.classes)]
     if quoted:
@@ -151,12 +160,12 @@ def _odd_names(images: ImageSet) -> list[Finding]:
     return findings
 
 
-def _one_sided(checked: CheckedSet) -> list[Finding]:
+def _missing_class_findings(checked: CheckedSet) -> list[Finding]:
     """Return findings on classes that are missing in train, or in val or test."""
     images, findings = checked.images, []
     counts = {part: images.class_counts(np.flatnonzero(checked.parts == part)) for part in _PARTS}
-    there = [part for part in _PARTS if (checked.parts == part).any()]
-    if "train" in there:
+    parts = [part for part in _PARTS if (checked.parts == part).any()]
+    if "train" in parts:
         unseen = [name for index, name in enumerate(images.classes) if not counts["train"][index]]
         if unseen:
             findings.append(
@@ -168,22 +177,24 @@ def _one_sided(checked: CheckedSet) -> list[Finding]:
                     "check the spelling of the class folders, or move images of these classes to train",
                 )
             )
-    for part in there[1:]:
-        lost = [name for index, name in enumerate(images.classes) if counts["train"][index] and not counts[part][index]]
-        if lost:
+    for part in parts[1:]:
+        missing = [
+            name for index, name in enumerate(images.classes) if counts["train"][index] and not counts[part][index]
+        ]
+        if missing:
             findings.append(
                 Finding(
                     "unjudged-classes",
                     "warning",
-                    f"{counted(len(lost), 'class has', 'classes have')} no images in {part} "
-                    f"({first_few(lost)}), so nothing is known of {'it' if len(lost) == 1 else 'them'} there",
+                    f"{counted(len(missing), 'class has', 'classes have')} no images in {part} "
+                    f"({first_few(missing)}), so nothing is known of {'it' if len(missing) == 1 else 'them'} there",
                     f"add images of these classes to {part}, or leave the cut to paucal (one folder per class)",
                 )
             )
     return findings
 
 
-def _rare(checked: CheckedSet) -> list[Finding]:
+def _rare_class_findings(checked: CheckedSet) -> list[Finding]:
     images = checked.images
     counts = images.class_counts(np.flatnonzero(checked.parts == "train"))
     rare = [f"{name}: {count}" for name, count in zip(images.classes, counts.tolist(), strict=True) if 0 < count < FEW]
@@ -200,30 +211,30 @@ def _rare(checked: CheckedSet) -> list[Finding]:
     ]
 
 
-def _imbalance(checked: CheckedSet) -> list[Finding]:
+def _imbalance_findings(checked: CheckedSet) -> list[Finding]:
     images = checked.images
     counts = images.class_counts(np.flatnonzero(checked.parts == "train"))
     if not counts.any() or counts.min() == 0 or counts.max() < UNBALANCED * counts.min():
         return []
-    most, least, ratio = int(counts.argmax()), int(counts.argmin()), counts.max() / counts.min()
+    largest, smallest, ratio = int(counts.argmax()), int(counts.argmin()), counts.max() / counts.min()
     always = (
-        f"; always answering '{images.classes[most]}' would be right for {percent(counts[most] / counts.sum())}"
+        f"; always answering '{images.classes[largest]}' would be right for {percent(counts[largest] / counts.sum())}"
         if images.multi_hot is None else ""
     )  # fmt: skip
     better = "balanced accuracy, and try --class-weights auto or --sampling balanced"
-    several = "average precision of each class, and try --class-weights auto"
+    multi_advice = "average precision of each class, and try --class-weights auto"
     return [
         Finding(
             "imbalance",
             "warning" if ratio >= VERY_UNBALANCED else "note",
-            f"the classes are unbalanced: '{images.classes[most]}' has {ratio:.0f} times the training images of "
-            f"'{images.classes[least]}' ({counts[most]} and {counts[least]}){always}",
-            f"look at the {better if images.multi_hot is None else several}",
+            f"the classes are unbalanced: '{images.classes[largest]}' has {ratio:.0f} times the training images of "
+            f"'{images.classes[smallest]}' ({counts[largest]} and {counts[smallest]}){always}",
+            f"look at the {better if images.multi_hot is None else multi_advice}",
         )
     ]
 
 
-def _names(checked: CheckedSet) -> list[Finding]:
+def _name_group_findings(checked: CheckedSet) -> list[Finding]:
     # The names and numbers of images in shards do not show what belongs together.
     groups = None if checked.images.stream is not None else suggested_groups(checked.images)
     if groups is None:

@@ -36,26 +36,31 @@ def picture_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair])
         pairs: Pairs of similar images, with the cosines of frozen features if these were computed.
     """
     exact = exact_groups(survey.digests)
-    near = [pair for pair in pairs if pair.features is None or pair.features >= SAME]
-    findings = [*_unreadable(survey, checked), *exact_findings(checked, exact), *_near(checked, near, exact)]
-    return [*findings, *_blank(survey), *_modes(survey), *giveaway_findings(checked, survey)]
+    confirmed = [pair for pair in pairs if pair.features is None or pair.features >= SAME]
+    findings = [
+        *_unreadable_findings(survey, checked),
+        *exact_findings(checked, exact),
+        *_near_findings(checked, confirmed, exact),
+    ]
+    return [*findings, *_blank_findings(survey), *_mode_findings(survey), *giveaway_findings(checked, survey)]
 
 
 def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
     """Return findings about images with the same bytes: in several parts, with different labels, or plain copies."""
     across = [group for group in groups if checked.is_divided(group)]
     conflicts = [group for group in groups if len(checked.labels_of(group)) > 1]
-    inside = [group for group in groups if not checked.is_divided(group) and len(checked.labels_of(group)) < 2]
+    plain_copies = [group for group in groups if not checked.is_divided(group) and len(checked.labels_of(group)) < 2]
     findings = []
     if across:
-        where = "lie in several parts" if checked.declared else "would fall into several parts"
+        location = "lie in several parts" if checked.declared else "would fall into several parts"
         findings.append(
             Finding(
                 "duplicates-across-parts",
                 "misleads",
-                f"{_copies(across)} the same as another image, and {where}: the test would contain training images",
-                _apart(checked),
-                _plain(across),
+                f"{_count_copies(across)} the same as another image, and {location}: the test would contain training "
+                "images",
+                _copy_advice(checked),
+                _as_tuples(across),
             )
         )
     if conflicts:
@@ -63,25 +68,26 @@ def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list
             Finding(
                 "conflicting-labels",
                 "misleads",
-                f"{_copies(conflicts)} the same as another image with another label: one of the labels is wrong",
+                f"{_count_copies(conflicts)} the same as another image with another label: one of the labels is wrong",
                 "keep the copy with the right label",
-                _plain(conflicts),
+                _as_tuples(conflicts),
             )
         )
-    if inside:
+    if plain_copies:
         findings.append(
             Finding(
                 "duplicates",
                 "warning",
-                f"{_copies(inside)} the same as another image of the same part and class: it counts more than once",
+                f"{_count_copies(plain_copies)} the same as another image of the same part and class: it counts more "
+                "than once",
                 "remove the copies",
-                _plain(inside),
+                _as_tuples(plain_copies),
             )
         )
     return findings
 
 
-def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> list[Finding]:
+def _near_findings(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> list[Finding]:
     """Return findings on pairs of similar images; a pair represents all exact copies of its two images."""
     if not pairs:
         return []
@@ -91,8 +97,8 @@ def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[i
     findings, across = [], [group for group in groups if checked.is_divided(group)]
     if across:
         test = np.flatnonzero(checked.parts == "test")
-        shown = {i for group in across if any(checked.parts[j] == "train" for j in group) for i in group}
-        share = len(shown & set(test.tolist())) / max(len(test), 1)
+        leaked = {i for group in across if any(checked.parts[j] == "train" for j in group) for i in group}
+        share = len(leaked & set(test.tolist())) / max(len(test), 1)
         lie = "would fall" if not checked.declared else "lies" if len(across) == 1 else "lie"
         twins = f" ({percent(share)} of the test images have a twin to train on)" if share else ""
         findings.append(
@@ -100,8 +106,8 @@ def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[i
                 "near-duplicates-across-parts",
                 "misleads" if share >= MANY_NEAR else "warning",
                 f"{counted(len(across), 'group')} of images that look alike{confirmed} {lie} in several parts{twins}",
-                f"look at them on the page; {_apart(checked)}",
-                _plain(across),
+                f"look at them on the page; {_copy_advice(checked)}",
+                _as_tuples(across),
             )
         )
     differing = [group for group in groups if len(checked.labels_of(group)) > 1]
@@ -113,25 +119,25 @@ def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[i
                 f"{counted(len(differing), 'group')} of images that look alike{confirmed} "
                 f"{'has' if len(differing) == 1 else 'have'} several labels",
                 "look at them on the page, and correct the labels that are wrong",
-                _plain(differing),
+                _as_tuples(differing),
             )
         )
-    inside = [group for group in groups if not checked.is_divided(group) and len(checked.labels_of(group)) < 2]
-    if inside:
+    plain_copies = [group for group in groups if not checked.is_divided(group) and len(checked.labels_of(group)) < 2]
+    if plain_copies:
         findings.append(
             Finding(
                 "near-duplicates",
                 "note",
-                f"{counted(len(inside), 'group')} of images of one part and class "
-                f"{'looks' if len(inside) == 1 else 'look'} alike{confirmed}",
+                f"{counted(len(plain_copies), 'group')} of images of one part and class "
+                f"{'looks' if len(plain_copies) == 1 else 'look'} alike{confirmed}",
                 "look at them on the page; copies add no information",
-                _plain(inside),
+                _as_tuples(plain_copies),
             )
         )
     return findings
 
 
-def _unreadable(survey: Survey, checked: CheckedSet) -> list[Finding]:
+def _unreadable_findings(survey: Survey, checked: CheckedSet) -> list[Finding]:
     try:
         drop_unreadable(checked.images, survey.unreadable, "refuse")
     except UserError as problem:
@@ -140,7 +146,7 @@ def _unreadable(survey: Survey, checked: CheckedSet) -> list[Finding]:
     return []
 
 
-def _blank(survey: Survey) -> list[Finding]:
+def _blank_findings(survey: Survey) -> list[Finding]:
     dull = survey.contrast < LEAST_CONTRAST
     extreme = (survey.brightness < _DARK) | (survey.brightness > _BRIGHT)
     blank = np.flatnonzero(dull | extreme)  # nan compares as False
@@ -158,34 +164,34 @@ def _blank(survey: Survey) -> list[Finding]:
     ]
 
 
-def _modes(survey: Survey) -> list[Finding]:
+def _mode_findings(survey: Survey) -> list[Finding]:
     """Return findings on modes that differ within the set, since a model may learn the mode, and on deep images."""
     counts = Counter(mode for mode in survey.modes if mode)
     findings = []
     if len(counts) > 1:
         usual = counts.most_common(1)[0][0]
-        odd = tuple((i,) for i, mode in enumerate(survey.modes) if mode and mode != usual)
+        unusual = tuple((i,) for i, mode in enumerate(survey.modes) if mode and mode != usual)
         kinds = ", ".join(f"{mode}: {count}" for mode, count in counts.most_common())
         text = f"the files have pixels of {len(counts)} kinds ({kinds}); all are read as RGB"
-        findings.append(Finding("modes", "note", text, "make sure that no class has its own kind", odd))
+        findings.append(Finding("modes", "note", text, "make sure that no class has its own kind", unusual))
     if any(mode.startswith(_DEEP) for mode in counts):
-        deep = sum(count for mode, count in counts.items() if mode.startswith(_DEEP))
-        text = f"{counted(deep, 'image')} have more than 8 bits a channel"
+        n_deep = sum(count for mode, count in counts.items() if mode.startswith(_DEEP))
+        text = f"{counted(n_deep, 'image')} have more than 8 bits a channel"
         findings.append(Finding("deep", "note", text, "see the documentation on how their range is chosen"))
     return findings
 
 
-def _copies(groups: Sequence[Sequence[int]]) -> str:
+def _count_copies(groups: Sequence[Sequence[int]]) -> str:
     return counted(sum(len(group) - 1 for group in groups), "image is", "images are")
 
 
-def _apart(checked: CheckedSet) -> str:
+def _copy_advice(checked: CheckedSet) -> str:
     if checked.declared:
         return "remove the copies from train, or from the other part"
     return "remove the copies, or keep them together with --group-by duplicates"
 
 
-def _plain(groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+def _as_tuples(groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(group) for group in groups)
 
 
@@ -205,12 +211,14 @@ def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
     }
     labels, clues = images.labels[rows], []
     for kind, values in kinds.items():
-        shown = []
+        examples = []
         for label in classes_given_away(values, labels):
-            usual = Counter(value for value, one in zip(values, labels, strict=True) if one == label).most_common(1)
-            shown.append(f"{images.classes[label]} {usual[0][0]}")
-        if shown:
-            clues.append(f"the {kind} of the files ({first_few(shown, _SHOWN)})")
+            usual = Counter(
+                value for value, image_label in zip(values, labels, strict=True) if image_label == label
+            ).most_common(1)
+            examples.append(f"{images.classes[label]} {usual[0][0]}")
+        if examples:
+            clues.append(f"the {kind} of the files ({first_few(examples, _SHOWN)})")
     if not clues:
         return []
     text = (
@@ -244,14 +252,14 @@ def classes_given_away(values: Sequence[Hashable], labels: NDArray[np.integer]) 
     numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
     counts = np.zeros((len(numbers), int(labels.max()) + 1), dtype=np.int64)
     np.add.at(counts, (np.asarray([numbers[value] for value in values], dtype=np.int64), labels), 1)
-    given = np.zeros((counts.shape[1], counts.shape[1]), dtype=np.int64)  # true class, predicted class
+    predictions = np.zeros((counts.shape[1], counts.shape[1]), dtype=np.int64)  # true class, predicted class
     for value, label in zip(*np.nonzero(counts), strict=True):
-        others = counts[value].copy()
-        others[label] -= 1
-        if others.any():
-            given[label, int(others.argmax())] += counts[value, label]
-    totals, right, named = counts.sum(0), np.diagonal(given), given.sum(0)
-    rest = totals.sum() - totals
-    sure = (totals >= FEWEST) & (rest > 0) & (right >= SURE * totals) & (right >= SURE * named)
-    sure &= rest - (named - right) >= SURE * rest
-    return np.flatnonzero(sure & (right > 0)).tolist()
+        other_counts = counts[value].copy()
+        other_counts[label] -= 1
+        if other_counts.any():
+            predictions[label, int(other_counts.argmax())] += counts[value, label]
+    totals, right, n_predicted = counts.sum(0), np.diagonal(predictions), predictions.sum(0)
+    other_totals = totals.sum() - totals
+    is_revealed = (totals >= FEWEST) & (other_totals > 0) & (right >= SURE * totals) & (right >= SURE * n_predicted)
+    is_revealed &= other_totals - (n_predicted - right) >= SURE * other_totals
+    return np.flatnonzero(is_revealed & (right > 0)).tolist()

@@ -85,8 +85,8 @@ def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
     candidates = positions[near_pairs(survey.hashes[positions])]
     likeness = _correlations(candidates, store)
     return [
-        Pair(int(left), int(right), float(alike))
-        for (left, right), alike in zip(candidates[likeness >= ALIKE], likeness[likeness >= ALIKE], strict=True)
+        Pair(int(left), int(right), float(similarity))
+        for (left, right), similarity in zip(candidates[likeness >= ALIKE], likeness[likeness >= ALIKE], strict=True)
     ]
 
 
@@ -105,8 +105,8 @@ def merge_groups(groups: Iterable[Sequence[int]]) -> list[list[int]]:
             member = parent[member]
         return member
 
-    for first, *others in groups:
-        for other in others:
+    for first, *other_members in groups:
+        for other in other_members:
             low, high = sorted((root(first), root(other)))
             parent[high] = low
     merged: dict[int, list[int]] = {}
@@ -117,14 +117,14 @@ def merge_groups(groups: Iterable[Sequence[int]]) -> list[list[int]]:
 
 def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.float32]:
     """Return the (P,) correlations of the reduced images of (P, 2) candidates; each image is read once."""
-    different, inverse = np.unique(candidates, return_inverse=True)
-    pictures = np.zeros((len(different), _SIDE * _SIDE * 3), dtype=np.uint8)
+    images, inverse = np.unique(candidates, return_inverse=True)
+    pictures = np.zeros((len(images), _SIDE * _SIDE * 3), dtype=np.uint8)
 
     def look(place: int) -> None:
-        picture = store.read(int(different[place])).resize((_SIDE, _SIDE), Image.Resampling.BOX)
+        picture = store.read(int(images[place])).resize((_SIDE, _SIDE), Image.Resampling.BOX)
         pictures[place] = np.asarray(picture).reshape(-1)
 
-    for_each(len(different), look, None, None)  # images removed after the survey stay black and match nothing
+    for_each(len(images), look, None, None)  # images removed after the survey stay black and match nothing
     rows = inverse.reshape(-1, 2)
     # The pixels of a piece fit in memory as floats; a set of video frames has millions of pairs.
     pieces = [rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE)]
@@ -186,7 +186,7 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
     A name that occurs in several folders may be one group (a patient) or several (each class counts its videos): then
     each folder has its own groups, and the pattern `across` joins them.
     """
-    within, across = _patterns(images)
+    within, across = _group_patterns(images)
     names = [group_name(key, within) for key in images.keys]
     across_names = [group_name(key, across) for key in images.keys]
     folders = {
@@ -195,23 +195,23 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
     shared = [name for name, count in Counter(folders.values()).items() if count > 1]
     if not shared:
         within, names = across, across_names
-    named = [name for name in names if name is not None]
-    if len(named) < max(2, LEAST_SHARE * len(names)):
+    group_names = [name for name in names if name is not None]
+    if len(group_names) < max(2, LEAST_SHARE * len(names)):
         return None
-    counts = Counter(named)
+    counts = Counter(group_names)
     repeated = sum(count for count in counts.values() if count > 1)
-    if len(named) / len(counts) < LEAST_MEAN or repeated < LEAST_SHARE * len(names) or len(counts) < 2:
+    if len(group_names) / len(counts) < LEAST_MEAN or repeated < LEAST_SHARE * len(names) or len(counts) < 2:
         return None
     if not (_several_in_each_class(names, images) and _several_in_each_class(across_names, images)):
         return None
     largest, size = counts.most_common(1)[0]
     examples = [key.rsplit("/", 1)[-1] for key, name in zip(images.keys, names, strict=True) if name == largest]
     groups = [key if name is None else name for key, name in zip(images.keys, names, strict=True)]
-    more = (across, shared[0]) if shared else ("", "")
-    return NameGroups(groups, len(counts), size, (examples[0], examples[1]), within, *more)
+    across_pattern = (across, shared[0]) if shared else ("", "")
+    return NameGroups(groups, len(counts), size, (examples[0], examples[1]), within, *across_pattern)
 
 
-def _patterns(images: ImageSet) -> tuple[str, str]:
+def _group_patterns(images: ImageSet) -> tuple[str, str]:
     """Return the pattern of groups within folders, and the pattern of groups across folders.
 
     A group's name leaves out a folder such as `train` and the shard of an image, and the number that `paucal shard`
@@ -220,7 +220,7 @@ def _patterns(images: ImageSet) -> tuple[str, str]:
     begin, ending, keys = "^", _ENDING, list(images.keys)
     if all(".tar/" in key for key in keys):
         begin, keys = r"\.tar/", [key.partition(".tar/")[2] for key in keys]
-        numbers = [found[1] for key in images.keys if (found := _RUNNING.search(key))]
+        numbers = [match[1] for key in images.keys if (match := _RUNNING.search(key))]
         if len(set(numbers)) == len(keys):  # each image has its own number
             ending = rf"-\d{{8}}{_ENDING}"
     if all(key.partition("/")[0].lower() in PARTS and "/" in key for key in keys):
@@ -229,8 +229,8 @@ def _patterns(images: ImageSet) -> tuple[str, str]:
 
 
 def _several_in_each_class(names: Sequence[str | None], images: ImageSet) -> bool:
-    of_class: dict[int, set[str]] = {}
+    groups_by_class: dict[int, set[str]] = {}
     for name, label in zip(names, images.labels.tolist(), strict=True):
         if name is not None:
-            of_class.setdefault(label, set()).add(name)
-    return all(len(found) > 1 for found in of_class.values())
+            groups_by_class.setdefault(label, set()).add(name)
+    return all(len(found) > 1 for found in groups_by_class.values())

@@ -126,8 +126,8 @@ def digest_of(store: Store, index: int) -> bytes:
         UnreadableImage: The image cannot be read.
     """
     store, index = locate(store, index)
-    if isinstance(store, DecodedCopies) and (known := store.digest(index)) is not None:
-        return known
+    if isinstance(store, DecodedCopies) and (stored_digest := store.digest(index)) is not None:
+        return stored_digest
     store, index = locate_original(store, index)
     if not isinstance(store, EncodedStore):
         picture = store.read(index)
@@ -174,8 +174,8 @@ def hash_of(grey: NDArray[np.float64]) -> int:
 
 def hamming(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return the number of bits in which hashes differ, (N,) for two (N,) arrays."""
-    different = np.bitwise_xor(first, second)
-    return _BYTE_BITS[different.view(np.uint8).reshape(len(different), 8)].sum(1, dtype=np.int64)
+    differing_bits = np.bitwise_xor(first, second)
+    return _BYTE_BITS[differing_bits.view(np.uint8).reshape(len(differing_bits), 8)].sum(1, dtype=np.int64)
 
 
 def near_pairs(hashes: NDArray[np.uint64], most: int = MOST_DISTANCE) -> NDArray[np.int64]:
@@ -190,37 +190,37 @@ def near_pairs(hashes: NDArray[np.uint64], most: int = MOST_DISTANCE) -> NDArray
     """
     if not 0 <= most <= MOST_DISTANCE:
         raise ValueError(f"expected a distance of 0 to {MOST_DISTANCE} bits, got {most}")
-    different, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
+    unique_hashes, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
     copies = np.flatnonzero(first[numbers] != np.arange(len(hashes)))
     pairs = [np.stack([first[numbers[copies]], copies], axis=1)]
     for band in range(_BANDS):
-        quarter = ((different >> np.uint64(band * _BAND_BITS)) & np.uint64(0xFFFF)).astype(np.int64)
-        for left, right in _sharing(quarter):
-            close = hamming(different[left], different[right]) <= most
+        quarter = ((unique_hashes >> np.uint64(band * _BAND_BITS)) & np.uint64(0xFFFF)).astype(np.int64)
+        for left, right in _candidate_pairs(quarter):
+            close = hamming(unique_hashes[left], unique_hashes[right]) <= most
             pairs.append(np.sort(np.stack([first[left[close]], first[right[close]]], axis=1), axis=1))
     return np.unique(np.concatenate(pairs), axis=0).astype(np.int64).reshape(-1, 2)
 
 
-def _sharing(quarter: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _candidate_pairs(quarter: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Yield pairs of positions whose quarters are equal or differ in one bit, in pieces that fit in memory."""
     order = np.argsort(quarter, kind="stable")
     ordered = quarter[order]
     for mask in (0, *(1 << bit for bit in range(_BAND_BITS))):
         begin, end = (np.searchsorted(ordered, quarter ^ mask, side=side) for side in ("left", "right"))
-        for rows in _pieces(end - begin):
+        for rows in _position_runs(end - begin):
             counts = end[rows] - begin[rows]
             left = np.repeat(rows, counts)
             within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
             right = order[np.repeat(begin[rows], counts) + within]
-            once = left < right
-            yield left[once], right[once]
+            is_ordered = left < right
+            yield left[is_ordered], right[is_ordered]
 
 
-def _pieces(counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+def _position_runs(counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Yield runs of consecutive positions with a bounded number of pairs each; a run has at least one position."""
     begin = 0
     while begin < len(counts):
-        sums = np.cumsum(counts[begin : begin + _CHUNK])
-        length = max(1, int(np.searchsorted(sums, _MOST_PAIRS, side="right")))
+        pair_counts = np.cumsum(counts[begin : begin + _CHUNK])
+        length = max(1, int(np.searchsorted(pair_counts, _MOST_PAIRS, side="right")))
         yield np.arange(begin, min(begin + length, len(counts)))
         begin += length

@@ -168,7 +168,7 @@ def clear_stored_runs(folder: Path) -> int:
     Runs that are being written, and states that could not be sent, stay.
     """
     total = stored_runs_bytes(folder)
-    for home in (folder / STORED_RUNS).glob("*"):
-        if not (home / "run" / "lock.json").exists() and not any(home.glob("unsent*")):
-            shutil.rmtree(home, ignore_errors=True)
+    for run_cache in (folder / STORED_RUNS).glob("*"):
+        if not (run_cache / "run" / "lock.json").exists() and not any(run_cache.glob("unsent*")):
+            shutil.rmtree(run_cache, ignore_errors=True)
     return total - stored_runs_bytes(folder)

@@ -101,13 +101,15 @@ def cache_images(
         return verify_images(image_set, on_bad, workers, progress)
     filler = _Filler(image_set.store, pixels)
     try:
-        bad = for_each(len(image_set), filler, workers, progress)
+        problems = for_each(len(image_set), filler, workers, progress)
     except _FullError:
         return verify_images(image_set, on_bad, workers, progress)
-    good, names = drop_unreadable(image_set, bad, on_bad)
-    kept = np.asarray([i for i in range(len(image_set)) if i not in bad], dtype=np.int64)
-    tables = [torch.from_numpy(table[kept]).share_memory_() for table in (filler.offsets, filler.shapes)]
-    return replace(good, store=CachedStore(pixels, tables[0], tables[1], good.store, image_set.reading.channels)), names
+    readable_set, names = drop_unreadable(image_set, problems, on_bad)
+    readable = np.asarray([i for i in range(len(image_set)) if i not in problems], dtype=np.int64)
+    tables = [torch.from_numpy(table[readable]).share_memory_() for table in (filler.offsets, filler.shapes)]
+    return replace(
+        readable_set, store=CachedStore(pixels, tables[0], tables[1], readable_set.store, image_set.reading.channels)
+    ), names
 
 
 class _FullError(Exception):

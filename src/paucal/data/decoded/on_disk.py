@@ -145,12 +145,12 @@ class MappedStore(DecodedCopies):
 def find_entry(folder: Path, key: str) -> Entry | None:
     """Open an entry and mark it as used; None if it is missing or damaged."""
     index, pixels = folder / f"{key}{INDEX}", folder / f"{key}{PIXELS}"
-    found = read_table(index)
+    table_and_reading = read_table(index)
     try:
-        if found is None or not found[0].fits(pixels.stat().st_size):
+        if table_and_reading is None or not table_and_reading[0].fits(pixels.stat().st_size):
             return None
         os.utime(index)
-        return Entry(pixels, found[0])
+        return Entry(pixels, table_and_reading[0])
     except (OSError, ValueError):
         return None
 
@@ -159,10 +159,10 @@ def read_table(index: Path) -> tuple[EntryTable, str] | None:
     """Return the table of an entry and a description of how images were read; None if it is missing or damaged."""
     table = EntryTable(0)
     try:
-        with open(index, "rb") as file, np.load(file, allow_pickle=False) as stored:
+        with open(index, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             for name in vars(table):
-                setattr(table, name, stored[name])
-            return table, str(json.loads(str(stored["about"]))["reading"])
+                setattr(table, name, arrays[name])
+            return table, str(json.loads(str(arrays["about"]))["reading"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None
 

@@ -41,8 +41,8 @@ def side_for(image_size: Sequence[int]) -> int:
         >>> [side_for([side]) for side in (16, 32, 64, 96, 160, 224, 240, 384)]
         [64, 64, 128, 512, 512, 512, 512, 1024]
     """
-    wanted = 2 * max(image_size)
-    return next((side for side in _SIDES if side >= wanted), 1 << (wanted - 1).bit_length())
+    min_side = 2 * max(image_size)
+    return next((side for side in _SIDES if side >= min_side), 1 << (min_side - 1).bit_length())
 
 
 def prepare_images(
@@ -75,15 +75,15 @@ def prepare_images(
     image_set = replace(image_set, notes=tuple(dict.fromkeys([*image_set.notes, *notes])))
     if image_set.stream is not None:
         return stream_images(image_set, reading, on_bad, workers, progress)
-    seen = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
+    converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
     encoded = all(isinstance(locate(image_set.store, index)[0], EncodedStore) for index in range(len(image_set)))
     folder = usable_folder() if encoded else None
-    if folder is not None and estimate_bytes(seen) <= (room := free_bytes(folder)):
+    if folder is not None and estimate_bytes(converted_set) <= (free_space := free_bytes(folder)):
         try:
-            return _PreparationPass(image_set, seen, folder, room, workers, progress).run(on_bad)
+            return _PreparationPass(image_set, converted_set, folder, free_space, workers, progress).run(on_bad)
         except (FullError, OSError):  # the disk has less free space than reported, or none
             pass
-    return cache_images(seen, on_bad=on_bad, workers=workers, progress=progress)
+    return cache_images(converted_set, on_bad=on_bad, workers=workers, progress=progress)
 
 
 class _PreparationPass:
@@ -112,57 +112,59 @@ class _PreparationPass:
         if not (self.known.all() and self._entry()):
             self._fill()
         self._report(len(self.places))
-        good, names = drop_unreadable(self.seen, self.bad, on_bad)
+        readable_set, names = drop_unreadable(self.seen, self.bad, on_bad)
         entry = self._entry()
-        return (good if entry is None else replace(good, store=MappedStore(good.store, entry))), names
+        return (
+            readable_set if entry is None else replace(readable_set, store=MappedStore(readable_set.store, entry))
+        ), names
 
     def _fill(self) -> None:
-        others = _OtherEntries(self.folder, self.about)
+        other_entries = _OtherEntries(self.folder, self.about)
         with EntryWriter(self.folder, len(self.places), self.room, self.seen.reading.channels) as writer:
-            self._each(np.flatnonzero(~self.known), lambda index: self._take(index, writer, others))
-            chosen = self._good()
+            self._for_each(np.flatnonzero(~self.known), lambda index: self._take(index, writer, other_entries))
+            readable = self._readable_positions()
             if not self._entry():  # it exists if all new images are unreadable, or the set is a copy
-                self._each(np.flatnonzero(self.known), lambda index: self._take(index, writer, others))
-                chosen = self._good()
-                if len(chosen):
+                self._for_each(np.flatnonzero(self.known), lambda index: self._take(index, writer, other_entries))
+                readable = self._readable_positions()
+                if len(readable):
                     writer.table.digests[:] = self.digests
-                    writer.finish(self._key(), chosen, self.about)
-        self.memory.remember([self.stamps[index] for index in chosen], self.digests[chosen])
+                    writer.finish(self._key(), readable, self.about)
+        self.memory.remember([self.stamps[index] for index in readable], self.digests[readable])
         free_space(self.folder, spare=self.folder / f"{self._key()}{PIXELS}")
 
-    def _take(self, index: int, writer: EntryWriter, others: "_OtherEntries") -> None:
+    def _take(self, index: int, writer: EntryWriter, other_entries: "_OtherEntries") -> None:
         """Add an image to the entry: copied from another entry if possible, else decoded."""
         store, position = self.places[index]
         assert isinstance(store, EncodedStore)
-        if self.known[index] and others.copy_to(writer, index, self.digests[index].tobytes()):
+        if self.known[index] and other_entries.copy_to(writer, index, self.digests[index].tobytes()):
             return
         name = store.name(position)
-        source = _content(store, position)
+        source = _read_content(store, position)
         if not self.known[index]:
             digest = source_digest(source)
             self.digests[index] = np.frombuffer(digest, dtype=np.uint8)
-            if others.copy_to(writer, index, digest):
+            if other_entries.copy_to(writer, index, digest):
                 return
         image = decode_image(source, name, self.seen.reading)
         # An image with any other shorter side was not reduced, so its header need not be read again.
         reduced = min(image.size) == self.seen.reading.side
         writer.add(index, image, store.size(position) if reduced else (image.height, image.width))
 
-    def _each(self, indices: NDArray[np.int64], work: Callable[[int], None]) -> None:
-        found = for_each(
+    def _for_each(self, indices: NDArray[np.int64], work: Callable[[int], None]) -> None:
+        problems = for_each(
             len(indices),
             lambda row: work(int(indices[row])),
             self.workers,
             lambda done, total: self._report(self.done + done),
         )
-        self.bad.update({int(indices[row]): words for row, words in found.items()})
+        self.bad.update({int(indices[row]): problem for row, problem in problems.items()})
         self.done += len(indices)
 
     def _report(self, done: int) -> None:
         if self.progress is not None:
             self.progress(done, len(self.places))
 
-    def _good(self) -> NDArray[np.int64]:
+    def _readable_positions(self) -> NDArray[np.int64]:
         return np.asarray([index for index in range(len(self.places)) if index not in self.bad], dtype=np.int64)
 
     def _entry(self) -> Entry | None:
@@ -170,7 +172,7 @@ class _PreparationPass:
 
     def _key(self) -> str:
         digest = hashlib.blake2b(self.about.encode(), digest_size=20)
-        digest.update(self.digests[self._good()].tobytes())
+        digest.update(self.digests[self._readable_positions()].tobytes())
         return digest.hexdigest()
 
 
@@ -180,8 +182,12 @@ class _OtherEntries:
     def __init__(self, folder: Path, about: str) -> None:
         self._places: dict[bytes, tuple[Entry, int]] = {}
         for index in folder.glob(f"*{INDEX}"):
-            found = None if index.name.endswith(f"{KNOWN}{INDEX}") else read_table(index)
-            entry = find_entry(folder, index.name.removesuffix(INDEX)) if found and found[1] == about else None
+            table_and_reading = None if index.name.endswith(f"{KNOWN}{INDEX}") else read_table(index)
+            entry = (
+                find_entry(folder, index.name.removesuffix(INDEX))
+                if table_and_reading and table_and_reading[1] == about
+                else None
+            )
             if entry is not None:
                 self._places.update({row.tobytes(): (entry, index) for index, row in enumerate(entry.table.digests)})
 
@@ -191,7 +197,7 @@ class _OtherEntries:
         return place is not None and writer.copy(index, *place)
 
 
-def _content(store: EncodedStore, index: int) -> bytes | Path:
+def _read_content(store: EncodedStore, index: int) -> bytes | Path:
     try:
         return read_encoded(store.source(index))
     except OSError as problem:
@@ -212,15 +218,16 @@ def stream_images(
     Returns:
         The set, and the keys of the images left out.
     """
-    seen = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
+    converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
     if on_bad == "skip":
-        return verify_images(seen, on_bad, workers, progress)
-    tried = seen.sample(TRIED)
-    bad = for_each(len(tried), lambda row: seen.store.check(int(tried[row])), workers, progress)
-    if bad:
-        key = image_set.keys[int(tried[min(bad)])]
+        return verify_images(converted_set, on_bad, workers, progress)
+    tested = converted_set.sample(TRIED)
+    problems = for_each(len(tested), lambda row: converted_set.store.check(int(tested[row])), workers, progress)
+    if problems:
+        key = image_set.keys[int(tested[min(problems)])]
         raise UserError(
-            f"{len(bad)} of {counted(len(tried), 'image')} that were tested cannot be read ({key}); {bad[min(bad)]}; "
+            f"{len(problems)} of {counted(len(tested), 'image')} that were tested cannot be read ({key}); "
+            f"{problems[min(problems)]}; "
             "make the shards again, or leave such images out with --on-bad-image skip, which decodes all of them first."
         )
-    return seen, []
+    return converted_set, []

@@ -56,18 +56,18 @@ class StoredDigests:
 
     def look_up(self, stamps: Sequence[Stamp | None]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """Return (N, 16) digests, and an (N,) mask of the known ones."""
-        digests, known = np.zeros((len(stamps), DIGEST), dtype=np.uint8), np.zeros(len(stamps), dtype=bool)
+        digests, is_known = np.zeros((len(stamps), DIGEST), dtype=np.uint8), np.zeros(len(stamps), dtype=bool)
         for row, stamp in enumerate(stamps):
             digest = None if stamp is None else self._digests.get(_compact(stamp))
             if digest is not None:
-                digests[row], known[row] = np.frombuffer(digest, dtype=np.uint8), True
-        return digests, known
+                digests[row], is_known[row] = np.frombuffer(digest, dtype=np.uint8), True
+        return digests, is_known
 
     def remember(self, stamps: Sequence[Stamp | None], digests: NDArray[np.uint8]) -> None:
         """Store the digests of readable images, in place of older ones of the same paths."""
-        new = {_compact(stamp): digests[row].tobytes() for row, stamp in enumerate(stamps) if stamp is not None}
-        paths = {key[0] for key in new}
-        self._digests = {**{key: value for key, value in self._digests.items() if key[0] not in paths}, **new}
+        new_digests = {_compact(stamp): digests[row].tobytes() for row, stamp in enumerate(stamps) if stamp is not None}
+        paths = {key[0] for key in new_digests}
+        self._digests = {**{key: value for key, value in self._digests.items() if key[0] not in paths}, **new_digests}
         temporary = self.file.with_name(f".{self.file.name}.{os.getpid()}{UNFINISHED}")
         table = np.array(list(self._digests), dtype=_STAMPS)
         values = np.frombuffer(b"".join(self._digests.values()), dtype=np.uint8).reshape(-1, DIGEST)
@@ -88,8 +88,8 @@ def _compact(stamp: Stamp) -> _Key:
 def _read_digests(file: Path) -> dict[_Key, bytes]:
     """Return the digests of a file; empty if it is damaged or missing."""
     try:
-        with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as stored:
-            stamps, digests = stored["stamps"], stored["digests"]
+        with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            stamps, digests = arrays["stamps"], arrays["digests"]
         if stamps.dtype != _STAMPS or digests.dtype != np.uint8 or digests.shape != (len(stamps), DIGEST):
             return {}
         return dict(zip(stamps.tolist(), (row.tobytes() for row in digests), strict=True))

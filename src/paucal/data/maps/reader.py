@@ -56,12 +56,12 @@ class LabelMaps:
             raise UserError(
                 f"{str(folder / INDEX)!r} is not a valid index of label maps ({problem}): make them again."
             ) from None
-        self._values, self._indices, done = (open_array(folder / name, "r") for name in (VALUES, CLASSES, DONE))
-        require_shapes(folder, len(self._hashes), self.facts, (self._values, self._indices, done))
-        if not done.all():
+        self._values, self._indices, is_written = (open_array(folder / name, "r") for name in (VALUES, CLASSES, DONE))
+        require_shapes(folder, len(self._hashes), self.facts, (self._values, self._indices, is_written))
+        if not is_written.all():
             raise UserError(
-                f"the label maps in {str(folder)!r} are unfinished ({int(done.sum())} of {len(done)}): run the same "
-                "'paucal label' again to continue."
+                f"the label maps in {str(folder)!r} are unfinished ({int(is_written.sum())} of {len(is_written)}): run "
+                "the same 'paucal label' again to continue."
             )
 
     def __contains__(self, key: str) -> bool:
@@ -163,8 +163,8 @@ def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
         tensor([[3, 7]])
     """
     pairs = [torch.unique(image_indices, return_inverse=True) for image_indices in indices]
-    most = max(len(classes) for classes, _ in pairs)
-    padded = [functional.pad(classes, (0, most - len(classes)), value=-1) for classes, _ in pairs]
+    max_classes = max(len(classes) for classes, _ in pairs)
+    padded = [functional.pad(classes, (0, max_classes - len(classes)), value=-1) for classes, _ in pairs]
     return torch.stack(padded), torch.stack([slots for _, slots in pairs])
 
 
@@ -185,10 +185,12 @@ def _class_order(facts: MapFacts, images: ImageSet) -> NDArray[np.int64]:
             f"--labels: the maps lack {len(unknown)} of the {len(number_of)} classes of {images.name} (such as "
             f"{unknown[0]!r}): label with a teacher that has all of these, or leave classes out with --classes."
         )
-    if doubled := next((name for name in number_of if counts[name] > 1), None):
+    if repeated := next((name for name in number_of if counts[name] > 1), None):
         raise UserError(
-            f"--labels: the maps have {counts[doubled]} classes called {doubled!r}: give the teacher's classes "
+            f"--labels: the maps have {counts[repeated]} classes called {repeated!r}: give the teacher's classes "
             "distinct names."
         )
-    beyond = count(len(number_of))
-    return np.array([number_of[name] if name in number_of else next(beyond) for name in facts.classes], dtype=np.int64)
+    new_numbers = count(len(number_of))
+    return np.array(
+        [number_of[name] if name in number_of else next(new_numbers) for name in facts.classes], dtype=np.int64
+    )

@@ -59,7 +59,7 @@ class MapFacts:
     @property
     def bytes_per_image(self) -> int:
         """Size of one image's map in bytes."""
-        return self.top * self.grid[0] * self.grid[1] * (2 + _kind(len(self.classes)).itemsize)
+        return self.top * self.grid[0] * self.grid[1] * (2 + _class_dtype(len(self.classes)).itemsize)
 
 
 class MapWriter:
@@ -116,8 +116,8 @@ def content_hash(image: Image.Image) -> str:
 def open_array(path: Path, mode: Any) -> np.memmap:
     """Map an array into memory; raises a UserError if it is missing or damaged."""
     try:
-        whole = np.lib.format.open_memmap(require_regular(path), "r")  # "r" first: "r+" lengthens a short file
-        return whole if mode == "r" else np.lib.format.open_memmap(path, mode)
+        array = np.lib.format.open_memmap(require_regular(path), "r")  # "r" first: "r+" lengthens a short file
+        return array if mode == "r" else np.lib.format.open_memmap(path, mode)
     except (OSError, ValueError, EOFError, OverflowError, SyntaxError, TokenError) as problem:
         raise UserError(
             f"{str(path)!r} is missing, cut short or not an array ({problem}): make the maps again."
@@ -152,7 +152,7 @@ def require_maps(folder: Path) -> None:
         raise UserError(f"--output: {str(folder)!r} is not empty and holds no label maps: give another folder.")
 
 
-def _kind(classes: int) -> np.dtype:
+def _class_dtype(classes: int) -> np.dtype:
     return np.dtype(np.uint8 if classes <= 256 else np.uint16 if classes <= 65536 else np.int32)
 
 
@@ -161,7 +161,7 @@ def _create(folder: Path, facts: MapFacts, count: int) -> None:
     shape = (count, facts.top, *facts.grid)
     for name, kind, size in (
         (VALUES, np.dtype(np.float16), shape),
-        (CLASSES, _kind(len(facts.classes)), shape),
+        (CLASSES, _class_dtype(len(facts.classes)), shape),
         (DONE, np.dtype(np.uint8), (count,)),
     ):
         np.lib.format.open_memmap(folder / name, "w+", kind, size).flush()
@@ -179,31 +179,31 @@ def content_hashes(
         UnreadableImage: An image cannot be read.
     """
     stamps = [_stamp(images, int(position)) for position in positions]
-    memory = _memory(images)
+    memory = _stored_hashes(images)
     digests = np.zeros((len(stamps), DIGEST), dtype=np.uint8)
     is_stored = np.zeros(len(stamps), dtype=bool)
     if memory is not None:
         digests, is_stored = memory.look_up(stamps)
-    new = np.flatnonzero(~is_stored)
-    for done, row in enumerate(new.tolist()):
+    unknown_rows = np.flatnonzero(~is_stored)
+    for done, row in enumerate(unknown_rows.tolist()):
         digest = bytes.fromhex(content_hash(full_size_image(images, int(positions[row]))))
         digests[row] = np.frombuffer(digest, dtype=np.uint8)
         if advance is not None:
-            advance(len(stamps) - len(new) + done + 1, len(stamps))
-    if advance is not None and not len(new):
+            advance(len(stamps) - len(unknown_rows) + done + 1, len(stamps))
+    if advance is not None and not len(unknown_rows):
         advance(len(stamps), len(stamps))
-    if memory is not None and any(stamps[row] is not None for row in new):
-        memory.remember([stamps[row] for row in new], digests[new])
+    if memory is not None and any(stamps[row] is not None for row in unknown_rows):
+        memory.remember([stamps[row] for row in unknown_rows], digests[unknown_rows])
     return [digest.tobytes().hex() for digest in digests]
 
 
-def _memory(images: ImageSet) -> StoredDigests | None:
+def _stored_hashes(images: ImageSet) -> StoredDigests | None:
     """Return the hashes stored for this way of reading and this version of Pillow; None without a cache."""
     folder = usable_folder()
     if folder is None:
         return None
-    whole = replace(images.reading, side=None)
-    return StoredDigests(folder, f"{images.location}\ncontents {PIL.__version__} {whole}")
+    full_reading = replace(images.reading, side=None)
+    return StoredDigests(folder, f"{images.location}\ncontents {PIL.__version__} {full_reading}")
 
 
 def _stamp(images: ImageSet, position: int) -> Stamp | None:

@@ -19,17 +19,17 @@ def match_classes(images: Sequence[File], masks: Sequence[File]) -> tuple[Matche
     The class is a folder above the masks (`masks/cat/1.png`), the end of their names (`1_cat.png`), or their name in a
     folder for each image (`1/cat.png`). All masks have to be named in the same way.
     """
-    for find in (_by_folder, _by_ending, _by_name):
+    for find in (_match_by_folder, _match_by_ending, _match_by_name):
         hits = find(images, masks)
         if hits is None or not _are_classes(hits.values()):
             continue
-        of_image: dict[str, list[str]] = defaultdict(list)
+        masks_by_image: dict[str, list[str]] = defaultdict(list)
         classes = {key: name for key, (_, name) in hits.items()}
         for key, (image, _) in hits.items():
-            of_image[image].append(key)
-        ordered = {image: sorted(keys, key=lambda key: classes[key]) for image, keys in of_image.items()}
-        alone = [image.key for image in images if image.key not in of_image]
-        return Matches(ordered, alone), classes
+            masks_by_image[image].append(key)
+        ordered = {image: sorted(keys, key=lambda key: classes[key]) for image, keys in masks_by_image.items()}
+        without_masks = [image.key for image in images if image.key not in masks_by_image]
+        return Matches(ordered, without_masks), classes
     return None
 
 
@@ -38,18 +38,20 @@ def _are_classes(hits: Iterable[Hit]) -> bool:
     images_of: dict[str, list[str]] = defaultdict(list)
     for image, name in hits:
         images_of[name].append(image)
-    alike = len({fold(name) for name in images_of}) < len(images_of)
+    has_duplicates = len({fold(name) for name in images_of}) < len(images_of)
     decoys = [name for name in images_of if is_decoy_folder(name) or is_decoy_name(name) or name.isdigit()]
-    once = all(len(set(images)) == len(images) >= FEWEST_IMAGES for images in images_of.values())
-    return 2 <= len(images_of) <= MOST_CLASSES and once and not alike and not decoys
+    is_once_per_image = all(len(set(images)) == len(images) >= FEWEST_IMAGES for images in images_of.values())
+    return 2 <= len(images_of) <= MOST_CLASSES and is_once_per_image and not has_duplicates and not decoys
 
 
-def _by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:
+def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:
     at = {(image.place, fold(image.stem)): image.key for image in images}
     hits: dict[str, Hit] = {}
     for mask in masks:
-        places = [(mask.place[:n] + mask.place[n + 1 :], mask.place[n]) for n in range(len(mask.place))]
-        matches = [(at[place, fold(mask.stem)], name) for place, name in places if (place, fold(mask.stem)) in at]
+        folder_splits = [(mask.place[:n] + mask.place[n + 1 :], mask.place[n]) for n in range(len(mask.place))]
+        matches = [
+            (at[place, fold(mask.stem)], name) for place, name in folder_splits if (place, fold(mask.stem)) in at
+        ]
         if len(matches) != 1:
             return None
         image, name = matches[0]
@@ -58,21 +60,21 @@ def _by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] 
     return hits
 
 
-def _by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:
-    at = {(image.place, fold(image.stem)): image.key for image in images}
+def _match_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:
+    image_keys = {(image.place, fold(image.stem)): image.key for image in images}
     hits: dict[str, Hit] = {}
     for mask in masks:
         gaps = reversed([*_SIGNS.finditer(mask.stem)])
-        pairs = ((at.get((mask.place, fold(mask.stem[: gap.start()]))), mask.stem[gap.end() :]) for gap in gaps)
-        image, rest = next(((image, rest) for image, rest in pairs if image), ("", ""))
-        name = _class_name(rest)
+        pairs = ((image_keys.get((mask.place, fold(mask.stem[: gap.start()]))), mask.stem[gap.end() :]) for gap in gaps)
+        image, ending = next(((image, ending) for image, ending in pairs if image), ("", ""))
+        name = _class_name(ending)
         if not image or not name:
             return None
         hits[mask.key] = image, name
     return hits
 
 
-def _by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:
+def _match_by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:
     at: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for image in images:
         for place in {image.place, (*image.place, fold(image.stem))}:
@@ -88,5 +90,5 @@ def _by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | 
 
 def _class_name(text: str) -> str:
     """Return the words of a name without words for masks."""
-    words = [word for word in _SIGNS.split(text) if word and not re.fullmatch(TOKENS, word, re.IGNORECASE)]
-    return " ".join(words)
+    parts = [part for part in _SIGNS.split(text) if part and not re.fullmatch(TOKENS, part, re.IGNORECASE)]
+    return " ".join(parts)

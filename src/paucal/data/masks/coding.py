@@ -152,7 +152,7 @@ def read_class_names(path: Path) -> NamedClasses:
     except FileNotFoundError:
         raise UserError(f"--classes: there is no such file: {str(path)!r}; check the path.") from None
     try:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(_with_commas(text), newline=""))]
+        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(_normalise_rows(text), newline=""))]
     except csv.Error as problem:
         raise UserError(f"--classes: {str(path)!r} cannot be read ({problem}); give one name per line.") from None
     rows = [row for row in rows if any(row)]
@@ -174,11 +174,11 @@ def read_class_names(path: Path) -> NamedClasses:
     return NamedClasses(names, values, colours, note)
 
 
-def _with_commas(text: str) -> str:
+def _normalise_rows(text: str) -> str:
     """Return CVAT's or CamVid's table as rows of names and colours; any other text as it is."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    for form in (_CVAT_ROW, _SPACED_ROW):
-        rows = [form.fullmatch(line) for line in lines]
+    for row_pattern in (_CVAT_ROW, _SPACED_ROW):
+        rows = [row_pattern.fullmatch(line) for line in lines]
         if rows and all(rows):
             return "\n".join('"{name}",{r},{g},{b}'.format(**row.groupdict()) for row in rows if row)
     return text
@@ -186,11 +186,11 @@ def _with_commas(text: str) -> str:
 
 def _read_row(row: list[str], path: Path) -> tuple[str, list[int]]:
     """Return the name in a row and its numbers: none, a value, or a colour."""
-    for name, rest in ((row[0], row[1:]), (row[-1], row[:-1])):
-        if len(rest) in (0, 1, 3) and all(cell.isascii() and cell.isdigit() for cell in rest) and name:
-            numbers = [int(cell) for cell in rest if len(cell) < 6]
-            most = 255 if len(rest) == 3 else 65535
-            if len(numbers) == len(rest) and all(number <= most for number in numbers):
+    for name, number_cells in ((row[0], row[1:]), (row[-1], row[:-1])):
+        if len(number_cells) in (0, 1, 3) and all(cell.isascii() and cell.isdigit() for cell in number_cells) and name:
+            numbers = [int(cell) for cell in number_cells if len(cell) < 6]
+            largest = 255 if len(number_cells) == 3 else 65535
+            if len(numbers) == len(number_cells) and all(number <= largest for number in numbers):
                 return name, numbers
     raise UserError(
         f"--classes: the row {','.join(row)[:80]!r} of {str(path)!r} is not of the form NAME, NAME,VALUE or NAME,R,G,B."
@@ -243,11 +243,11 @@ def find_coding(
     _require_kind(kind, facts, values, in_colour)
     if kind == "binary":
         refuse_faint(facts, void)
-        coding = _binary(values, void)
+        coding = _binary_coding(values, void)
     elif kind == "index":
-        coding = _index(values, void, len(named.names) if named else 0)
+        coding = _index_coding(values, void, len(named.names) if named else 0)
     else:
-        coding = _levels(kind, values, void)
+        coding = _level_coding(kind, values, void)
     if named is not None and len(named.names) != coding.count:
         raise UserError(
             f"--classes names {len(named.names)} classes, and the masks have {coding.count} ({coding.describe()}): "
@@ -269,8 +269,8 @@ def require_fit(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[int] | No
     elif coding.kind == "index" and ignore is None and not facts.has_colour:
         refuse_mixed_kinds(facts)
         refuse_mixed_codings(facts)
-        marked = set(facts.values) - {0}
-        if coding.ignore == VOID and marked == {VOID}:
+        nonzero = set(facts.values) - {0}
+        if coding.ignore == VOID and nonzero == {VOID}:
             raise UserError(
                 f"the masks have no value but 0 and 255, and {coding.describe()}: every labelled pixel would be of the "
                 "first class; store them with the numbers of the classes."
@@ -301,9 +301,9 @@ def _infer_kind(facts: MaskFacts, values: list[int], in_colour: bool) -> Coding:
     if not any(file.bits == 16 for file in facts.files):
         refuse_near_levels(facts, values)
         refuse_blurred_levels(facts, values)
-    below = [value for value in values if value != VOID]
+    class_values = [value for value in values if value != VOID]
     gaps = [b - a for a, b in pairwise(values)]
-    are_levels = len(values) > 1 and min(gaps) >= SPREAD and len(values) <= FEW_LEVELS and max(below) >= HIGH
+    are_levels = len(values) > 1 and min(gaps) >= SPREAD and len(values) <= FEW_LEVELS and max(class_values) >= HIGH
     return "grey" if are_levels else "index"
 
 
@@ -313,17 +313,17 @@ def _require_kind(kind: Coding, facts: MaskFacts, values: list[int], in_colour: 
             f"--mask-values is {kind!r} and the masks are {'in colour' if in_colour else 'grey'}: leave it out, or "
             "convert the masks."
         )
-    deep = next((file.name for file in facts.files if file.bits == 16), "")
-    if deep and kind != "index":
+    deep_file = next((file.name for file in facts.files if file.bits == 16), "")
+    if deep_file and kind != "index":
         raise UserError(
-            f"mask {deep} has 16 bits a pixel, which only class numbers may have, and its values reach "
+            f"mask {deep_file} has 16 bits a pixel, which only class numbers may have, and its values reach "
             f"{max(values, default=0)}: store it with 8 bits."
         )
     if not values:
         raise UserError("no pixel of the masks is labelled: give other masks, or another --ignore.")
 
 
-def _binary(values: list[int], void: int | None) -> MaskCoding:
+def _binary_coding(values: list[int], void: int | None) -> MaskCoding:
     top = 1 if max(values) == 1 else 255
     if len({value >= min(top, MIDDLE) for value in values}) < 2:
         raise UserError(
@@ -333,7 +333,7 @@ def _binary(values: list[int], void: int | None) -> MaskCoding:
     return MaskCoding("binary", (0, top), void)
 
 
-def _index(values: list[int], void: int | None, n_names: int) -> MaskCoding:
+def _index_coding(values: list[int], void: int | None, n_names: int) -> MaskCoding:
     void = VOID if void is None and VOID in values else void
     top = max((value for value in values if value != void), default=0)
     count = max(top + 1, n_names + (void is not None and void <= top))
@@ -348,7 +348,7 @@ def _index(values: list[int], void: int | None, n_names: int) -> MaskCoding:
     return MaskCoding("index", classes, void)
 
 
-def _levels(kind: Coding, values: list[int], void: int | None) -> MaskCoding:
+def _level_coding(kind: Coding, values: list[int], void: int | None) -> MaskCoding:
     if len(values) > MOST_CLASSES:
         raise UserError(
             f"the masks have {len(values)} {'colours' if kind == 'colour' else 'grey levels'}, but at most "

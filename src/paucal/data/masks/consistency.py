@@ -22,10 +22,10 @@ BINARY, OR_GREY = "--mask-values binary (two classes)", "or grey (a class for ea
 
 def refuse_mixed_kinds(facts: MaskFacts) -> None:
     """Refuse sets that mix colours, palettes and numbers, if their values mean different things."""
-    by_kind: dict[str, list[FileFacts]] = defaultdict(list)
+    files_by_kind: dict[str, list[FileFacts]] = defaultdict(list)
     for file in facts.files:
-        by_kind[file.kind].append(file)
-    colour, palette, grey = by_kind[COLOUR], by_kind[PALETTE], by_kind[GREY]
+        files_by_kind[file.kind].append(file)
+    colour, palette, grey = files_by_kind[COLOUR], files_by_kind[PALETTE], files_by_kind[GREY]
     if colour:
         _refuse_beside_colours(colour, palette, grey)
     else:
@@ -43,22 +43,22 @@ def _refuse_beside_colours(colour: list[FileFacts], palette: list[FileFacts], gr
     if palette:
         raise _storage_error(colour, "in colour", palette, "with a palette", "the palettes' colours are the classes")
     three = [*colour, *(file for file in grey if file.bits == 24)]
-    shown = {value >> 16 for file in three for value in file.as_colours().values if value % 0x010101 == 0}
-    numbers = [file for file in grey if file.bits in (8, 16) and not file.values <= shown | {0, WHITE}]
+    grey_levels = {value >> 16 for file in three for value in file.as_colours().values if value % 0x010101 == 0}
+    numbers = [file for file in grey if file.bits in (8, 16) and not file.values <= grey_levels | {0, WHITE}]
     if numbers:
         raise _storage_error(colour, "in colour", numbers, "with numbers or grey levels", "each level is a colour")
     white = [file for file in grey if file.bits in (1, 8) and file.values - {0}]
-    if white and WHITE not in shown:
+    if white and WHITE not in grey_levels:
         raise _storage_error(colour, "in colour", white, "in black and white", "white is a separate class")
 
 
 def _storage_error(
-    files: Sequence[FileFacts], storage: str, others: Sequence[FileFacts], other_storage: str, condition: str
+    files: Sequence[FileFacts], storage: str, other_files: Sequence[FileFacts], other_storage: str, condition: str
 ) -> UserError:
     """Return the error for two groups of files; `condition` says when `--mask-values colour` is right."""
     return UserError(
-        f"the masks are stored in two ways: {list_files(files)} {storage}, {list_files(others)} {other_storage}: store "
-        f"all in the same way, or give --mask-values colour if {condition}."
+        f"the masks are stored in two ways: {list_files(files)} {storage}, {list_files(other_files)} {other_storage}: "
+        f"store all in the same way, or give --mask-values colour if {condition}."
     )
 
 
@@ -67,10 +67,11 @@ def _refuse_palettes(files: Sequence[FileFacts]) -> None:
     first: dict[int, tuple[int, FileFacts]] = {}
     for file in files:
         for value, colour in (file.palette or {}).items():
-            before, other = first.setdefault(value, (colour, file))
-            if before != colour:
+            earlier_colour, other = first.setdefault(value, (colour, file))
+            if earlier_colour != colour:
                 raise UserError(
-                    f"the palettes of the masks differ: the number {value} is {unpack_colour(before)} in {other.name} "
+                    f"the palettes of the masks differ: the number {value} is {unpack_colour(earlier_colour)} in "
+                    f"{other.name} "
                     f"and {unpack_colour(colour)} in {file.name}: give --mask-values colour if the colours are the "
                     "classes, or index if the numbers are."
                 )
@@ -79,28 +80,28 @@ def _refuse_palettes(files: Sequence[FileFacts]) -> None:
 def refuse_mixed_codings(facts: MaskFacts, void: int | None = None) -> None:
     """Refuse grey files if some hold class numbers, others 0 and a high value such as 255, and hardly any hold both."""
     low: list[FileFacts] = []
-    both: list[FileFacts] = []
+    mixed_files: list[FileFacts] = []
     high: dict[int, list[FileFacts]] = defaultdict(list)
     for file in facts.files:
-        marked = sorted(file.values - {0, void})
-        if not marked or marked[-1] > WHITE or (file.bits == 1 and _is_white(facts)):
+        nonzero = sorted(file.values - {0, void})
+        if not nonzero or nonzero[-1] > WHITE or (file.bits == 1 and _is_white(facts)):
             continue
-        if marked[-1] < HIGH:
+        if nonzero[-1] < HIGH:
             low.append(file)
-        elif marked == [VOID] and 0 not in file.values:
+        elif nonzero == [VOID] and 0 not in file.values:
             continue  # an unlabelled image, unless other files show that 255 marks something
-        elif len(marked) == 1 and (file.kind == GREY or marked[0] == VOID):
-            high[marked[0]].append(file)
+        elif len(nonzero) == 1 and (file.kind == GREY or nonzero[0] == VOID):
+            high[nonzero[0]].append(file)
         else:
-            both.append(file)
+            mixed_files.append(file)
     highs = [file for files in high.values() for file in files]
-    if low and highs and len(high) <= 2 and len(both) < max(1, RARE * min(len(low), len(highs))):
-        none = "hardly any has" if both else "none has"
+    if low and highs and len(high) <= 2 and len(mixed_files) < max(1, RARE * min(len(low), len(highs))):
+        none = "hardly any has" if mixed_files else "none has"
         void_words = " or --ignore 255 (those pixels are not labelled)" if VOID in high else ""
         raise UserError(
             f"{_two_codings(highs, low)}, and {none} both: store all in the same way, or give {BINARY}{void_words}."
         )
-    if not low and not both and len(high) == 2:
+    if not low and not mixed_files and len(high) == 2:
         raise UserError(
             f"{_two_codings(*high.values())}, and none has both: store all in the same way, or give {BINARY} {OR_GREY}."
         )
@@ -125,37 +126,44 @@ def is_black_and_white(facts: MaskFacts, values: Sequence[int]) -> bool:
 def refuse_specks(facts: MaskFacts, void: int | None) -> None:
     """Refuse masks of 0 and 255 with a few pixels of a small number, which would turn 255 into "not labelled"."""
     pixels = {value: count for value, count in facts.pixels.items() if value != void}
-    small = {value: count for value, count in pixels.items() if 0 < value < HIGH}
-    if small and set(pixels) - set(small) == {0, VOID} and sum(small.values()) * SPECKS < min(pixels[0], pixels[VOID]):
+    small_values = {value: count for value, count in pixels.items() if 0 < value < HIGH}
+    if (
+        small_values
+        and set(pixels) - set(small_values) == {0, VOID}
+        and sum(small_values.values()) * SPECKS < min(pixels[0], pixels[VOID])
+    ):
         raise UserError(
-            f"the masks have the values 0 and 255, and {counted(sum(small.values()), 'pixel')} of "
-            f"{_list_values(small)} ({list_files(facts.with_value(min(small)))}): give {BINARY} or --ignore 255 (those "
-            "pixels are not labelled), or correct the masks."
+            f"the masks have the values 0 and 255, and {counted(sum(small_values.values()), 'pixel')} of "
+            f"{_list_values(small_values)} ({list_files(facts.with_value(min(small_values)))}): give {BINARY} or "
+            "--ignore 255 (those pixels are not labelled), or correct the masks."
         )
 
 
 def refuse_near_levels(facts: MaskFacts, values: Sequence[int]) -> None:
     """Refuse (sorted) values close to class values that lie far apart, such as 254 beside 0 and 255."""
-    below = [value for value in values if value != VOID]
-    if max(below, default=0) < HIGH:
+    class_values = [value for value in values if value != VOID]
+    if max(class_values, default=0) < HIGH:
         return  # these are class numbers
     groups: list[list[int]] = [[values[0]]]
-    for before, value in pairwise(values):
-        groups[-1].append(value) if value - before <= NEAR else groups.append([value])
-    odd = []
+    for previous, value in pairwise(values):
+        groups[-1].append(value) if value - previous <= NEAR else groups.append([value])
+    stray_values = []
     for group in groups:
         commonest = max(group, key=lambda value: facts.pixels[value])
-        others = [value for value in group if value != commonest]
-        if group[-1] >= VOID - NEAR or sum(facts.pixels[value] for value in others) * 100 < facts.pixels[commonest]:
-            odd += others if group[-1] - group[0] <= 2 * NEAR else []
-    apart = all(after[0] - before[-1] >= APART for before, after in pairwise(groups))
+        other_values = [value for value in group if value != commonest]
+        if (
+            group[-1] >= VOID - NEAR
+            or sum(facts.pixels[value] for value in other_values) * 100 < facts.pixels[commonest]
+        ):
+            stray_values += other_values if group[-1] - group[0] <= 2 * NEAR else []
+    are_far_apart = all(after[0] - previous[-1] >= APART for previous, after in pairwise(groups))
     if len(values) > 2 and all(value <= ENDS or value >= VOID - ENDS for value in values):
-        apart, odd = True, [value for value in values if value not in (0, VOID)]
-    if apart and odd and len(groups) > 1:
-        where = list_files(facts.with_value(odd[0]))
+        are_far_apart, stray_values = True, [value for value in values if value not in (0, VOID)]
+    if are_far_apart and stray_values and len(groups) > 1:
+        example_files = list_files(facts.with_value(stray_values[0]))
         raise UserError(
-            f"the masks have the values {_list_values(values)}; {_list_values(odd)} ({where}) may be a class value "
-            f"that was changed slightly: store one value for each class, or give {BINARY} {OR_GREY}."
+            f"the masks have the values {_list_values(values)}; {_list_values(stray_values)} ({example_files}) may be "
+            f"a class value that was changed slightly: store one value for each class, or give {BINARY} {OR_GREY}."
         )
 
 
@@ -165,8 +173,8 @@ def refuse_blurred_levels(facts: MaskFacts, values: Sequence[int]) -> None:
     edges = [value for value in values[1:-1] if value not in facts.solid]
     on_edges = [file for file in facts.files if not file.values.isdisjoint(edges)]
     rare = sum(facts.pixels[value] for value in edges) < sum(facts.pixels.values()) / 2
-    many = len(edges) > 2 or len(on_edges) > max(2, 0.2 * len(facts.files))
-    blurred = noisy or (on_edges if values[0] == 0 and max(values) >= NOISY_TOP and many and rare else [])
+    is_frequent = len(edges) > 2 or len(on_edges) > max(2, 0.2 * len(facts.files))
+    blurred = noisy or (on_edges if values[0] == 0 and max(values) >= NOISY_TOP and is_frequent and rare else [])
     if blurred:
         worst = max(blurred, key=lambda file: len(file.values))
         raise UserError(
@@ -203,14 +211,14 @@ def refuse_lossy(facts: MaskFacts) -> None:
 def refuse_faint(facts: MaskFacts, void: int | None) -> None:
     """Refuse masks of two classes with marked pixels below 128, which would count as background."""
     for file in facts.files:
-        marked = file.values - {0, void}
-        if marked and 1 < max(marked) < 128 and (len(marked) == 1 or max(marked) >= HIGH):
+        nonzero = file.values - {0, void}
+        if nonzero and 1 < max(nonzero) < 128 and (len(nonzero) == 1 or max(nonzero) >= HIGH):
             raise UserError(
-                f"mask {file.name} has values up to {max(marked)}: masks of two classes are marked with 1 or "
+                f"mask {file.name} has values up to {max(nonzero)}: masks of two classes are marked with 1 or "
                 "with 128 to 255; change its values."
             )
 
 
 def _list_values(values: Sequence[int] | dict[int, int]) -> str:
-    shown = [str(value) for value in values]
-    return " and ".join(shown) if len(shown) < 3 else first_few(shown, 6)
+    texts = [str(value) for value in values]
+    return " and ".join(texts) if len(texts) < 3 else first_few(texts, 6)

@@ -84,7 +84,7 @@ def read_mask(path: Path, name: str, most: int | None = None) -> RawMask:
         lossy = image.format in LOSSY or (image.format == "WEBP" and not _is_lossless_webp(path))
         upright = turned_upright(image)
         values, kind, bits = _stored_values(upright)
-        palette = _palette(upright) if kind == PALETTE else None
+        palette = _palette_colours(upright) if kind == PALETTE else None
     return RawMask(values, kind, bits, lossy, palette)
 
 
@@ -115,15 +115,15 @@ def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
         return np.asarray(image).astype(np.int32), GREY, 1
     if mode in ("P", "PA"):
         return np.asarray(image.getchannel(0)).astype(np.int32), PALETTE, 8
-    if mode in ("RGBA", "LA") and (marked := _marked_by_transparency(image)) is not None:
-        return marked, GREY, 8
+    if mode in ("RGBA", "LA") and (alpha_mask := _marked_by_transparency(image)) is not None:
+        return alpha_mask, GREY, 8
     if mode in ("L", "LA", "La"):
         return np.asarray(image.getchannel(0)).astype(np.int32), GREY, 8
     if mode.startswith("I"):
-        wide = np.asarray(image).astype(np.int64)
-        if wide.min() < 0 or wide.max() > WIDEST:
-            raise ValueError(f"it holds values from {wide.min()} to {wide.max()}, expected 0 to {WIDEST}")
-        return wide.astype(np.int32), GREY, 16
+        integers = np.asarray(image).astype(np.int64)
+        if integers.min() < 0 or integers.max() > WIDEST:
+            raise ValueError(f"it holds values from {integers.min()} to {integers.max()}, expected 0 to {WIDEST}")
+        return integers.astype(np.int32), GREY, 16
     rgb = np.asarray(image.convert("RGB"))
     if (rgb[..., 0] == rgb[..., 1]).all() and (rgb[..., 0] == rgb[..., 2]).all():
         return rgb[..., 0].astype(np.int32), GREY, 24
@@ -139,7 +139,7 @@ def _marked_by_transparency(image: Image.Image) -> NDArray[np.int32] | None:
     return opacity.astype(np.int32)
 
 
-def _palette(image: Image.Image) -> NDArray[np.int32]:
+def _palette_colours(image: Image.Image) -> NDArray[np.int32]:
     """Return the packed colours of a palette; indices beyond its end are black."""
     colours = np.zeros((256, 3), dtype=np.uint8)
     stored = np.asarray(image.getpalette("RGB") or [], dtype=np.uint8)[: 3 * 256]
@@ -270,18 +270,18 @@ def count_values(raw: RawMask, name: str) -> FileFacts:
         numbers = np.searchsorted(values, raw.values)  # faster than `return_inverse` for few colours
     counts = np.bincount(numbers.ravel(), minlength=len(values))
     corner = numbers[:-1, :-1]
-    same = (corner == numbers[1:, :-1]) & (corner == numbers[:-1, 1:]) & (corner == numbers[1:, 1:])
-    solid = np.bincount(corner[same], minlength=len(values)) > 0
+    is_uniform = (corner == numbers[1:, :-1]) & (corner == numbers[:-1, 1:]) & (corner == numbers[1:, 1:])
+    solid = np.bincount(corner[is_uniform], minlength=len(values)) > 0
     slope = np.diff(numbers, axis=1)
-    present = np.flatnonzero(counts).tolist()
+    indices = np.flatnonzero(counts).tolist()
     return FileFacts(
         name=name,
-        pixels={int(values[index]): int(counts[index]) for index in present},
-        solid=frozenset(int(values[index]) for index in present if solid[index]),
+        pixels={int(values[index]): int(counts[index]) for index in indices},
+        solid=frozenset(int(values[index]) for index in indices if solid[index]),
         kind=raw.kind,
         bits=raw.bits,
         lossy=raw.lossy,
-        palette=None if raw.palette is None else {int(values[p]): int(raw.palette[values[p]]) for p in present},
+        palette=None if raw.palette is None else {int(values[p]): int(raw.palette[values[p]]) for p in indices},
         steps=int(((slope[:, :-1] > 0) & (slope[:, 1:] > 0) | (slope[:, :-1] < 0) & (slope[:, 1:] < 0)).sum()),
         jumps=int((np.abs(slope) > 1).sum()),
     )
@@ -290,5 +290,5 @@ def count_values(raw: RawMask, name: str) -> FileFacts:
 def list_files(files: Iterable[FileFacts]) -> str:
     """Return the name of the first file and the number of the others."""
     names = [file.name for file in files]
-    others = len(names) - 1
-    return names[0] if not others else f"{names[0]} and {others} other{'s' if others > 1 else ''}"
+    n_others = len(names) - 1
+    return names[0] if not n_others else f"{names[0]} and {n_others} other{'s' if n_others > 1 else ''}"

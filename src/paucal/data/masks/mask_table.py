@@ -42,17 +42,17 @@ def read_mask_table(file: Path) -> MaskTable:
     masks_of: dict[str, tuple[list[Path], str]] = {}
     n_bare = 0
     for row in rows:
-        where = f"line {row.line} of {file}"
+        context = f"line {row.line} of {file}"
         part = "" if part_at is None else row.cells[part_at].strip().lower()
         if part and part not in PARTS:
-            raise UserError(f"{where} has the part {part[:80]!r}, expected train, val or test: correct it.")
+            raise UserError(f"{context} has the part {part[:80]!r}, expected train, val or test: correct it.")
         if not row.cells[mask_at].strip():
             n_bare += 1
             continue
-        image, mask = (_resolve(row.cells[place], file, where) for place in (image_at, mask_at))
+        image, mask = (_resolve(row.cells[place], file, context) for place in (image_at, mask_at))
         masks, first_part = masks_of.setdefault(image, ([], PARTS.get(part, "")))
         if first_part != PARTS.get(part, ""):
-            raise UserError(f"{where} puts {image!r} into a second part: give each image one part.")
+            raise UserError(f"{context} puts {image!r} into a second part: give each image one part.")
         masks.append(Path(mask))
     if not masks_of:
         raise UserError(f"{file} names no mask of an image: fill the column {header.cells[mask_at]!r}.")
@@ -70,19 +70,19 @@ def plain_column(cell: str) -> str:
 def _columns(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
     """Return the positions of the columns of images, masks and parts; None for other tables."""
     plain = [plain_column(cell) for cell in cells]
-    places = [
+    positions = [
         next((plain.index(name) for name in names if name in plain), None)
         for names in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS)
     ]
-    image, mask, part = places
+    image, mask, part = positions
     return None if image is None or mask is None else (image, mask, part)
 
 
-def _resolve(cell: str, file: Path, where: str) -> str:
+def _resolve(cell: str, file: Path, context: str) -> str:
     path = plain_path(cell)
     if leads_out(path) and not (os.path.isabs(path) and ".." not in path.split("/") and "\0" not in path):
-        raise UserError(f"{where} leads out of the folder of the table ({path[:80]!r}): give paths below it.")
-    whole = os.path.join(os.path.abspath(file.parent), path)
-    if not os.path.isfile(whole):
-        raise UserError(f"{where} names {path[:80]!r}, but there is no such file: correct the path.")
-    return whole
+        raise UserError(f"{context} leads out of the folder of the table ({path[:80]!r}): give paths below it.")
+    absolute = os.path.join(os.path.abspath(file.parent), path)
+    if not os.path.isfile(absolute):
+        raise UserError(f"{context} names {path[:80]!r}, but there is no such file: correct the path.")
+    return absolute

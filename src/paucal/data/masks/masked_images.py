@@ -153,14 +153,14 @@ def read_masks(
         UserError: A mask cannot be read, differs from its image in size or shape, or has values that belong to no
             class; or the masks have different codings.
     """
-    by_key = {pair.key: pair for pair in pairs.pairs}
-    files, total = [by_key[key].masks for key in images.keys], len(images)
+    pairs_by_key = {pair.key: pair for pair in pairs.pairs}
+    files, total = [pairs_by_key[key].masks for key in images.keys], len(images)
     sizes = np.asarray([images.store.size(index) for index in range(total)], dtype=np.int64)
     orientations = [_orientation(pairs.root / key, size) for key, size in zip(images.keys, sizes.tolist(), strict=True)]
     facts, smaller, ambiguous = _measure_files(files, orientations, lambda done: report(done, 2 * total))
-    marked = [by_key[key].classes for key in images.keys]
-    meaning = (meaning_of_values if not any(marked) else meaning_by_class)(
-        GivenMasks(facts, pairs, given, ignore, named, coding), marked
+    mask_classes = [pairs_by_key[key].classes for key in images.keys]
+    meaning = (meaning_of_values if not any(mask_classes) else meaning_by_class)(
+        GivenMasks(facts, pairs, given, ignore, named, coding), mask_classes
     )
     coding, named, mask_notes = meaning.coding, meaning.named, meaning.notes
     if meaning.numbers is None:
@@ -175,8 +175,8 @@ def read_masks(
     notes = [*images.notes, f"masks: {coding.describe()}", *mask_notes]
     if smaller:
         text = counted(len(smaller), "mask is smaller than its image", "masks are smaller than their images")
-        shown = smaller[0] + (", ..." if smaller[1:] else "")
-        notes.append(f"{text} and enlarged with nearest-neighbour interpolation ({shown})")
+        examples = smaller[0] + (", ..." if smaller[1:] else "")
+        notes.append(f"{text} and enlarged with nearest-neighbour interpolation ({examples})")
     if named is not None and named.note:
         notes.append(named.note)
     findings = (
@@ -293,10 +293,10 @@ def join_classes(masks: Sequence[NDArray[np.uint8]], numbers: Sequence[int]) -> 
         (H, W) class numbers, and whether several classes mark one pixel.
     """
     stacked = np.stack(masks)
-    joined = np.where((stacked == IGNORED).any(0), IGNORED, 0).astype(np.uint8)
+    mask = np.where((stacked == IGNORED).any(0), IGNORED, 0).astype(np.uint8)
     for index in np.argsort(numbers):
-        joined[stacked[index] == 1] = numbers[index]
-    return joined, bool(((stacked == 1).sum(0) > 1).any())
+        mask[stacked[index] == 1] = numbers[index]
+    return mask, bool(((stacked == 1).sum(0) > 1).any())
 
 
 def _decode_all(
@@ -307,15 +307,15 @@ def _decode_all(
     Overlaps are the positions of images with pixels that several classes mark.
     """
     fits = int(sizes.prod(1).sum()) <= SHARE * available_memory()
-    pixels, kept, overlaps = np.zeros((len(store), n_classes), dtype=np.int64), {}, []
+    pixels, decoded_masks, overlaps = np.zeros((len(store), n_classes), dtype=np.int64), {}, []
     for index in range(len(store)):
         mask, is_overlapping = store.read_files(index)
         overlaps += [index] if is_overlapping else []
         pixels[index] = np.bincount(mask.ravel(), minlength=IGNORED + 1)[:n_classes]
         if fits:
-            kept[index] = mask
+            decoded_masks[index] = mask
         report(index + 1)
-    return store.keeping(kept) if fits else store, pixels, overlaps
+    return store.keeping(decoded_masks) if fits else store, pixels, overlaps
 
 
 def _class_names(coding: MaskCoding) -> tuple[str, ...]:
@@ -349,17 +349,18 @@ def stray_values(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
     if not strays:
         return []
     text = counted(len(strays), "stray value counts as a class", "stray values count as classes")
-    shown = first_few(strays)
-    return [Finding(STRAY, "misleads", f"{text}: {shown}", "correct the masks, or name the classes with --classes")]
+    examples = first_few(strays)
+    return [Finding(STRAY, "misleads", f"{text}: {examples}", "correct the masks, or name the classes with --classes")]
 
 
 def interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
     """Find masks of class numbers with in-between numbers at edges, as after resizing by interpolation."""
-    odd = [file for file in facts.files if file.steps >= FEWEST_STEPS and 2 * file.steps > file.jumps]
-    if coding.kind != "index" or not odd:
+    interpolated = [file for file in facts.files if file.steps >= FEWEST_STEPS and 2 * file.steps > file.jumps]
+    if coding.kind != "index" or not interpolated:
         return []
     text = (
-        f"in {counted(len(odd), 'mask')} ({odd[0].name}{', ...' if odd[1:] else ''}) numbers change step by step at "
+        f"in {counted(len(interpolated), 'mask')} ({interpolated[0].name}{', ...' if interpolated[1:] else ''}) "
+        "numbers change step by step at "
         "edges, as after resizing by interpolation: the numbers in between are then not real classes"
     )
     return [Finding(RESIZED, "warning", text, "check them; resize masks with nearest-neighbour interpolation")]
@@ -372,21 +373,23 @@ def inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
         pixels: (N, K) numbers of pixels of each class in each image.
     """
     labelled = pixels.sum(1)
-    both = np.flatnonzero((pixels > 0).all(1)) if pixels.shape[1] == 2 else np.zeros(0, dtype=np.int64)
-    if len(both) < 4:
+    with_both_classes = np.flatnonzero((pixels > 0).all(1)) if pixels.shape[1] == 2 else np.zeros(0, dtype=np.int64)
+    if len(with_both_classes) < 4:
         return []
-    share = pixels[both, 1] / labelled[both]
-    few, many = share <= FEW, share >= MANY
-    are_opposite = abs(share[few].mean() + share[many].mean() - 1) < 0.1 if few.any() and many.any() else False
-    if not are_opposite or not (few | many).all() or min(few.mean(), many.mean()) < SIDES:
-        return []
-    odd = both[many if many.sum() <= few.sum() else few]
-    text = (
-        f"the second class covers {100 * share[few].mean():.0f} % of {counted(int(few.sum()), 'image')} and "
-        f"{100 * share[many].mean():.0f} % of {counted(int(many.sum()), 'image')}, with no image in between: some "
-        "masks may be inverted"
+    share = pixels[with_both_classes, 1] / labelled[with_both_classes]
+    has_few, has_many = share <= FEW, share >= MANY
+    are_opposite = (
+        abs(share[has_few].mean() + share[has_many].mean() - 1) < 0.1 if has_few.any() and has_many.any() else False
     )
-    return [Finding(INVERTED, "warning", text, "look at some of each", tuple((int(index),) for index in odd))]
+    if not are_opposite or not (has_few | has_many).all() or min(has_few.mean(), has_many.mean()) < SIDES:
+        return []
+    minority = with_both_classes[has_many if has_many.sum() <= has_few.sum() else has_few]
+    text = (
+        f"the second class covers {100 * share[has_few].mean():.0f} % of {counted(int(has_few.sum()), 'image')} and "
+        f"{100 * share[has_many].mean():.0f} % of {counted(int(has_many.sum()), 'image')}, with no image in between: "
+        "some masks may be inverted"
+    )
+    return [Finding(INVERTED, "warning", text, "look at some of each", tuple((int(index),) for index in minority))]
 
 
 def turned_images(ambiguous: Sequence[int], images: ImageSet) -> list[Finding]:

@@ -71,11 +71,13 @@ class Matches:
             *describe_left_out(self.lost, "mask without an image", "masks without images"),
             *describe_left_out(self.decoys, "file beside the masks", "files beside the masks"),
         ]
-        several = [key for key, masks in self.masks.items() if len(masks) > 1]
-        if several and not by_class:
-            text = counted(len(several), "image has", "images have")
-            shown = f"{first_few(self.masks[several[0]])} of {several[0]}"
-            notes.append(f"{text} several masks, which are joined: a pixel that any of them marks is marked ({shown})")
+        with_several = [key for key, masks in self.masks.items() if len(masks) > 1]
+        if with_several and not by_class:
+            text = counted(len(with_several), "image has", "images have")
+            examples = f"{first_few(self.masks[with_several[0]])} of {with_several[0]}"
+            notes.append(
+                f"{text} several masks, which are joined: a pixel that any of them marks is marked ({examples})"
+            )
         return notes
 
 
@@ -98,18 +100,22 @@ class _Matching:
         self._assigned: dict[str, list[tuple[File, MaskName]]] = {}
 
     def run(self) -> Matches:
-        by_name = (self._find_exact, self._find_worded, self._find_numbered, self._find_counted)
-        left = self.search((*by_name, self._find_in_folder))
+        name_rules = (self._find_exact, self._find_worded, self._find_numbered, self._find_counted)
+        left = self.search((*name_rules, self._find_in_folder))
         left = self._search_other_folders(left)
         self._refuse_classes()
         decoys = [mask for mask in left if self._is_decoy(mask)]
-        lost = [mask for mask in left if not self._is_decoy(mask)]
-        for mask in lost:
+        unmatched = [mask for mask in left if not self._is_decoy(mask)]
+        for mask in unmatched:
             self._refuse_second_mask(mask)
-        self._refuse_unseparated_counts(lost)
-        kept = {image.key: self._ordered_masks(image, decoys) for image in self._images if image.key in self._assigned}
-        alone = [image.key for image in self._images if image.key not in self._assigned]
-        return Matches(kept, alone, [mask.key for mask in lost], sorted(mask.key for mask in decoys))
+        self._refuse_unseparated_counts(unmatched)
+        masks_by_image = {
+            image.key: self._ordered_masks(image, decoys) for image in self._images if image.key in self._assigned
+        }
+        without_masks = [image.key for image in self._images if image.key not in self._assigned]
+        return Matches(
+            masks_by_image, without_masks, [mask.key for mask in unmatched], sorted(mask.key for mask in decoys)
+        )
 
     def search(self, finders: Iterable[Callable[[File], Hit | None]]) -> list[File]:
         """Assign masks to images by each finder in turn; return the masks that are left without an image."""
@@ -160,19 +166,19 @@ class _Matching:
         names = Counter(fold(image.stem) for image in self._images)
         flat = [replace(image, place=()) for image in self._images if names[fold(image.stem)] == 1]
         inner = _Matching(flat, [replace(mask, place=()) for mask in masks if not self._is_decoy(mask)])
-        by_name = [inner._find_exact, inner._find_worded, inner._find_numbered]
-        inner.search(by_name if self._assigned else [*by_name, inner._find_counted])
-        places = {mask.key: mask.place for mask in self._masks}
+        name_rules = [inner._find_exact, inner._find_worded, inner._find_numbered]
+        inner.search(name_rules if self._assigned else [*name_rules, inner._find_counted])
+        folders = {mask.key: mask.place for mask in self._masks}
         for key, hits in inner._assigned.items():
-            both = [mask for mask, _ in [*self._assigned.get(key, ()), *hits]]
-            if len({places[mask.key] for mask in both}) > 1:
+            all_masks = [mask for mask, _ in [*self._assigned.get(key, ()), *hits]]
+            if len({folders[mask.key] for mask in all_masks}) > 1:
                 raise UserError(
-                    f"{both[0].key!r} and {both[-1].key!r} are masks of {key!r} in two folders: join them to one file "
-                    "for each image, with a value for each class, or name one of the folders with --masks."
+                    f"{all_masks[0].key!r} and {all_masks[-1].key!r} are masks of {key!r} in two folders: join them to "
+                    "one file for each image, with a value for each class, or name one of the folders with --masks."
                 )
             self._assigned.setdefault(key, []).extend(hits)
-        taken = {mask.key for hits in inner._assigned.values() for mask, _ in hits}
-        return [mask for mask in masks if mask.key not in taken]
+        assigned = {mask.key for hits in inner._assigned.values() for mask, _ in hits}
+        return [mask for mask in masks if mask.key not in assigned]
 
     def _find_first(self, mask: File, names: Iterable[MaskName]) -> Hit | None:
         """Return the image for the first parsed name that has one."""
@@ -198,15 +204,15 @@ class _Matching:
                     "folder."
                 )
 
-    def _refuse_unseparated_counts(self, lost: Sequence[File]) -> None:
+    def _refuse_unseparated_counts(self, unmatched: Sequence[File]) -> None:
         """Refuse masks that look like second masks of half the images, numbered without a separator (`a072`, `a07`)."""
         images = {(image.place, fold(image.stem)): image for image in self._images if image.key in self._assigned}
-        by_count: dict[str, list[tuple[File, File]]] = defaultdict(list)
-        for mask in lost:
+        pairs_by_count: dict[str, list[tuple[File, File]]] = defaultdict(list)
+        for mask in unmatched:
             for cut in range(1, len(mask.stem)):
                 if mask.stem[cut:].isdigit() and (image := images.get((mask.place, fold(mask.stem[:cut])))):
-                    by_count[mask.stem[cut:]].append((mask, image))
-        for count, pairs in by_count.items():
+                    pairs_by_count[mask.stem[cut:]].append((mask, image))
+        for count, pairs in pairs_by_count.items():
             if len(pairs) > max(1, len(images) / 2):
                 mask, image = pairs[0]
                 raise UserError(
@@ -270,11 +276,11 @@ class _Index:
         Raises:
             UserError: Several images have the name.
         """
-        return self._one(self._exact.get((place, fold(stem)), []), stem, mask)
+        return self._single_image(self._exact.get((place, fold(stem)), []), stem, mask)
 
     def stripped(self, place: Place, base: str, mask: File) -> File | None:
         """Return the image whose name without words for images is `base`; see `exact`."""
-        return self._one(self._stripped.get((place, fold(base)), []), base, mask)
+        return self._single_image(self._stripped.get((place, fold(base)), []), base, mask)
 
     def one(self, place: Place, stem: str) -> File | None:
         """Return the only image with a name; None if no image or several have it."""
@@ -286,7 +292,7 @@ class _Index:
         images = self._at.get(place, [])
         return images[0] if len(images) == 1 else None
 
-    def _one(self, images: Sequence[File], stem: str, mask: File) -> File | None:
+    def _single_image(self, images: Sequence[File], stem: str, mask: File) -> File | None:
         if len(images) > 1:
             images = [image for image in images if image.stem == stem] or images
         if len(images) > 1:

@@ -79,7 +79,7 @@ def meaning_by_class(masks: GivenMasks, marked: Sequence[tuple[str, ...]]) -> Me
             f"there is a mask for each class of an image, and masks have {files.count} classes ({files.describe()}): "
             "give one mask for each image, or masks of marked and unmarked pixels."
         )
-    numbers = [tuple(map(classes.index, of_image)) for of_image in marked]
+    numbers = [tuple(map(classes.index, image_classes)) for image_classes in marked]
     coding = masks.coding or MaskCoding("index", tuple(range(len(classes))))
     return Meaning(coding, files, NamedClasses(classes), [f"a file for each class: {', '.join(names)}"], numbers)
 
@@ -98,9 +98,9 @@ def _find_names(
     notes: list[str] = []
     for file in _tables(pairs):
         try:
-            named = read_class_names(file)
-            if _fits(named, facts, ignore, coding):
-                return named, [*notes, f"the names of the classes are those in {file.name}"]
+            class_names = read_class_names(file)
+            if _fits_masks(class_names, facts, ignore, coding):
+                return class_names, [*notes, f"the names of the classes are those in {file.name}"]
         except UserError:  # a file of this name may have other content
             pass
         notes.append(f"{file.name} does not name the classes of these masks, and is not used")
@@ -115,7 +115,7 @@ def _tables(pairs: Pairs) -> list[Path]:
     files = [pairs.root / first.key, first.masks[0]]
     folders = [folder for file in files for folder in _folders_above(file, pairs.root)]
     children = {folder: {child.name.lower(): child for child in folder.iterdir()} for folder in dict.fromkeys(folders)}
-    tables = [below[name] for below in children.values() for name in TABLES if name in below]
+    tables = [files_by_name[name] for files_by_name in children.values() for name in TABLES if name in files_by_name]
     return [table for table in tables if is_regular(table)]
 
 
@@ -131,10 +131,12 @@ def _folders_above(file: Path, root: Path) -> list[Path]:
     return folders
 
 
-def _fits(named: NamedClasses, facts: MaskFacts, ignore: Sequence[int] | None, coding: MaskCoding | None) -> bool:
+def _fits_masks(
+    class_names: NamedClasses, facts: MaskFacts, ignore: Sequence[int] | None, coding: MaskCoding | None
+) -> bool:
     """Return whether a table names every value in the masks, or has a name for each class in their order."""
-    coding = coding or find_coding(facts, None, ignore, None if named.values is None else named)
-    if named.values is None:
-        return len(named.names) == coding.count
+    coding = coding or find_coding(facts, None, ignore, None if class_names.values is None else class_names)
+    if class_names.values is None:
+        return len(class_names.names) == coding.count
     facts = facts.as_colours() if coding.kind == "colour" else facts
-    return coding.values == named.values and set(facts.values) <= {*coding.values, coding.ignore}
+    return coding.values == class_names.values and set(facts.values) <= {*coding.values, coding.ignore}

@@ -81,14 +81,14 @@ def folder_role(name: str) -> FolderRole:
     """
     words = folder_words(name)
     parts = {FOLDER_WORDS[word] for word in words if word in FOLDER_WORDS}
-    rest = [word for word in words if word not in FOLDER_WORDS]
-    rest = [word for word in rest if word not in _FORMATS] or rest
-    joined = "".join(rest)
-    glued = _GLUED.fullmatch(joined)
-    if glued and _side(glued["rest"] or glued["head"]) and not parts:
-        parts, joined = {FOLDER_WORDS[glued["part"] or glued["tail"]]}, glued["rest"] or glued["head"]
-    side = _side(joined)
-    understood = side or (not rest and all(word in WHOLE_WORDS for word in words))
+    unknown_words = [word for word in words if word not in FOLDER_WORDS]
+    unknown_words = [word for word in unknown_words if word not in _FORMATS] or unknown_words
+    joined_words = "".join(unknown_words)
+    glued = _GLUED.fullmatch(joined_words)
+    if glued and _side_of_words(glued["rest"] or glued["head"]) and not parts:
+        parts, joined_words = {FOLDER_WORDS[glued["part"] or glued["tail"]]}, glued["rest"] or glued["head"]
+    side = _side_of_words(joined_words)
+    understood = side or (not unknown_words and all(word in WHOLE_WORDS for word in words))
     return FolderRole(side, "".join(parts) if understood and len(parts) == 1 else "")
 
 
@@ -120,8 +120,8 @@ def is_decoy_name(words: str) -> bool:
     return any(_DECOYS.fullmatch(word) for word in re.split(_GAP, words))
 
 
-def _side(joined: str) -> str:
-    return next((side for side, words in _SIDES if words.fullmatch(joined)), "")
+def _side_of_words(joined_words: str) -> str:
+    return next((side for side, pattern in _SIDES if pattern.fullmatch(joined_words)), "")
 
 
 @dataclass(frozen=True)

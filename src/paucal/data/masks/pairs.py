@@ -106,9 +106,9 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
         keys = find_images(data)
         sides = tell_sides(keys)
         if not sides.masks and (twins := twin_folders(keys, FileStore(data.resolve(), keys))):
-            photos, drawn = twins
-            pairs = find_pairs(data, data / photos, data / drawn)
-            note = f"the files of {drawn} have few colours, and are used as masks of those of {photos}"
+            image_folder, mask_folder = twins
+            pairs = find_pairs(data, data / image_folder, data / mask_folder)
+            note = f"the files of {mask_folder} have few colours, and are used as masks of those of {image_folder}"
             return replace(pairs, notes=(note, *pairs.notes))
         if not sides.images or not sides.masks:
             raise NoLabelsError(_describe_missing_side(data, sides))
@@ -127,9 +127,9 @@ def tell_sides(keys: Sequence[str]) -> Sides:
         sides["mask"] = [key for key in sides[""] if any(map(ends_as_masks, PurePosixPath(key).parts[:-1]))]
         sides[""] = sorted(set(sides[""]) - set(sides["mask"]))
     if sides["mask"] or sides["other"]:
-        named = bool(sides["image"])
-        images = tuple(_file(key, loose=not named) for key in sides["image"] or sides[""])
-        return Sides(images, tuple(map(_file, sides["mask"])), tuple(sides["other"]))
+        by_folder = bool(sides["image"])
+        images = tuple(_to_file(key, loose=not by_folder) for key in sides["image"] or sides[""])
+        return Sides(images, tuple(map(_to_file, sides["mask"])), tuple(sides["other"]))
     return _side_by_side(keys)
 
 
@@ -137,21 +137,21 @@ def _two_folders(images: Path, masks: Path) -> Sides:
     """Return the images and masks in two folders; one may be inside the other, or both may be the same folder."""
     if images.resolve() == masks.resolve():
         return _side_by_side(find_images(images))
-    of_images, of_masks = (
-        [key for key in find_images(own) if not _is_inside(own / key, other, own)]
-        for own, other in ((images, masks), (masks, images))
+    image_keys, mask_keys = (
+        [key for key in find_images(folder) if not _is_inside(folder / key, other, folder)]
+        for folder, other in ((images, masks), (masks, images))
     )
-    return Sides(tuple(map(_file, of_images)), tuple(map(_file, of_masks)))
+    return Sides(tuple(map(_to_file, image_keys)), tuple(map(_to_file, mask_keys)))
 
 
-def _is_inside(path: Path, other: Path, own: Path) -> bool:
+def _is_inside(path: Path, other: Path, own_folder: Path) -> bool:
     """Whether a file is in folder `other`, which lies inside the file's own folder."""
-    return other.resolve().is_relative_to(own.resolve()) and path.resolve().is_relative_to(other.resolve())
+    return other.resolve().is_relative_to(own_folder.resolve()) and path.resolve().is_relative_to(other.resolve())
 
 
 def _side_by_side(keys: Sequence[str]) -> Sides:
     """Distinguish images from masks in the same folders by the names of the files."""
-    files = [_file(key, whole=True) for key in keys]
+    files = [_to_file(key, whole=True) for key in keys]
     bases = {(file.place, fold(name)): file for file in files for name in (*image_bases(file.stem), file.stem)}
     masks = []
     for file in files:
@@ -159,22 +159,22 @@ def _side_by_side(keys: Sequence[str]) -> Sides:
         image_names = {fold(base) for name in names for base in (name.base, without_suffix(name.base))}
         if any(bases.get((file.place, base), file) is not file for base in image_names):
             masks.append(file)
-    mask_keys = {file.key for file in masks or _twins(files)}
-    images = tuple(_file(file.key) for file in files if file.key not in mask_keys)
-    return Sides(images, tuple(_file(file.key) for file in files if file.key in mask_keys))
+    mask_keys = {file.key for file in masks or _find_twins(files)}
+    images = tuple(_to_file(file.key) for file in files if file.key not in mask_keys)
+    return Sides(images, tuple(_to_file(file.key) for file in files if file.key in mask_keys))
 
 
-def _twins(files: Sequence[File]) -> list[File]:
+def _find_twins(files: Sequence[File]) -> list[File]:
     """Return the masks of a set in which `x.png` is the mask of `x.jpg`; none if the set has any other files."""
     twins: dict[tuple[tuple[str, ...], str], list[File]] = defaultdict(list)
     for file in files:
         twins[file.place, fold(file.stem)].append(file)
-    others = [[file for file in pair if not file.key.lower().endswith(_JPEG)] for pair in twins.values()]
-    are_pairs = all(len(pair) == 2 and len(masks) == 1 for pair, masks in zip(twins.values(), others, strict=True))
-    return [masks[0] for masks in others] if are_pairs else []
+    mask_files = [[file for file in pair if not file.key.lower().endswith(_JPEG)] for pair in twins.values()]
+    are_pairs = all(len(pair) == 2 and len(masks) == 1 for pair, masks in zip(twins.values(), mask_files, strict=True))
+    return [masks[0] for masks in mask_files] if are_pairs else []
 
 
-def _file(key: str, loose: bool = False, whole: bool = False) -> File:
+def _to_file(key: str, loose: bool = False, whole: bool = False) -> File:
     """Return a file in the form used to compare files.
 
     Args:
@@ -206,17 +206,21 @@ def _match_and_split(root: Path, mask_root: Path, sides: Sides, bases: Iterable[
         sides: Images and masks.
         bases: Folders that may contain lists of the images of train, val or test.
     """
-    matches, classes = _match(sides)
+    matches, classes = _match_masks(sides)
     if not matches.masks:
         raise UserError(
             f"none of the {counted(len(sides.images), 'image')} has a mask with its name: the first image is "
             f"{sides.images[0].key if sides.images else 'missing'!r}, the first mask "
             f"{sides.masks[0].key if sides.masks else 'missing'!r}; give both the same name except for the suffix."
         )
-    above = {_above(file.key) for file in sides.images} - {""}
-    within = {_above(file.key, below=1) for file in sides.masks} - {""}
-    bases = [*bases, *(root / path for path in sorted(above)), *(mask_root / path for path in sorted(within))]
-    parts, notes = _parts(matches, sides, bases)
+    image_folders = {_folders_above(file.key) for file in sides.images} - {""}
+    mask_folders = {_folders_above(file.key, below=1) for file in sides.masks} - {""}
+    bases = [
+        *bases,
+        *(root / path for path in sorted(image_folders)),
+        *(mask_root / path for path in sorted(mask_folders)),
+    ]
+    parts, notes = _assign_parts(matches, sides, bases)
     pairs = [
         Pair(
             key,
@@ -230,7 +234,7 @@ def _match_and_split(root: Path, mask_root: Path, sides: Sides, bases: Iterable[
     return Pairs(root, tuple(pairs), (*matches.notes(bool(classes)), *notes))
 
 
-def _match(sides: Sides) -> tuple[Matches, dict[str, str]]:
+def _match_masks(sides: Sides) -> tuple[Matches, dict[str, str]]:
     """Return the masks of each image, and the class of each mask if there is a file for each class."""
     problem: UserError | None = None
     try:
@@ -239,20 +243,20 @@ def _match(sides: Sides) -> tuple[Matches, dict[str, str]]:
         problem, matches = refused, Matches()
     if matches.masks:
         return matches, {}
-    by_class = match_classes(sides.images, sides.masks)
-    if by_class is None and problem is not None:
+    class_match = match_classes(sides.images, sides.masks)
+    if class_match is None and problem is not None:
         raise problem
-    return by_class or (matches, {})
+    return class_match or (matches, {})
 
 
-def _above(key: str, below: int = 0) -> str:
+def _folders_above(key: str, below: int = 0) -> str:
     """Return the folders above the outermost folder named after images or masks, and `below` folders from it on."""
     parts = PurePosixPath(key).parts[:-1]
     index = next((index + below for index, name in enumerate(parts) if folder_role(name).side), len(parts))
     return "/".join(parts[:index])
 
 
-def _parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
+def _assign_parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
     """Return the part of each image that is used, and sentences on images without a part."""
     folders = {file.key: file.part for file in sides.images if file.key in matches.masks}
     lists = read_part_lists(bases, [file.key for file in sides.images])

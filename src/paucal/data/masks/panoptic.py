@@ -49,23 +49,25 @@ def draw_panoptic(root: Path) -> tuple[Drawn, list[str]]:
     files = find_panoptic(tree)
     if not files:
         return [], []
-    contents = {file: _read(tree, file) for file in files}
-    names = {file: _names(tree.place_of(file), content["categories"]) for file, content in contents.items()}
+    contents = {file: _read_entries(tree, file) for file in files}
+    names = {file: _category_names(tree.place_of(file), content["categories"]) for file, content in contents.items()}
     categories = names[files[0]]
     if any(other != categories for other in names.values()):
         raise UserError(f"the panoptic files of {tree.shown!r} name different categories: give them the same ones.")
-    entries = [row for file in files for row in _plan(tree, file, contents[file])]
+    entries = [row for file in files for row in _plan_masks(tree, file, contents[file])]
     status = [(path, (root / path).stat()) for path in (*files, *(png for _, png, _, _ in entries))]
     stamps = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in status]
     folder = unpacked_folder() / hashlib.sha256(f"panoptic {root.resolve()} {stamps}".encode()).hexdigest()[:32]
     if repeated := next((key for key, count in Counter(row[0] for row in entries).items() if count > 1), None):
         raise UserError(f"the panoptic files of {tree.shown!r} describe {repeated!r} twice: give each image one entry.")
     if not folder.is_dir():
-        _draw(tree, entries, {id_: index for index, id_ in enumerate(categories)}, list(categories.values()), folder)
+        _draw_masks(
+            tree, entries, {id_: index for index, id_ in enumerate(categories)}, list(categories.values()), folder
+        )
     n_bare = sum(_count_bare(content) for content in contents.values())
     notes = [f"{counted(n_bare, 'image')} without a mask {was(n_bare)} left out"] if n_bare else []
-    drawn = [(key, folder / "masks" / f"{index}.png", part) for index, (key, _, _, part) in enumerate(entries)]
-    return drawn, notes
+    mask_rows = [(key, folder / "masks" / f"{index}.png", part) for index, (key, _, _, part) in enumerate(entries)]
+    return mask_rows, notes
 
 
 def _count_bare(content: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
@@ -74,7 +76,7 @@ def _count_bare(content: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
     return len({repr(row["id"]) for row in content["images"]} - described)
 
 
-def _read(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
+def _read_entries(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
     place = tree.place_of(file)
     try:
         content = parse_json(tree.text(file, MOST_BYTES).text)
@@ -82,8 +84,10 @@ def _read(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
         raise UserError(f"{place!r} cannot be read ({problem}): give {NAME}.") from None
     rows = {name: content.get(name) if isinstance(content, dict) else None for name in _ENTRIES}
     for name, entries in _ENTRIES.items():
-        listed = rows[name]
-        if not isinstance(listed, list) or not all(isinstance(row, dict) and entries <= row.keys() for row in listed):
+        entry_rows = rows[name]
+        if not isinstance(entry_rows, list) or not all(
+            isinstance(row, dict) and entries <= row.keys() for row in entry_rows
+        ):
             raise UserError(f"{place!r} lacks {name!r} with {', '.join(sorted(entries))} in each: give {NAME}.")
     return rows  # type: ignore[return-value]
 
@@ -95,7 +99,7 @@ _ENTRIES = {
 }
 
 
-def _names(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
+def _category_names(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
     """Return the names of the categories by their ids, in the order of the file."""
     names = {repr(row["id"]): str(row["name"]).strip() for row in rows}
     are_unique = len(names) == len(rows) == len(set(names.values()))
@@ -107,22 +111,24 @@ def _names(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
     return names
 
 
-def _plan(tree: Tree, file: str, content: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple[str, str, Any, str]]:
+def _plan_masks(
+    tree: Tree, file: str, content: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> list[tuple[str, str, Any, str]]:
     """Return key of the image, path of the PNG, segments and part for each annotation of a file."""
     place, part = tree.place_of(file), part_of_file(file)
     stem = PurePosixPath(file).stem.lower()
-    of_segments = [path for path in tree.images if stem in path.lower().split("/")[:-1]]
-    if not of_segments:
-        of_segments = [path for path in tree.images if "panoptic" in path.lower().rpartition("/")[0]]
+    segment_files = [path for path in tree.images if stem in path.lower().split("/")[:-1]]
+    if not segment_files:
+        segment_files = [path for path in tree.images if "panoptic" in path.lower().rpartition("/")[0]]
     pictures = [path for path in tree.images if "panoptic" not in path.lower().rpartition("/")[0]]
     images = {repr(row["id"]): str(row["file_name"]) for row in content["images"]}
     rows = content["annotations"]
     if missing := next((row for row in rows if repr(row["image_id"]) not in images), None):
         raise UserError(f"{place!r} has segments of the image {missing['image_id']!r}, which it does not list: add it.")
-    wanted = [images[repr(row["image_id"])] for row in rows]
-    keys = ImageNames(sorted(set(pictures) - set(of_segments)), tree).find_images(wanted, file, part)
-    pngs = ImageNames(of_segments, tree).find_images([str(row["file_name"]) for row in rows], file, part)
-    for row, name, key, png in zip(rows, wanted, keys, pngs, strict=True):
+    stated_images = [images[repr(row["image_id"])] for row in rows]
+    keys = ImageNames(sorted(set(pictures) - set(segment_files)), tree).find_images(stated_images, file, part)
+    pngs = ImageNames(segment_files, tree).find_images([str(row["file_name"]) for row in rows], file, part)
+    for row, name, key, png in zip(rows, stated_images, keys, pngs, strict=True):
         if key is None or png is None:
             raise UserError(
                 f"{place!r} describes {name if key is None else str(row['file_name'])!r}, but there is no such image "
@@ -131,7 +137,7 @@ def _plan(tree: Tree, file: str, content: Mapping[str, Sequence[Mapping[str, Any
     return [(str(key), str(png), row[SEGMENTS], part) for row, key, png in zip(rows, keys, pngs, strict=True)]
 
 
-def _draw(
+def _draw_masks(
     tree: Tree,
     entries: Sequence[tuple[str, str, Any, str]],
     classes: Mapping[Any, int],
@@ -143,7 +149,7 @@ def _draw(
     try:
         (target / "masks").mkdir()
         for index, (_, png, segments, _) in enumerate(entries):
-            mask = _mask(Path(tree.location, png), png, segments, classes)
+            mask = _draw_mask(Path(tree.location, png), png, segments, classes)
             Image.fromarray(mask).save(target / "masks" / f"{index}.png")
         text = io.StringIO(newline="")
         csv.writer(text).writerows([("name", "value"), *((name, index) for index, name in enumerate(names))])
@@ -157,13 +163,13 @@ def _draw(
         shutil.rmtree(target, ignore_errors=True)
 
 
-def _mask(path: Path, name: str, segments: Any, classes: Mapping[Any, int]) -> NDArray[np.uint8]:
+def _draw_mask(path: Path, name: str, segments: Any, classes: Mapping[Any, int]) -> NDArray[np.uint8]:
     """Return the (H, W) class of each pixel; `IGNORED` for pixels of no segment."""
     packed = read_mask(path, name).values_for(True, name)  # red is the highest byte
     numbers = (packed >> 16) | (packed & 0xFF00) | (packed & 0xFF) << 16
     mask = np.full(numbers.shape, IGNORED, dtype=np.uint8)
-    listed: list[Any] = segments if isinstance(segments, list) else [segments]
-    for segment in listed:
+    segment_list: list[Any] = segments if isinstance(segments, list) else [segments]
+    for segment in segment_list:
         has_id = isinstance(segment, dict) and type(segment.get("id")) is int
         if not has_id or repr(segment.get("category_id")) not in classes:
             raise UserError(

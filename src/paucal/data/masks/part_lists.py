@@ -51,15 +51,17 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
     for base in bases:
         folder, files = _find_lists(base)
         lists = {part: _read_list(file, names) for part, file in files.items()}
-        shown = ", ".join(file.name for file in files.values())
-        if files and not any(listed for listed, _ in lists.values()):
+        file_names = ", ".join(file.name for file in files.values())
+        if files and not any(list_keys for list_keys, _ in lists.values()):
             if folder != base:
-                raise UserError(f"the lists in {folder} ({shown}) name none of the images: correct or remove them.")
-            notes.append(f"lists that name no image are not used: {shown}")
+                raise UserError(
+                    f"the lists in {folder} ({file_names}) name none of the images: correct or remove them."
+                )
+            notes.append(f"lists that name no image are not used: {file_names}")
             continue  # a text file with such a name may hold anything
-        parts = _join_lists({part: listed for part, (listed, _) in lists.items()}, files, parts)
+        parts = _join_lists({part: list_keys for part, (list_keys, _) in lists.items()}, files, parts)
         missing += [f"{line!r} in {files[part].name}" for part, (_, lines) in lists.items() for line in lines]
-        notes += [f"parts are those of the lists in {folder.name}: {shown}"] if files else []
+        notes += [f"parts are those of the lists in {folder.name}: {file_names}"] if files else []
     if missing:
         notes.append(f"{counted(len(missing), 'line')} of the lists without an image: {first_few(missing)}")
     return ListedParts(parts, tuple(missing), tuple(notes))
@@ -99,12 +101,12 @@ def _read_list(file: Path, names: "_Names") -> tuple[list[str], list[str]]:
     keys, missing = [], []
     for line in read_decoded(file, MOST_BYTES).text.splitlines():
         if line.strip():
-            key = next((key for entry in _entries(line.strip()) if (key := names.find(entry))), None)
+            key = next((key for entry in _listed_names(line.strip()) if (key := names.find(entry))), None)
             keys.append(key) if key is not None else missing.append(line.strip()[:80])
     return keys, missing
 
 
-def _entries(line: str) -> Iterator[str]:
+def _listed_names(line: str) -> Iterator[str]:
     """Yield the possible names of an image in a line: all of it, or the text before numbers or a second path."""
     yield line
     for pattern in (_TWO_PATHS, *_NUMBERS):
@@ -118,35 +120,37 @@ class _Names:
     def __init__(self, keys: Sequence[str]) -> None:
         self._ends: dict[str, set[str]] = defaultdict(set)
         for key in keys:
-            for end in _ends(fold(key)):
+            for end in _path_endings(fold(key)):
                 self._ends[end].add(key)
                 self._ends[without_suffix(end)].add(key)
 
     def find(self, entry: str) -> str | None:
         """Return the key of the image for an entry of a list, by the longest trailing piece of its path that fits."""
         path = fold(entry).replace("\\", "/")
-        for end in _ends(path):
+        for end in _path_endings(path):
             for name in (end, without_suffix(end)):
                 if len(keys := self._ends.get(name, ())) == 1:
                     return next(iter(keys))
         return None
 
 
-def _ends(path: str) -> Iterator[str]:
+def _path_endings(path: str) -> Iterator[str]:
     """Yield the trailing pieces of a path, the longest first."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     yield from ("/".join(parts[index:]) for index in range(len(parts)))
 
 
-def _join_lists(lists: Mapping[str, list[str]], files: Mapping[str, Path], before: Mapping[str, str]) -> dict[str, str]:
+def _join_lists(
+    lists: Mapping[str, list[str]], files: Mapping[str, Path], known_parts: Mapping[str, str]
+) -> dict[str, str]:
     """Return the part of each image; "trainval" means val if there is a list of train but none of val, else train."""
-    parts: dict[str, str] = dict(before)
+    parts: dict[str, str] = dict(known_parts)
     for part in ("train", "val", "test"):
         for key in lists.get(part, ()):
             if parts.setdefault(key, part) != part:
                 raise UserError(f"{key!r} is in the lists of {parts[key]} and of {part}: keep it in one of them.")
-    rest = "val" if "train" in lists and "val" not in lists else "train"
+    trainval_part = "val" if "train" in lists and "val" not in lists else "train"
     for key in lists.get(TRAINVAL, ()):
-        if parts.setdefault(key, rest) == "test":
+        if parts.setdefault(key, trainval_part) == "test":
             raise UserError(f"{key!r} is in the lists of test and of {files[TRAINVAL].stem}: keep it in one of them.")
     return parts

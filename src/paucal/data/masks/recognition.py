@@ -65,7 +65,7 @@ def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
         masks_of, matched = {}, True
     if not folders_suffice and not (matched and _have_few_colours(keys, masks, store)):
         return None
-    return MasksAmong(masks, next(((image, own[0]) for image, own in masks_of.items()), ("", "")))
+    return MasksAmong(masks, next(((image, image_masks[0]) for image, image_masks in masks_of.items()), ("", "")))
 
 
 def _masks_of_twins(keys: Sequence[str], store: Store) -> MasksAmong | None:
@@ -81,8 +81,8 @@ def without_masks(images: ImageSet) -> ImageSet:
     masks = None if images.stream is not None else masks_among(images.keys, images.store)
     if masks is None:
         return images
-    kept = np.flatnonzero([key not in masks.keys for key in images.keys])
-    return images.select(kept, f"{masks.describe()} {was(len(masks.keys))} left out")
+    images_only = np.flatnonzero([key not in masks.keys for key in images.keys])
+    return images.select(images_only, f"{masks.describe()} {was(len(masks.keys))} left out")
 
 
 def _may_have_masks(keys: Sequence[str]) -> bool:
@@ -93,15 +93,17 @@ def _may_have_masks(keys: Sequence[str]) -> bool:
     ):
         return True
     sample = [keys[int(index)] for index in evenly_spaced(len(keys), SAMPLE)]
-    named = sum(_WORD.search(key.rpartition("/")[2].rpartition(".")[0]) is not None for key in sample)
-    return named >= LEAST / 2 * len(sample)
+    n_named = sum(_WORD.search(key.rpartition("/")[2].rpartition(".")[0]) is not None for key in sample)
+    return n_named >= LEAST / 2 * len(sample)
 
 
 def _is_sided(key: str, side: str) -> bool:
     """Whether the folders above a file name a side; if they name only a split (`train/`), the side is "image"."""
     roles = [folder_role(name) for name in PurePosixPath(key.rpartition("/")[0]).parts]
-    named = next((role.side for role in reversed(roles) if role.side), "image" if any(r.part for r in roles) else "")
-    return named == side
+    named_side = next(
+        (role.side for role in reversed(roles) if role.side), "image" if any(r.part for r in roles) else ""
+    )
+    return named_side == side
 
 
 def _have_few_colours(keys: Sequence[str], masks: frozenset[str], store: Store) -> bool:

@@ -16,21 +16,23 @@ MASK_COLOURS, PHOTO_COLOURS = 32, 256  # most colours of a mask, and least of a 
 
 def twin_folders(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
     """Return the folders of photographs and of their masks, recognised by colours and sizes; None for other sets."""
-    places: dict[str, dict[str, int]] = {}
+    files_by_folder: dict[str, dict[str, int]] = {}
     for index, key in enumerate(keys):
-        folder, _, rest = key.partition("/")
-        places.setdefault(folder, {})[str(PurePosixPath(rest).with_suffix("")) if rest else ""] = index
-        if len(places) > 2:
+        folder, _, relative_path = key.partition("/")
+        files_by_folder.setdefault(folder, {})[
+            str(PurePosixPath(relative_path).with_suffix("")) if relative_path else ""
+        ] = index
+        if len(files_by_folder) > 2:
             return None
-    folders = list(places)
-    if len(folders) != 2 or places[folders[0]].keys() != places[folders[1]].keys():
+    folders = list(files_by_folder)
+    if len(folders) != 2 or files_by_folder[folders[0]].keys() != files_by_folder[folders[1]].keys():
         return None
-    names = sorted(places[folders[0]])
+    names = sorted(files_by_folder[folders[0]])
     if 2 * len(names) != len(keys) or "" in names:
         return None
     sampled = [names[int(index)] for index in evenly_spaced(len(names), LOOKED_AT)]
     try:
-        pictures = [[np.asarray(store.read(places[folder][name])) for name in sampled] for folder in folders]
+        pictures = [[np.asarray(store.read(files_by_folder[folder][name])) for name in sampled] for folder in folders]
     except UnreadableImage:
         return None
     if any(first.shape[:2] != second.shape[:2] for first, second in zip(*pictures, strict=True)):

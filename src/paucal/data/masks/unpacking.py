@@ -27,11 +27,11 @@ def unpack(archive: Path) -> Path:
     entries = {entry.name.replace("\\", "/"): entry for entry in archive_entries(archive)}
     entries = {name: entry for name, entry in entries.items() if name.lower().endswith(KEPT)}
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    total, free = sum(entry.size for entry in entries.values()), free_bytes(folder.parent)
-    if total > free:
+    total, free_space = sum(entry.size for entry in entries.values()), free_bytes(folder.parent)
+    if total > free_space:
         raise UserError(
             f"{str(archive)!r} has {total / 2**30:.3g} GiB of images and masks, and the cache has room for "
-            f"{free / 2**30:.3g}: unpack it elsewhere, and give the folder."
+            f"{free_space / 2**30:.3g}: unpack it elsewhere, and give the folder."
         )
     base, store = shared_folder(list(entries), 1), ArchiveStore(archive.resolve(), list(entries.values()))
     target = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))

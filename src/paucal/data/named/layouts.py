@@ -38,11 +38,11 @@ class FacesFile:
     def __init__(self, root: str, usage: str) -> None:
         self.classes = EMOTIONS
         rows = []
-        path = _small(Path(root) / "fer2013" / "fer2013.csv")
+        path = _require_small(Path(root) / "fer2013" / "fer2013.csv")
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 if row["Usage"] == usage:
-                    rows.append((int(row["emotion"]), _face(row["pixels"])))
+                    rows.append((int(row["emotion"]), _parse_face(row["pixels"])))
         self.labels = [label for label, _ in rows]
         self.pixels = np.stack([face for _, face in rows]) if rows else np.zeros((0, SIDE, SIDE), dtype=np.uint8)
 
@@ -157,7 +157,7 @@ def _classes(path: Path) -> tuple[str, ...]:
     return names
 
 
-def _face(text: str) -> np.ndarray:
+def _parse_face(text: str) -> np.ndarray:
     levels = bytes(map(int, text.split()))  # raises for values outside of 0 to 255
     if len(levels) != SIDE * SIDE:
         raise ValueError(f"a face has {len(levels)} levels, expected {SIDE * SIDE}")
@@ -165,10 +165,10 @@ def _face(text: str) -> np.ndarray:
 
 
 def _lines(path: Path) -> list[str]:
-    return [line for line in _small(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [line for line in _require_small(path).read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
-def _small(path: Path) -> Path:
+def _require_small(path: Path) -> Path:
     if not is_regular(path) and path.exists():
         raise ValueError(f"{path.name} is not a regular file")
     if path.stat().st_size > MOST_BYTES:

@@ -44,9 +44,9 @@ def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True)
         portion: Portion of the set.
         labelled: Whether to read its labels; most portions return them in any case.
     """
-    kind, read = _READERS[name]
+    kind, read_files = _READERS[name]
     options = {"labelled": labelled} if kind is WebVisionList else {}
-    return read(kind(str(root), **portion.arguments, **options), root, f"{name}/{portion.part}")
+    return read_files(kind(str(root), **portion.arguments, **options), root, f"{name}/{portion.part}")
 
 
 def fetch_portion(name: str, root: Path, portion: Portion) -> None:
@@ -54,7 +54,7 @@ def fetch_portion(name: str, root: Path, portion: Portion) -> None:
     _READERS[name][0](str(root), download=True, **portion.arguments)
 
 
-def _files(root: Path, paths: Iterable[str | Path], labels: Iterable[int], classes: Sequence[str]) -> Piece:
+def _file_piece(root: Path, paths: Iterable[str | Path], labels: Iterable[int], classes: Sequence[str]) -> Piece:
     keys = [Path(path).relative_to(root).as_posix() for path in paths]
     # Sorted, because torchvision lists some sets in the order of the file system.
     rows = sorted((key, int(label)) for key, label in zip(keys, labels, strict=True))
@@ -66,24 +66,24 @@ def _files(root: Path, paths: Iterable[str | Path], labels: Iterable[int], class
 
 
 def _open_listed(data: Any, root: Path, key: str) -> Piece:
-    return _files(root, data._image_files, data._labels, data.classes)
+    return _file_piece(root, data._image_files, data._labels, data.classes)
 
 
-def _gtsrb(data: datasets.GTSRB, root: Path, key: str) -> Piece:
+def _open_gtsrb(data: datasets.GTSRB, root: Path, key: str) -> Piece:
     # Classes have only numbers. Folders of training images are named by them, but torchvision renumbers the folders.
     train = data._split == "train"
     labels = [int(Path(path).parent.name) if train else label for path, label in data._samples]
-    return _files(root, [path for path, _ in data._samples], labels, [f"{number:05d}" for number in range(43)])
+    return _file_piece(root, [path for path, _ in data._samples], labels, [f"{number:05d}" for number in range(43)])
 
 
-def _caltech(data: datasets.Caltech101, root: Path, key: str) -> Piece:
+def _open_caltech(data: datasets.Caltech101, root: Path, key: str) -> Piece:
     # torchvision leaves out the background images, which papers count as the 102nd class.
     folder = Path(data.root) / "101_ObjectCategories"
     rows = zip(data.y, data.index, strict=True)
     paths = [folder / data.categories[label] / f"image_{number:04d}.jpg" for label, number in rows]
     background = sorted((folder / BACKGROUND).glob("image_*.jpg"))
     labels = [*data.y, *[len(data.categories)] * len(background)]
-    return _files(root, [*paths, *background], labels, [*data.categories, BACKGROUND])
+    return _file_piece(root, [*paths, *background], labels, [*data.categories, BACKGROUND])
 
 
 def _array(pixels: NDArray[np.uint8], labels: Any, classes: Sequence[str], key: str) -> Piece:
@@ -91,19 +91,19 @@ def _array(pixels: NDArray[np.uint8], labels: Any, classes: Sequence[str], key: 
     return Piece(ArrayStore(pixels), keys, np.asarray(labels, dtype=np.int64), tuple(classes))
 
 
-def _cifar(data: datasets.CIFAR10, root: Path, key: str) -> Piece:
+def _open_cifar(data: datasets.CIFAR10, root: Path, key: str) -> Piece:
     return _array(data.data, data.targets, data.classes, key)
 
 
-def _pcam(data: datasets.PCAM, root: Path, key: str) -> Piece:
+def _open_pcam(data: datasets.PCAM, root: Path, key: str) -> Piece:
     files = data._FILES[data._split]
     images, targets = (root / "pcam" / files[side][0] for side in ("images", "targets"))
     store, labels = Hdf5Store(images, "x"), _read_hdf5(targets, "y")[:].reshape(-1)
     return Piece(store, [f"{key}#{row}" for row in range(len(store))], labels.astype(np.int64), ("normal", "tumor"))
 
 
-def _paths(data: Any, root: Path, key: str) -> Piece:
-    return _files(root, data.paths, data.labels, data.classes)
+def _open_paths(data: Any, root: Path, key: str) -> Piece:
+    return _file_piece(root, data.paths, data.labels, data.classes)
 
 
 def _open_keyed(data: WebVisionList | OpenImagesFolders, root: Path, key: str) -> Piece:
@@ -112,8 +112,8 @@ def _open_keyed(data: WebVisionList | OpenImagesFolders, root: Path, key: str) -
 
 _Read = Callable[[Any, Path, str], Piece]
 _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
-    "cifar10": (datasets.CIFAR10, _cifar),
-    "cifar100": (datasets.CIFAR100, _cifar),
+    "cifar10": (datasets.CIFAR10, _open_cifar),
+    "cifar100": (datasets.CIFAR100, _open_cifar),
     "mnist": (
         datasets.MNIST,
         lambda data, _, key: _array(data.data.numpy(), data.targets.numpy(), DIGITS, key),
@@ -128,22 +128,22 @@ _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
     ),
     "food101": (datasets.Food101, _open_listed),
     "dtd": (datasets.DTD, _open_listed),
-    "pets": (datasets.OxfordIIITPet, lambda data, root, _: _files(root, data._images, data._labels, data.classes)),
+    "pets": (datasets.OxfordIIITPet, lambda data, root, _: _file_piece(root, data._images, data._labels, data.classes)),
     "flowers102": (datasets.Flowers102, _open_listed),
-    "gtsrb": (datasets.GTSRB, _gtsrb),
-    "pcam": (datasets.PCAM, _pcam),
-    "caltech101": (datasets.Caltech101, _caltech),
+    "gtsrb": (datasets.GTSRB, _open_gtsrb),
+    "pcam": (datasets.PCAM, _open_pcam),
+    "caltech101": (datasets.Caltech101, _open_caltech),
     "sun397": (datasets.SUN397, _open_listed),
     "aircraft": (datasets.FGVCAircraft, _open_listed),
     "cars": (
         datasets.StanfordCars,
-        lambda data, root, _: _files(
+        lambda data, root, _: _file_piece(
             root, [path for path, _ in data._samples], [label for _, label in data._samples], data.classes
         ),
     ),
     "fer2013": (FacesFile, lambda data, _, key: _array(data.pixels, data.labels, data.classes, key)),
-    "ucf101": (MiddleFrames, _paths),
-    "hateful_memes": (Memes, _paths),
+    "ucf101": (MiddleFrames, _open_paths),
+    "hateful_memes": (Memes, _open_paths),
     "webvision": (WebVisionList, _open_keyed),
     "openimages": (OpenImagesFolders, _open_keyed),
 }

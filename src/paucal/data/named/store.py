@@ -37,37 +37,37 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
             f"the data set '{name}' has no classes here, so it cannot be used to train or test a classifier: "
             f"'paucal pretrain {name}' learns from its images without labels; or give another set."
         )
-    _require(entry.package, entry)
-    home = home_of(entry, folder)
-    if home is None:
+    _require_package(entry.package, entry)
+    set_root = home_of(entry, folder)
+    if set_root is None:
         if not (download and entry.fetchable):
             raise UserError(f"the data set '{name}' is not in {folder}: {how_to_get(name, folder)}.")
-        _fetch(name, folder)
-        home = folder
+        _download_set(name, folder)
+        set_root = folder
     try:
-        pieces = [read_portion(name, home, portion, labelled) for portion in entry.portions]
-        images = _join(name, home, pieces, labelled)
+        pieces = [read_portion(name, set_root, portion, labelled) for portion in entry.portions]
+        images = _join_pieces(name, set_root, pieces, labelled)
     except UserError:  # it has a better message already
         raise
     except Exception as problem:  # untrusted files may raise nearly anything when they are read
-        renewal = f"remove {' and '.join(entry.unpacked)} from {home}, then " if entry.unpacked else ""
+        renewal = f"remove {' and '.join(entry.unpacked)} from {set_root}, then " if entry.unpacked else ""
         raise UserError(
-            f"the data set '{name}' in {home if entry.one_of else home / entry.folder} is incomplete or damaged "
-            f"({_reason(problem)}); {renewal}{how_to_get(name, folder)}."
+            f"the data set '{name}' in {set_root if entry.one_of else set_root / entry.folder} is incomplete or "
+            f"damaged ({_reason(problem)}); {renewal}{how_to_get(name, folder)}."
         ) from problem
-    return _by_lists(entry, images, home)
+    return _restrict_to_lists(entry, images, set_root)
 
 
-def _require(package: str, entry: NamedSet) -> None:
+def _require_package(package: str, entry: NamedSet) -> None:
     if package and importlib.util.find_spec(package) is None:
         raise UserError(
             f"{entry.title} needs the package {package}, which is not installed; run pip install 'paucal[datasets]'."
         )
 
 
-def _fetch(name: str, root: Path) -> None:
+def _download_set(name: str, root: Path) -> None:
     entry = NAMED[name]
-    _require(entry.fetch_package, entry)
+    _require_package(entry.fetch_package, entry)
     try:
         for portion in entry.portions:
             fetch_portion(name, root, portion)
@@ -83,7 +83,7 @@ def _reason(problem: Exception) -> str:
     return " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
 
 
-def _join(name: str, root: Path, pieces: Sequence[Piece], labelled: bool) -> ImageSet:
+def _join_pieces(name: str, root: Path, pieces: Sequence[Piece], labelled: bool) -> ImageSet:
     entry, classes = NAMED[name], pieces[0].classes
     labels = np.concatenate([piece.labels for piece in pieces])
     keys = [key for piece in pieces for key in piece.keys]
@@ -104,24 +104,26 @@ def _join(name: str, root: Path, pieces: Sequence[Piece], labelled: bool) -> Ima
         declared=[portion.part for portion, piece in zip(entry.portions, pieces, strict=True) for _ in piece.keys],
         store=JoinedStore([piece.store for piece in pieces]),
         hints=entry.hints,
-        notes=_notes(entry, pieces),
+        notes=_set_notes(entry, pieces),
     )
 
 
-def _notes(entry: NamedSet, pieces: Sequence[Piece]) -> tuple[str, ...]:
+def _set_notes(entry: NamedSet, pieces: Sequence[Piece]) -> tuple[str, ...]:
     """Return notes on a set, and on its number of images if it is not the published one (interrupted unpacking)."""
     notes = [f"{entry.title}: {entry.note}"] if entry.note else []
-    published, here = [portion.count for portion in entry.portions], [len(piece.keys) for piece in pieces]
-    if published != here:
-        notes.append(f"{entry.title} was published with {_sum(published)} images; {_sum(here)} are here")
+    published, available = [portion.count for portion in entry.portions], [len(piece.keys) for piece in pieces]
+    if published != available:
+        notes.append(
+            f"{entry.title} was published with {_format_sum(published)} images; {_format_sum(available)} are here"
+        )
     return tuple(notes)
 
 
-def _sum(counts: Iterable[int]) -> str:
+def _format_sum(counts: Iterable[int]) -> str:
     return " + ".join(f"{count:,}" for count in counts)
 
 
-def _by_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
+def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
     """Return the images in the lists of an official partition, in their parts; without lists, all images, with a note.
 
     torchvision's SUN397 has all images and none of the ten partitions, of which papers report the first.
@@ -140,18 +142,20 @@ def _by_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
         return replace(images, notes=(*images.notes, note), hints=hints)
     if missing:
         raise UserError(f"the lists of {entry.title} lack {' and '.join(missing)}: {_where_to_put(lists, root)}.")
-    parts = _parts({part: file for part, file in files.items() if file is not None}, entry, lists, images, root)
+    parts = _listed_parts({part: file for part, file in files.items() if file is not None}, entry, lists, images, root)
     declared = [parts[index] for index in sorted(parts)]
-    listed = images.select(np.asarray(sorted(parts), dtype=np.int64))
-    here = {part: declared.count(part) for part in lists.counts}
+    listed_set = images.select(np.asarray(sorted(parts), dtype=np.int64))
+    available_counts = {part: declared.count(part) for part in lists.counts}
     notes = [f"{entry.title}: the parts are those of the {lists.title}; its other images are not used"]
-    if here != dict(lists.counts):
-        published, available = _sum(lists.counts.values()), _sum(here.values())
+    if available_counts != dict(lists.counts):
+        published, available = _format_sum(lists.counts.values()), _format_sum(available_counts.values())
         notes.append(f"the {lists.title} was published with {published} images; {available} are here")
-    return replace(listed, declared=declared, notes=(*images.notes, *notes))
+    return replace(listed_set, declared=declared, notes=(*images.notes, *notes))
 
 
-def _parts(files: Mapping[str, Path], entry: NamedSet, lists: Lists, images: ImageSet, root: Path) -> dict[int, str]:
+def _listed_parts(
+    files: Mapping[str, Path], entry: NamedSet, lists: Lists, images: ImageSet, root: Path
+) -> dict[int, str]:
     """Return the part of each listed image by its position; only names of the set's own images are accepted."""
     index_of = {key: index for index, key in enumerate(images.keys)}
     parts: dict[int, str] = {}
@@ -163,15 +167,15 @@ def _parts(files: Mapping[str, Path], entry: NamedSet, lists: Lists, images: Ima
         for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
             if not line:
                 continue
-            where = f"line {number} of {file}"
+            context = f"line {number} of {file}"
             index = index_of.get(f"{lists.prefix}{line}")
             if index is None:
                 raise UserError(
-                    f"{where} is {shortened(line, MOST_SHOWN)!r}, and no such image of {entry.title} is in {root}; "
+                    f"{context} is {shortened(line, MOST_SHOWN)!r}, and no such image of {entry.title} is in {root}; "
                     f"expected one such as {lists.example!r}: unpack the official archives again."
                 )
             if index in parts:
-                raise UserError(f"{where} names {line!r} for the second time: unpack {lists.archive} again.")
+                raise UserError(f"{context} names {line!r} for the second time: unpack {lists.archive} again.")
             parts[index] = part
         if part not in parts.values():
             raise UserError(f"{file} names no images: unpack {lists.archive} again.")

@@ -119,8 +119,8 @@ def data_root(root: str | Path | None = None) -> Path:
 
 def home_of(entry: NamedSet, root: Path) -> Path | None:
     """Return the folder that a set's paths are relative to; None if its files are missing."""
-    for home in entry.homes:
-        folder = root / home
+    for relative_root in entry.homes:
+        folder = root / relative_root
         all_exist = all((folder / path).exists() for path in entry.unpacked)
         if all_exist and (not entry.one_of or any((folder / path).is_dir() for path in entry.one_of)):
             return folder
@@ -132,17 +132,17 @@ def how_to_get(name: str, root: Path, tried: bool = False) -> str:
     entry = NAMED[name]
     place_files = f"put {entry.files} from {entry.source} into {root / entry.folder}"
     download = "" if not entry.fetchable else "try again, or " if tried else "give --download, or "
-    why = "" if entry.fetchable else f"{entry.obstacle}, so "
+    obstacle = "" if entry.fetchable else f"{entry.obstacle}, so "
     # torchvision does not repeat a download whose archive is in place, but still insists on its download package.
     unpack = " and give --download to unpack them" if entry.fetchable and not entry.fetch_package else ""
-    return f"{why}{download}{place_files}{unpack}, or name the folder that has the set with --data-root"
+    return f"{obstacle}{download}{place_files}{unpack}, or name the folder that has the set with --data-root"
 
 
-def _splits(*named: tuple[str, int], **arguments: Any) -> tuple[Portion, ...]:
+def _split_portions(*named: tuple[str, int], **arguments: Any) -> tuple[Portion, ...]:
     return tuple(Portion(part, count, {"split": part, **arguments}) for part, count in named)
 
 
-def _cifar(title: str, number: int) -> NamedSet:
+def _cifar_set(title: str, number: int) -> NamedSet:
     return NamedSet(
         title=title,
         portions=(Portion("train", 50_000, {"train": True}), Portion("test", 10_000, {"train": False})),
@@ -154,8 +154,8 @@ def _cifar(title: str, number: int) -> NamedSet:
 
 
 NAMED: dict[str, NamedSet] = {
-    "cifar10": _cifar("CIFAR-10", 10),
-    "cifar100": _cifar("CIFAR-100", 100),
+    "cifar10": _cifar_set("CIFAR-10", 10),
+    "cifar100": _cifar_set("CIFAR-100", 100),
     "mnist": NamedSet(
         title="MNIST",
         portions=(Portion("train", 60_000, {"train": True}), Portion("test", 10_000, {"train": False})),
@@ -169,7 +169,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "svhn": NamedSet(
         title="Street View House Numbers",
-        portions=_splits(("train", 73_257), ("test", 26_032)),
+        portions=_split_portions(("train", 73_257), ("test", 26_032)),
         files="train_32x32.mat and test_32x32.mat",
         source="http://ufldl.stanford.edu/housenumbers/",
         folder="",
@@ -179,7 +179,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "stl10": NamedSet(
         title="STL-10",
-        portions=_splits(("train", 5_000), ("test", 8_000)),
+        portions=_split_portions(("train", 5_000), ("test", 8_000)),
         files="stl10_binary.tar.gz",
         source="https://cs.stanford.edu/~acoates/stl10/",
         folder="",
@@ -188,7 +188,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "food101": NamedSet(
         title="Food-101",
-        portions=_splits(("train", 75_750), ("test", 25_250)),
+        portions=_split_portions(("train", 75_750), ("test", 25_250)),
         files="food-101.tar.gz",
         source="https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
         folder="",
@@ -196,7 +196,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "dtd": NamedSet(
         title="Describable Textures",
-        portions=_splits(("train", 1_880), ("val", 1_880), ("test", 1_880)),
+        portions=_split_portions(("train", 1_880), ("val", 1_880), ("test", 1_880)),
         files="dtd-r1.0.1.tar.gz",
         source="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
         folder="dtd",
@@ -227,7 +227,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "gtsrb": NamedSet(
         title="German Traffic Signs",
-        portions=_splits(("train", 26_640), ("test", 12_630)),
+        portions=_split_portions(("train", 26_640), ("test", 12_630)),
         files="GTSRB-Training_fixed.zip, GTSRB_Final_Test_Images.zip and GTSRB_Final_Test_GT.zip",
         source="https://benchmark.ini.rub.de/",
         folder="gtsrb",
@@ -236,7 +236,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "pcam": NamedSet(
         title="PatchCamelyon",
-        portions=_splits(("train", 262_144), ("val", 32_768), ("test", 32_768)),
+        portions=_split_portions(("train", 262_144), ("val", 32_768), ("test", 32_768)),
         files="the six files camelyonpatch_level_2_split_{train,valid,test}_{x,y}.h5.gz, unpacked,",
         source="https://github.com/basveeling/pcam",
         folder="pcam",
@@ -275,7 +275,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "aircraft": NamedSet(
         title="FGVC-Aircraft",
-        portions=_splits(("train", 3_334), ("val", 3_333), ("test", 3_333)),
+        portions=_split_portions(("train", 3_334), ("val", 3_333), ("test", 3_333)),
         files="fgvc-aircraft-2013b.tar.gz",
         source="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
         folder="",
@@ -284,7 +284,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "cars": NamedSet(
         title="Stanford Cars",
-        portions=_splits(("train", 8_144), ("test", 8_041)),
+        portions=_split_portions(("train", 8_144), ("test", 8_041)),
         files="the folders cars_train, cars_test and devkit and the file cars_test_annos_withlabels.mat",
         source="https://ai.stanford.edu/~jkrause/cars/car_dataset.html",
         folder="stanford_cars",
@@ -314,7 +314,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "ucf101": NamedSet(
         title="UCF101",
-        portions=_splits(("train", 9_537), ("test", 3_783)),
+        portions=_split_portions(("train", 9_537), ("test", 3_783)),
         files="the folder ucfTrainTestlist and each video's middle frame, as UCF-101/<class>/<video>.jpg,",
         source="https://www.crcv.ucf.edu/data/UCF101.php",
         folder="ucf101",

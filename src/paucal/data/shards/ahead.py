@@ -37,10 +37,10 @@ class ShardsAhead:
         begin = index // order.window * order.window
         if order is not self._order:
             self._order, self._asked = order, int(np.searchsorted(order.ends, begin, side="right"))
-        reached, soon = 1 + np.searchsorted(order.ends, [begin + order.window, begin + 2 * order.window])
-        last = max(self._asked, reached + AHEAD, soon)
-        wanted, self._asked = order.some_images[self._asked : last], last
-        for image in self._images[wanted].tolist():
+        end_of_window, soon = 1 + np.searchsorted(order.ends, [begin + order.window, begin + 2 * order.window])
+        last = max(self._asked, end_of_window + AHEAD, soon)
+        requested, self._asked = order.some_images[self._asked : last], last
+        for image in self._images[requested].tolist():
             with self._lock:
                 self._waiting.append(image)
                 needs_thread = self._threads < AHEAD

@@ -179,10 +179,10 @@ class RemoteShardFolder:
             target = self.cache / f"{digest}-{name}"
             with suppress(OSError):  # on Windows, open elsewhere with the same content
                 copy.replace(target)
-        for old in self.cache.glob(f"*-{glob.escape(name)}"):
+        for old_copy in self.cache.glob(f"*-{glob.escape(name)}"):
             with suppress(OSError):
-                if old != target:
-                    old.unlink()
+                if old_copy != target:
+                    old_copy.unlink()
         return target
 
     def _copy(self, name: str, most: int, target: IO[bytes]) -> bool:
@@ -264,7 +264,7 @@ class RemoteShardFolder:
 
         def get_hedged() -> Path:
             begin = time.monotonic()
-            path = hedged(get, self._patience(shard.size), lambda late: late.unlink(missing_ok=True))
+            path = hedged(get, self._hedge_delay(shard.size), lambda late: late.unlink(missing_ok=True))
             self._speeds.append(shard.size / max(1e-6, time.monotonic() - begin))
             return path
 
@@ -288,7 +288,7 @@ class RemoteShardFolder:
                 f"the shard {shard.name} cannot be downloaded from {self.url} ({reason}); check the network."
             ) from None
 
-    def _patience(self, size: int) -> float:
+    def _hedge_delay(self, size: int) -> float:
         """Return the seconds after which a shard of `size` bytes is requested a second time."""
         if not self._speeds:
             return _FIRST_PATIENCE
@@ -369,19 +369,19 @@ def _is_complete(target: Path, size: int) -> bool:
     return True
 
 
-def _free_space(folder: Path, needed: int) -> None:
-    """Remove leftovers of ended downloads, and the least recently used shards until `needed` bytes are free."""
+def _free_space(folder: Path, needed_bytes: int) -> None:
+    """Remove leftovers of ended downloads, and the least recently used shards until `needed_bytes` are free."""
     for leftover in folder.rglob(".*.tmp"):
         with suppress(OSError):  # as below
             if time.time() - leftover.stat().st_mtime > _LONGEST_SILENCE:
                 leftover.unlink()
     shards = (file for file in folder.rglob("[!.]*") if file.is_file() and file.suffix != ".npz")
     files = sorted(((file.stat().st_mtime, file) for file in shards), key=lambda entry: entry[0])
-    used = sum(file.stat().st_size for _, file in files)
-    most = min(MOST_FETCHED, used + int(_SHARE_OF_FREE * shutil.disk_usage(folder).free))
+    used_bytes = sum(file.stat().st_size for _, file in files)
+    max_bytes = min(MOST_FETCHED, used_bytes + int(_SHARE_OF_FREE * shutil.disk_usage(folder).free))
     for _, file in files:
-        if used + needed <= most:
+        if used_bytes + needed_bytes <= max_bytes:
             return
         with suppress(OSError):  # already removed or, on Windows, open elsewhere
-            used -= file.stat().st_size
+            used_bytes -= file.stat().st_size
             file.unlink()

@@ -134,10 +134,10 @@ class ShardIndex:
         if rows is None:
             span = slice(*self.spans[shard].tolist())
             rows = self._kept[shard] = ShardRows(self.offsets[span], self.lengths[span], self.names[span])
-            kept = list(self._kept.items())
-            n_rows = sum(len(shard_rows.offsets) for _, shard_rows in kept)
-            while len(kept) > MOST_SHARDS or (len(kept) > LEAST_SHARDS and n_rows > MOST_ROWS):
-                oldest, oldest_rows = kept.pop(0)
+            cached_rows = list(self._kept.items())
+            n_rows = sum(len(shard_rows.offsets) for _, shard_rows in cached_rows)
+            while len(cached_rows) > MOST_SHARDS or (len(cached_rows) > LEAST_SHARDS and n_rows > MOST_ROWS):
+                oldest, oldest_rows = cached_rows.pop(0)
                 self._kept.pop(oldest, None)
                 n_rows -= len(oldest_rows.offsets)
         return rows
@@ -171,7 +171,7 @@ class ShardIndex:
         """Write an index that is in memory atomically; raises an OSError."""
         assert isinstance(self.names, StringArray)
         files = [asdict(file) for file in self.files]
-        about = {"format": FORMAT, "files": files, "classes": self.classes, "notes": self.notes}
+        header = {"format": FORMAT, "files": files, "classes": self.classes, "notes": self.notes}
         key_bytes, key_ends = self.names.to_buffers()
         arrays = {
             "shards": np.repeat(np.arange(len(self.files), dtype=np.int32), self.counts),
@@ -184,7 +184,7 @@ class ShardIndex:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             with temporary.open("wb") as file:
-                np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
+                np.savez(file, about=np.array(json.dumps(header)), **arrays)  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -214,11 +214,11 @@ def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str
     if not damaged:
         return []
     names, reason = list(damaged), next(iter(damaged.values()))
-    listed = first_few(names, _NAMES_SHOWN)
-    many = f"{len(names)} of {counted(total, 'shard')} cannot be read ({listed})"
+    examples = first_few(names, _NAMES_SHOWN)
+    subject = f"{len(names)} of {counted(total, 'shard')} cannot be read ({examples})"
     if len(names) == total:
-        raise UserError(f"{shown}: {many}; {reason.rstrip('.')}.")
-    return [f"{many}; {reason.split(';')[0].rstrip('.')}; {counted(len(names), 'shard')} {was(len(names))} left out"]
+        raise UserError(f"{shown}: {subject}; {reason.rstrip('.')}.")
+    return [f"{subject}; {reason.split(';')[0].rstrip('.')}; {counted(len(names), 'shard')} {was(len(names))} left out"]
 
 
 def read_index(path: Path, shown: str) -> ShardIndex:
@@ -230,19 +230,19 @@ def read_index(path: Path, shown: str) -> ShardIndex:
             if damaged := packed.testzip():
                 raise ValueError(f"{damaged} is damaged")
         with np.load(path, allow_pickle=False) as stored:
-            about = json.loads(str(stored["about"]))
-        return _validated_index(about, open_arrays(path), shown)
+            header = json.loads(str(stored["about"]))
+        return _validated_index(header, open_arrays(path), shown)
     except UserError:
         raise
     except _DAMAGE as problem:
         raise UserError(f"{shown} cannot be read as an index of shards ({problem}); {REMAKE}.") from None
 
 
-def _validated_index(about: Any, arrays: dict[str, StoredArray], shown: str) -> ShardIndex:
+def _validated_index(header: Any, arrays: dict[str, StoredArray], shown: str) -> ShardIndex:
     """Return the stored index; raises a ValueError if it is invalid."""
-    if about["format"] != FORMAT:
-        raise ValueError(f"it has the format {about['format']}, and this version of paucal reads {FORMAT}")
-    files = tuple(Shard(**file) for file in about["files"])
+    if header["format"] != FORMAT:
+        raise ValueError(f"it has the format {header['format']}, and this version of paucal reads {FORMAT}")
+    files = tuple(Shard(**file) for file in header["files"])
     for file in files:
         if not isinstance(file.name, str) or not all(isinstance(number, int) for number in (file.size, file.changed)):
             raise ValueError("the list of shards is invalid")
@@ -254,7 +254,7 @@ def _validated_index(about: Any, arrays: dict[str, StoredArray], shown: str) -> 
         array = arrays[name]
         if array.dtype != kind or (name != "key_bytes" and len(array) != count):
             raise ValueError(f"'{name}' has the type {array.dtype} and {len(array)} values")
-    classes, notes = tuple(map(str, about["classes"])), tuple(map(str, about["notes"]))
+    classes, notes = tuple(map(str, header["classes"])), tuple(map(str, header["notes"]))
     counts, labels = _read_positions(files, len(classes), arrays)
     names = StoredStrings(arrays["key_bytes"], arrays["key_ends"])
     return ShardIndex(files, classes, spans_of(counts), labels, arrays["offsets"], arrays["lengths"], names, notes)

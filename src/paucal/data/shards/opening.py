@@ -57,11 +57,11 @@ def find_shards(folder: Path) -> bool:
     """Return whether a folder holds tar shards: an index, or tar files in it or in its split folders, but no images."""
     if (folder / NAME).is_file():
         return True
-    folders, files = _entries(folder)
+    folders, files = _list_entries(folder)
     if any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
         return False
-    parts = {name: _entries(folder / name, _INSPECTED)[1] for name in folders if name.lower() in PARTS}
-    files += [f"{name}/{file}" for name, below in parts.items() for file in below]
+    parts = {name: _list_entries(folder / name, _INSPECTED)[1] for name in folders if name.lower() in PARTS}
+    files += [f"{name}/{file}" for name, part_files in parts.items() for file in part_files]
     packed = [file for file in files if file.lower().endswith(COMPRESSED)]
     tars = [file for file in files if file.lower().endswith(SUFFIX)]
     if packed and len(packed) == len(files) and set(folders) == set(parts):
@@ -72,11 +72,11 @@ def find_shards(folder: Path) -> bool:
     return bool(tars) and all(any(file.lower().endswith(SUFFIX) for file in parts.get(name, ())) for name in folders)
 
 
-def _entries(folder: Path, most: int | None = None) -> tuple[list[str], list[str]]:
-    """Return the sorted names of the folders and of the files in a folder; at most `most` entries are listed."""
+def _list_entries(folder: Path, limit: int | None = None) -> tuple[list[str], list[str]]:
+    """Return the sorted names of the folders and of the files in a folder; at most `limit` entries are listed."""
     folders, files = [], []
     with os.scandir(folder) as entries:
-        for entry in itertools.islice(entries, most):
+        for entry in itertools.islice(entries, limit):
             if not ignored(entry.name):
                 (folders if entry.is_dir() else files).append(entry.name)
     return sorted(folders), sorted(files)
@@ -124,17 +124,17 @@ def open_shards(folder: ShardFolder, options: SourceOptions, only: str | None = 
     return images.select(labelled, f"{counted(n_bare, 'image')} without a label {was(n_bare)} left out ({first}, ...)")
 
 
-def _read_shipped_index(folder: ShardFolder, only: str | None, skip_damaged: bool) -> ShardIndex | None:
+def _read_shipped_index(folder: ShardFolder, single_shard: str | None, skip_damaged: bool) -> ShardIndex | None:
     """Return the index beside the shards after comparing it with them; None if there is none."""
-    path = None if only is not None else folder.local_copy(NAME, MOST_BYTES)
+    path = None if single_shard is not None else folder.local_copy(NAME, MOST_BYTES)
     if path is None:
         return None
     shown = f"{folder.location}/{NAME}"
     index = read_index(path, shown)
-    listed = folder.list_files()
-    if listed is None:  # then each shard is compared when it is downloaded
+    shard_files = folder.list_files()
+    if shard_files is None:  # then each shard is compared when it is downloaded
         return index
-    shards = {shard.name: shard for shard in listed if shard.name.lower().endswith(SUFFIX)}
+    shards = {shard.name: shard for shard in shard_files if shard.name.lower().endswith(SUFFIX)}
     damaged: dict[int, str] = {}
     for number, shard in enumerate(index.files):
         current = shards.pop(shard.name, None)
@@ -171,24 +171,26 @@ def _is_same(folder: ShardFolder, index: ShardIndex, number: int) -> bool:
     return True
 
 
-def _load_or_build_index(folder: ShardFolder, label_field: str, only: str | None, options: SourceOptions) -> ShardIndex:
+def _load_or_build_index(
+    folder: ShardFolder, label_field: str, single_shard: str | None, options: SourceOptions
+) -> ShardIndex:
     """Return an index for shards without one: the cached index if the shards are unchanged, else a new index."""
-    listed = folder.list_files()
-    if listed is None:
+    shard_files = folder.list_files()
+    if shard_files is None:
         raise UserError(
             f"{folder.location} lists no files: check the address, or put the index {NAME} there, which 'paucal shard' "
             "writes with the shards."
         )
     files = [
         Shard(shard.name, shard.size, part_of(shard.name), shard.changed)
-        for shard in listed
+        for shard in shard_files
         if shard.name.lower().endswith(SUFFIX) and not any(map(ignored, shard.name.split("/")))
-        if only in (None, shard.name)
+        if single_shard in (None, shard.name)
     ]
     if not files:
         raise UserError(f"there are no shards (.tar, .parquet) in {folder.location}; check the address.")
     names = _class_names(folder)
-    cached = _cache_path(folder, label_field, names, only)
+    cached = _cache_path(folder, label_field, names, single_shard)
     if cached is not None and cached.is_file():
         try:
             index = read_index(cached, str(cached))
@@ -234,9 +236,9 @@ def _local_path(folder: ShardFolder, shard: Shard) -> Path:
         raise UserError(str(problem)) from None
 
 
-def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], only: str | None) -> Path | None:
+def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], single_shard: str | None) -> Path | None:
     folder = usable_folder()
-    identity = "\n".join([shard_folder.location, label_field, only or "", *names])
+    identity = "\n".join([shard_folder.location, label_field, single_shard or "", *names])
     digest = hashlib.blake2b(identity.encode(errors="surrogateescape"), digest_size=16).hexdigest()
     return None if folder is None else folder / SHARDS / f"{digest}.npz"
 
@@ -260,13 +262,13 @@ def part_of(name: str) -> str:
         ('train', 'val', '')
     """
     folder, _, file = name.lower().rpartition("/")
-    words = {PARTS[word] for word in re.split(r"[-_.]", file) if word in PARTS}
-    if len(words) == 1:
-        return words.pop()
+    named_parts = {PARTS[word] for word in re.split(r"[-_.]", file) if word in PARTS}
+    if len(named_parts) == 1:
+        return named_parts.pop()
     return PARTS.get(folder.rpartition("/")[2], "")
 
 
-def _image_set(folder: ShardFolder, index: ShardIndex, labelled: bool, only: str | None) -> ImageSet:
+def _image_set(folder: ShardFolder, index: ShardIndex, labelled: bool, single_shard: str | None) -> ImageSet:
     keys = GroupedStrings([shard.name for shard in index.files], index.counts, index.names_of)
     parts = ("", "train", "val", "test")
     codes = np.repeat(np.asarray([parts.index(shard.part) for shard in index.files], dtype=np.uint8), index.counts)
@@ -275,12 +277,12 @@ def _image_set(folder: ShardFolder, index: ShardIndex, labelled: bool, only: str
         len(index), sum(shard.size for shard in index.files)
     )
     return ImageSet(
-        name=folder.name if only is None else Path(only).stem,
-        location=folder.location if only is None else f"{folder.location}/{only}",
+        name=folder.name if single_shard is None else Path(single_shard).stem,
+        location=folder.location if single_shard is None else f"{folder.location}/{single_shard}",
         classes=index.classes if labelled else (),
         keys=keys,
         labels=index.labels if labelled else np.full(len(index), -1, dtype=np.int8),
-        declared=RepeatedStrings(parts, codes if only is None else np.zeros_like(codes)),
+        declared=RepeatedStrings(parts, codes if single_shard is None else np.zeros_like(codes)),
         store=TarStore(folder, index, keys),
         notes=(*([streaming_note(len(index), len(index.files))] if streamed else []), *index.notes),
         stream=Stream.in_shards(index.counts, window_for(mean_bytes)) if streamed else None,

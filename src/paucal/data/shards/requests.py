@@ -30,7 +30,7 @@ def retry(work: Callable[[], T]) -> T:
     Raises:
         GaveUp: No try succeeded.
     """
-    begin, jitter = time.monotonic(), random.Random()  # unlike all else, this must differ between processes
+    start_time, jitter = time.monotonic(), random.Random()  # unlike all else, this must differ between processes
     for attempt in itertools.count():
         try:
             return work()
@@ -40,9 +40,9 @@ def retry(work: Callable[[], T]) -> T:
             if isinstance(problem, OSError) and problem.errno in FULL:
                 raise
             pause = jitter.uniform(0, min(_LONGEST_PAUSE, _PAUSE * 2**attempt))
-            spent = time.monotonic() - begin
-            if attempt + 1 >= _TRIES and spent + pause >= _BUDGET:
-                raise GaveUp(f"{first_line(problem)}, after {attempt + 1} tries in {spent:.0f} s") from problem
+            seconds = time.monotonic() - start_time
+            if attempt + 1 >= _TRIES and seconds + pause >= _BUDGET:
+                raise GaveUp(f"{first_line(problem)}, after {attempt + 1} tries in {seconds:.0f} s") from problem
             time.sleep(pause)
     raise AssertionError
 

@@ -84,21 +84,21 @@ def open_arrays(path: Path) -> dict[str, StoredArray]:
         ValueError: An array is damaged or compressed.
         zipfile.BadZipFile: The file is not a zip file.
     """
-    arrays, opened = {}, OpenFile(path)
+    arrays, open_file = {}, OpenFile(path)
     with zipfile.ZipFile(path) as packed, path.open("rb") as file:
         for member in packed.infolist():
             if member.compress_type != zipfile.ZIP_STORED:
                 raise ValueError(f"{member.filename} is compressed")
             file.seek(member.header_offset)
-            before = (
+            header_end = (
                 member.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size)))
             )
-            file.seek(before)
+            file.seek(header_end)
             if np.lib.format.read_magic(file) != (1, 0):
                 raise ValueError(f"{member.filename} is not an array")
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
             if len(shape) == 1:
-                if file.tell() - before + shape[0] * dtype.itemsize != member.file_size or dtype.hasobject:
+                if file.tell() - header_end + shape[0] * dtype.itemsize != member.file_size or dtype.hasobject:
                     raise ValueError(f"{member.filename} has the type {dtype} and the shape {shape}")
-                arrays[member.filename.removesuffix(".npy")] = StoredArray(opened, file.tell(), dtype, shape[0])
+                arrays[member.filename.removesuffix(".npy")] = StoredArray(open_file, file.tell(), dtype, shape[0])
     return arrays

@@ -75,8 +75,8 @@ class Stream:
             last = np.flatnonzero(np.append(np.diff(self.blocks[part]), 1))
             ends.append(first + last + 1)
             runs.append(part[last])
-        kept = np.concatenate(runs)
-        return Stream(np.concatenate(ends), self.shards[kept], self.blocks[kept], self.window)
+        run_numbers = np.concatenate(runs)
+        return Stream(np.concatenate(ends), self.shards[run_numbers], self.blocks[run_numbers], self.window)
 
     def order(self, seed: int) -> "StreamOrder":
         """Return the order of one pass."""
@@ -136,8 +136,8 @@ class StreamOrder:
         """Return the positions at some places of the order; fast if the places ascend."""
         windows, positions = indices // self.window, np.empty_like(indices)
         for number in dict.fromkeys(windows.tolist()):
-            here = windows == number
-            positions[here] = self._positions(number)[indices[here] - number * self.window]
+            is_in_window = windows == number
+            positions[is_in_window] = self._positions(number)[indices[is_in_window] - number * self.window]
         return positions
 
     def _positions(self, number: int) -> NDArray[np.int64]:

@@ -170,11 +170,11 @@ def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[
     distinct = {value for value in values if value is not None}
     numeric = all(value.isdecimal() and len(value) < 10 for value in distinct)
     if names and numeric:
-        beyond = [value for value in distinct if int(value) >= len(names)]
-        if beyond:
+        too_large = [value for value in distinct if int(value) >= len(names)]
+        if too_large:
             raise UserError(
-                f"the shards have the label {beyond[0]}, and classes.txt names {len(names)} classes, numbered from 0; "
-                "correct one of the two."
+                f"the shards have the label {too_large[0]}, and classes.txt names {len(names)} classes, numbered from "
+                "0; correct one of the two."
             )
         numbers = {value: int(value) for value in distinct}
         classes = tuple(names)
@@ -246,8 +246,8 @@ class TarStore(Reopened, EncodedStore):
         return content[HEADER:]
 
     def _open_shard(self, number: int) -> OpenFile:
-        file, opened = self._open.get(number, (None, 0.0))
-        if file is not None and time.monotonic() - opened < _STAYS_OPEN:
+        file, open_time = self._open.get(number, (None, 0.0))
+        if file is not None and time.monotonic() - open_time < _STAYS_OPEN:
             return file
         path = self._folder.local_path(self._index.files[number])
         try:
@@ -257,9 +257,9 @@ class TarStore(Reopened, EncodedStore):
         now = time.monotonic()
         self._open.pop(number, None)
         self._open[number] = file, now
-        for old, (_, opened) in list(self._open.items())[:-1]:
-            if len(self._open) > _MOST_OPEN or now - opened >= _STAYS_OPEN:
-                self._open.pop(old, None)
+        for old_number, (_, open_time) in list(self._open.items())[:-1]:
+            if len(self._open) > _MOST_OPEN or now - open_time >= _STAYS_OPEN:
+                self._open.pop(old_number, None)
         return file
 
 

@@ -78,12 +78,12 @@ def write_shards(
         writer = _ParquetWriter(folder, images.classes, images.multi_hot is not None)
     else:
         writer = _TarWriter(folder, bool(images.classes))
-    done, bad = 0, {}
+    n_done, problems = 0, {}
     for part in ("", "test", "train", "val"):  # in the order of the shards' names
         order = shard_order(images, part, seed)
         count = 0
-        for member in read_members(images, order, bad, done, progress):
-            if bad and on_bad == "refuse":
+        for member in read_members(images, order, problems, n_done, progress):
+            if problems and on_bad == "refuse":
                 break
             if count == 0:
                 writer.open(part)
@@ -94,8 +94,8 @@ def write_shards(
                 count = 0
         if count:
             writer.close()
-        done += len(order)
-    left_out = drop_unreadable(images, bad, on_bad)[1]
+        n_done += len(order)
+    left_out = drop_unreadable(images, problems, on_bad)[1]
     if isinstance(writer, _TarWriter):
         if images.classes:
             (folder / CLASSES).write_text("".join(f"{name}\n" for name in images.classes), encoding="utf-8")
@@ -103,10 +103,10 @@ def write_shards(
     return writer.shards, left_out
 
 
-def _require_writable_labels(images: ImageSet, form: Form) -> None:
+def _require_writable_labels(images: ImageSet, shard_format: Form) -> None:
     if images.multi_hot is None:
         return
-    if form == "tar":
+    if shard_format == "tar":
         raise UserError(
             "--format tar holds one label for each image, and these images have several: give --format parquet, which "
             "holds lists of labels."
@@ -202,9 +202,9 @@ def encode_image(images: ImageSet, position: int) -> tuple[bytes, str] | str:
         if isinstance(source, Path) and source.suffix.lower() in IMAGE_SUFFIXES:
             return content, source.suffix.lower()
         with Image.open(io.BytesIO(content)) as image:
-            form = (image.format or "png").lower()
+            image_format = (image.format or "png").lower()
         suffixes = {"jpeg": ".jpg", "tiff": ".tif", "jpeg2000": ".jp2", "ppm": ".ppm"}
-        return content, suffixes.get(form, f".{form}")
+        return content, suffixes.get(image_format, f".{image_format}")
     except UnreadableImage as problem:
         return str(problem)
     except OSError as problem:
@@ -235,9 +235,9 @@ class _TarWriter:
         self._number += 1
         self._rows.append((len(self.shards), self._archive.offset + HEADER, len(member.content), label))
         self._names.append(f"{stem}{member.suffix}")
-        _put(self._archive, self._names[-1], member.content)
+        _add_file(self._archive, self._names[-1], member.content)
         if self._labelled and label >= 0:
-            _put(self._archive, f"{stem}.cls", str(label).encode())
+            _add_file(self._archive, f"{stem}.cls", str(label).encode())
         return self._archive.offset
 
     def close(self) -> None:
@@ -263,7 +263,7 @@ class _TarWriter:
         )
 
 
-def _put(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+def _add_file(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     entry = tarfile.TarInfo(name)  # has no time or owner, so that the same images give the same shards
     entry.size = len(content)
     archive.addfile(entry, io.BytesIO(content))

@@ -75,7 +75,7 @@ class ArchiveStore(Reopened, EncodedStore):
             raise UnreadableImage(f"image {entry.name} has more than {MOST_IMAGE:,} bytes, the limit")
         try:
             with self._lock:
-                content = self._from_zip(entry) if self._zipped else self._from_tar(entry)
+                content = self._read_zip(entry) if self._zipped else self._read_tar(entry)
         except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as problem:
             raise UnreadableImage(f"image {entry.name} cannot be read from {self._file.name}: {problem}") from None
         if len(content) != entry.size:
@@ -84,13 +84,13 @@ class ArchiveStore(Reopened, EncodedStore):
             )
         return content
 
-    def _from_zip(self, entry: _Entry) -> bytes:
+    def _read_zip(self, entry: _Entry) -> bytes:
         if self._archive is None or self._owner != os.getpid():  # a forked process must not share the file position
             self._archive, self._owner = zipfile.ZipFile(self._file), os.getpid()
         with self._archive.open(entry.stored) as file:
             return file.read(entry.size + 1)
 
-    def _from_tar(self, entry: _Entry) -> bytes:
+    def _read_tar(self, entry: _Entry) -> bytes:
         with self._file.open("rb") as file:
             file.seek(entry.offset)
             return file.read(entry.size)
@@ -115,22 +115,22 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     Raises:
         UserError: The archive is damaged, compressed as a whole, holds a name that leads out of it, or has no images.
     """
-    shown = archive_entries(file)
+    entries = archive_entries(file)
     images = sorted(
-        (entry for entry in shown if entry.name.lower().endswith(IMAGE_SUFFIXES)), key=lambda entry: entry.name
+        (entry for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)), key=lambda entry: entry.name
     )
     passed_over = Counter(
-        os.path.splitext(entry.name)[1].lower() for entry in shown if not entry.name.lower().endswith(IMAGE_SUFFIXES)
+        os.path.splitext(entry.name)[1].lower() for entry in entries if not entry.name.lower().endswith(IMAGE_SUFFIXES)
     )
     base = shared_folder([entry.name for entry in images], 2)
-    by_key = {entry.name.removeprefix(base): entry for entry in images}
+    entries_by_key = {entry.name.removeprefix(base): entry for entry in images}
     place = Place(
         name=file.stem,
         location=str(file.resolve()),
-        store=lambda keys: ArchiveStore(file.resolve(), [by_key[key] for key in keys]),
-        subfolders=lambda below: _subfolders(list(by_key), below),
+        store=lambda keys: ArchiveStore(file.resolve(), [entries_by_key[key] for key in keys]),
+        subfolders=lambda folder: _subfolders(list(entries_by_key), folder),
     )
-    return open_place(place, list(by_key), passed_over, labelled)
+    return open_place(place, list(entries_by_key), passed_over, labelled)
 
 
 def archive_entries(file: Path) -> list[_Entry]:
@@ -218,7 +218,7 @@ def shared_folder(names: list[str], depth: int) -> str:
     return base
 
 
-def _subfolders(keys: list[str], below: str) -> list[str]:
-    prefix = f"{below}/" if below else ""
-    inside = (key.removeprefix(prefix) for key in keys if key.startswith(prefix))
-    return sorted({key.partition("/")[0] for key in inside if "/" in key})
+def _subfolders(keys: list[str], folder: str) -> list[str]:
+    prefix = f"{folder}/" if folder else ""
+    relative_keys = (key.removeprefix(prefix) for key in keys if key.startswith(prefix))
+    return sorted({key.partition("/")[0] for key in relative_keys if "/" in key})

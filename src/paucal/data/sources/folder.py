@@ -57,13 +57,13 @@ def open_folder(root: Path, labelled: bool = True) -> ImageSet:
     passed_over: Counter[str] = Counter()
     links: dict[str, str] = {}
     keys = find_images(root, passed_over, links)
-    real = root.resolve()
+    real_root = root.resolve()
     place = Place(
-        name=real.name,
-        location=str(real),
-        store=lambda keys: FileStore(real, keys),
-        subfolders=lambda below: sorted(
-            entry.name for entry in (root / below).iterdir() if entry.is_dir() and not ignored(entry.name)
+        name=real_root.name,
+        location=str(real_root),
+        store=lambda keys: FileStore(real_root, keys),
+        subfolders=lambda subfolder: sorted(
+            entry.name for entry in (root / subfolder).iterdir() if entry.is_dir() and not ignored(entry.name)
         ),
     )
     images = open_place(place, keys, passed_over, labelled, shown=root)
@@ -88,8 +88,10 @@ def open_place(
     root = Path(place.location) if shown is None else shown
     notes = _note_on_passed_over(passed_over)
     if not keys:
-        others = f"; {notes[0]}" if notes else ""
-        raise UserError(f"there are no images in {root} (expected files ending in {', '.join(IMAGE_SUFFIXES)}){others}")
+        other_files = f"; {notes[0]}" if notes else ""
+        raise UserError(
+            f"there are no images in {root} (expected files ending in {', '.join(IMAGE_SUFFIXES)}){other_files}"
+        )
     tops = place.subfolders("")
     if not labelled:
         return _image_set(place, keys, [None] * len(keys), parts_of(keys), notes)
@@ -115,31 +117,31 @@ def open_place(
 def _has_parts(root: Path, tops: list[str], parts: list[str], keys: list[str]) -> bool:
     """Distinguish train/val/test folders from classes that happen to be called "train" or "test"."""
     filled = {key.split("/")[0] for key in keys}
-    others = [top for top in tops if top not in parts and top in filled]
+    other_folders = [top for top in tops if top not in parts and top in filled]
     if not parts:
         return False
     nested = any(key.count("/") >= 2 for key in keys if key.split("/")[0] in parts)
-    if others and nested:
+    if other_folders and nested:
         raise UserError(
-            f"{root} has {_quote_few(others)} with images beside {_quote_few(parts)}; move them below one of those "
-            "folders or out of the way"
+            f"{root} has {_quote_few(other_folders)} with images beside {_quote_few(parts)}; move them below one of "
+            "those folders or out of the way"
         )
-    return not others
+    return not other_folders
 
 
 def _open_parts(place: Place, root: Path, parts: list[str], keys: list[str], notes: list[str]) -> ImageSet:
-    doubled = [part for part, n in Counter(PARTS[top.lower()] for top in parts).items() if n > 1]
-    if doubled:
-        raise UserError(f"{root} has more than one folder for {doubled[0]} ({_quote_few(parts)}); keep one of them")
+    repeated = [part for part, n in Counter(PARTS[top.lower()] for top in parts).items() if n > 1]
+    if repeated:
+        raise UserError(f"{root} has more than one folder for {repeated[0]} ({_quote_few(parts)}); keep one of them")
     folders: list[str] = []
     for top in parts:
-        inside = place.subfolders(top)
-        if not inside:
+        class_folders = place.subfolders(top)
+        if not class_folders:
             raise (UserError if any(map(place.subfolders, parts)) else NoLabelsError)(
                 f"{root / top} has no class folders inside; expected {top}/<class>/<image> "
                 "(images without labels are for paucal predict)"
             )
-        folders.extend(f"{top}/{name}" for name in inside)
+        folders.extend(f"{top}/{name}" for name in class_folders)
     flat = [key for key in keys if key.count("/") == 1]
     if flat:
         notes.append(f"{counted(len(flat), 'image')} outside of class folders {_left_out(flat)}")
@@ -153,7 +155,9 @@ def _refuse_empty_classes(root: Path, folders: list[str], names: list[str]) -> N
     """Refuse class folders (given as paths) that hold no images: their names are not among the image classes."""
     empty = sorted(folder for folder in folders if folder.rpartition("/")[2] not in names)
     for folder in empty:
-        twin = next((other for other in folders if other != folder and _is_same(root / folder, root / other)), None)
+        twin = next(
+            (other for other in folders if other != folder and _is_same_file(root / folder, root / other)), None
+        )
         if twin is not None:
             raise UserError(
                 f"the class folders '{folder}' and '{twin}' of {root} are the same folder: remove the link."
@@ -162,7 +166,7 @@ def _refuse_empty_classes(root: Path, folders: list[str], names: list[str]) -> N
         raise UserError(f"class folder {_quote_few(empty)} in {root} has no images; add some or remove the folder")
 
 
-def _is_same(first: Path, second: Path) -> bool:
+def _is_same_file(first: Path, second: Path) -> bool:
     try:
         return os.path.samefile(first, second)
     except OSError:  # folders of an archive
@@ -189,9 +193,9 @@ def _image_set(
 def parts_of(keys: list[str]) -> list[str]:
     """Return the train/val/test folder of each image; "" for all if these folders look like classes."""
     parts = [_part_of(key) for key in keys]
-    others = any("/" in key and not part for key, part in zip(keys, parts, strict=True))
+    has_other_folders = any("/" in key and not part for key, part in zip(keys, parts, strict=True))
     nested = any(key.count("/") >= 2 for key, part in zip(keys, parts, strict=True) if part)
-    return [""] * len(keys) if others and not nested else parts
+    return [""] * len(keys) if has_other_folders and not nested else parts
 
 
 def _part_of(key: str) -> str:
@@ -220,24 +224,28 @@ def find_images(root: Path, passed_over: Counter[str] | None = None, links: dict
 
 def find_files(root: Path, links: dict[str, str] | None = None) -> Iterator[str]:
     """Yield the paths of all files below `root`, see `find_images`."""
-    seen: dict[str, str] = {}
+    visited: dict[str, str] = {}
     for folder, subfolders, files in os.walk(root, followlinks=True, onerror=_refuse_unreadable):
-        real, prefix = os.path.realpath(folder), Path(folder).relative_to(root).as_posix()
-        if real in seen:
+        real_path, prefix = os.path.realpath(folder), Path(folder).relative_to(root).as_posix()
+        if real_path in visited:
             subfolders.clear()
-            if links is not None and not f"{prefix}/".startswith(f"{seen[real]}/") and seen[real] != ".":
-                links[prefix] = seen[real]
+            if (
+                links is not None
+                and not f"{prefix}/".startswith(f"{visited[real_path]}/")
+                and visited[real_path] != "."
+            ):
+                links[prefix] = visited[real_path]
             continue
-        seen[real] = prefix
+        visited[real_path] = prefix
         subfolders[:] = sorted(name for name in subfolders if not ignored(name))
         yield from (name if prefix == "." else f"{prefix}/{name}" for name in files if not ignored(name))
 
 
 def require_readable(folder: Path) -> None:
     """Refuse a folder with unreadable subfolders, which glob patterns would silently skip."""
-    for below in folder.iterdir():
-        if not ignored(below.name) and below.is_dir() and not os.access(below, os.R_OK | os.X_OK):
-            _refuse_unreadable(PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(below)))
+    for subfolder in folder.iterdir():
+        if not ignored(subfolder.name) and subfolder.is_dir() and not os.access(subfolder, os.R_OK | os.X_OK):
+            _refuse_unreadable(PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(subfolder)))
 
 
 def _refuse_unreadable(problem: OSError) -> None:
@@ -262,7 +270,7 @@ def _note_on_passed_over(counts: Counter[str]) -> list[str]:
     kinds = [f"{count} {suffix or 'without a suffix'}" for suffix, count in ranked[:_KINDS_SHOWN]]
     kinds += ["..."] if len(counts) > _KINDS_SHOWN else []
     total = sum(counts.values())
-    help = sorted({words for suffix in counts if (words := advice(suffix))})
+    help = sorted({text for suffix in counts if (text := advice(suffix))})
     return [
         f"{counted(total, 'file')} {was(total)} skipped for having no known image format ({', '.join(kinds)})"
         + (f"; to read them: {', '.join(help)}" if help else "")
@@ -274,5 +282,5 @@ def _left_out(keys: list[str]) -> str:
 
 
 def _quote_few(names: list[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:3])
-    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    quoted = ", ".join(f"'{name}'" for name in names[:3])
+    return quoted + (f" and {len(names) - 3} more" if len(names) > 3 else "")

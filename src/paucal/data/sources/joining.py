@@ -47,7 +47,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
             f"{location}: some of these sources have classes and others have none; give sources that all have labels, "
             "or none."
         )
-    names = _names(sets)
+    names = _set_names(sets)
     classes = tuple(sorted({name for image_set in sets for name in image_set.classes}))
     renumbered = [
         replace(image_set, classes=()) if not image_set.classes else image_set.with_classes(classes)
@@ -70,7 +70,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     )
 
 
-def _names(sets: Sequence[ImageSet]) -> list[str]:
+def _set_names(sets: Sequence[ImageSet]) -> list[str]:
     """Return distinct names for the sets, which stay the same if the sets are copied."""
     names = [image_set.name for image_set in sets]
     return [name if names.count(name) == 1 else f"{name}-{index + 1}" for index, name in enumerate(names)]

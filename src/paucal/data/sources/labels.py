@@ -61,8 +61,8 @@ def find_separator(cells: Sequence[str], given: str | None = None) -> str:
     """
     if given is not None:
         return "" if given == ONE_LABEL else given
-    different = {"" if is_missing(cell) else cell for cell in cells}
-    return next((sign for sign in _SEPARATORS if _separates(sign, different)), "")
+    distinct = {"" if is_missing(cell) else cell for cell in cells}
+    return next((sign for sign in _SEPARATORS if _separates(sign, distinct)), "")
 
 
 def is_missing(cell: str) -> bool:
@@ -80,11 +80,11 @@ def labels_in_lists(cells: Sequence[str]) -> list[list[str]] | None:
     """
     if not any(cells) or not all(re.fullmatch(r"[\[({].*[\])}]", cell) for cell in cells if cell):
         return None
-    rows = [_items(cell) for cell in cells]
+    rows = [_list_items(cell) for cell in cells]
     return [items for items in rows if items is not None] if None not in rows else None
 
 
-def _items(cell: str) -> list[str] | None:
+def _list_items(cell: str) -> list[str] | None:
     """Return the members of a list; None if the brackets belong to a name, as in "(other)"."""
     try:
         # NumPy prints strings without commas, and Python would concatenate them.
@@ -98,21 +98,21 @@ def _items(cell: str) -> list[str] | None:
     return [next(filter(None, match.groups()), "").strip() for match in _ITEM.finditer(cell[1:-1])]
 
 
-def _separates(sign: str, different: Collection[str]) -> bool:
-    cells = [cell for cell in different if cell]
-    pieces = [_names(cell, sign) for cell in cells]
+def _separates(sign: str, distinct: Collection[str]) -> bool:
+    cells = [cell for cell in distinct if cell]
+    pieces = [_split_names(cell, sign) for cell in cells]
     if not all(pieces) or all(len(set(names)) == 1 for names in pieces):  # a cell of only separators is a name
         return False
     names = [name for cell_names in pieces for name in set(cell_names)]
     if len(set(names)) < len(cells):
         return True
-    lengths = {len(_names(cell, sign)) for cell in different}
-    places = {(index, name) for cell_names in pieces for index, name in enumerate(dict.fromkeys(cell_names))}
-    moved = len(places) > len(set(names))
-    return sign != "," and len(set(names)) < len(names) and (len(lengths) > 1 or moved)
+    lengths = {len(_split_names(cell, sign)) for cell in distinct}
+    name_positions = {(index, name) for cell_names in pieces for index, name in enumerate(dict.fromkeys(cell_names))}
+    is_reordered = len(name_positions) > len(set(names))
+    return sign != "," and len(set(names)) < len(names) and (len(lengths) > 1 or is_reordered)
 
 
-def _names(cell: str, separator: str) -> list[str]:
+def _split_names(cell: str, separator: str) -> list[str]:
     return [name for piece in cell.split(separator) if (name := piece.strip())]
 
 
@@ -129,7 +129,7 @@ def from_cells(cells: Sequence[str], separator: str) -> Labels:
 
 def divided(cell: str, separator: str) -> list[str]:
     """Return the names in a cell; without a separator, the whole cell."""
-    return _names(cell, separator) if separator else [cell]
+    return _split_names(cell, separator) if separator else [cell]
 
 
 def separator_words(cells: Sequence[str], separator: str) -> str:
@@ -153,7 +153,7 @@ def from_names(rows: Sequence[Sequence[str]], several: bool, where: str) -> Labe
     multi_hot = np.zeros((len(rows), len(classes)), dtype=np.int8)
     for index, row in enumerate(rows):
         multi_hot[index, [number[name] for name in row]] = 1
-    return _several(classes, multi_hot, where)
+    return _multi_labels(classes, multi_hot, where)
 
 
 def class_columns(rows: Sequence[Sequence[str]], width: int, known: Collection[int | None]) -> tuple[int, ...]:
@@ -176,25 +176,25 @@ def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Lab
     0 an empty cell means 0. If every image is of exactly one class, the labels are single labels.
     """
     if len(set(classes)) < len(classes):
-        twice = next(name for name in classes if classes.count(name) > 1)
-        raise UserError(f"two columns of classes are called {twice[:_MOST_SHOWN]!r}: rename or remove one.")
+        repeated = next(name for name in classes if classes.count(name) > 1)
+        raise UserError(f"two columns of classes are called {repeated[:_MOST_SHOWN]!r}: rename or remove one.")
     marks = np.asarray([[_MARKS[cell.lower()] for cell in row] for row in rows], dtype=np.int8)
     if not (marks == 0).any():
         marks[np.asarray([[not cell for cell in row] for row in rows])] = 0
     if (marks != UNKNOWN).all() and (marks.sum(1) == 1).all():
-        how = f"one label per image, from {_describe_classes(classes)}"
-        return Labels(classes, marks.argmax(1).astype(np.int64), notes=(how,))
-    return _several(classes, marks, f"in {_describe_classes(classes)}")
+        note = f"one label per image, from {_describe_classes(classes)}"
+        return Labels(classes, marks.argmax(1).astype(np.int64), notes=(note,))
+    return _multi_labels(classes, marks, f"in {_describe_classes(classes)}")
 
 
 def _describe_classes(classes: Sequence[str]) -> str:
-    shown = first_few(classes, _COLUMNS_SHOWN)
-    return f"{len(classes)} columns of 1 and 0 ({shown})"
+    examples = first_few(classes, _COLUMNS_SHOWN)
+    return f"{len(classes)} columns of 1 and 0 ({examples})"
 
 
-def _several(classes: tuple[str, ...], multi_hot: NDArray[np.int8], where: str) -> Labels:
+def _multi_labels(classes: tuple[str, ...], multi_hot: NDArray[np.int8], source: str) -> Labels:
     numbers = np.full(len(multi_hot), -1, dtype=np.int64)
-    return Labels(classes, numbers, multi_hot, several_notes(multi_hot, where))
+    return Labels(classes, numbers, multi_hot, several_notes(multi_hot, source))
 
 
 def several_notes(multi_hot: NDArray[np.int8], where: str) -> tuple[str, ...]:
@@ -204,11 +204,11 @@ def several_notes(multi_hot: NDArray[np.int8], where: str) -> tuple[str, ...]:
         multi_hot: (N, K) of 1, 0 and -1 (unknown).
         where: How the labels are given.
     """
-    shown = (multi_hot == 1).sum(1)
-    bare, unknown = int((shown == 0).sum()), int((multi_hot == UNKNOWN).sum())
-    notes = [f"images carry several labels ({where}): {shown.mean():.2g} on average, up to {shown.max()}"]
-    if bare:
-        notes.append(f"{counted(bare, 'image')} without a label: in none of the classes")
-    if unknown:
-        notes.append(f"{counted(unknown, 'label')} unknown: left out of loss and scores")
+    label_counts = (multi_hot == 1).sum(1)
+    n_unlabelled, n_unknown = int((label_counts == 0).sum()), int((multi_hot == UNKNOWN).sum())
+    notes = [f"images carry several labels ({where}): {label_counts.mean():.2g} on average, up to {label_counts.max()}"]
+    if n_unlabelled:
+        notes.append(f"{counted(n_unlabelled, 'image')} without a label: in none of the classes")
+    if n_unknown:
+        notes.append(f"{counted(n_unknown, 'label')} unknown: left out of loss and scores")
     return tuple(notes)

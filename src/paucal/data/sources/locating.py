@@ -86,7 +86,7 @@ def locate(listed: Sequence[ListedImage], root: Path | None) -> Located:
             notes.append(f"paths in {file.name} begin with {prefix!r}, which was replaced by {finder.root}")
         begins = _absolute_prefixes(finder.root, root)
         for index, row in zip(indices, rows, strict=True):
-            path = _relative(row.path, begins).removeprefix(prefix)
+            path = _strip_prefix(row.path, begins).removeprefix(prefix)
             if leads_out(path):
                 _refuse_outside(row, rows)
             files = finder.find(path)
@@ -100,8 +100,8 @@ def locate(listed: Sequence[ListedImage], root: Path | None) -> Located:
     if respelt:
         notes.append(f"{counted(respelt, 'path')} and names of files differ in case, Unicode form or encoding")
     base = Path(os.path.commonpath(set(folders)))
-    below = {folder: "" if folder == base else f"{folder.relative_to(base).as_posix()}/" for folder in set(folders)}
-    return Located(base, [below[folder] + key for folder, key in zip(folders, keys, strict=True)], notes)
+    prefixes = {folder: "" if folder == base else f"{folder.relative_to(base).as_posix()}/" for folder in set(folders)}
+    return Located(base, [prefixes[folder] + key for folder, key in zip(folders, keys, strict=True)], notes)
 
 
 def plain_path(text: str) -> str:
@@ -123,20 +123,26 @@ def leads_out(path: str) -> bool:
 
 def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, "FileFinder"]) -> Iterator["FileFinder"]:
     """Yield the folders that the paths of a part may be relative to, the likeliest first."""
-    here = file.resolve().parent
-    bases = [here, here.parent] if root is None else [root.resolve()]
-    entered = bases if here.name.lower() in FOLDERS_OF_TABLES or root is not None else bases[:1]
-    for folder in dict.fromkeys([*bases, *(below for base in entered for below in _below(base, file, part, finders))]):
+    table_folder = file.resolve().parent
+    bases = [table_folder, table_folder.parent] if root is None else [root.resolve()]
+    entered = bases if table_folder.name.lower() in FOLDERS_OF_TABLES or root is not None else bases[:1]
+    for folder in dict.fromkeys(
+        [*bases, *(subfolder for base in entered for subfolder in _likely_subfolders(base, file, part, finders))]
+    ):
         yield finders.setdefault(folder, FileFinder(folder))
 
 
-def _below(folder: Path, file: Path, part: str, finders: dict[Path, "FileFinder"], depth: int = 2) -> list[Path]:
+def _likely_subfolders(
+    folder: Path, file: Path, part: str, finders: dict[Path, "FileFinder"], depth: int = 2
+) -> list[Path]:
     """Return the subfolders named after images, the part or the table; and the only subfolder, if there is just one."""
     names = finders.setdefault(folder, FileFinder(folder)).folders()
     usual = (*IMAGE_FOLDERS, file.stem.lower(), *(("train",) if part == "" else ()))
     folders = [folder / name for name in names if name.lower() in usual or tells_part(name, part)]
     if depth > 1:
-        folders += [inner for below in folders for inner in _below(below, file, part, finders, depth - 1)]
+        folders += [
+            inner for subfolder in folders for inner in _likely_subfolders(subfolder, file, part, finders, depth - 1)
+        ]
         folders += [folder / names[0]] if len(names) == 1 else []
     return folders
 
@@ -146,20 +152,22 @@ def _choose_folder(
 ) -> tuple["FileFinder", str]:
     """Return the folder with most of the sampled images, and the corresponding path prefix on another machine."""
     sample = [rows[index] for index in evenly_spaced(len(rows), _SAMPLED_ROWS)]
-    best, most = None, 0
+    best, max_found = None, 0
     for finder in candidates:
-        paths = [_relative(row.path, _absolute_prefixes(finder.root, root)) for row in sample]
+        paths = [_strip_prefix(row.path, _absolute_prefixes(finder.root, root)) for row in sample]
         count = sum(not leads_out(path) and bool(finder.find(path)) for path in paths)
-        if count > most:
-            best, most = finder, count
+        if count > max_found:
+            best, max_found = finder, count
         if count == len(sample):
             break
     if best is not None:
         return best, ""
     url = next((row for row in rows if _URL.match(row.path)), None)
     if url is not None:
-        shown = url.path[:_SHOWN].replace(":/", "://", 1)
-        raise UserError(f"line {url.line} of {url.file} has the URL {shown!r}: fetch the images, and give their paths.")
+        url_text = url.path[:_SHOWN].replace(":/", "://", 1)
+        raise UserError(
+            f"line {url.line} of {url.file} has the URL {url_text!r}: fetch the images, and give their paths."
+        )
     for finder in candidates if root is not None else ():
         if prefix := _foreign_prefix([row.path for row in rows], finder):
             return finder, prefix
@@ -188,7 +196,7 @@ def _absolute_prefixes(folder: Path, root: Path | None) -> list[str]:
     return list(dict.fromkeys(f"{path.as_posix().rstrip('/')}/" for path in spellings))
 
 
-def _relative(path: str, prefixes: Sequence[str]) -> str:
+def _strip_prefix(path: str, prefixes: Sequence[str]) -> str:
     if begin := next((prefix for prefix in prefixes if path.startswith(prefix)), ""):
         return path.removeprefix(begin)
     address = _LABEL_STUDIO.match(path)
@@ -225,8 +233,8 @@ class FileFinder:
 
     def find(self, path: str) -> list[str]:
         """Return the relative paths of the files that a path may refer to."""
-        above, _, name = path.rpartition("/")
-        folder = self._folder(above)
+        folder_path, _, name = path.rpartition("/")
+        folder = self._folder(folder_path)
         if folder is None:
             return []
         prefix, names = f"{folder}/" if folder else "", self._names(folder)
@@ -234,10 +242,10 @@ class FileFinder:
             return [f"{prefix}{name}"] if os.path.isfile(self.root / folder / name) else []
         if name in names.files:
             return [f"{prefix}{name}"]
-        found = names.alike.get(likeness(name)) or names.stems.get(likeness(name), [])
-        if not found and UPLOADED.match(name):
-            return self.find(f"{above}/{UPLOADED.sub('', name, count=1)}".lstrip("/"))
-        return [prefix + match for match in found]
+        matches = names.alike.get(likeness(name)) or names.stems.get(likeness(name), [])
+        if not matches and UPLOADED.match(name):
+            return self.find(f"{folder_path}/{UPLOADED.sub('', name, count=1)}".lstrip("/"))
+        return [prefix + match for match in matches]
 
     def folders(self, path: str = "") -> Sequence[str]:
         """Return the names of the folders in a folder, sorted, without hidden ones."""
@@ -247,13 +255,13 @@ class FileFinder:
     def _folder(self, path: str) -> str | None:
         """Return the folder that a path refers to; None if none or several match."""
         if path not in self._folders:
-            above, _, name = path.rpartition("/")
-            folder = self._folder(above)
+            parent_path, _, name = path.rpartition("/")
+            folder = self._folder(parent_path)
             names = None if folder is None else self._names(folder)
             matches: list[str] = []
             if names is not None:
-                alike = likeness(name)
-                matches = [name] if name in names.folders else [f for f in names.folders if likeness(f) == alike]
+                plain_name = likeness(name)
+                matches = [name] if name in names.folders else [f for f in names.folders if likeness(f) == plain_name]
             elif folder is not None and os.path.isdir(self.root / folder / name):  # may be entered but not listed
                 matches = [name]
             self._folders[path] = f"{folder}/{matches[0]}".lstrip("/") if len(matches) == 1 else None
@@ -261,7 +269,7 @@ class FileFinder:
 
     def _names(self, folder: str) -> "_Names | None":
         if folder not in self._listed:
-            self._listed[folder] = _list(self.root / folder)
+            self._listed[folder] = _list_folder(self.root / folder)
         return self._listed[folder]
 
 
@@ -274,13 +282,13 @@ class _Names:
     @cached_property
     def alike(self) -> dict[str, list[str]]:
         """The files by their `likeness`."""
-        return _group((likeness(name), name) for name in sorted(self.files))
+        return _group_pairs((likeness(name), name) for name in sorted(self.files))
 
     @cached_property
     def stems(self) -> dict[str, list[str]]:
         """The images by the `likeness` of their names without the suffix."""
         split = ((*os.path.splitext(name), name) for name in sorted(self.files))
-        return _group((likeness(stem), name) for stem, suffix, name in split if suffix.lower() in IMAGE_SUFFIXES)
+        return _group_pairs((likeness(stem), name) for stem, suffix, name in split if suffix.lower() in IMAGE_SUFFIXES)
 
 
 def likeness(name: str) -> str:
@@ -298,7 +306,7 @@ def unescaped(name: str) -> str:
     return _ESCAPED_BYTE.sub(lambda match: chr(0xDC00 + int(match[1], 16)), name) if "\\" in name else name
 
 
-def _list(folder: Path) -> _Names | None:
+def _list_folder(folder: Path) -> _Names | None:
     """Return the names in a folder; None if it may not be listed."""
     files, folders = [], []
     try:
@@ -319,7 +327,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _group(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def _group_pairs(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for key, name in pairs:
         groups.setdefault(key, []).append(name)

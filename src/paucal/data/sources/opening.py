@@ -88,7 +88,7 @@ def open_images(  # noqa: PLR0913 (a caller may choose any of them)
     options = SourceOptions(
         labelled, label_column, image_column, base, label_separator, progress, download, skip_damaged
     )
-    if (images := _open(location, "name", options)) is not None:
+    if (images := _open_first(location, "name", options)) is not None:
         return images
     pieces = roots_of(location)
     sets = [_open_piece(piece, options) for piece in pieces]
@@ -101,10 +101,13 @@ def open_images(  # noqa: PLR0913 (a caller may choose any of them)
         refuse_masks(images)
     images = with_plain_classes(images)
     if len(images.classes) < 2:
-        path, only = Path(images.location if is_remote(location) else location).expanduser(), "".join(images.classes)
+        path, only_class = (
+            Path(images.location if is_remote(location) else location).expanduser(),
+            "".join(images.classes),
+        )
         raise UserError(
-            f"{path} has only one class ('{only}'); training a classifier needs at least two "
-            f"class folders{_deeper(path)}"
+            f"{path} has only one class ('{only_class}'); training a classifier needs at least two "
+            f"class folders{_suggest_subfolder(path)}"
         )
     folder = Path(location).expanduser()
     if len(images) < MOST_SEARCHED and folder.is_dir() and (note := boxes_note(folder)):
@@ -112,22 +115,24 @@ def open_images(  # noqa: PLR0913 (a caller may choose any of them)
     return images
 
 
-def _open(location: str | Path, kind: Literal["name", "address", "file", "folder"], options: SourceOptions) -> Any:
+def _open_first(
+    location: str | Path, kind: Literal["name", "address", "file", "folder"], options: SourceOptions
+) -> Any:
     """Open a location as the first source of its kind that recognises it; return None if no source does."""
     for source in SOURCES:
-        if source.kind == kind and (found := source.find(location, options)):
-            return source.open(location, found, options)
+        if source.kind == kind and (finding := source.find(location, options)):
+            return source.open(location, finding, options)
     return None
 
 
 def _open_piece(location: str | Path, options: SourceOptions) -> ImageSet:
-    if (images := _open(location, "address", options)) is not None:
+    if (images := _open_first(location, "address", options)) is not None:
         return images
     path = Path(location).expanduser()
     if not path.exists():
-        raise UserError(f"{path} does not exist{_near_names(path)}")
+        raise UserError(f"{path} does not exist{_suggest_names(path)}")
     try:
-        images = _open(path, "file" if path.is_file() else "folder", options)
+        images = _open_first(path, "file" if path.is_file() else "folder", options)
         if images is None:
             nouns = dict.fromkeys(source.noun for source in SOURCES if source.kind == "file")
             raise UserError(f"{path} is neither a folder, nor {', nor '.join(nouns)}; give one of these.")
@@ -302,25 +307,25 @@ SOURCES = (
 )  # fmt: skip
 
 
-def _near_names(path: Path) -> str:
+def _suggest_names(path: Path) -> str:
     """Suggest names similar to that of a missing path, from its folder and the published sets."""
     if not path.parent.is_dir():
         return f", nor does its folder {path.parent}; check the spelling."
     names = [entry.name for entry in path.parent.iterdir()]
     names += [] if path.name != str(path) else [*NAMED, BUILT_IN]
-    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(near)}?" if near else "; check the spelling."
+    similar = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(similar)}?" if similar else "; check the spelling."
 
 
 def _subfolders(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not ignored(entry.name))
 
 
-def _deeper(path: Path) -> str:
+def _suggest_subfolder(path: Path) -> str:
     """Suggest the only subfolder if it holds several folders, which may be the classes."""
-    below = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
-    if len(below) == 1 and sum(entry.is_dir() for entry in below[0].iterdir()) > 1:
-        return f"; did you mean {below[0]}?"
+    subfolders = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
+    if len(subfolders) == 1 and sum(entry.is_dir() for entry in subfolders[0].iterdir()) > 1:
+        return f"; did you mean {subfolders[0]}?"
     return "."
 
 

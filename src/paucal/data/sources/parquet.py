@@ -59,7 +59,10 @@ def find_parquet(folder: Path) -> list[Path]:
         )
         if here or data:
             return here or data
-        if below and (len({path.parent for path in below}) == 1 or all(_part(_name(path, folder)) for path in below)):
+        if below and (
+            len({path.parent for path in below}) == 1
+            or all(_part_of_file(_relative_name(path, folder)) for path in below)
+        ):
             require_readable(folder)
             return below
     return []
@@ -78,19 +81,19 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
             or labels lie outside of the class names.
     """
     folder = LocalShardFolder(root)
-    row_files = [RowFile(folder, stamped(require_regular(file), _name(file, root))) for file in files]
+    row_files = [RowFile(folder, stamped(require_regular(file), _relative_name(file, root))) for file in files]
     name = Path(files[0]).stem if len(files) == 1 else root.resolve().name
-    return _open(row_files, name, str((files[0] if len(files) == 1 else root).resolve()), options)
+    return _open_files(row_files, name, str((files[0] if len(files) == 1 else root).resolve()), options)
 
 
 def find_remote_parquet(folder: RemoteShardFolder) -> list[RowFile]:
     """Return the Parquet files on object storage, at any depth; empty if there are tars, or files cannot be listed."""
-    listed = folder.list_files() or []
-    if any(shard.name.lower().endswith(".tar") for shard in listed):
+    remote_files = folder.list_files() or []
+    if any(shard.name.lower().endswith(".tar") for shard in remote_files):
         return []
     return [
         RowFile(folder, shard)
-        for shard in listed
+        for shard in remote_files
         if shard.name.endswith(PARQUET_SUFFIX) and not any(map(ignored, shard.name.split("/")))
     ]
 
@@ -101,33 +104,38 @@ def open_remote_parquet(files: Sequence[RowFile], options: SourceOptions) -> Ima
     The columns of labels are read remotely; a file is downloaded when the first of its images is needed.
     """
     if len(files) == 1:
-        return _open(list(files), Path(files[0].shard.name).stem, str(files[0]), options)
-    return _open(list(files), files[0].place.name, files[0].place.location, options)
+        return _open_files(list(files), Path(files[0].shard.name).stem, str(files[0]), options)
+    return _open_files(list(files), files[0].place.name, files[0].place.location, options)
 
 
-def _open(files: list[RowFile], name: str, location: str, options: SourceOptions) -> ImageSet:
-    files, left_out = _readable(files, location) if options.skip_damaged else (files, [])
+def _open_files(files: list[RowFile], name: str, location: str, options: SourceOptions) -> ImageSet:
+    files, left_out = _readable_files(files, location) if options.skip_damaged else (files, [])
     files, notes = _with_parts(files)
     notes += left_out
     columns = find_columns(str(files[0]), files[0].schema(), options)
-    groups, values = _read(files, columns)
+    groups, values = _read_labels(files, columns)
     counts = [sum(lengths) for lengths in groups]
     table = np.concatenate(  # (N, 2) file numbers and rows
         [np.stack([np.full(count, number), np.arange(count)], axis=1) for number, count in enumerate(counts)]
     ).astype(np.int64)
-    labels, kept = Labels.none(len(table)), np.arange(len(table))
+    labels, labelled_rows = Labels.none(len(table)), np.arange(len(table))
     if columns.label is not None:
-        shown = str(files[0]) if len(files) == 1 else location
-        labels = encode(values, columns, shown, options.separator)
-        kept = np.flatnonzero(labels.numbers >= 0 if labels.multi_hot is None else (labels.multi_hot >= 0).any(1))
-    if len(kept) == 0:
+        source_name = str(files[0]) if len(files) == 1 else location
+        labels = encode(values, columns, source_name, options.separator)
+        labelled_rows = np.flatnonzero(
+            labels.numbers >= 0 if labels.multi_hot is None else (labels.multi_hot >= 0).any(1)
+        )
+    if len(labelled_rows) == 0:
         raise UserError(f"{files[0]} has no rows with an image and a label; choose another file.")
-    if bare := len(table) - len(kept):
-        notes.append(f"{counted(bare, 'row')} without a label {was(bare)} left out")
-    parts, hidden = _parts(files, options.labelled)
-    table, keys = table[kept], StringArray.numbered([file.shard.name for file in files], counts).take(kept)
-    stream = _stream(files, groups, table)
-    streamed = [streaming_note(len(kept), len(files))] if stream is not None else []
+    if n_unlabelled := len(table) - len(labelled_rows):
+        notes.append(f"{counted(n_unlabelled, 'row')} without a label {was(n_unlabelled)} left out")
+    parts, hidden = _file_parts(files, options.labelled)
+    table, keys = (
+        table[labelled_rows],
+        StringArray.numbered([file.shard.name for file in files], counts).take(labelled_rows),
+    )
+    stream = _make_stream(files, groups, table)
+    streamed = [streaming_note(len(labelled_rows), len(files))] if stream is not None else []
     declared = RepeatedStrings(parts, table[:, 0])
     store = ArrowStore if files[0].is_arrow else ParquetStore
     return ImageSet(
@@ -135,36 +143,36 @@ def _open(files: list[RowFile], name: str, location: str, options: SourceOptions
         location=location,
         classes=labels.classes,
         keys=list(keys) if stream is None else keys,
-        labels=labels.numbers[kept],
+        labels=labels.numbers[labelled_rows],
         declared=list(declared) if stream is None else declared,
         store=store(files[0].place, [file.shard for file in files], columns.image, table, keys),
         notes=(*notes, *hidden, *streamed, *labels.notes),
-        multi_hot=None if labels.multi_hot is None else labels.multi_hot[kept],
+        multi_hot=None if labels.multi_hot is None else labels.multi_hot[labelled_rows],
         stream=stream,
-        columns={} if stream is not None else _further_columns(files, columns, kept),
+        columns={} if stream is not None else _further_columns(files, columns, labelled_rows),
     )
 
 
-def _further_columns(files: Sequence[RowFile], columns: Columns, kept: NDArray[np.int64]) -> dict[str, list[str]]:
+def _further_columns(files: Sequence[RowFile], columns: Columns, rows: NDArray[np.int64]) -> dict[str, list[str]]:
     """Return up to 16 columns of numbers and texts beside the image and its label, as a CSV would have them.
 
     Damaged columns are left out, since most runs do not need them.
     """
-    found: dict[str, list[str]] = {}
+    columns_found: dict[str, list[str]] = {}
     schemas = [file.schema() for file in files]
     for field in schemas[0]:
-        single = all(schema.names.count(field.name) == 1 for schema in schemas)
-        alike = single and all(schema.field(field.name).type == field.type for schema in schemas)
-        if len(found) == MOST_COLUMNS:
+        are_unique = all(schema.names.count(field.name) == 1 for schema in schemas)
+        have_same_types = are_unique and all(schema.field(field.name).type == field.type for schema in schemas)
+        if len(columns_found) == MOST_COLUMNS:
             break
-        if alike and field.name not in (columns.image, columns.label) and is_plain(field.type):
+        if have_same_types and field.name not in (columns.image, columns.label) and is_plain(field.type):
             with suppress(pa.ArrowException, OSError):
                 cells = [cell for file in files for cell in cells_of(file.rows(field.name).column)]
-                found[field.name] = [cells[row] for row in kept.tolist()]
-    return found
+                columns_found[field.name] = [cells[row] for row in rows.tolist()]
+    return columns_found
 
 
-def _readable(files: list[RowFile], location: str) -> tuple[list[RowFile], list[str]]:
+def _readable_files(files: list[RowFile], location: str) -> tuple[list[RowFile], list[str]]:
     """Return the files whose columns can be read, and a note on the others."""
     damaged: dict[str, str] = {}
     for file in files:
@@ -176,11 +184,11 @@ def _readable(files: list[RowFile], location: str) -> tuple[list[RowFile], list[
     return [file for file in files if file.shard.name not in damaged], notes
 
 
-def _name(file: Path, root: Path) -> str:
+def _relative_name(file: Path, root: Path) -> str:
     return file.relative_to(root).as_posix()
 
 
-def _read(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], list[Values]]:
+def _read_labels(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], list[Values]]:
     """Return the lengths of the row groups of each file, and its labels if `columns` has a label column."""
     groups: list[list[int]] = []
     labels: list[Values] = []
@@ -208,7 +216,7 @@ def _read(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], 
     return groups, labels
 
 
-def _stream(files: Sequence[RowFile], groups: Sequence[list[int]], table: NDArray[np.int64]) -> Stream | None:
+def _make_stream(files: Sequence[RowFile], groups: Sequence[list[int]], table: NDArray[np.int64]) -> Stream | None:
     """Return the row groups of the rows if the set is streamed; None if it is decoded before a run."""
     n_bytes = sum(file.shard.size for file in files)
     is_remote = isinstance(files[0].place, RemoteShardFolder)
@@ -222,9 +230,9 @@ def _stream(files: Sequence[RowFile], groups: Sequence[list[int]], table: NDArra
     return Stream.in_blocks(table[:, 0].astype(np.int32), blocks, window_for(n_bytes / max(1, len(table))))
 
 
-def _parts(files: Sequence[RowFile], labelled: bool) -> tuple[list[str], list[str]]:
+def _file_parts(files: Sequence[RowFile], labelled: bool) -> tuple[list[str], list[str]]:
     """Return the part of each file, and notes for people."""
-    parts = ["" if len(files) == 1 else _part(file.shard.name) for file in files]
+    parts = ["" if len(files) == 1 else _part_of_file(file.shard.name) for file in files]
     if labelled or not {"train", "val", "test"} <= set(parts) or not _hide_test_labels(files, parts):
         return parts, []
     # With labels, the test rows are left out and the validation files become the test part.
@@ -240,13 +248,13 @@ def _hide_test_labels(files: Sequence[RowFile], parts: Sequence[str]) -> bool:
         return False
     tests = [file for file, part in zip(files, parts, strict=True) if part == "test"]
     try:
-        _, values = _read(tests, Columns(label, label, ()))
+        _, values = _read_labels(tests, Columns(label, label, ()))
     except UserError:
         return False
     return all(labels.hidden for labels in values)
 
 
-def _part(name: str) -> str:
+def _part_of_file(name: str) -> str:
     folder, _, file = name.rpartition("/")
     match = _PART_NAME.fullmatch(file)
     return PARTS[match[1].lower()] if match else PARTS.get(folder.rpartition("/")[2].lower(), "")
@@ -254,11 +262,11 @@ def _part(name: str) -> str:
 
 def _with_parts(files: list[RowFile]) -> tuple[list[RowFile], list[str]]:
     """Leave out the files whose name has no part if others have one (`unsupervised-...` beside `train-...`)."""
-    named = [file for file in files if _part(file.shard.name)]
-    if not named or len(named) == len(files):
+    files_with_part = [file for file in files if _part_of_file(file.shard.name)]
+    if not files_with_part or len(files_with_part) == len(files):
         return files, []
-    left_out = [file.shard.name.rpartition("/")[2] for file in files if not _part(file.shard.name)]
-    return named, [f"files that are neither train, validation nor test were left out ({', '.join(left_out)})"]
+    left_out = [file.shard.name.rpartition("/")[2] for file in files if not _part_of_file(file.shard.name)]
+    return files_with_part, [f"files that are neither train, validation nor test were left out ({', '.join(left_out)})"]
 
 
 def is_on_hub(location: str | Path) -> bool:
@@ -300,8 +308,8 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
         if files:
             return root, _select_configuration(root, files, configuration[0], location)
         problem = "it has no Parquet files"
-    how = "check the name and the network" if download else "fetch it with --download"
-    raise UserError(f"the data set {repository} is not on this machine, or cannot be opened ({problem}); {how}.")
+    advice = "check the name and the network" if download else "fetch it with --download"
+    raise UserError(f"the data set {repository} is not on this machine, or cannot be opened ({problem}); {advice}.")
 
 
 def _download(repository: str, revision: str | None, download: bool) -> Path:
@@ -311,14 +319,14 @@ def _download(repository: str, revision: str | None, download: bool) -> Path:
     return Path(snapshot_download(repository, local_files_only=not download, **options))
 
 
-def _select_configuration(root: Path, files: list[Path], wanted: str, location: str) -> list[Path]:
+def _select_configuration(root: Path, files: list[Path], configuration: str, location: str) -> list[Path]:
     """Return the files of one configuration, which is the first folder of their paths."""
     tops = sorted({file.relative_to(root).parts[0] for file in files if len(file.relative_to(root).parts) > 1})
-    if wanted:
-        chosen = [file for file in files if file.relative_to(root).parts[0] == wanted]
-        if not chosen:
-            raise UserError(f"{location} has no configuration {wanted!r}; it has {', '.join(tops[:8])}.")
-        return chosen
+    if configuration:
+        matching = [file for file in files if file.relative_to(root).parts[0] == configuration]
+        if not matching:
+            raise UserError(f"{location} has no configuration {configuration!r}; it has {', '.join(tops[:8])}.")
+        return matching
     if len(tops) > 1:
         raise UserError(
             f"{location} has several configurations ({', '.join(tops[:8])}); name one: {location}/{tops[0]}."

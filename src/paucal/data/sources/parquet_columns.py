@@ -47,7 +47,7 @@ def find_columns(shown: str, schema: pa.Schema, options: SourceOptions) -> Colum
     label = options.label_column or label_column_of(schema, features)
     if label is None or label not in schema.names:
         expected = f"'{label}'" if label else "'label' or 'labels'"
-        suggested = f", such as {' or '.join(classes[:3])}" if (classes := _of_classes(features)) else ""
+        suggested = f", such as {' or '.join(classes[:3])}" if (classes := _class_features(features)) else ""
         raise (UserError if label or len(schema.names) > 1 else NoLabelsError)(
             f"{shown} has no label column; expected {expected} and found {found_in(schema)}; "
             f"call the column of the classes 'label', or name it by --label-column{suggested}."
@@ -107,7 +107,7 @@ def label_column_of(schema: pa.Schema, features: Features) -> str | None:
     for name in ("label", "labels"):
         if name in schema.names:
             return name
-    classes = _of_classes(features)
+    classes = _class_features(features)
     return classes[0] if len(classes) == 1 else None
 
 
@@ -116,13 +116,13 @@ def found_in(schema: pa.Schema) -> str:
     return ", ".join(f"'{field.name}' ({field.type})" for field in schema)
 
 
-def _of_classes(features: Features) -> list[str]:
+def _class_features(features: Features) -> list[str]:
     return [name for name, value in features.items() if value.get("_type") == "ClassLabel"]
 
 
 def _image_column(schema: pa.Schema, features: Features) -> str | None:
-    marked = [name for name, value in features.items() if value.get("_type") == "Image"]
-    for name in ["image", "img", *(marked if len(marked) == 1 else [])]:
+    image_features = [name for name, value in features.items() if value.get("_type") == "Image"]
+    for name in ["image", "img", *(image_features if len(image_features) == 1 else [])]:
         if name in schema.names and _holds_bytes(schema.field(name).type):
             return name
     return None
@@ -171,14 +171,14 @@ def read_values(column: pa.ChunkedArray, name: str, shown: str) -> Values:
     kind = column.type
     try:
         if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-            return _lists(column, name, shown)
-        return Values(_plain(column, kind, name, shown))
+            return _list_values(column, name, shown)
+        return Values(_plain_values(column, kind, name, shown))
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"column '{name}' of {shown} cannot be read ({reason}); give another file.") from None
 
 
-def _plain(column: pa.ChunkedArray, whole: pa.DataType, name: str, shown: str) -> NDArray[Any]:
+def _plain_values(column: pa.ChunkedArray, whole: pa.DataType, name: str, shown: str) -> NDArray[Any]:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_integer(kind):  # unsigned types cannot represent -1
         return column.cast(kind).cast(pa.int64()).fill_null(-1).to_numpy()
@@ -195,7 +195,7 @@ def _plain(column: pa.ChunkedArray, whole: pa.DataType, name: str, shown: str) -
     )
 
 
-def _lists(column: pa.ChunkedArray, name: str, shown: str) -> Values:
+def _list_values(column: pa.ChunkedArray, name: str, shown: str) -> Values:
     lengths = pc.call_function("list_value_length", [column]).cast(pa.int64()).fill_null(_NO_LIST).to_numpy()
     members = pc.call_function("list_flatten", [column])
     if members.null_count:
@@ -208,7 +208,7 @@ def _lists(column: pa.ChunkedArray, name: str, shown: str) -> Values:
                 "0 for every class."
             )
         return Values(marks.astype(np.int64), lengths, marks=True)
-    values = _plain(members, column.type, name, shown)
+    values = _plain_values(members, column.type, name, shown)
     if values.dtype != object and len(values) and values.min() < 0:
         raise UserError(f"column '{name}' of {shown} has the label {values.min()} in a list; expected 0 or more.")
     return Values(values, lengths)
@@ -216,8 +216,8 @@ def _lists(column: pa.ChunkedArray, name: str, shown: str) -> Values:
 
 def _are_equally_long(lengths: NDArray[np.int64]) -> bool:
     """Return whether all lists have the same length, two or more, which may be the number of classes."""
-    different = np.unique(lengths[lengths >= 0])
-    return len(different) == 1 and different[0] > 1
+    distinct_lengths = np.unique(lengths[lengths >= 0])
+    return len(distinct_lengths) == 1 and distinct_lengths[0] > 1
 
 
 def encode(cells: Sequence[Values], columns: Columns, shown: str, separator: str | None = None) -> Labels:
@@ -248,14 +248,14 @@ def encode(cells: Sequence[Values], columns: Columns, shown: str, separator: str
 def _number_classes(values: NDArray[Any], columns: Columns, shown: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the class names and the class number of each value, -1 for no label."""
     if values.dtype == object:
-        found = sorted(set(values) - {""})
-        position = {name: label for label, name in enumerate(found)}
-        return tuple(found), np.asarray([position.get(name, -1) for name in values], dtype=np.int64)
+        distinct = sorted(set(values) - {""})
+        position = {name: label for label, name in enumerate(distinct)}
+        return tuple(distinct), np.asarray([position.get(name, -1) for name in values], dtype=np.int64)
     if not columns.names:
-        found, labels = np.unique(values[values >= 0], return_inverse=True)
+        distinct, labels = np.unique(values[values >= 0], return_inverse=True)
         encoded = np.full(len(values), -1, dtype=np.int64)
         encoded[values >= 0] = labels
-        return tuple(str(value) for value in found), encoded
+        return tuple(str(value) for value in distinct), encoded
     if values.max(initial=-1) >= len(columns.names):
         raise UserError(
             f"column '{columns.label}' of {shown} has the label {values.max()}, but its metadata names only "
@@ -275,15 +275,15 @@ def _from_lists(cells: Values, columns: Columns, shown: str) -> Labels:
         return Labels(classes, numbers)
     multi_hot = np.zeros((len(lengths), len(classes)), dtype=np.int8)
     multi_hot[rows[numbers >= 0], numbers[numbers >= 0]] = 1
-    return _several(classes, multi_hot, lengths, f"lists in the column '{columns.label}'")
+    return _multi_labels(classes, multi_hot, lengths, f"lists in the column '{columns.label}'")
 
 
 def _repeats_marks(values: NDArray[Any], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
     """Return whether lists have a 0 or 1 per class, not class numbers: equally long, with 0 or 1 repeated."""
     if values.dtype == object or not _are_equally_long(lengths) or not np.isin(values, (0, 1)).all():
         return False
-    ones = np.bincount(rows, weights=values, minlength=len(lengths))[lengths >= 0]
-    return bool(((ones > 1) | (lengths[lengths >= 0] - ones > 1)).any())
+    n_ones = np.bincount(rows, weights=values, minlength=len(lengths))[lengths >= 0]
+    return bool(((n_ones > 1) | (lengths[lengths >= 0] - n_ones > 1)).any())
 
 
 def _from_marks(values: NDArray[np.int64], lengths: NDArray[np.int64], columns: Columns, shown: str) -> Labels:
@@ -296,10 +296,14 @@ def _from_marks(values: NDArray[np.int64], lengths: NDArray[np.int64], columns: 
     multi_hot = np.full((len(lengths), width), UNKNOWN, dtype=np.int8)
     multi_hot[lengths >= 0] = values.reshape(-1, width)
     classes = columns.names or tuple(str(index) for index in range(width))
-    return _several(classes, multi_hot, lengths, f"lists of a 1 or 0 for every class in the column '{columns.label}'")
+    return _multi_labels(
+        classes, multi_hot, lengths, f"lists of a 1 or 0 for every class in the column '{columns.label}'"
+    )
 
 
-def _several(classes: tuple[str, ...], multi_hot: NDArray[np.int8], lengths: NDArray[np.int64], where: str) -> Labels:
+def _multi_labels(
+    classes: tuple[str, ...], multi_hot: NDArray[np.int8], lengths: NDArray[np.int64], source: str
+) -> Labels:
     multi_hot[lengths < 0] = UNKNOWN  # rows without a list
-    notes = several_notes(multi_hot[lengths >= 0], where) if (lengths >= 0).any() else ()
+    notes = several_notes(multi_hot[lengths >= 0], source) if (lengths >= 0).any() else ()
     return Labels(classes, np.full(len(lengths), -1, dtype=np.int64), multi_hot, notes)

@@ -235,8 +235,8 @@ class ParquetStore(RowStore):
             images = self._read_group(self._reader(file), group)
             self._groups[file, group] = images
             total = sum(images.nbytes for images in self._groups.values())
-            most = _STREAMED_BYTES if is_streamed(len(self._rows), 0) else _KEPT_BYTES
-            while total > most and len(self._groups) > 1:
+            max_bytes = _STREAMED_BYTES if is_streamed(len(self._rows), 0) else _KEPT_BYTES
+            while total > max_bytes and len(self._groups) > 1:
                 _, oldest = self._groups.popitem(last=False)
                 total -= oldest.nbytes
         self._groups.move_to_end((file, group))

@@ -14,15 +14,15 @@ _BUILT_IN = {".jp2": "jpg_2000", ".j2k": "jpg_2000", ".jpx": "jpg_2000", ".j2c":
 _HEIF = (".heic", ".heif", ".hif")
 
 
-def _readable() -> tuple[str, ...]:
+def _readable_suffixes() -> tuple[str, ...]:
     """Return the suffixes of the image files that the installed packages can read."""
-    known = {**features.modules, **features.codecs}
-    built_in = [suffix for suffix, feature in _BUILT_IN.items() if feature in known and features.check(feature)]
+    supported = {**features.modules, **features.codecs}
+    built_in = [suffix for suffix, feature in _BUILT_IN.items() if feature in supported and features.check(feature)]
     has_heif = importlib.util.find_spec("pillow_heif") is not None  # the extra `heif`
     return (*_ALWAYS, *built_in, *(_HEIF if has_heif else ()))
 
 
-IMAGE_SUFFIXES = _readable()
+IMAGE_SUFFIXES = _readable_suffixes()
 
 
 def advice(suffix: str) -> str:

@@ -70,13 +70,13 @@ class Columns:
     @property
     def others(self) -> list[int]:
         """Positions of up to 16 columns that are neither path nor part, such as a patient column."""
-        known = (self.image, self.split, *self.marks, *(column for column, _ in self.flags))
-        return [index for index in range(len(self.names)) if index not in known][:MOST_COLUMNS]
+        used_columns = (self.image, self.split, *self.marks, *(column for column, _ in self.flags))
+        return [index for index in range(len(self.names)) if index not in used_columns][:MOST_COLUMNS]
 
     @property
     def boxes(self) -> str:
         """Names of the columns of boxes; "" if there are none."""
-        plain = [_plain(name) for name in self.names]
+        plain = [_plain_name(name) for name in self.names]
         return next((", ".join(names) for names in BOX_COLUMNS if set(names) <= set(plain)), "")
 
 
@@ -84,12 +84,12 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
     """Return the columns of a table; its first row has their names unless it describes an image."""
     first, label_column = rows[0].cells, options.label_column
     if first[0].lower().endswith(IMAGE_SUFFIXES) and not (options.image_column or label_column):
-        return _of_unnamed(file, rows, options.labelled)
-    plain = [_plain(name) for name in first]
+        return _unnamed_columns(file, rows, options.labelled)
+    plain = [_plain_name(name) for name in first]
     if options.image_column:
-        image = _position(file, first, options.image_column, "--image-column")
+        image = _column_position(file, first, options.image_column, "--image-column")
     else:
-        image = _first(plain, IMAGE_COLUMNS)
+        image = _first_position(plain, IMAGE_COLUMNS)
     if first[: len(SPLIT_CSV_COLUMNS)] == SPLIT_CSV_COLUMNS and label_column is None:
         label_column = "class"
     if image is None:
@@ -97,24 +97,24 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
             f"{file} has no known column of paths (its columns: {_quote_names(first)}): name it by --image-column."
         )
     cells = [row.cells for row in rows[1:]]
-    split, flags, notes = _parts(plain, first, cells)
+    split, flags, notes = _part_columns(plain, first, cells)
     columns = Columns(image, None, split, tuple(first), (), flags, tuple(notes))
     if not options.labelled:
         return columns
     if label_column is not None:
-        return replace(columns, label=_position(file, first, label_column, "--label-column"))
-    label = _first(plain, LABEL_COLUMNS)
+        return replace(columns, label=_column_position(file, first, label_column, "--label-column"))
+    label = _first_position(plain, LABEL_COLUMNS)
     if label is not None:
-        named = _names_of_numbers(plain, cells, label)
-        if named != label:
-            notes.append(f"the classes are in the column {first[named]!r}; {first[label]!r} has their numbers")
-        return replace(columns, label=named, notes=tuple(notes))
+        name_column = _names_of_numbers(plain, cells, label)
+        if name_column != label:
+            notes.append(f"the classes are in the column {first[name_column]!r}; {first[label]!r} has their numbers")
+        return replace(columns, label=name_column, notes=tuple(notes))
     marks = class_columns(cells, len(first), (image, split, *(column for column, _ in flags)))
     if not marks or columns.boxes:
-        what = f"; {columns.boxes} describe boxes, use paucal detect" if columns.boxes else ""
+        box_note = f"; {columns.boxes} describe boxes, use paucal detect" if columns.boxes else ""
         raise UserError(
             f"{file} has no known column of classes, and no column of 1 and 0 for each class (its columns: "
-            f"{_quote_names(first)}{what}): name it by --label-column, or in paucal train a column of numbers by "
+            f"{_quote_names(first)}{box_note}): name it by --label-column, or in paucal train a column of numbers by "
             "--target."
         )
     return replace(columns, marks=marks)
@@ -126,16 +126,22 @@ def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
     They are the train table and its companions, or the only table with a path and a class, in the folder or in a
     subfolder called `annotations` or the like; or one table in each train/val/test folder.
     """
-    beside = [below for below in sorted(folder.iterdir()) if below.name.lower() in FOLDERS_OF_TABLES and below.is_dir()]
-    for place in (folder, *beside):
+    table_folders = [
+        subfolder
+        for subfolder in sorted(folder.iterdir())
+        if subfolder.name.lower() in FOLDERS_OF_TABLES and subfolder.is_dir()
+    ]
+    for place in (folder, *table_folders):
         if (file := _find_table(place, options)) is not None:
             return tables_of_set(file, options)
     tables: dict[str, Path] = {}
-    folders = [below for below in sorted(folder.iterdir()) if below.name.lower() in PARTS and below.is_dir()]
-    for below in sorted(folders, key=lambda below: PARTS[below.name.lower()] != "train"):
-        part, table = PARTS[below.name.lower()], _find_table(below, options)
-        if table is None and "train" in tables and (same := below / tables["train"].name).exists():
-            table = same if describes_images(same, options, refuse=True) else None
+    folders = [
+        subfolder for subfolder in sorted(folder.iterdir()) if subfolder.name.lower() in PARTS and subfolder.is_dir()
+    ]
+    for subfolder in sorted(folders, key=lambda subfolder: PARTS[subfolder.name.lower()] != "train"):
+        part, table = PARTS[subfolder.name.lower()], _find_table(subfolder, options)
+        if table is None and "train" in tables and (namesake := subfolder / tables["train"].name).exists():
+            table = namesake if describes_images(namesake, options, refuse=True) else None
         if table is not None and tables.setdefault(part, table) != table:
             raise UserError(f"{tables[part]} and {table} are both tables of {part}; keep one.")
     return {part: tables[part] for part in ("train", "val", "test") if part in tables} if "train" in tables else {}
@@ -182,23 +188,27 @@ def describes_images(file: Path, options: SourceOptions, refuse: bool = False) -
     if not rows:
         return False
     names = rows[0].cells
-    plain = [_plain(name) for name in names]
-    image = _first(plain, IMAGE_COLUMNS) if options.image_column is None else _first(names, [options.image_column])
+    plain = [_plain_name(name) for name in names]
+    image = (
+        _first_position(plain, IMAGE_COLUMNS)
+        if options.image_column is None
+        else _first_position(names, [options.image_column])
+    )
     if image is None:
         return False
     if options.label_column is not None:
         return options.label_column in names
     cells = [row.cells for row in rows[1:]]
-    split, flags, _ = _parts(plain, plain, cells)
-    known = (image, split, *(column for column, _ in flags))
-    return _first(plain, LABEL_COLUMNS) is not None or bool(class_columns(cells, len(plain), known))
+    split, flags, _ = _part_columns(plain, plain, cells)
+    used_columns = (image, split, *(column for column, _ in flags))
+    return _first_position(plain, LABEL_COLUMNS) is not None or bool(class_columns(cells, len(plain), used_columns))
 
 
-def _plain(name: str) -> str:
+def _plain_name(name: str) -> str:
     return re.sub(r"[\s-]+", "_", name.strip().lower())
 
 
-def _of_unnamed(file: Path, rows: Sequence[TableRow], labelled: bool) -> Columns:
+def _unnamed_columns(file: Path, rows: Sequence[TableRow], labelled: bool) -> Columns:
     """Return the columns of a table without a header: the path, then the class."""
     first = rows[0].cells
     numbers = [cell for cell in first[1:] if re.fullmatch(r"-?\d+(\.\d+)?", cell)]
@@ -210,11 +220,11 @@ def _of_unnamed(file: Path, rows: Sequence[TableRow], labelled: bool) -> Columns
     return Columns(0, 1 if len(first) > 1 and labelled else None, None)
 
 
-def _parts(
+def _part_columns(
     plain: Sequence[str], names: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> tuple[int | None, tuple[tuple[int, str], ...], list[str]]:
     """Return the column of parts, or else the flag columns, and notes on columns that are not read."""
-    split = _first(plain, SPLIT_COLUMNS)
+    split = _first_position(plain, SPLIT_COLUMNS)
     flags = [
         (index, FLAG_COLUMNS[name])
         for index, name in enumerate(plain)
@@ -247,7 +257,7 @@ def _names_of_numbers(plain: Sequence[str], cells: Sequence[Sequence[str]], labe
     return label
 
 
-def _position(file: Path, names: Sequence[str], wanted: str, flag: str) -> int:
+def _column_position(file: Path, names: Sequence[str], wanted: str, flag: str) -> int:
     if wanted not in names:
         raise UserError(f"{flag}: {file} has no column {wanted!r}; it has {_quote_names(names)}.")
     return list(names).index(wanted)
@@ -257,5 +267,5 @@ def _quote_names(names: Sequence[str]) -> str:
     return ", ".join(repr(name[:_SHOWN]) for name in names[:12])
 
 
-def _first(names: Sequence[str], known: Sequence[str]) -> int | None:
+def _first_position(names: Sequence[str], known: Sequence[str]) -> int | None:
     return next((names.index(name) for name in known if name in names), None)

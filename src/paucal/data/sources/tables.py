@@ -63,12 +63,12 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
         files: Table of each part, as `find_tables` returns them; the key is "" for a table on its own.
         options: Options of the tables.
     """
-    tables, several, where = _with_names(_read_tables(files, options), options)
+    tables, several, where = _name_classes(_read_tables(files, options), options)
     if not tables.rows:
         what = "a path and a label" if options.labelled else "a path"
         raise UserError(f"{next(iter(files.values()))} has no row with {what}; give a table of images.")
     columns = tables.columns[0]
-    placed = _place(tables.rows, options.root, columns.boxes)
+    placed = _locate_rows(tables.rows, options.root, columns.boxes)
     rows, notes = _with_parts_of_folders(placed.rows)
     if columns.boxes:
         notes.append(f"the boxes ({columns.boxes}) are not read, only one label per image")
@@ -88,7 +88,7 @@ def _read_tables(files: dict[str, Path], options: SourceOptions) -> _Tables:
     """Return the rows of all tables except those that are marked as unused."""
     tables = _Tables([], [], [])
     for part, file in files.items():
-        rows, columns = _read(file, options, part, tables.notes)
+        rows, columns = _read_table(file, options, part, tables.notes)
         if tables.columns and columns.classes != tables.columns[0].classes:
             first = next(iter(files.values())).name
             raise UserError(f"{file} has other columns of classes than {first}: give both the same columns.")
@@ -99,7 +99,9 @@ def _read_tables(files: dict[str, Path], options: SourceOptions) -> _Tables:
     return tables
 
 
-def _read(file: Path, options: SourceOptions, own_part: str, notes: list[str]) -> tuple[list[ListedImage], Columns]:
+def _read_table(
+    file: Path, options: SourceOptions, own_part: str, notes: list[str]
+) -> tuple[list[ListedImage], Columns]:
     try:
         rows, note = read_table(file)
     except FileNotFoundError:
@@ -139,7 +141,7 @@ def _listed_image(file: Path, row: TableRow, columns: Columns, others: Sequence[
     return ListedImage(plain_path(path), part, row.line, file, label, further, marks)
 
 
-def _with_names(tables: _Tables, options: SourceOptions) -> tuple[_Tables, bool, str]:
+def _name_classes(tables: _Tables, options: SourceOptions) -> tuple[_Tables, bool, str]:
     """Return the rows with labels, with class names; whether a row may have several; and how labels are given."""
     if not options.labelled or tables.columns[0].marks:
         return tables, True, ""
@@ -190,7 +192,7 @@ def open_list(file: Path, options: SourceOptions) -> ImageSet:
         found, note = read_list(path, options.labelled)
         notes += [note] if note else []
         rows += [ListedImage(row.cells[0], part, row.line, path, names=(row.cells[1],)) for row in found]
-    placed = _place(rows, options.root)
+    placed = _locate_rows(rows, options.root)
     labels = Labels.none(len(placed.rows))
     if options.labelled:
         values, numbers = np.unique([int(row.names[0]) for row in placed.rows], return_inverse=True)
@@ -264,7 +266,7 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
     return replace(images, declared=declared, notes=(*images.notes, note))
 
 
-def _place(rows: Sequence[ListedImage], root: Path | None, boxes: str = "") -> _Placed:
+def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = "") -> _Placed:
     """Find the files of all rows, and leave out rows that repeat an earlier one.
 
     Args:

@@ -24,7 +24,7 @@ _LINE = re.compile(r"(?P<image>\S.*?)\s+(?P<sign>-?[01])")
 
 def is_voc(folder: Path) -> bool:
     """Whether a folder has the lists of classes and the images of PASCAL VOC."""
-    return (folder / IMAGES).is_dir() and bool(_lists(folder))
+    return (folder / IMAGES).is_dir() and bool(_class_part_lists(folder))
 
 
 def open_voc(root: Path, labelled: bool = True) -> ImageSet:
@@ -36,8 +36,8 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
     signs: dict[str, dict[str, int]] = {}
     parts: dict[str, str] = {}
     encoding_notes: dict[str, None] = {}
-    for file, name, part in _lists(root):
-        rows_of_list, note = _lines(file)
+    for file, name, part in _class_part_lists(root):
+        rows_of_list, note = _read_list(file)
         encoding_notes |= {note: None} if note else {}
         for image, sign in rows_of_list:
             if parts.setdefault(image, part) != part:
@@ -83,16 +83,16 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
     )
 
 
-def _lists(root: Path) -> list[tuple[Path, str, str]]:
+def _class_part_lists(root: Path) -> list[tuple[Path, str, str]]:
     """Return the lists of a set, each with the class and the part in its name."""
     files = sorted((root / LISTS).glob("[!.]*.[tT][xX][tT]"))
-    words = [(file, *file.stem.rpartition("_")[::2]) for file in files]
-    lists = [(file, name, word.lower()) for file, name, word in words if name and word.lower() in PARTS]
-    apart = any(word != TRAINVAL and PARTS[word] == "train" for _, _, word in lists)
-    return [(file, name, PARTS[word]) for file, name, word in lists if not (apart and word == TRAINVAL)]
+    name_parts = [(file, *file.stem.rpartition("_")[::2]) for file in files]
+    lists = [(file, name, part.lower()) for file, name, part in name_parts if name and part.lower() in PARTS]
+    has_train_list = any(part != TRAINVAL and PARTS[part] == "train" for _, _, part in lists)
+    return [(file, name, PARTS[part]) for file, name, part in lists if not (has_train_list and part == TRAINVAL)]
 
 
-def _lines(file: Path) -> tuple[list[tuple[str, int]], str]:
+def _read_list(file: Path) -> tuple[list[tuple[str, int]], str]:
     """Return the images of a list with their marks, and a note on its encoding."""
     rows, (text, _, note) = [], read_decoded(file, MOST_BYTES)
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):

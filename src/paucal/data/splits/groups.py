@@ -36,7 +36,7 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
                 "--group-by duplicates compares all images before the run, but images in shards are read during it: "
                 "remove the copies that 'paucal check' finds, or group by a pattern in the names"
             )
-        return _copies(images)
+        return _copy_groups(images)
     if len(by) > _MOST_PATTERN:
         raise UserError(f"--group-by has {len(by)} characters; give a shorter pattern, or the name of a column")
     columns = f"; the columns are {', '.join(images.columns)}" if images.columns else ""
@@ -58,7 +58,7 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
     return np.unique(np.asarray(group_names, dtype=object).astype(str), return_inverse=True)[1]
 
 
-def _copies(images: ImageSet) -> NDArray[np.int64]:
+def _copy_groups(images: ImageSet) -> NDArray[np.int64]:
     survey = survey_images(images)
     pairs = ([pair.first, pair.second] for pair in similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store))
     numbers = np.arange(len(images))
@@ -97,14 +97,16 @@ def cut_groups(
     counts = {group: _class_counts(images, positions, n_classes) for group, positions in members.items()}
     total = _class_counts(images, pool, n_classes)
     left = total.copy()
-    for later, (part, share) in zip(reversed(range(len(wanted_parts))), wanted_parts.items(), strict=True):
-        moved = _nearest(total.astype(np.float64) * share, left, counts, [group for group in order if group in counts])
-        while len(moved) > 1 and not _suffices(left, counts, moved, later):
-            moved.pop()
-        for group in moved:
+    for n_later, (part, share) in zip(reversed(range(len(wanted_parts))), wanted_parts.items(), strict=True):
+        moved_groups = _choose_groups(
+            total.astype(np.float64) * share, left, counts, [group for group in order if group in counts]
+        )
+        while len(moved_groups) > 1 and not _leaves_enough(left, counts, moved_groups, n_later):
+            moved_groups.pop()
+        for group in moved_groups:
             parts[members[group]] = part
             left = left - counts.pop(group)
-        if not moved:
+        if not moved_groups:
             raise UserError(
                 f"--group-by: no group can become the {part} part, since each holds all remaining images of a class "
                 f"({counted(len(members), 'group')}): give a finer pattern, or more groups"
@@ -120,37 +122,45 @@ def _class_counts(images: ImageSet, positions: NDArray[np.int64], n_classes: int
     return np.append(images.class_counts(positions), unlabelled)
 
 
-def _nearest(
+def _choose_groups(
     wanted: NDArray[np.float64], left: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], order: list[int]
 ) -> list[int]:
     """Return groups that bring a part's (K,) counts close to the wanted ones; if none does, the smallest possible.
 
     Every class that still has training images keeps some.
     """
-    moved, reached = [], np.zeros(len(wanted))
+    moved_groups, reached_counts = [], np.zeros(len(wanted))
     for group in order:
         if not ((left - counts[group]) > 0)[left > 0].all():
             continue
-        if np.abs(wanted - reached - counts[group]).sum() < np.abs(wanted - reached).sum():
-            moved.append(group)
-            reached, left = reached + counts[group], left - counts[group]
-    if not moved:
-        moved = [group for group in reversed(order) if ((left - counts[group]) > 0)[left > 0].all()][:1]
-    return moved
+        if np.abs(wanted - reached_counts - counts[group]).sum() < np.abs(wanted - reached_counts).sum():
+            moved_groups.append(group)
+            reached_counts, left = reached_counts + counts[group], left - counts[group]
+    if not moved_groups:
+        moved_groups = [group for group in reversed(order) if ((left - counts[group]) > 0)[left > 0].all()][:1]
+    return moved_groups
 
 
-def _suffices(left: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], moved: list[int], parts: int) -> bool:
+def _leaves_enough(
+    left: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], moved_groups: list[int], parts: int
+) -> bool:
     """Return whether every part that is cut later can still get a group once these groups have moved."""
-    rest = left - sum(counts[group] for group in moved)
-    free = [group for group in counts if group not in moved and ((rest - counts[group]) > 0)[rest > 0].all()]
-    return len(free) >= parts
+    remaining = left - sum(counts[group] for group in moved_groups)
+    movable = [
+        group
+        for group in counts
+        if group not in moved_groups and ((remaining - counts[group]) > 0)[remaining > 0].all()
+    ]
+    return len(movable) >= parts
 
 
 def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) -> None:
     """Refuse groups with images in several of the data's own parts (such as train and test)."""
     own_parts = sorted(set(parts.tolist()) - {"unused"})
-    of_part = [set(groups[parts == part].tolist()) for part in own_parts]
-    divided = set().union(*(ids & earlier for index, ids in enumerate(of_part) for earlier in of_part[:index]))
+    groups_by_part = [set(groups[parts == part].tolist()) for part in own_parts]
+    divided = set().union(
+        *(ids & earlier for index, ids in enumerate(groups_by_part) for earlier in groups_by_part[:index])
+    )
     if divided:
         raise UserError(
             f"--group-by: {counted(len(divided), 'group')} lie in several of the data's own parts "
@@ -188,9 +198,9 @@ def fold_parts(
     # As in all splits, the order of the keys counts, not the order of the files.
     order = sorted_positions(images.keys)
     if images.multi_hot is not None:
-        drawn = iterative_parts(images.multi_hot[order], [1 / folds] * folds, derive_seed(seed, folds))
+        fold_numbers = iterative_parts(images.multi_hot[order], [1 / folds] * folds, derive_seed(seed, folds))
         parts = np.full(len(images), "train", dtype="<U6")
-        parts[order[drawn == fold - 1]] = "test"
+        parts[order[fold_numbers == fold - 1]] = "test"
         return parts
     state = derive_seed(seed, folds) % 2**32
     kind = StratifiedKFold if groups is None else StratifiedGroupKFold
@@ -239,14 +249,16 @@ def iterative_parts(multi_hot: Targets, shares: Sequence[float], seed: int) -> N
     order = np.random.default_rng(seed).permutation(len(rows))
     parts = np.full(len(rows), -1, dtype=np.int64)
     wanted_images = np.asarray(shares, dtype=np.float64) * len(rows)
-    wanted = np.outer(shares, rows.sum(0))  # (P, K)
+    wanted_counts = np.outer(shares, rows.sum(0))  # (P, K)
     left = rows.sum(0)
     while left.any():
         label = int(np.where(left > 0, left, len(rows) + 1).argmin())
         for index in order[(parts[order] < 0) & rows[order, label]]:
-            part = max(range(len(shares)), key=lambda candidate: (wanted[candidate, label], wanted_images[candidate]))
+            part = max(
+                range(len(shares)), key=lambda candidate: (wanted_counts[candidate, label], wanted_images[candidate])
+            )
             parts[index] = part
-            wanted[part] -= rows[index]
+            wanted_counts[part] -= rows[index]
             wanted_images[part] -= 1
             left = left - rows[index]
     for index in order[parts[order] < 0]:

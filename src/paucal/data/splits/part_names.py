@@ -161,7 +161,7 @@ def folder_words(name: str) -> list[str]:
     """
     words = [word.lower() for word in _LETTERS_OR_DIGITS.findall(name)]
     pairs = zip(["", *words], words, strict=False)
-    return [word for before, word in pairs if before not in FOLDER_WORDS or not _YEAR.fullmatch(word)]
+    return [word for previous, word in pairs if previous not in FOLDER_WORDS or not _YEAR.fullmatch(word)]
 
 
 def part_among_words(name: str) -> str:

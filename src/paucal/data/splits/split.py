@@ -112,14 +112,16 @@ def make_split(
         )
     groups = None if group_by is None else group_numbers(image_set, group_by)
     if fold is not None:
-        return _fold(image_set, seed, val_fraction, fold, groups, group_by)
+        return _split_fold(image_set, seed, val_fraction, fold, groups, group_by)
     if set(image_set.declared) == {"train", "val", "test"}:
         return _own_parts(image_set, val_fraction, groups)
-    parts, cut, words = _plan_cut(image_set, seed, val_fraction, test_fraction)
+    parts, cut, description = _plan_cut(image_set, seed, val_fraction, test_fraction)
     if groups is not None:
-        words = f"{words.replace('cut per class', 'cut by class')}, in {describe_groups(group_by or '', groups)}"
-        return Split(cut_groups(image_set, parts, cut, seed, groups), words)
-    return Split(_cut(image_set, parts, cut, seed), _description(words, image_set))
+        description = (
+            f"{description.replace('cut per class', 'cut by class')}, in {describe_groups(group_by or '', groups)}"
+        )
+        return Split(cut_groups(image_set, parts, cut, seed, groups), description)
+    return Split(_cut_parts(image_set, parts, cut, seed), _description(description, image_set))
 
 
 def keep_all(image_set: ImageSet) -> Split:
@@ -156,17 +158,22 @@ def _plan_cut(
         cut = {"val": val_fraction}
         return parts, cut, f"test is the data's own {held_out} folder; {_describe_cut(cut, seed, 'its train folder')}"
     if declared_parts in ({""}, {"train"}):
-        words = _describe_cut({"val": val_fraction, "test": test_fraction}, seed, "all images")
+        description = _describe_cut({"val": val_fraction, "test": test_fraction}, seed, "all images")
         first = {"val": val_fraction} if val_fraction > 0 else {"train": USUAL_VAL}
-        return np.full(len(image_set), "train", dtype="<U6"), {**first, "test": test_fraction}, words
+        return np.full(len(image_set), "train", dtype="<U6"), {**first, "test": test_fraction}, description
     raise UserError(
         f"{image_set.location} has the parts {sorted(declared_parts)}; expected train with val or test, or no "
         "parts at all, so add a train folder or point to one part"
     )
 
 
-def _fold(
-    image_set: ImageSet, seed: int, val_fraction: float, fold: str, groups: NDArray[np.int64] | None, by: str | None
+def _split_fold(
+    image_set: ImageSet,
+    seed: int,
+    val_fraction: float,
+    fold: str,
+    groups: NDArray[np.int64] | None,
+    pattern: str | None,
 ) -> Split:
     number, count = parse_fold(fold)
     parts = fold_parts(image_set, number, count, seed, groups)
@@ -174,8 +181,8 @@ def _fold(
     text = f"test is fold {number} of {count}; {_describe_cut(cut, seed, 'the other folds')}"
     if groups is not None:
         grouped_parts = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
-        return Split(grouped_parts, f"{text}, in {describe_groups(by or '', groups)}")
-    return Split(_cut(image_set, parts, cut, seed), _description(text, image_set))
+        return Split(grouped_parts, f"{text}, in {describe_groups(pattern or '', groups)}")
+    return Split(_cut_parts(image_set, parts, cut, seed), _description(text, image_set))
 
 
 def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
@@ -194,9 +201,9 @@ def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> 
     if labels.ndim == 2:
         text = f"{fraction:.4g} of the training images are used, by iterative stratification (seed {seed})"
         return _keep_rows(split, labels, fraction, seed, text)
-    shares = {label: max(1, round(count * fraction)) for label, count in _counts(split, labels).items()}
+    shares = {label: max(1, round(count * fraction)) for label, count in _count_labels(split, labels).items()}
     text = f"{fraction:.4g} of the training images of each class are used (seed {seed})"
-    return _keep(split, labels, shares, seed, text)
+    return _keep_counts(split, labels, shares, seed, text)
 
 
 def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
@@ -212,12 +219,14 @@ def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
         )
     if per_class < 1:
         raise UserError(f"the number of training images per class is {per_class}; expected 1 or more")
-    counts = _counts(split, labels)
-    short = sum(count < per_class for count in counts.values())
+    counts = _count_labels(split, labels)
+    n_short = sum(count < per_class for count in counts.values())
     text = f"{per_class} training images of each class are used (seed {seed})"
-    if short:
-        text += f", all of them for the {'one class that has' if short == 1 else f'{short} classes that have'} fewer"
-    return _keep(split, labels, {label: min(per_class, count) for label, count in counts.items()}, seed, text)
+    if n_short:
+        text += (
+            f", all of them for the {'one class that has' if n_short == 1 else f'{n_short} classes that have'} fewer"
+        )
+    return _keep_counts(split, labels, {label: min(per_class, count) for label, count in counts.items()}, seed, text)
 
 
 def limit_val(split: Split, labels: Targets, seed: int) -> Split:
@@ -232,16 +241,20 @@ def limit_val(split: Split, labels: Targets, seed: int) -> Split:
         return split
     if labels.ndim == 2:
         return _keep_rows(split, labels, n_train / n_val, seed, "no more validation than training images", part="val")
-    counts = _counts(split, labels, "val")
-    kept = {label: max(1, count * n_train // n_val) for label, count in counts.items()}
-    while sum(kept.values()) > n_train and max(kept.values()) > 1:  # rare classes were rounded up to one
-        kept[max(kept, key=kept.__getitem__)] -= 1
-    return _keep(split, labels, kept, seed, "no more validation than training images", part="val")
+    counts = _count_labels(split, labels, "val")
+    kept_counts = {label: max(1, count * n_train // n_val) for label, count in counts.items()}
+    while sum(kept_counts.values()) > n_train and max(kept_counts.values()) > 1:  # rare classes were rounded up to one
+        kept_counts[max(kept_counts, key=kept_counts.__getitem__)] -= 1
+    return _keep_counts(split, labels, kept_counts, seed, "no more validation than training images", part="val")
 
 
-def _description(words: str, image_set: ImageSet) -> str:
+def _description(cut_text: str, image_set: ImageSet) -> str:
     """Return a description of a split, which names the method for images with several labels."""
-    return words if image_set.multi_hot is None else words.replace("cut per class", "cut by iterative stratification")
+    return (
+        cut_text
+        if image_set.multi_hot is None
+        else cut_text.replace("cut per class", "cut by iterative stratification")
+    )
 
 
 def _describe_cut(cut: Mapping[str, float], seed: int, source: str) -> str:
@@ -250,38 +263,38 @@ def _describe_cut(cut: Mapping[str, float], seed: int, source: str) -> str:
     return text if cut["val"] > 0 else f"{text}, {UNSELECTED}"
 
 
-def _refuse_small_classes(image_set: ImageSet, pool: NDArray[np.bool_], least: int) -> None:
+def _refuse_small_classes(image_set: ImageSet, pool: NDArray[np.bool_], min_images: int) -> None:
     counts = image_set.class_counts(np.flatnonzero(pool))
-    if are_measurements(image_set.classes, float((counts < least).mean())) and counts.min() < least:
+    if are_measurements(image_set.classes, float((counts < min_images).mean())) and counts.min() < min_images:
         raise UserError(
             f"the labels of {image_set.location} look like measurements ({', '.join(image_set.classes[:3])}, ...), but "
             "a classifier needs classes: group them into ranges, such as 'low' and 'high'."
         )
     for name, count in zip(image_set.classes, counts, strict=True):
-        if count < least:
+        if count < min_images:
             raise UserError(
-                f"class '{name}' has {counted(count, 'image')} to train on; expected at least {least} so that every "
-                "part has one, so add images or remove the class"
+                f"class '{name}' has {counted(count, 'image')} to train on; expected at least {min_images} so that "
+                "every part has one, so add images or remove the class"
             )
 
 
-def _cut(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float], seed: int) -> NDArray[np.str_]:
+def _cut_parts(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float], seed: int) -> NDArray[np.str_]:
     """Move shares of every class of the train part to the parts named in `cut`."""
     cut = {part: share for part, share in cut.items() if share > 0}
-    least = len({"train", *cut})
+    min_images = len({"train", *cut})
     pool = parts == "train"
     if image_set.multi_hot is not None:
         return _cut_several(image_set, parts, cut, seed)
     if image_set.classes:
-        _refuse_small_classes(image_set, pool, least)
-    elif pool.sum() < least:
-        raise UserError(f"{image_set.location} has {counted(int(pool.sum()), 'image')}; expected at least {least}")
+        _refuse_small_classes(image_set, pool, min_images)
+    elif pool.sum() < min_images:
+        raise UserError(f"{image_set.location} has {counted(int(pool.sum()), 'image')}; expected at least {min_images}")
     parts = parts.copy()
-    by_key = sorted_positions(image_set.keys)
-    by_key = by_key[pool[by_key]]
-    for label in np.unique(image_set.labels[by_key]):
-        members = _shuffle(by_key[image_set.labels[by_key] == label], seed, int(label))
-        for part, size in _sizes(len(members), cut).items():
+    sorted_rows = sorted_positions(image_set.keys)
+    sorted_rows = sorted_rows[pool[sorted_rows]]
+    for label in np.unique(image_set.labels[sorted_rows]):
+        members = _shuffle(sorted_rows[image_set.labels[sorted_rows] == label], seed, int(label))
+        for part, size in _part_sizes(len(members), cut).items():
             parts[members[:size]] = part
             members = members[size:]
     return parts
@@ -289,21 +302,21 @@ def _cut(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float],
 
 def _cut_several(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float], seed: int) -> NDArray[np.str_]:
     assert image_set.multi_hot is not None
-    pool, least = parts == "train", len({"train", *cut})
-    if pool.sum() < least:
-        raise UserError(f"{image_set.location} has {counted(int(pool.sum()), 'image')}; expected at least {least}")
+    pool, min_images = parts == "train", len({"train", *cut})
+    if pool.sum() < min_images:
+        raise UserError(f"{image_set.location} has {counted(int(pool.sum()), 'image')}; expected at least {min_images}")
     _refuse_small_classes(image_set, pool, 1)
-    by_key = sorted_positions(image_set.keys)
-    by_key = by_key[pool[by_key]]
+    sorted_rows = sorted_positions(image_set.keys)
+    sorted_rows = sorted_rows[pool[sorted_rows]]
     # Train first: it gets the image of a class with only one.
     names, shares = ["train", *cut], [1 - sum(cut.values()), *cut.values()]
-    drawn = iterative_parts(image_set.multi_hot[by_key], shares, derive_seed(seed, len(by_key)))
+    part_numbers = iterative_parts(image_set.multi_hot[sorted_rows], shares, derive_seed(seed, len(sorted_rows)))
     parts = parts.copy()
-    parts[by_key] = np.asarray(names)[drawn]
+    parts[sorted_rows] = np.asarray(names)[part_numbers]
     return parts
 
 
-def _sizes(count: int, cut: Mapping[str, float]) -> dict[str, int]:
+def _part_sizes(count: int, cut: Mapping[str, float]) -> dict[str, int]:
     """Return how many of `count` images go to each part: rounded, at least one, and at least one is left."""
     sizes = {part: max(1, round(count * share)) for part, share in cut.items()}
     while sum(sizes.values()) >= count:
@@ -315,23 +328,25 @@ def _shuffle(members: NDArray[np.int64], seed: int, label: int) -> NDArray[np.in
     return np.random.default_rng(derive_seed(seed, label)).permutation(members)
 
 
-def _keep_rows(split: Split, multi_hot: Targets, share: float, seed: int, words: str, part: str = "train") -> Split:
+def _keep_rows(split: Split, multi_hot: Targets, share: float, seed: int, reason: str, part: str = "train") -> Split:
     """Keep a share of the images of a part, for images with several labels."""
     pool, parts = split.indices(part), split.parts
-    drawn = iterative_parts(multi_hot[pool], [share, 1 - share], derive_seed(seed, len(pool)))
-    parts[pool[drawn == 1]] = "unused"
-    return Split(parts, f"{split.description}; {words}")
+    part_numbers = iterative_parts(multi_hot[pool], [share, 1 - share], derive_seed(seed, len(pool)))
+    parts[pool[part_numbers == 1]] = "unused"
+    return Split(parts, f"{split.description}; {reason}")
 
 
-def _counts(split: Split, labels: Targets, part: str = "train") -> dict[int, int]:
+def _count_labels(split: Split, labels: Targets, part: str = "train") -> dict[int, int]:
     values, counts = np.unique(labels[split.indices(part)], return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-def _keep(split: Split, labels: Targets, kept: Mapping[int, int], seed: int, words: str, part: str = "train") -> Split:
+def _keep_counts(
+    split: Split, labels: Targets, kept_counts: Mapping[int, int], seed: int, reason: str, part: str = "train"
+) -> Split:
     pool = split.indices(part)
     parts = split.parts
-    for label, count in kept.items():
+    for label, count in kept_counts.items():
         members = _shuffle(pool[labels[pool] == label], seed, label)
         parts[members[count:]] = "unused"
-    return Split(parts, f"{split.description}; {words}")
+    return Split(parts, f"{split.description}; {reason}")

@@ -37,7 +37,7 @@ def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable
     """
     if len(split.strings) != len(image_set):
         raise ValueError(f"the split has {len(split.strings)} rows for {len(image_set)} images")
-    columns = [image_set.keys, _numbers(image_set), class_cells(image_set), split.strings]
+    columns = [image_set.keys, _label_numbers(image_set), class_cells(image_set), split.strings]
     # File names on Linux may be any bytes; those that are not UTF-8 are written as escapes, so that any program can
     # read the file.
     temporary = path.with_name(f".{path.name}.tmp")
@@ -59,17 +59,18 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
         return Split(parts, f"the split stored in {path.name}")
     rows = read_rows(path)
     # Keys are compared regardless of Unicode form, which may differ in a copy of the images, unless keys would clash.
-    form = likeness if len(set(map(likeness, image_set.keys))) == len(image_set) else str
-    keys = [form(key) for key in image_set.keys]
-    table = {form(row["key"]): row for row in rows}
+    normalise = likeness if len(set(map(likeness, image_set.keys))) == len(image_set) else str
+    keys = [normalise(key) for key in image_set.keys]
+    table = {normalise(row["key"]): row for row in rows}
     if len(table) != len(rows):
         raise UserError(f"{path} names an image twice; give the split.csv of a run unchanged.")
     missing = [key for key in keys if key not in table]
     surplus = sorted(set(table) - set(keys))
     if missing or surplus:
         raise UserError(
-            f"{path} does not fit {image_set.location}: {_some(missing)} of the images are not in the file "
-            f"and {_some(surplus)} of the file are not among the images; give the data that the split was made for."
+            f"{path} does not fit {image_set.location}: {_count_and_first(missing)} of the images are not in the file "
+            f"and {_count_and_first(surplus)} of the file are not among the images; give the data that the split was "
+            "made for."
         )
     for key, name in zip(keys, class_cells(image_set), strict=True):
         if not are_alike(table[key]["class"], name):  # a spreadsheet program may have changed 001 to 1
@@ -88,7 +89,7 @@ def require_same_images(path: Path, image_set: ImageSet) -> None:
         UserError: An image differs (the first is named), or the file is missing or not as `write_split` writes it.
     """
     rows = read_rows(path)
-    for index, (row, key, label) in enumerate(zip_longest(rows, image_set.keys, _numbers(image_set))):
+    for index, (row, key, label) in enumerate(zip_longest(rows, image_set.keys, _label_numbers(image_set))):
         if row is None or row["key"] != key:
             expected = "none" if row is None else repr(row["key"])
             raise UserError(
@@ -96,10 +97,12 @@ def require_same_images(path: Path, image_set: ImageSet) -> None:
                 "the images of the run, under the same names and in the same order."
             )
         digest = row.get(_DIGEST)
-        same = not digest or digest == digest_of(image_set.store, index).hex()
-        if row["label"] != str(label) or not same:
-            what = "another label" if same else "other content"
-            raise UserError(f"{key!r} has {what} in {image_set.location} than in the run: give the images of the run.")
+        has_same_content = not digest or digest == digest_of(image_set.store, index).hex()
+        if row["label"] != str(label) or not has_same_content:
+            difference = "another label" if has_same_content else "other content"
+            raise UserError(
+                f"{key!r} has {difference} in {image_set.location} than in the run: give the images of the run."
+            )
 
 
 def class_cells(image_set: ImageSet) -> Iterator[str]:
@@ -108,7 +111,7 @@ def class_cells(image_set: ImageSet) -> Iterator[str]:
     return (separator.join(image_set.classes_of(index)) for index in range(len(image_set)))
 
 
-def _numbers(image_set: ImageSet) -> Iterator[object]:
+def _label_numbers(image_set: ImageSet) -> Iterator[object]:
     if image_set.multi_hot is None:
         return map(int, image_set.labels)
     return (";".join(map(str, np.flatnonzero(row == 1))) for row in image_set.multi_hot)
@@ -126,9 +129,9 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         raise UserError(f"{path} cannot be read as a split ({error}); give the split.csv of a run.") from None
     columns = [name.strip() for name in lines[0].cells] if lines else []
     if columns not in (_COLUMNS, [*_COLUMNS, _DIGEST]):
-        shown, more = [name[:MOST_NAME] for name in columns[: len(_COLUMNS)]], len(columns) - len(_COLUMNS)
-        others = f" and {more} more" if more > 0 else ""
-        raise UserError(f"{path} has the columns {shown}{others}; expected {_COLUMNS}, as a run writes them.")
+        column_names, n_more = [name[:MOST_NAME] for name in columns[: len(_COLUMNS)]], len(columns) - len(_COLUMNS)
+        more_text = f" and {n_more} more" if n_more > 0 else ""
+        raise UserError(f"{path} has the columns {column_names}{more_text}; expected {_COLUMNS}, as a run writes them.")
     rows = [dict.fromkeys(_COLUMNS, str(None)) | dict(zip(columns, row.cells, strict=False)) for row in lines[1:]]
     for row in rows:
         if row["split"] not in PARTS:
@@ -150,8 +153,8 @@ def _in_order(path: Path, image_set: ImageSet) -> RepeatedStrings | None:
             rows = csv.reader(file)
             if (next(rows, None) or [])[: len(_COLUMNS)] != _COLUMNS:
                 return None
-            wanted = zip(image_set.keys, image_set.labels, strict=True)
-            for position, (row, (key, label)) in enumerate(zip(rows, wanted, strict=True)):
+            expected = zip(image_set.keys, image_set.labels, strict=True)
+            for position, (row, (key, label)) in enumerate(zip(rows, expected, strict=True)):
                 if len(row) < len(_COLUMNS) or row[0] != key or row[2] != names[label] or row[3] not in PARTS:
                     return None
                 codes[position] = PARTS.index(row[3])
@@ -160,5 +163,5 @@ def _in_order(path: Path, image_set: ImageSet) -> RepeatedStrings | None:
     return RepeatedStrings(PARTS, codes)
 
 
-def _some(keys: list[str]) -> str:
+def _count_and_first(keys: list[str]) -> str:
     return f"{len(keys)}" + (f" ({keys[0]}{', ...' if len(keys) > 1 else ''})" if keys else "")

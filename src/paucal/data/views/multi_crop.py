@@ -130,7 +130,7 @@ def jittered(view: Image.Image) -> Image.Image:
     It uses the same Pillow operations without torchvision's unpacking of arguments, which at 32 pixels costs as much as
     the operations.
     """
-    *factors, hue = ((2 * draw - 1) * reach for draw, reach in zip(torch.rand(4).tolist(), JITTER, strict=True))
+    *factors, hue = ((2 * draw - 1) * strength for draw, strength in zip(torch.rand(4).tolist(), JITTER, strict=True))
     kinds = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
     changes: list[Callable[..., Any]] = [
         partial(_enhance, kind, 1 + factor) for kind, factor in zip(kinds, factors, strict=True)
@@ -187,18 +187,20 @@ def crop_views(
             change = Augmentation(scale=crops.scale or DEIT_SCALE, hflip=hflip)
             views.append((TrainTransform(size, change, normalisation), crops.count))
             continue
-        near, far = (ALIKE_LOCAL_SCALE, ALIKE_GLOBAL_SCALE) if pipeline == "alike" else (LOCAL_SCALE, GLOBAL_SCALE)
-        scale = crops.scale or (far if number == 0 else near)
+        local_scale, global_scale = (
+            (ALIKE_LOCAL_SCALE, ALIKE_GLOBAL_SCALE) if pipeline == "alike" else (LOCAL_SCALE, GLOBAL_SCALE)
+        )
+        scale = crops.scale or (global_scale if number == 0 else local_scale)
         if pipeline == "alike":
             kinds = [(ALIKE, crops.count)]
         else:
             kinds = [(FIRST, 1), (FURTHER, crops.count - 1)] if number == 0 else [(LOCAL, crops.count)]
         for probs, count in kinds:
             views.append((DinoCrop(size, scale, normalisation, *probs, blur, hflip, jitter_prob), count))
-    kept = [(transform, count) for transform, count in views if count]
+    nonempty = [(transform, count) for transform, count in views if count]
     if resize == "crop":
-        return kept
-    return [(FittedFirst(transform, image_size, resize, normalisation), count) for transform, count in kept]
+        return nonempty
+    return [(FittedFirst(transform, image_size, resize, normalisation), count) for transform, count in nonempty]
 
 
 def _enhance(kind: type, factor: float, view: Image.Image) -> Image.Image:

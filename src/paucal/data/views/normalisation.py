@@ -84,8 +84,12 @@ def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_i
     moments = np.zeros((2, image_set.reading.channels))
     for index in sampled:
         store, position = locate(image_set.store, int(index))
-        stored = store.entry.table.moments[position] if isinstance(store, MappedStore) else None
-        moments += moments_of(store.read(position)) if stored is None or np.isnan(stored).any() else stored
+        stored_moments = store.entry.table.moments[position] if isinstance(store, MappedStore) else None
+        moments += (
+            moments_of(store.read(position))
+            if stored_moments is None or np.isnan(stored_moments).any()
+            else stored_moments
+        )
     mean, square = moments / len(sampled)
     std = np.sqrt(np.maximum(square - np.square(mean), _SMALLEST_STD**2))
     return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))

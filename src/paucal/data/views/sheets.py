@@ -74,22 +74,22 @@ def crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:
     """Draw a row for each of up to 6 images: its crops from left to right."""
     images = min(MOST_ROWS, len(batch))
     views = [normalisation.shown(view[:images].detach().float().cpu()) for view in batch.views]
-    places, width, height = _places([(view.shape[-2], view.shape[-1]) for view in views])
+    boxes, width, height = _crop_boxes([(view.shape[-2], view.shape[-1]) for view in views])
     page = Image.new("RGB", (width, images * (height + _GAP) + _GAP), "white")
     for row in range(images):
-        for view, (left, top, across, down) in zip(views, places, strict=True):
+        for view, (left, top, across, down) in zip(views, boxes, strict=True):
             tile = to_pil_image(view[row]).resize((across, down), Image.Resampling.NEAREST)
             page.paste(tile, (left, top + row * (height + _GAP)))
     return page
 
 
-def _places(sizes: list[tuple[int, int]]) -> tuple[list[Place], int, int]:
+def _crop_boxes(sizes: list[tuple[int, int]]) -> tuple[list[Place], int, int]:
     """Return where each crop of the first row lies, and the width of the page and the height of a row."""
     zoom = max(1, math.ceil(_SMALLEST_TILE / max(min(size) for size in sizes)))
-    places: list[Place] = []
-    left, before = _GAP, sizes[0]
+    boxes: list[Place] = []
+    left, previous = _GAP, sizes[0]
     for height, width in sizes:
-        left += GROUP_GAP - _GAP if (height, width) != before else 0
-        places.append((left, _GAP, width * zoom, height * zoom))
-        left, before = left + width * zoom + _GAP, (height, width)
-    return places, left, max(down for _, _, _, down in places)
+        left += GROUP_GAP - _GAP if (height, width) != previous else 0
+        boxes.append((left, _GAP, width * zoom, height * zoom))
+        left, previous = left + width * zoom + _GAP, (height, width)
+    return boxes, left, max(down for _, _, _, down in boxes)

@@ -124,7 +124,7 @@ class TrainTransform:
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
         image, factors = fit_shape(image, self.size, self.resize, self.normalisation, self.augmentation.interpolation)
-        view, theta = self._changed_then_cropped(image) if self._crops_last else self._cropped_then_changed(image)
+        view, theta = self._augment_then_crop(image) if self._crops_last else self._crop_then_augment(image)
         return self._erase(self.normalisation.apply(view)), theta * factors
 
     def supports(self, pixels: Pixels) -> bool:
@@ -137,25 +137,25 @@ class TrainTransform:
         """Return the (N, C, H, W) views and (N, 2, 3) geometry that single calls would return."""
         return padded_crops(images, seeds, self.augmentation.padding, self.augmentation.hflip, self.normalisation)
 
-    def _cropped_then_changed(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
+    def _crop_then_augment(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
         view, theta = self._crop_view(image)
-        if self._flips():
+        if self._draw_flip():
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             theta[0, 0] = -theta[0, 0]
         return (view if self._rand_augment is None else self._rand_augment(view)), theta
 
-    def _changed_then_cropped(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
+    def _augment_then_crop(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
         theta = torch.eye(3)
-        if self._flips():
+        if self._draw_flip():
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             theta[0, 0] = -1
         if self._located is not None:
-            image, moved = self._located(image)
-            theta = theta @ moved
+            image, geometry = self._located(image)
+            theta = theta @ geometry
         view, box = self._crop_view(image)
         return view, theta[:2] @ torch.cat((box, torch.tensor([[0.0, 0.0, 1.0]])))
 
-    def _flips(self) -> bool:
+    def _draw_flip(self) -> bool:
         return torch.rand(()).item() < self.augmentation.hflip
 
     def _crop_view(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
@@ -333,17 +333,17 @@ def padded_crops(
         if torch.rand((), generator=generator).item() < hflip:
             view, mirrored[index] = view[:, ::-1], -1
         views[index], corners[index] = view, (left - padding, top - padding)
-    return normalisation.apply_all(views), _geometry(corners, mirrored, height, width)
+    return normalisation.apply_all(views), _box_geometries(corners, mirrored, height, width)
 
 
 def whole_views(images: Sequence[Pixels], normalisation: Normalisation) -> tuple[Tensor, Tensor]:
     """Return (N, C, H, W) views that show N images of one shape in full, and their (N, 2, 3) geometry."""
     height, width, _ = images[0].shape
-    geometry = _geometry(np.zeros((len(images), 2)), np.ones(len(images)), height, width)
+    geometry = _box_geometries(np.zeros((len(images), 2)), np.ones(len(images)), height, width)
     return normalisation.apply_all(np.stack(images)), geometry
 
 
-def _geometry(corners: NDArray[np.float64], mirrored: NDArray[np.float64], height: int, width: int) -> Tensor:
+def _box_geometries(corners: NDArray[np.float64], mirrored: NDArray[np.float64], height: int, width: int) -> Tensor:
     """Return the (N, 2, 3) maps of boxes with these corners (left, top) and the size of the image."""
     geometry = np.zeros((len(corners), 2, 3))
     geometry[:, 0, 0], geometry[:, 1, 1] = mirrored, 1
