@@ -116,13 +116,13 @@ def test_familiarity__is_measured_once_for_these_weights_and_again_for_others(ru
     torch.testing.assert_close(kept["features"].norm(dim=1), torch.ones(len(kept["features"])))
     split = (run / "split.csv").read_text()
     assert len(kept["features"]) == split.count(",train")
-    monkeypatch.setattr(familiar, "_measure", lambda *given: pytest.fail("it was measured again"))
+    monkeypatch.setattr(familiar, "_fit_to_run", lambda *given: pytest.fail("it was measured again"))
     again = familiarity_of(folder, model, LoggedConsole())
     assert (first is not None, again is not None) == (True, True)
     assert again.limit == pytest.approx(first.limit)
     monkeypatch.setattr(familiar, "_weights_key", lambda run: "others")
     measured = []
-    monkeypatch.setattr(familiar, "_measure", lambda *given: measured.append(1))
+    monkeypatch.setattr(familiar, "_fit_to_run", lambda *given: measured.append(1))
     assert familiarity_of(folder, model, LoggedConsole()) is None
     assert measured == [1]
 

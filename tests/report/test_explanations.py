@@ -85,7 +85,7 @@ def test_page__of_a_run_without_validation_says_that_nothing_was_selected(select
     found = replace(files(*outcome(60, 6), rows=rows), summary=Summary(selected=selected, best_epoch=2))
     assert (headline(found)[-1].endswith("last epoch, and nothing was selected.")) == (not selected)
     assert trained(found)["epoch kept"] == ("2" if selected else "2, the last")
-    pictures._drawable(found)["curves"]()
+    pictures._drawable_figures(found)["curves"]()
     assert marked == [2 if selected else None]
 
 

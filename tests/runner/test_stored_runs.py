@@ -124,7 +124,7 @@ def test_fetch__refuses_damage_and_paths_that_lead_out(run, storage, tmp_path):
     with pytest.raises(UserError, match=r"train\.log of the run .* cannot be read"):
         StoredRun(URL).fetch(tmp_path / "there")
     escaping = {"../out": (digest, 3)}
-    content = {"number": 9, "files": escaping, "check": stored_runs._check(9, escaping)}
+    content = {"number": 9, "files": escaping, "check": stored_runs._manifest_digest(9, escaping)}
     storage.pipe_file("/bucket/runs/a/manifest-0.json", json.dumps(content).encode())
     with pytest.raises(UserError, match=r"\.\./out"):
         StoredRun(URL).fetch(tmp_path / "there")

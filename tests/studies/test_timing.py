@@ -53,7 +53,7 @@ def test_spread__is_the_median_between_the_quartiles():
 def test_times__are_paired_with_the_model_that_sets_the_scale(monkeypatch):
     monkeypatch.setattr(timing, "ON_CPU", Effort(1, 3))
     built = []
-    monkeypatch.setattr(timing._Bench, "_step", counting(timing._Bench._step, built))
+    monkeypatch.setattr(timing._Bench, "_make_step", counting(timing._Bench._make_step, built))
     console, before = RecordingConsole(), torch.random.get_rng_state()
     found = time_models(STUDY, StudySettings(device="cpu"), console)
     assert torch.equal(torch.random.get_rng_state(), before)

@@ -102,7 +102,7 @@ def with_plain_classes(images: ImageSet) -> ImageSet:
     rows = None
     if images.multi_hot is not None:
         rows = np.full((len(images), len(classes)), -1, dtype=np.int8)
-        for old, new in enumerate(numbers[:-1]):  # known labels of joined columns win over unknown ones
+        for old, new in enumerate(numbers[:-1]):  # a known label wins over an unknown one if columns are joined
             rows[:, new] = np.maximum(rows[:, new], images.multi_hot[:, old])
     return replace(
         images,

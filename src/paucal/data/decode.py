@@ -60,7 +60,7 @@ class Orientation:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether sizes cannot tell if an annotation was drawn on the stored or on the upright pixels.
+        """Whether the size of an annotation does not show if it was drawn on the stored or on the upright pixels.
 
         This is so for half turns, mirror images and squares.
         """
@@ -171,7 +171,7 @@ def _decode_upright(image: Image.Image, size: tuple[int, int], value_range: tupl
     if rgb.size != size:
         rgb = rgb.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
     rgb = rgb if transposition is None else rgb.transpose(transposition)
-    rgb.info = {}  # Pillow copies the orientation, and a later reader would turn the image again
+    rgb.info = {}  # Pillow copies the EXIF orientation, and a later reader would rotate the image again
     return rgb
 
 
@@ -348,7 +348,7 @@ def orientation_of(image: Image.Image) -> int:
 
 
 def ambiguity_note(names: Sequence[str], annotations: str) -> str:
-    """Return the note on annotations that may have been drawn on images before these were turned upright.
+    """Return the note on annotations that may have been drawn before the images were rotated upright.
 
     Args:
         names: Names of the images whose `Orientation.is_ambiguous`, at least one.

@@ -159,7 +159,7 @@ class ImageSet:
             raise ValueError(f"expected names for all classes, {sorted(missing)} are missing")
         numbers = np.array([classes.index(name) for name in self.classes] + [-1], dtype=np.int64)
         rows = None
-        if self.multi_hot is not None:  # 0 for classes that the set lacks
+        if self.multi_hot is not None:  # the rows are 0 for classes that the set lacks
             rows = np.zeros((len(self), len(classes)), dtype=np.int8)
             rows[:, numbers[:-1]] = self.multi_hot
         return replace(self, classes=classes, labels=numbers[self.labels], multi_hot=rows)  # the label -1 stays -1

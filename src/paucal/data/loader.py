@@ -89,7 +89,7 @@ def make_ordered_loader(
 ) -> DataLoader[Any]:
     """Return a loader over the samples at some positions, each once, in order; at most one process per batch.
 
-    What augmentation makes of them is that of `epoch`.
+    They are augmented as in `epoch`.
     """
     batches = _OrderedBatches(indices, batch_size, epoch)
     workers = min(workers, len(batches))

@@ -92,7 +92,7 @@ class StepSampler(Sampler[list[SampleKey]]):
             yield [SampleKey(epoch, *pair) for pair in zip(images.tolist(), repeats.tolist(), strict=True)]
 
     def _epoch_order(self, epoch: int) -> tuple[NDArray[np.int64] | StreamOrder, NDArray[np.int64] | None]:
-        """Return the places of an epoch's images in `indices`; in a balanced epoch also how often each came before."""
+        """Return the positions of an epoch's images in `indices`; if balanced, also how often each was drawn before."""
         seed = derive_seed(self.seed, epoch)
         if self.labels is not None:
             return balanced_order(self.labels, np.random.default_rng(seed))

@@ -64,8 +64,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
     with torch.enable_grad():
         search.step(cost)
-    found = float(log_temperature.detach().exp())
-    return min(max(found, LOWEST), HIGHEST) if math.isfinite(found) else 1.0
+    temperature = float(log_temperature.detach().exp())
+    return min(max(temperature, LOWEST), HIGHEST) if math.isfinite(temperature) else 1.0
 
 
 def calibration(plain: Predictions, temperature: float, images: int) -> Calibration:
@@ -76,9 +76,14 @@ def calibration(plain: Predictions, temperature: float, images: int) -> Calibrat
         temperature: Temperature fitted to other images.
         images: Number of images that the temperature was fitted to.
     """
-    answers = (plain, plain.at_temperature(temperature))
-    before, after = (value_of(calibration_error(answer), len(answer)) for answer in answers)
-    losses = [float(F.cross_entropy(answer.logits, answer.labels)) for answer in answers]
+    both_predictions = (plain, plain.at_temperature(temperature))
+    before, after = (
+        value_of(calibration_error(some_predictions), len(some_predictions)) for some_predictions in both_predictions
+    )
+    losses = [
+        float(F.cross_entropy(some_predictions.logits, some_predictions.labels))
+        for some_predictions in both_predictions
+    ]
     return Calibration(temperature, images, (before, after), (losses[0], losses[1]))
 
 
@@ -106,15 +111,15 @@ def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...
         K numbers in (0, 1); 0.5 without positive images.
     """
     shares, truth = probabilities.double().numpy(), labels.numpy()
-    common = _best_f1_threshold(shares[truth >= 0], truth[truth >= 0] == 1)
-    found = []
+    common = _threshold_of_best_f1(shares[truth >= 0], truth[truth >= 0] == 1)
+    thresholds = []
     for index in range(truth.shape[1]):
-        known = truth[:, index] >= 0
-        positive = truth[known, index] == 1
-        found.append(
-            _best_f1_threshold(shares[known, index], positive) if positive.sum() >= FEWEST_POSITIVES else common
+        is_known = truth[:, index] >= 0
+        positive = truth[is_known, index] == 1
+        thresholds.append(
+            _threshold_of_best_f1(shares[is_known, index], positive) if positive.sum() >= FEWEST_POSITIVES else common
         )
-    return tuple(found)
+    return tuple(thresholds)
 
 
 def marked(probabilities: Tensor, thresholds: Sequence[float]) -> Tensor:
@@ -122,7 +127,7 @@ def marked(probabilities: Tensor, thresholds: Sequence[float]) -> Tensor:
     return probabilities >= torch.tensor(thresholds, dtype=probabilities.dtype)
 
 
-def _best_f1_threshold(shares: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
+def _threshold_of_best_f1(shares: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
     if not positive.any():
         return DEFAULT_THRESHOLD
     order = np.argsort(-shares, kind="stable")
@@ -130,5 +135,5 @@ def _best_f1_threshold(shares: NDArray[np.float64], positive: NDArray[np.bool_])
     ends = np.flatnonzero(np.r_[ranked[1:] != ranked[:-1], True])  # thresholds lie only where the probability changes
     f1 = 2 * right[ends] / (ends + 1 + positive.sum())
     last = int(ends[f1.argmax()])
-    below = ranked[last + 1] if last + 1 < len(ranked) else 0.0
-    return float(np.clip((ranked[last] + below) / 2, 1e-6, 1 - 1e-6))
+    next_share = ranked[last + 1] if last + 1 < len(ranked) else 0.0
+    return float(np.clip((ranked[last] + next_share) / 2, 1e-6, 1 - 1e-6))

@@ -66,7 +66,7 @@ def classification_report(
     """
     if n_bootstrap < 2 or not 0 < level < 1:
         raise ValueError(f"expected n_bootstrap >= 2 and level in (0, 1), got {n_bootstrap} and {level}")
-    _check(predictions, classes)
+    _check_predictions(predictions, classes)
     pairs = len(classes) * predictions.labels + predictions.predicted
     confusion = pairs.bincount(minlength=len(classes) ** 2).view(len(classes), -1).numpy()
     tied = majority_classes(predictions.labels if train_labels is None else train_labels)
@@ -77,9 +77,9 @@ def classification_report(
     return ClassificationReport(
         len(predictions),
         level,
-        _scores(predictions, Bootstrap(seed, n_bootstrap, level)),
+        _scores_with_intervals(predictions, Bootstrap(seed, n_bootstrap, level)),
         Majority(classes[majority], float(shares[majority]), train_labels is not None, len(tied)),
-        _per_class(confusion, classes, level),
+        _class_rows(confusion, classes, level),
         confusion.tolist(),
     )
 
@@ -100,18 +100,20 @@ def quick_scores(predictions: Predictions) -> dict[str, float]:
     }
 
 
-def _check(predictions: Predictions, classes: Sequence[str]) -> None:
+def _check_predictions(predictions: Predictions, classes: Sequence[str]) -> None:
     labels = predictions.labels
     if len(predictions) == 0:
         raise UserError("there are no images to evaluate: give a folder or a part of the split that has some.")
     require_classes(predictions, classes)
     if labels.min() < 0 or labels.max() >= len(classes):
-        wrong = int(((labels < 0) | (labels >= len(classes))).sum())
-        raise UserError(f"{wrong} of {len(labels)} images have no label among the {len(classes)} classes: label them.")
+        n_unlabelled = int(((labels < 0) | (labels >= len(classes))).sum())
+        raise UserError(
+            f"{n_unlabelled} of {len(labels)} images have no label among the {len(classes)} classes: label them."
+        )
     require_finite(predictions)
 
 
-def _scores(predictions: Predictions, bootstrap: Bootstrap) -> dict[str, Score]:
+def _scores_with_intervals(predictions: Predictions, bootstrap: Bootstrap) -> dict[str, Score]:
     labels, right = predictions.labels, predictions.predicted == predictions.labels
     n_images, n_classes, level = len(predictions), predictions.logits.shape[1], bootstrap.level
     losses = F.cross_entropy(predictions.logits, labels, reduction="none")
@@ -131,7 +133,7 @@ def _scores(predictions: Predictions, bootstrap: Bootstrap) -> dict[str, Score]:
     return scores
 
 
-def _per_class(confusion: np.ndarray, classes: Sequence[str], level: float) -> list[ClassRow]:
+def _class_rows(confusion: np.ndarray, classes: Sequence[str], level: float) -> list[ClassRow]:
     columns = confusion.diagonal().tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()
     return [
         ClassRow(
@@ -184,8 +186,8 @@ def multi_label_report(
     }
     values = measure.per_class(np.ones((1, n_images)))[0].tolist()
     pairs = zip(values, precisions.T, strict=True)
-    found = [None if np.isnan(value) else two_sided(value, column, level) for value, column in pairs]
-    return MultiLabelReport(n_images, level, scores, _rows(predictions, classes, thresholds, found))
+    class_scores = [None if np.isnan(value) else two_sided(value, column, level) for value, column in pairs]
+    return MultiLabelReport(n_images, level, scores, _label_rows(predictions, classes, thresholds, class_scores))
 
 
 def quick_multi_label_scores(predictions: Predictions) -> dict[str, float]:
@@ -200,27 +202,31 @@ def quick_multi_label_scores(predictions: Predictions) -> dict[str, float]:
 
 def multi_label_losses(predictions: Predictions) -> NDArray[np.float64]:
     """Return the (N,) mean binary cross-entropy of each image, over the classes whose label is known."""
-    known = (predictions.labels >= 0).double()
+    is_known = (predictions.labels >= 0).double()
     targets = predictions.labels.clamp(min=0).double()
-    each = F.binary_cross_entropy_with_logits(predictions.logits.double(), targets, reduction="none")
-    return ((each * known).sum(1) / known.sum(1).clamp(min=1)).numpy()
+    losses = F.binary_cross_entropy_with_logits(predictions.logits.double(), targets, reduction="none")
+    return ((losses * is_known).sum(1) / is_known.sum(1).clamp(min=1)).numpy()
 
 
-def _rows(
-    predictions: Predictions, classes: Sequence[str], thresholds: Sequence[float], found: Sequence[Score | None]
+def _label_rows(
+    predictions: Predictions, classes: Sequence[str], thresholds: Sequence[float], class_scores: Sequence[Score | None]
 ) -> list[MultiLabelRow]:
-    labels, answers = predictions.labels, marked(predictions.probabilities, thresholds)
+    labels, is_predicted = predictions.labels, marked(predictions.probabilities, thresholds)
     rows = []
     for index, name in enumerate(classes):
-        known, positive = labels[:, index] >= 0, labels[:, index] == 1
-        given = answers[:, index] & known
-        right, images, predicted = int((given & positive).sum()), int(positive.sum()), int(given.sum())
+        is_known, positive = labels[:, index] >= 0, labels[:, index] == 1
+        predicted_known = is_predicted[:, index] & is_known
+        right, images, predicted = (
+            int((predicted_known & positive).sum()),
+            int(positive.sum()),
+            int(predicted_known.sum()),
+        )
         rows.append(
             MultiLabelRow(
                 name,
                 images,
-                images / int(known.sum()) if known.any() else 0.0,
-                found[index],
+                images / int(is_known.sum()) if is_known.any() else 0.0,
+                class_scores[index],
                 float(thresholds[index]),
                 predicted,
                 right / predicted if predicted else None,

@@ -124,13 +124,13 @@ def find_collapse(
         raise ValueError(f"expected at least 2 prototypes and 1 epoch of patience, got {out_dim} and {patience}")
     if (broken := not_finite(rows)) is not None:
         return broken
-    settled = [row for row in rows if row.get("step", math.inf) >= grace_steps]
+    later_rows = [row for row in rows if row.get("step", math.inf) >= grace_steps]
     for head in ("view", "region"):
         scale = Scale(head, out_dim, feature_dim, batch)
-        for sign in (_explosion, _constant, _uniform, on_a_line):
-            found = sign(settled, scale, patience)
-            if found is not None:
-                return found
+        for sign in (_find_explosion, _find_constant_output, _find_uniform_output, on_a_line):
+            verdict = sign(later_rows, scale, patience)
+            if verdict is not None:
+                return verdict
     return None
 
 
@@ -148,48 +148,48 @@ def not_finite(rows: Sequence[Row]) -> Verdict | None:
     """Return a verdict if the newest epoch skipped half of its steps or has a loss that is not finite."""
     if not rows:
         return None
-    row, before = rows[-1], rows[-2].get("step", 0.0) if len(rows) > 1 else 0.0
-    skipped, steps = row.get("skipped_steps", 0.0), row.get("step", math.nan) - before
+    row, previous_step = rows[-1], rows[-2].get("step", 0.0) if len(rows) > 1 else 0.0
+    skipped, steps = row.get("skipped_steps", 0.0), row.get("step", math.nan) - previous_step
     if skipped > 0 and skipped >= 0.5 * steps:
-        what = "the last step was" if steps == 1 else f"{skipped:.0f} of the last {steps:.0f} steps were"
-        return _verdict("divergence", f"{what} not finite and skipped", row)
+        subject = "the last step was" if steps == 1 else f"{skipped:.0f} of the last {steps:.0f} steps were"
+        return _make_verdict("divergence", f"{subject} not finite and skipped", row)
     losses = [name for name in row if name.startswith("train_") and not math.isfinite(row[name])]
-    return _verdict("divergence", f"{losses[0]} is {row[losses[0]]}", row) if losses else None
+    return _make_verdict("divergence", f"{losses[0]} is {row[losses[0]]}", row) if losses else None
 
 
-def _explosion(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
+def _find_explosion(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
     chance = math.log(scale.out_dim)
     bound = chance + max(1.0, ABOVE_CHANCE * chance)
-    if lasts(rows, lambda row: _loss(row, scale) > bound, patience):
+    if lasts(rows, lambda row: _head_loss(row, scale) > bound, patience):
         text = (
-            f"the {scale.head} loss is {_loss(rows[-1], scale):.2f}, but a uniform output would cost only ln "
+            f"the {scale.head} loss is {_head_loss(rows[-1], scale):.2f}, but a uniform output would cost only ln "
             f"{scale.out_dim} = {math.log(scale.out_dim):.3f} nats"
         )
-        return _verdict("divergence", text, rows[-1])
+        return _make_verdict("divergence", text, rows[-1])
     lengths = [length for row in rows if math.isfinite(length := scale.of(row, "feature_norm"))]
     if lengths and lasts(rows, lambda row: scale.of(row, "feature_norm") > EXPLODED * lengths[0], patience):
         text = f"the {scale.head} features grew from a length of {lengths[0]:.3g} to {lengths[-1]:.3g}"
-        return _verdict("divergence", text, rows[-1])
+        return _make_verdict("divergence", text, rows[-1])
     return None
 
 
-def _constant(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
+def _find_constant_output(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
     """Return a verdict if all images share a prototype, or share a distribution or feature that is not uniform."""
 
     def shows(row: Row) -> bool:
-        alike = _is_same(row, scale) or scale.of(row, "feature_spread") < EQUAL
-        return scale.of(row, "batch_entropy") <= CONSTANT * scale.most or (alike and not _is_uniform(row, scale))
+        are_alike = _is_same(row, scale) or scale.of(row, "feature_spread") < EQUAL
+        return scale.of(row, "batch_entropy") <= CONSTANT * scale.most or (are_alike and not _is_uniform(row, scale))
 
     if not lasts(rows, shows, patience):
         return None
-    used, spread = (scale.of(rows[-1], name) for name in ("batch_entropy", "feature_spread"))
-    numbers = [f"a whole batch uses about {math.exp(used):.3g} prototypes"] if used == used else []
+    entropy, spread = (scale.of(rows[-1], name) for name in ("batch_entropy", "feature_spread"))
+    numbers = [f"a whole batch uses about {math.exp(entropy):.3g} prototypes"] if entropy == entropy else []
     numbers += [f"spread of the features {spread:.3f}"] if spread == spread else []
     text = f"the teacher's {scale.head} head gives all images the same output ({'; '.join(numbers)})"
-    return _verdict("constant output", text, rows[-1])
+    return _make_verdict("constant output", text, rows[-1])
 
 
-def _uniform(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
+def _find_uniform_output(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
     if not lasts(rows, lambda row: _is_uniform(row, scale), patience):
         return None
     first, last = rows[-patience], rows[-1]
@@ -197,13 +197,13 @@ def _uniform(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None
     if patience > 1 and _information(last, scale) > LEAVING * max(_information(first, scale), 1e-3):
         return None
     entropy, chance = scale.of(last, "teacher_entropy"), math.log(scale.out_dim)
-    value = f"entropy {entropy:.3f}" if entropy == entropy else f"loss {_loss(last, scale):.3f}"
+    value = f"entropy {entropy:.3f}" if entropy == entropy else f"loss {_head_loss(last, scale):.3f}"
     number = math.exp(entropy) if entropy == entropy else scale.out_dim
     text = (
         f"the teacher's {scale.head} head spreads every image over about {number:.0f} of its {scale.out_dim} "
         f"prototypes ({value}; ln {scale.out_dim} = {chance:.3f} if uniform)"
     )
-    return _verdict("uniform output", text, last)
+    return _make_verdict("uniform output", text, last)
 
 
 def on_a_line(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
@@ -222,7 +222,7 @@ def on_a_line(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | Non
         f"the {scale.head} features of different images differ, but only in {ranks[-1]:.1f} directions, of about "
         f"{scale.directions:.0f} that a batch could show (at most {max(ranks):.1f} so far)"
     )
-    return _verdict("dimensional collapse", text, rows[-1])
+    return _make_verdict("dimensional collapse", text, rows[-1])
 
 
 def _is_uniform(row: Row, scale: Scale) -> bool:
@@ -233,7 +233,7 @@ def _is_uniform(row: Row, scale: Scale) -> bool:
     chance, entropy = math.log(scale.out_dim), scale.of(row, "teacher_entropy")
     if entropy == entropy:
         return entropy >= chance + math.log(UNIFORM) or (_is_same(row, scale) and entropy >= SPREAD_OUT * chance)
-    return abs(_loss(row, scale) - chance) <= -math.log(UNIFORM) / 10
+    return abs(_head_loss(row, scale) - chance) <= -math.log(UNIFORM) / 10
 
 
 def _is_same(row: Row, scale: Scale) -> bool:
@@ -243,11 +243,11 @@ def _is_same(row: Row, scale: Scale) -> bool:
 
 def _information(row: Row, scale: Scale) -> float:
     """Return the information of an output on its image in nats, or a bound on it; NaN if both are unknown."""
-    used = scale.of(row, "batch_entropy")
-    return (math.log(scale.out_dim) if used != used else used) - scale.of(row, "teacher_entropy")
+    entropy = scale.of(row, "batch_entropy")
+    return (math.log(scale.out_dim) if entropy != entropy else entropy) - scale.of(row, "teacher_entropy")
 
 
-def _loss(row: Row, scale: Scale) -> float:
+def _head_loss(row: Row, scale: Scale) -> float:
     value = row.get(f"train_{scale.head}", math.nan)
     return row.get("train_loss", math.nan) if value != value and scale.head == "view" else value
 
@@ -257,7 +257,7 @@ def lasts(rows: Sequence[Row], shows: Callable[[Row], bool], patience: int) -> b
     return len(rows) >= patience and all(shows(row) for row in rows[-patience:])
 
 
-def _verdict(kind: Kind, text: str, row: Row) -> Verdict:
+def _make_verdict(kind: Kind, text: str, row: Row) -> Verdict:
     return Verdict(kind, f"{kind}: {text}.", advice(kind, row))
 
 
@@ -289,18 +289,18 @@ def causes(row: Mapping[str, float]) -> list[str]:
         >>> causes({"centre_norm": 0.0, "teacher_temperature": 0.04})
         ['The centre is 0: switch centring on.']
     """
-    found = []
+    sentences = []
     if row.get("centre_norm", math.nan) == 0:
-        found.append("The centre is 0: switch centring on.")
+        sentences.append("The centre is 0: switch centring on.")
     temperature = row.get("teacher_temperature", math.nan)
     if temperature >= STUDENT_TEMPERATURE:
-        found.append(
+        sentences.append(
             f"The teacher temperature is {temperature:g}; it must stay below the student's ({STUDENT_TEMPERATURE:g}), "
             "or the teacher's targets are less certain than the student's output."
         )
     if row.get("teacher_distance", math.nan) < NEAR:
-        found.append("Teacher and student are nearly equal: give the teacher a momentum of 0.99 to 0.996.")
-    return found
+        sentences.append("Teacher and student are nearly equal: give the teacher a momentum of 0.99 to 0.996.")
+    return sentences
 
 
 FEATURE_ADVICE: dict[Kind, str] = {
@@ -337,11 +337,11 @@ def find_feature_collapse(
     """
     if (broken := not_finite(rows)) is not None:
         return _with_advice(broken)
-    settled = [row for row in rows if row.get("step", math.inf) >= grace_steps]
-    found = _features_exploded(settled, patience) or _features_equal(settled, patience)
-    if found is not None:
-        return found
-    line = on_a_line(settled, Scale("view", 2, feature_dim, batch), patience)
+    later_rows = [row for row in rows if row.get("step", math.inf) >= grace_steps]
+    verdict = _features_exploded(later_rows, patience) or _features_equal(later_rows, patience)
+    if verdict is not None:
+        return verdict
+    line = on_a_line(later_rows, Scale("view", 2, feature_dim, batch), patience)
     return None if line is None else _with_advice(line)
 
 
@@ -360,5 +360,5 @@ def _features_equal(rows: Sequence[Row], patience: int) -> Verdict | None:
     return Verdict("constant output", f"constant output: {text}.", FEATURE_ADVICE["constant output"])
 
 
-def _with_advice(found: Verdict) -> Verdict:
-    return replace(found, advice=FEATURE_ADVICE[found.kind])
+def _with_advice(verdict: Verdict) -> Verdict:
+    return replace(verdict, advice=FEATURE_ADVICE[verdict.kind])

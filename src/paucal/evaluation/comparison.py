@@ -106,7 +106,7 @@ def difference(
     gaps = first - second
     is_tested = ~np.isnan(gaps)
     gaps, tested = np.where(is_tested, gaps, 0.0), is_tested.astype(np.float64)
-    by_seed = repeated((gaps.sum(1) / is_tested.sum(1)).tolist(), level)
+    over_seeds = repeated((gaps.sum(1) / is_tested.sum(1)).tolist(), level)
 
     def mean_gap(weights: Weights) -> NDArray[np.float64]:
         """Return (D,) mean differences on resampled sets of images, the same for all seeds."""
@@ -114,25 +114,25 @@ def difference(
         return np.divide(weights @ gaps.T, counts, out=np.zeros_like(counts), where=counts > 0).mean(1)
 
     shares = Bootstrap(seed, draws).scores([mean_gap], gaps.shape[1])[0]
-    over_images = percentile(by_seed.score.value, shares, level)
+    over_images = percentile(over_seeds.score.value, shares, level)
     images = int(is_tested.any(0).sum())
     image_error = float(shares.std(ddof=1))
-    both = _both(by_seed.score, over_images)
+    combined = _combine_intervals(over_seeds.score, over_images)
     return Difference(
-        by_seed,
+        over_seeds,
         over_images,
-        both,
+        combined,
         images,
-        seeds_to_see(by_seed.score.value, by_seed.deviation, level),
-        _images_to_see(by_seed.score.value, image_error, images, level),
+        seeds_to_see(over_seeds.score.value, over_seeds.deviation, level),
+        _images_to_see(over_seeds.score.value, image_error, images, level),
     )
 
 
-def _both(by_seed: Score, over_images: Score) -> Score:
+def _combine_intervals(over_seeds: Score, over_images: Score) -> Score:
     """Return the mean with the half-widths of both intervals combined in quadrature, each side separately."""
-    value, ends = by_seed.value, []
+    value, ends = over_seeds.value, []
     for side in ("low", "high"):
-        reaches = [end - value for score in (by_seed, over_images) if (end := getattr(score, side)) is not None]
+        reaches = [end - value for score in (over_seeds, over_images) if (end := getattr(score, side)) is not None]
         ends.append(hypot(*reaches) if reaches else None)
     low, high = ends
     return Score(value) if low is None or high is None else Score(value, value - low, value + high)
@@ -172,5 +172,5 @@ def _images_to_see(value: float, error: float, images: int, level: float) -> int
     """Return how many test images are needed to detect a difference if the images are the only uncertainty."""
     if value == 0:
         return None
-    reach = float(stats.norm.ppf(0.5 + level / 2)) + float(stats.norm.ppf(POWER))
-    return max(1, ceil(images * (reach * error / abs(value)) ** 2))
+    z_sum = float(stats.norm.ppf(0.5 + level / 2)) + float(stats.norm.ppf(POWER))
+    return max(1, ceil(images * (z_sum * error / abs(value)) ** 2))

@@ -54,17 +54,19 @@ def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.inte
         raise ValueError("expected probabilities from 0 to 1")
     guesses, likeliest = confident_class(probabilities, labels), probabilities.argmax(1)
     suspects = np.flatnonzero((guesses >= 0) & (guesses != labels) & (likeliest != labels))
-    own = probabilities[np.arange(len(labels)), labels]
-    ordered = suspects[np.argsort(own[suspects], kind="stable")]
+    label_probabilities = probabilities[np.arange(len(labels)), labels]
+    ordered = suspects[np.argsort(label_probabilities[suspects], kind="stable")]
     return [
-        Suspect(int(i), int(labels[i]), int(guesses[i]), float(own[i]), float(probabilities[i, guesses[i]]))
+        Suspect(
+            int(i), int(labels[i]), int(guesses[i]), float(label_probabilities[i]), float(probabilities[i, guesses[i]])
+        )
         for i in ordered
     ]
 
 
 def confident_class(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return the (N,) class that each image confidently belongs to (equation 1); -1 if none reaches its threshold."""
-    reached = probabilities >= class_thresholds(probabilities, labels) - _SLACK
-    count = reached.sum(1)
-    guesses = np.where(count > 1, probabilities.argmax(1), reached.argmax(1))
+    is_above_threshold = probabilities >= class_thresholds(probabilities, labels) - _SLACK
+    count = is_above_threshold.sum(1)
+    guesses = np.where(count > 1, probabilities.argmax(1), is_above_threshold.argmax(1))
     return np.where(count > 0, guesses, -1)

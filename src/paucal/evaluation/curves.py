@@ -43,15 +43,15 @@ def drawn_columns(rows: Sequence[Row]) -> list[str]:
 
 def with_speed(rows: Sequence[Row], images: int) -> list[Row]:
     """Return the rows with `images_per_second` since the row before, if both rows have `seconds`."""
-    found: list[Row] = []
-    before: Row = {"epoch": 0.0, "seconds": 0.0}
+    rows_with_speed: list[Row] = []
+    previous: Row = {"epoch": 0.0, "seconds": 0.0}
     for row in _number_epochs(rows):
-        passed = row.get("seconds", math.nan) - before.get("seconds", math.nan)
-        epochs = row["epoch"] - before["epoch"]
+        elapsed = row.get("seconds", math.nan) - previous.get("seconds", math.nan)
+        epochs = row["epoch"] - previous["epoch"]
         # A resumed run may count its seconds from 0 again.
-        found.append({**row, SPEED: images * epochs / passed} if passed > 0 and epochs > 0 else row)
-        before = row
-    return found
+        rows_with_speed.append({**row, SPEED: images * epochs / elapsed} if elapsed > 0 and epochs > 0 else row)
+        previous = row
+    return rows_with_speed
 
 
 def save_curves(run: RunFolder, rows: Sequence[Row], images: int, **marks: Any) -> None:
@@ -80,7 +80,7 @@ def curves_figure(
         columns: Maximum number of panels side by side.
     """
     rows = _number_epochs(rows)
-    panels = _panels(rows)
+    panels = _columns_of_panels(rows)
     if not panels:
         raise ValueError(f"expected rows with numbers to draw, got {len(rows)} rows without")
     best = best_epoch(rows) if best is None else best
@@ -89,7 +89,7 @@ def curves_figure(
     figure = Figure(figsize=(3.7 * n_columns, 2.7 * n_rows + 0.2), layout="constrained")
     grid = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
     for axes, (title, names) in zip(grid, panels.items(), strict=False):
-        _draw(axes, rows, names, chance or {})
+        _draw_columns(axes, rows, names, chance or {})
         if len(rows) == 1:  # by default the axis of a single epoch has fractional ticks
             axes.set_xlim(rows[0]["epoch"] - 1, rows[0]["epoch"] + 1)
         _decorate(axes, title, names, best)
@@ -102,16 +102,16 @@ def _number_epochs(rows: Sequence[Row]) -> list[Row]:
     return [{"epoch": float(number), **row} for number, row in enumerate(rows, start=1)]
 
 
-def _panels(rows: Sequence[Row]) -> dict[str, list[str]]:
+def _columns_of_panels(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Return the columns of each panel by its title, in the order of drawing."""
     names = drawn_columns(rows)
     panels: dict[str, list[str]] = {}
-    for name in sorted(names, key=lambda name: _place(name)[0]):
-        panels.setdefault(_place(name)[1], []).append(name)
+    for name in sorted(names, key=lambda name: _panel_of(name)[0]):
+        panels.setdefault(_panel_of(name)[1], []).append(name)
     return panels
 
 
-def _place(name: str) -> tuple[int, str]:
+def _panel_of(name: str) -> tuple[int, str]:
     """Return the rank and the title of the panel for a column."""
     kinds: list[tuple[Callable[[str], bool], str]] = [
         (lambda n: n.startswith(("val_", "monitor_")) and not n.endswith("loss"), "validation scores"),
@@ -126,7 +126,7 @@ def _place(name: str) -> tuple[int, str]:
     return len(kinds), name.replace("_", " ")
 
 
-def _draw(axes: Axes, rows: Sequence[Row], names: Sequence[str], chance: Mapping[str, float]) -> None:
+def _draw_columns(axes: Axes, rows: Sequence[Row], names: Sequence[str], chance: Mapping[str, float]) -> None:
     for name, colour in zip(names, COLOURS * (1 + len(names) // len(COLOURS)), strict=False):
         points = [(row["epoch"], row[name]) for row in rows if name in row]
         # A line through one point is invisible, and few points are easier to see with markers.
@@ -141,7 +141,7 @@ def _draw(axes: Axes, rows: Sequence[Row], names: Sequence[str], chance: Mapping
 def _decorate(axes: Axes, title: str, names: Sequence[str], best: float | None) -> None:
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("epoch", fontsize=9)
-    axes.set_ylabel(_unit(names[0]), fontsize=9)
+    axes.set_ylabel(_axis_unit(names[0]), fontsize=9)
     axes.tick_params(labelsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.grid(alpha=0.3)
@@ -151,7 +151,7 @@ def _decorate(axes: Axes, title: str, names: Sequence[str], best: float | None) 
         axes.legend(fontsize=7, framealpha=0.85)
 
 
-def _unit(name: str) -> str:
+def _axis_unit(name: str) -> str:
     if name.startswith("train_") or name == "val_loss":
         return "loss"
     if name in ("val_mean_iou", "val_pixel_accuracy"):
@@ -190,15 +190,17 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
         verdict: Failure of the run; None if it is healthy.
     """
     numbered = [{"epoch": float(number), **row} for number, row in enumerate(rows, start=1)]
-    panels = [(panel, drawn) for panel in _health_panels(out_dim, dim) if (drawn := _points_of(numbered, panel.names))]
+    panels = [
+        (panel, points) for panel in _health_panels(out_dim, dim) if (points := _points_of(numbered, panel.names))
+    ]
     if not panels:
         raise ValueError(f"expected rows with numbers on the networks' health, got {len(rows)} rows without")
     columns = min(PANELS_ACROSS, len(panels))
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(max(3.7 * columns, 7.4), 2.8 * lines + 0.7), layout="constrained")
     grid = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for axes, (panel, drawn) in zip(grid, panels, strict=False):
-        _draw_panel(axes, panel, drawn)
+    for axes, (panel, points) in zip(grid, panels, strict=False):
+        _draw_panel(axes, panel, points)
     for axes in grid[len(panels) :]:
         axes.remove()
     text = "no sign of collapse" if verdict is None else verdict.sentence
@@ -223,15 +225,16 @@ def _health_panels(out_dim: int | None, dim: int) -> list[_Panel]:
 
 def _points_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
     """Return the points of each column of either head that has any."""
-    both = [*names, *(f"region_{name}" for name in names)]
+    all_names = [*names, *(f"region_{name}" for name in names)]
     points = {
-        name: [(row["epoch"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))] for name in both
+        name: [(row["epoch"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
+        for name in all_names
     }
-    return {name: found for name, found in points.items() if found}
+    return {name: column_points for name, column_points in points.items() if column_points}
 
 
-def _draw_panel(axes: Axes, panel: _Panel, drawn: Mapping[str, Sequence[tuple[float, float]]]) -> None:
-    for name, points in drawn.items():
+def _draw_panel(axes: Axes, panel: _Panel, points_by_name: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    for name, points in points_by_name.items():
         plain = name.removeprefix("region_")
         colour = COLOURS[panel.names.index(plain)]
         label = plain.removesuffix("_entropy") + (" (regions)" if plain != name else "")
@@ -248,8 +251,9 @@ def _draw_panel(axes: Axes, panel: _Panel, drawn: Mapping[str, Sequence[tuple[fl
     if panel.low is not None:
         top = axes.get_ylim()[1]
         axes.set_ylim(panel.low, top + 0.05 * (top - panel.low))  # otherwise a flat line lies on the frame
-    if max(len(points) for points in drawn.values()) == 1:  # by default the axis of a single epoch has fractional ticks
-        only = next(iter(drawn.values()))[0][0]
-        axes.set_xlim(only - 1, only + 1)
+    # By default the axis of a single epoch has fractional ticks.
+    if max(len(points) for points in points_by_name.values()) == 1:
+        only_epoch = next(iter(points_by_name.values()))[0][0]
+        axes.set_xlim(only_epoch - 1, only_epoch + 1)
     if len(axes.lines) > 1:
         axes.legend(fontsize=7, framealpha=0.85)

@@ -31,8 +31,8 @@ class Familiarity:
 
     def distances(self, features: Tensor) -> Tensor:
         """Return the (B,) distances of (B, D) features to their k-th nearest training image, from 0 to 2."""
-        similar = F.normalize(features.float(), dim=1) @ self.features.T
-        nearest = similar.topk(min(self.neighbours, len(self.features)), dim=1).values[:, -1]
+        similarity = F.normalize(features.float(), dim=1) @ self.features.T
+        nearest = similarity.topk(min(self.neighbours, len(self.features)), dim=1).values[:, -1]
         return (2 - 2 * nearest).clamp(min=0).sqrt()
 
 
@@ -52,6 +52,6 @@ def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOUR
     """
     if not len(train) or not len(held_out):
         raise ValueError("both training and held-out images are needed")
-    known = Familiarity(F.normalize(train.float(), dim=1), 0.0, neighbours)
-    limit = torch.quantile(known.distances(held_out), INSIDE)
-    return Familiarity(known.features, float(limit) + 1e-6, neighbours)
+    unlimited = Familiarity(F.normalize(train.float(), dim=1), 0.0, neighbours)
+    limit = torch.quantile(unlimited.distances(held_out), INSIDE)
+    return Familiarity(unlimited.features, float(limit) + 1e-6, neighbours)

@@ -87,8 +87,8 @@ def reliability_figure(predictions: Predictions) -> Figure:
     shares = [wilson(int(hits[k]), int(images[k])) for k in filled]
     accuracy = np.array([share.value for share in shares])
     upper.bar(left[filled], accuracy, width, align="edge", color=BLUE, edgecolor="white", label="model")
-    reach = np.abs(np.array([share.ends for share in shares]).T - accuracy)
-    upper.errorbar(left[filled] + width / 2, accuracy, yerr=reach, fmt="none", ecolor="black", lw=1, capsize=2)
+    error_bars = np.abs(np.array([share.ends for share in shares]).T - accuracy)
+    upper.errorbar(left[filled] + width / 2, accuracy, yerr=error_bars, fmt="none", ecolor="black", lw=1, capsize=2)
     upper.plot([0, 1], [0, 1], "--", color=ORANGE, label="confidence = accuracy")
     upper.set(ylabel="share of correct predictions", xlim=(0, 1), ylim=(0, 1.02))
     figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
@@ -130,16 +130,16 @@ def class_precision_figure(report: MultiLabelReport) -> Figure:
 def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) -> Figure:
     """Draw precision against recall of each class, with its threshold; at most the twelve largest classes."""
     ranked = sorted(range(len(report.per_class)), key=lambda index: -report.per_class[index].images)
-    shown = sorted(index for index in ranked[:MOST_CURVES] if report.per_class[index].ap)
-    columns = max(1, min(COLUMNS, len(shown)))
-    rows = max(1, -(-len(shown) // columns))
+    shown_classes = sorted(index for index in ranked[:MOST_CURVES] if report.per_class[index].ap)
+    columns = max(1, min(COLUMNS, len(shown_classes)))
+    rows = max(1, -(-len(shown_classes) // columns))
     figure = Figure(figsize=(2.3 * columns + 0.4, 2.3 * rows + 0.5), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for axes, index in zip(grid.flat, shown, strict=False):
+    for axes, index in zip(grid.flat, shown_classes, strict=False):
         row, labels = report.per_class[index], predictions.labels[:, index]
-        known = labels >= 0
+        is_known = labels >= 0
         precision, recall, _ = binary_precision_recall_curve(
-            predictions.logits[known, index].double().sigmoid(), labels[known]
+            predictions.logits[is_known, index].double().sigmoid(), labels[is_known]
         )
         axes.step(recall.numpy(), precision.numpy(), where="post", color=BLUE, lw=1.4)
         axes.axhline(row.share, color=GREY, ls="--", lw=1)
@@ -148,7 +148,7 @@ def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) 
         axes.set_title(f"{shorten(row.name)}: {percent(row.ap.value if row.ap else 0.0)}", fontsize=8, loc="left")
         axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.05))
         axes.tick_params(labelsize=7)
-    for axes in grid.flat[len(shown) :]:
+    for axes in grid.flat[len(shown_classes) :]:
         axes.remove()
     figure.supxlabel("recall: share of the class's images found", fontsize=9)
     figure.supylabel("precision: share of predictions that are right", fontsize=9)
@@ -226,8 +226,8 @@ class Mistake:
 def worst_mistakes(predictions: Predictions, n: int) -> list[Mistake]:
     """Return up to `n` wrong predictions, the most confident first, ties by id."""
     confidence = predictions.probabilities.max(1).values
-    wrong = (predictions.predicted != predictions.labels).nonzero()[:, 0]
-    order = wrong[confidence[wrong].argsort(descending=True, stable=True)][:n]
+    wrong_rows = (predictions.predicted != predictions.labels).nonzero()[:, 0]
+    order = wrong_rows[confidence[wrong_rows].argsort(descending=True, stable=True)][:n]
     columns = (predictions.ids, predictions.labels, predictions.predicted, confidence)
     return [Mistake(*row) for row in zip(*(column[order].tolist() for column in columns), strict=True)]
 
@@ -255,8 +255,8 @@ def surest_disagreements(predictions: Predictions, n: int) -> list[Disagreement]
     Missing labels come first.
     """
     distance = (predictions.probabilities - predictions.labels).abs().masked_fill(predictions.labels < 0, 0.0)
-    sure, label = distance.max(1)
-    order = sure.argsort(descending=True, stable=True)[:n]
+    confidence, label = distance.max(1)
+    order = confidence.argsort(descending=True, stable=True)[:n]
     return [
         Disagreement(
             int(predictions.ids[row]),
@@ -265,7 +265,7 @@ def surest_disagreements(predictions: Predictions, n: int) -> list[Disagreement]
             tuple((predictions.labels[row] == 1).nonzero()[:, 0].tolist()),
         )
         for row in order.tolist()
-        if sure[row] > 0.5
+        if confidence[row] > 0.5
     ]
 
 
@@ -276,8 +276,8 @@ def disagreements_figure(
     captions = []
     for mistake in found:
         labels = ", ".join(shorten(classes[index], 12) for index in mistake.labels) or "none"
-        answer = f"model: {shorten(classes[mistake.label])} {percent(mistake.probability, '.0f')}"
-        captions.append(f"{answer}\nlabels: {labels[:34]}")
+        first_line = f"model: {shorten(classes[mistake.label])} {percent(mistake.probability, '.0f')}"
+        captions.append(f"{first_line}\nlabels: {labels[:34]}")
     return _draw_grid(images, captions)
 
 
@@ -287,12 +287,12 @@ def mistakes_figure(images: Sequence[Image.Image], mistakes: Sequence[Mistake], 
     Raises:
         ValueError: the numbers of images and mistakes differ, or there are none.
     """
-    answers = [
+    captions = [
         f"predicted: {shorten(classes[mistake.predicted])}, {percent(mistake.confidence, '.0f')}\n"
         f"label: {shorten(classes[mistake.true])}"
         for mistake in mistakes
     ]
-    return _draw_grid(images, answers)
+    return _draw_grid(images, captions)
 
 
 def _draw_grid(images: Sequence[Image.Image], captions: Sequence[str]) -> Figure:

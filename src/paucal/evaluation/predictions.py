@@ -89,16 +89,16 @@ def predict_all(
     """
     device = torch.device(device)
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
-    done = 0
+    n_done = 0
     with evaluation_mode(model), torch.inference_mode():
         for batch in loader:
             batch = batch.to(device, non_blocking=True)
             with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
                 logits = model(batch.views[0])
             rows.append(_checked_rows(batch, logits))
-            done += len(batch)
+            n_done += len(batch)
             if progress is not None:
-                progress(done)
+                progress(n_done)
     return _sorted_unique(*_gather(*_concatenate(rows), device))
 
 
@@ -121,10 +121,10 @@ def predict_in_order(
         autocast: Lower precision for the forward pass, see `predict_all`.
     """
     advance = None if progress is None else lambda done: progress(done, len(indices))
-    found = predict_all(model, loader, device, autocast=autocast, progress=advance)
+    predictions = predict_all(model, loader, device, autocast=autocast, progress=advance)
     rank = torch.empty(len(indices), dtype=torch.int64)
     rank[torch.from_numpy(np.argsort(indices, kind="stable"))] = torch.arange(len(indices))
-    return found.logits[rank]
+    return predictions.logits[rank]
 
 
 def majority_classes(labels: Tensor) -> list[int]:
@@ -142,10 +142,10 @@ def majority_classes(labels: Tensor) -> list[int]:
 
 def require_classes(predictions: Predictions, classes: Sequence[str]) -> None:
     """Refuse logits, or multi-labels, for another number of classes."""
-    answered = predictions.logits.shape[1]
-    if answered != len(classes) or (predictions.several and predictions.labels.shape != predictions.logits.shape):
+    n_outputs = predictions.logits.shape[1]
+    if n_outputs != len(classes) or (predictions.several and predictions.labels.shape != predictions.logits.shape):
         raise UserError(
-            f"the model has {counted(answered, 'class', 'classes')}, but the data has {len(classes)}: evaluate on "
+            f"the model has {counted(n_outputs, 'class', 'classes')}, but the data has {len(classes)}: evaluate on "
             "the classes that the model was trained on."
         )
 
@@ -174,8 +174,8 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 def _checked_rows(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[0] != len(batch):
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"expected ({len(batch)}, K) logits from the model, got {got}")
+        description = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"expected ({len(batch)}, K) logits from the model, got {description}")
     labels = torch.full((len(batch),), UNLABELLED) if batch.labels is None else batch.labels
     if labels.ndim == 2 and bool(((labels == 0) | (labels == 1) | labels.isnan()).all()):
         labels = labels.nan_to_num(UNLABELLED).long()
@@ -196,19 +196,19 @@ def _gather(ids: Tensor, logits: Tensor, labels: Tensor, device: torch.device) -
     """Join the rows of all processes; they are padded, since a collective needs equal shapes."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return ids, logits, labels
-    own = [*logits.shape, labels.shape[1] if labels.ndim == 2 else 0]
-    shapes = _all_gather(torch.tensor(own), device)
-    longest, classes, several = (int(size) for size in torch.stack(shapes).amax(0))
+    own_shape = [*logits.shape, labels.shape[1] if labels.ndim == 2 else 0]
+    shapes = _all_gather(torch.tensor(own_shape), device)
+    longest, classes, label_width = (int(size) for size in torch.stack(shapes).amax(0))
     if logits.shape[0] == 0:
         logits = logits.new_empty(0, classes)
-        labels = labels.new_empty(0, several) if several else labels
-    joined = []
+        labels = labels.new_empty(0, label_width) if label_width else labels
+    gathered = []
     for column in (ids, logits, labels):
         padded = column.new_zeros(longest, *column.shape[1:])
         padded[: len(column)] = column
         parts = _all_gather(padded, device)
-        joined.append(torch.cat([part[: int(shape[0])] for part, shape in zip(parts, shapes, strict=True)]))
-    return joined[0], joined[1], joined[2]
+        gathered.append(torch.cat([part[: int(shape[0])] for part, shape in zip(parts, shapes, strict=True)]))
+    return gathered[0], gathered[1], gathered[2]
 
 
 def _all_gather(tensor: Tensor, device: torch.device) -> list[Tensor]:

@@ -70,9 +70,9 @@ def answers_of(labels: Answers, keys: Sequence[str]) -> list[Sequence[int]]:
     ImageNet's validation images are found by the number in their names, in any folder. Other images are found by their
     place in the order of file names; then there must be one answer list per image.
     """
-    found = [_NUMBERED.search(key) for key in keys]
-    if keys and all(found):
-        numbers = [int(match[1]) - 1 for match in found if match]
+    number_matches = [_NUMBERED.search(key) for key in keys]
+    if keys and all(number_matches):
+        numbers = [int(match[1]) - 1 for match in number_matches if match]
         if min(numbers) < 0 or max(numbers) >= len(labels):
             raise UserError(
                 f"--real-labels: the file has answers for {counted(len(labels), 'image')}, "

@@ -100,9 +100,9 @@ def record_multi_label(
     write_predictions_of_several(folder / "predictions.csv", predictions, keys, classes, thresholds)
     save_figure(plots / "per_class.png", class_precision_figure(report))
     save_figure(plots / "precision_recall.png", precision_recall_figure(predictions, report))
-    if found := surest_disagreements(predictions, MISTAKES_SHOWN):
-        pictures = [images.store.read(mistake.id) for mistake in found]
-        save_figure(plots / "mistakes.png", disagreements_figure(pictures, found, classes))
+    if mistakes := surest_disagreements(predictions, MISTAKES_SHOWN):
+        pictures = [images.store.read(mistake.id) for mistake in mistakes]
+        save_figure(plots / "mistakes.png", disagreements_figure(pictures, mistakes, classes))
     return report
 
 
@@ -145,10 +145,10 @@ class Line:
 def score_lines(report: Report) -> list[Line]:
     """Return every score of a report as text: first accuracy or mAP, then the score of a trivial classifier."""
     if isinstance(report, MultiLabelReport):
-        found = [_line(name, score, TITLES_OF_SEVERAL) for name, score in report.scores.items()]
+        found = [_score_line(name, score, TITLES_OF_SEVERAL) for name, score in report.scores.items()]
         meaning = "mAP of a random order: the mean share of images of a class"
         return [found[0], Line("by chance", percent(report.chance), "", meaning), *found[1:]]
-    lines = [_line(name, score) for name, score in report.scores.items()]
+    lines = [_score_line(name, score) for name, score in report.scores.items()]
     source = "training images" if report.majority.from_train else "test images (training labels unknown)"
     meaning = f"always predicting {report.majority.name!r}, {report.majority.rank(len(report.per_class))} {source}"
     return [lines[0], Line("majority class", percent(report.majority.top1), "", meaning), *lines[1:]]
@@ -160,7 +160,7 @@ def due_line(report: Report, data: str) -> str | None:
     name = {"mean_per_class": "balanced_accuracy", "roc_auc": "roc_auc"}.get(metric)
     if name is None or name not in report.scores:
         return None
-    line = _line(name, report.scores[name])
+    line = _score_line(name, report.scores[name])
     return f"{METRIC_TITLES[metric]}, the usual metric of {data}: {line.value} ({line.interval})"
 
 
@@ -198,9 +198,9 @@ def write_per_class_of_several(path: Path, report: MultiLabelReport) -> None:
     header += ["predicted", "precision", "recall", "f1"]
     rows = []
     for row in report.per_class:
-        found = (row.ap.value, row.ap.low, row.ap.high) if row.ap else (None,) * 3
-        known = (row.images, row.share, *found, row.threshold)
-        rows.append([row.name, *known, row.predicted, row.precision, row.recall, row.f1])
+        ap_cells = (row.ap.value, row.ap.low, row.ap.high) if row.ap else (None,) * 3
+        first_cells = (row.images, row.share, *ap_cells, row.threshold)
+        rows.append([row.name, *first_cells, row.predicted, row.precision, row.recall, row.f1])
     write_text(path, csv_text(header, *rows))
 
 
@@ -219,8 +219,8 @@ def write_predictions_of_several(
     shares = predictions.probabilities
     columns = (predictions.labels == 1, marked(shares, thresholds), shares)
     rows = [
-        [key, *(";".join(compress(classes, values)) for values in (labels, answers)), *_digits(values)]
-        for key, labels, answers, values in zip(keys, *(column.tolist() for column in columns), strict=True)
+        [key, *(";".join(compress(classes, values)) for values in (labels, predicted)), *_format_shares(values)]
+        for key, labels, predicted, values in zip(keys, *(column.tolist() for column in columns), strict=True)
     ]
     write_text(path, csv_text(["key", "labels", "predicted", *(f"p_{name}" for name in classes)], *rows))
 
@@ -234,22 +234,22 @@ def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str],
         [
             key,
             "" if label == UNLABELLED else classes[label],
-            classes[answer],
-            *_digits([shares[answer], *shares]),
+            classes[predicted],
+            *_format_shares([shares[predicted], *shares]),
         ]
-        for key, label, answer, shares in zip(keys, *(column.tolist() for column in columns), strict=True)
+        for key, label, predicted, shares in zip(keys, *(column.tolist() for column in columns), strict=True)
     ]
     header = ["key", "label", "predicted", "confidence", *(f"p_{name}" for name in classes)]
     write_text(path, csv_text(header, *rows))
 
 
-def _digits(shares: Iterable[float]) -> list[str]:
+def _format_shares(shares: Iterable[float]) -> list[str]:
     return [f"{share:.6g}" for share in shares]
 
 
-def _line(name: str, score: Score, titles: Mapping[str, tuple[str, str]] = TITLES) -> Line:
-    shown = percent if name != "loss" else "{:.3f}".format
+def _score_line(name: str, score: Score, titles: Mapping[str, tuple[str, str]] = TITLES) -> Line:
+    format_value = percent if name != "loss" else "{:.3f}".format
     title, meaning = titles.get(name, (name, ""))
     if score.low is None or score.high is None:
-        return Line(title, shown(score.value), UNKNOWN, meaning)
-    return Line(title, shown(score.value), f"{shown(score.low)} to {shown(score.high)}", meaning)
+        return Line(title, format_value(score.value), UNKNOWN, meaning)
+    return Line(title, format_value(score.value), f"{format_value(score.low)} to {format_value(score.high)}", meaning)

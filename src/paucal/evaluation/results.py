@@ -240,8 +240,8 @@ def read_report(data: Mapping[str, Any]) -> Report:
     Raises:
         UserError: the value is invalid.
     """
-    several = isinstance(data, Mapping) and data.get("kind") == KIND
-    return MultiLabelReport.from_dict(data) if several else ClassificationReport.from_dict(data)
+    is_multi_label = isinstance(data, Mapping) and data.get("kind") == KIND
+    return MultiLabelReport.from_dict(data) if is_multi_label else ClassificationReport.from_dict(data)
 
 
 def stored_number(value: Any) -> float:

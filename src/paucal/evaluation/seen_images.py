@@ -60,8 +60,8 @@ class Identities:
     @cached_property
     def paths(self) -> list[list[str]]:
         """The full names of each image, one for each place where the set may lie."""
-        places = _places(self.images.location, self.images.name)
-        return [[f"{place}/{key}" for place in places] for key in self.images.keys]
+        locations = _key_folders(self.images.location, self.images.name)
+        return [[f"{place}/{key}" for place in locations] for key in self.images.keys]
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,16 @@ class LearnedImages:
         """
         rows, parts = self.rows or {}, np.full(len(identities.images), "", dtype="<U6")
         for index, key in enumerate(identities.images.keys):
-            digest, own = identities.digests[index] if self.by_digest else "", rows.get(key)
-            if digest and own is not None and own.digest == digest:
-                parts[index] = own.part
+            digest, own_row = identities.digests[index] if self.by_digest else "", rows.get(key)
+            if digest and own_row is not None and own_row.digest == digest:
+                parts[index] = own_row.part
             elif digest in self.by_digest:
                 parts[index] = self.by_digest[digest]
             elif not digest or len(self.by_digest) < len(rows):
-                there = next((row for path in identities.paths[index] if (row := self.by_path.get(path))), None)
-                parts[index] = there.part if there is not None and not (digest and there.digest) else ""
+                row_of_path = next((row for path in identities.paths[index] if (row := self.by_path.get(path))), None)
+                parts[index] = (
+                    row_of_path.part if row_of_path is not None and not (digest and row_of_path.digest) else ""
+                )
         return parts
 
     def contains(
@@ -123,8 +125,8 @@ class LearnedImages:
         """
         identities = images if isinstance(images, Identities) else Identities(images)
         parts = LEARNED if selected else LEARNED[:1]
-        seen = np.isin(self.parts_of(identities), parts)
-        return seen | self.same_keys(identities, parts) if by_key else seen
+        is_seen = np.isin(self.parts_of(identities), parts)
+        return is_seen | self.same_keys(identities, parts) if by_key else is_seen
 
     def same_keys(self, identities: Identities, parts: tuple[str, ...] = LEARNED) -> NDArray[np.bool_]:
         """Return which images have the same key as an image of the given splits, (N,), whatever they show."""
@@ -143,8 +145,8 @@ def training_history(run: RunFolder | None) -> Iterator[LearnedImages]:
         if ancestor is None:
             return
         yield _read_learned(ancestor)
-        if (more := _read_unlabelled(ancestor)) is not None:
-            yield more
+        if (unlabelled_images := _read_unlabelled(ancestor)) is not None:
+            yield unlabelled_images
 
 
 def readable_history(run: RunFolder) -> list[LearnedImages]:
@@ -168,13 +170,13 @@ def keys_with_seen_labels(run: RunFolder, images: ImageSet) -> frozenset[str]:
     Raises:
         UserError: The run's split is damaged.
     """
-    seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
+    is_seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
     for position, learned in enumerate(training_history(run)):
         if position == 0:
             _require_readable(learned)
         if learned.labelled:
-            seen |= learned.contains(identities, by_key=position == 0)
-    return frozenset(images.keys[int(index)] for index in np.flatnonzero(seen))
+            is_seen |= learned.contains(identities, by_key=position == 0)
+    return frozenset(images.keys[int(index)] for index in np.flatnonzero(is_seen))
 
 
 def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> None:
@@ -184,10 +186,10 @@ def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDA
         if not learned.labelled:
             continue
         _require_readable(learned)
-        if seen := int(learned.contains(identities, selected=True)[test].sum()):
-            began = "" if index == 0 else f"began with {learned.run.path}, which "
+        if n_seen := int(learned.contains(identities, selected=True)[test].sum()):
+            start_text = "" if index == 0 else f"began with {learned.run.path}, which "
             raise UserError(
-                f"{name} {began}was trained on, or chosen by, {seen} of the {len(test)} test images of "
+                f"{name} {start_text}was trained on, or chosen by, {n_seen} of the {len(test)} test images of "
                 f"{images.name}: evaluate it on images that it has not seen, or leave DATA out to use its own "
                 "test images."
             )
@@ -197,13 +199,13 @@ def seen_by_start(init: str | None, images: ImageSet, split: Split) -> list[str]
     """Return remarks if the runs that this run starts from were trained on its test images."""
     test, history = split.indices("test"), list(training_history(run_behind(init)))
     remarks, identities = [], Identities(images)
-    for labelled, how in (
+    for labelled, label_text in (
         (False, "without labels"),
         (True, "with their labels: the test score will be too optimistic"),
     ):
-        seen = [learned.contains(identities)[test] for learned in history if learned.labelled == labelled]
-        if seen and (count := int(np.any(seen, axis=0).sum())):
-            remarks.append(f"the start has learned from {count} of the {len(test)} test images, {how}")
+        masks = [learned.contains(identities)[test] for learned in history if learned.labelled == labelled]
+        if masks and (count := int(np.any(masks, axis=0).sum())):
+            remarks.append(f"the start has learned from {count} of the {len(test)} test images, {label_text}")
     return remarks
 
 
@@ -220,8 +222,10 @@ def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.in
                 )
         elif not learned.labelled:
             count = int(learned.contains(identities)[test].sum())
-            shown = "none" if not count else f"{count}, without labels,"
-            remarks.append(f"{learned.step} {path} has seen {shown} of the {len(test)} test images of {images.name}")
+            number_text = "none" if not count else f"{count}, without labels,"
+            remarks.append(
+                f"{learned.step} {path} has seen {number_text} of the {len(test)} test images of {images.name}"
+            )
     return remarks
 
 
@@ -234,8 +238,8 @@ def _read_unlabelled(run: RunFolder) -> LearnedImages | None:
     except UserError:
         rows, location = None, None
     table = None if rows is None else {row["key"]: Row(row["split"], row.get("digest") or "") for row in rows}
-    places = _places(location) if isinstance(location, str) else ()
-    return LearnedImages(run, False, places, table, "the step on images without labels of")
+    locations = _key_folders(location) if isinstance(location, str) else ()
+    return LearnedImages(run, False, locations, table, "the step on images without labels of")
 
 
 def _read_learned(run: RunFolder) -> LearnedImages:
@@ -252,9 +256,9 @@ def _read_learned(run: RunFolder) -> LearnedImages:
         return LearnedImages(run, labelled)
     settings: Any = config.get("settings")
     data = settings.get("data") if isinstance(settings, dict) else None
-    places = _places(*(place for place in (location, data) if isinstance(place, str)))
+    locations = _key_folders(*(place for place in (location, data) if isinstance(place, str)))
     table = {row["key"]: Row(row["split"], row.get("digest") or "") for row in rows}
-    return LearnedImages(run, labelled, places, table)
+    return LearnedImages(run, labelled, locations, table)
 
 
 def _require_readable(learned: LearnedImages) -> None:
@@ -263,11 +267,11 @@ def _require_readable(learned: LearnedImages) -> None:
         read_rows(learned.run.split)
 
 
-def _places(*places: str) -> tuple[str, ...]:
+def _key_folders(*places: str) -> tuple[str, ...]:
     """Return the folders that keys are relative to, in one spelling; for a Parquet file, the folder of the file."""
-    folders = (_folder(place) if place.lower().endswith(PARQUET_SUFFIXES) else place for place in places)
+    folders = (_folder_of_file(place) if place.lower().endswith(PARQUET_SUFFIXES) else place for place in places)
     return tuple(dict.fromkeys(os.path.realpath(place) if os.path.exists(place) else place for place in folders))
 
 
-def _folder(file: str) -> str:
+def _folder_of_file(file: str) -> str:
     return file.rpartition("/")[0] if is_remote(file) else str(Path(file).parent)

@@ -93,21 +93,26 @@ def match_images(model: nn.Module, first: Tensor, second: Tensor, top: int = TOP
         UserError: the model does not take images of that size, or its grid has a single cell.
     """
     with explainable(model) as module:
-        (grid, pooled), (other_grid, other_pooled) = (_read(module, image[None]) for image in (first, second))
+        (grid, pooled), (other_grid, other_pooled) = (_last_features(module, image[None]) for image in (first, second))
     if grid.shape[2:].numel() == 1 or other_grid.shape[2:].numel() == 1:
         raise UserError("the last grid has a single cell, so there is nothing to match: use a larger image size.")
-    cosine = _unit(grid) @ _unit(other_grid).T
+    cosine = _unit_cells(grid) @ _unit_cells(other_grid).T
     similarity, partner = cosine.max(1)
     order = similarity.argsort(descending=True, stable=True)[:top]
-    own = torch.cat((nearest_cells(grid, pooled), nearest_cells(other_grid, other_pooled)))
+    pooled_matches = torch.cat((nearest_cells(grid, pooled), nearest_cells(other_grid, other_pooled)))
     other = torch.cat((nearest_cells(grid, other_pooled), nearest_cells(other_grid, pooled)))
     grids = ((grid.shape[2], grid.shape[3]), (other_grid.shape[2], other_grid.shape[3]))
     return Correspondence(
-        _cells(order, grids[0]), _cells(partner[order], grids[1]), similarity[order], grids, own, other
+        _cell_positions(order, grids[0]),
+        _cell_positions(partner[order], grids[1]),
+        similarity[order],
+        grids,
+        pooled_matches,
+        other,
     )
 
 
-def _read(module: nn.Module, image: Tensor) -> tuple[Tensor, Tensor]:
+def _last_features(module: nn.Module, image: Tensor) -> tuple[Tensor, Tensor]:
     try:
         features = FeatureBackbone(module, (image.shape[2], image.shape[3]))(image)
     except (RuntimeError, AssertionError, ValueError) as problem:
@@ -119,9 +124,9 @@ def _read(module: nn.Module, image: Tensor) -> tuple[Tensor, Tensor]:
     return features.grids[-1].float(), features.pooled.float()
 
 
-def _unit(grid: Tensor) -> Tensor:
+def _unit_cells(grid: Tensor) -> Tensor:
     return F.normalize(grid[0].flatten(1).T, dim=1)
 
 
-def _cells(index: Tensor, grid: tuple[int, int]) -> Tensor:
+def _cell_positions(index: Tensor, grid: tuple[int, int]) -> Tensor:
     return torch.stack((index // grid[1], index % grid[1]), 1)

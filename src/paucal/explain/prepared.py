@@ -104,7 +104,7 @@ def require_classes(classes: Tensor, count: int, images: int) -> Tensor:
         indices = indices.expand(images)
     if len(indices) != images:
         raise UserError(f"there are {len(indices)} classes for {images} images: give one, or one for each.")
-    wrong = indices[(indices < 0) | (indices >= count)]
-    if len(wrong):
-        raise UserError(f"class {int(wrong[0])} does not exist: the model has classes 0 to {count - 1}.")
+    invalid = indices[(indices < 0) | (indices >= count)]
+    if len(invalid):
+        raise UserError(f"class {int(invalid[0])} does not exist: the model has classes 0 to {count - 1}.")
     return indices.long()

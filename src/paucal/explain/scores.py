@@ -28,8 +28,8 @@ BLUR = 8  # half the side, in pixels, of the squares that the blurred copy avera
 
 def on_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
     """Return maps (B, h, w) resized to (B, cells, cells): averaged if they are finer, bilinear if they are coarser."""
-    finer = maps.shape[1] >= cells and maps.shape[2] >= cells
-    if finer:
+    is_finer = maps.shape[1] >= cells and maps.shape[2] >= cells
+    if is_finer:
         return F.adaptive_avg_pool2d(maps[:, None], cells)[:, 0]
     return F.interpolate(maps[:, None], (cells, cells), mode="bilinear", align_corners=False)[:, 0]
 
@@ -45,8 +45,8 @@ def cells_by_rank(maps: Tensor, cells: int = CELLS) -> Tensor:
 def blurred(images: Tensor) -> Tensor:
     """Return images (B, C, H, W) reduced to their coarse colours."""
     height, width = images.shape[2:]
-    small = F.adaptive_avg_pool2d(images, (math.ceil(height / BLUR / 2), math.ceil(width / BLUR / 2)))
-    return F.interpolate(small, (height, width), mode="bilinear", align_corners=False)
+    reduced = F.adaptive_avg_pool2d(images, (math.ceil(height / BLUR / 2), math.ceil(width / BLUR / 2)))
+    return F.interpolate(reduced, (height, width), mode="bilinear", align_corners=False)
 
 
 @torch.no_grad()
@@ -68,8 +68,8 @@ def perturbation_curve(
     probabilities = []
     with explainable(model) as module:
         for step in range(steps + 1):
-            changed = (ranks < round(total * step / steps))[:, None].float()
-            mask = F.interpolate(changed, images.shape[2:], mode="nearest")
+            is_changed = (ranks < round(total * step / steps))[:, None].float()
+            mask = F.interpolate(is_changed, images.shape[2:], mode="nearest")
             mixed = mask * images + (1 - mask) * base if insert else (1 - mask) * images
             shares = run(module, mixed.to(next(module.parameters()).dtype)).float().softmax(1)
             probabilities.append(shares.gather(1, classes.to(shares.device)[:, None])[:, 0])
@@ -117,16 +117,16 @@ def paste_objects(images: Tensor, classes: Tensor, generator: torch.Generator, s
     """
     height, width = images.shape[2:]
     rows, columns = max(1, round(side * height)), max(1, round(side * width))
-    small = F.interpolate(images, (rows, columns), mode="bilinear", align_corners=False, antialias=True)
+    reduced = F.interpolate(images, (rows, columns), mode="bilinear", align_corners=False, antialias=True)
     pasted, labels, boxes = [], [], []
     for index in range(len(images)):
-        others = (classes != classes[index]).nonzero()[:, 0]
-        if not len(others):
+        candidates = (classes != classes[index]).nonzero()[:, 0]
+        if not len(candidates):
             continue
-        other = int(others[_draw(len(others), generator)])
-        top, left = _draw(height - rows + 1, generator), _draw(width - columns + 1, generator)
+        other = int(candidates[_draw_index(len(candidates), generator)])
+        top, left = _draw_index(height - rows + 1, generator), _draw_index(width - columns + 1, generator)
         picture = images[index].clone()
-        picture[:, top : top + rows, left : left + columns] = small[other]
+        picture[:, top : top + rows, left : left + columns] = reduced[other]
         pasted.append(picture)
         labels.append(int(classes[other]))
         boxes.append([top, left, top + rows, left + columns])
@@ -143,14 +143,14 @@ def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[T
         boxes: (B, 4) in pixels.
         size: (height, width) of the images in pixels.
     """
-    inside = torch.stack([_share_inside(box, (maps.shape[1], maps.shape[2]), size) for box in boxes.tolist()])
-    inside = inside.to(maps.device)
+    share_inside = torch.stack([_share_inside(box, (maps.shape[1], maps.shape[2]), size) for box in boxes.tolist()])
+    share_inside = share_inside.to(maps.device)
     best = maps.flatten(1).argmax(1, keepdim=True)
-    hit = inside.flatten(1).gather(1, best)[:, 0] > 0.5
+    hit = share_inside.flatten(1).gather(1, best)[:, 0] > 0.5
     positive = maps.clamp(min=0).flatten(1)
     total = positive.sum(1)
-    mass = (positive * inside.flatten(1)).sum(1) / total.clamp_min(1e-30)
-    return hit.float(), torch.where(total > 0, mass, inside.mean((1, 2)))
+    mass = (positive * share_inside.flatten(1)).sum(1) / total.clamp_min(1e-30)
+    return hit.float(), torch.where(total > 0, mass, share_inside.mean((1, 2)))
 
 
 def _share_inside(box: list[int], grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
@@ -167,7 +167,7 @@ def _overlap(start: float, end: float, cells: int, length: int) -> Tensor:
     return shared.clamp(min=0) / (length / cells)
 
 
-def _draw(count: int, generator: torch.Generator) -> int:
+def _draw_index(count: int, generator: torch.Generator) -> int:
     return int(torch.randint(count, (1,), generator=generator))
 
 
@@ -223,40 +223,40 @@ def score_methods(
     """
     names = [*(methods_of(model) if methods is None else methods), RANDOM]
     rows: dict[str, list[Tensor]] = {name: [] for name in names}
-    done = 0
+    n_done = 0
     for images, labels in batches:
-        generator = torch.Generator().manual_seed(seed + done)
+        generator = torch.Generator().manual_seed(seed + n_done)
         with explainable(model) as module, torch.no_grad():
             predicted = run(module, images).argmax(1)
         pasted = paste_objects(images, labels, generator)
         for name in names:
-            rows[name].append(_scores_of(model, name, images, predicted, pasted, seed + done, steps))
-        done += len(images)
+            rows[name].append(_scores_of(model, name, images, predicted, pasted, seed + n_done, steps))
+        n_done += len(images)
         if progress is not None:
-            progress(done)
-    return {name: _summary(torch.cat(parts, 1)) for name, parts in rows.items()}
+            progress(n_done)
+    return {name: _mean_scores(torch.cat(parts, 1)) for name, parts in rows.items()}
 
 
 def _scores_of(model: nn.Module, name: str, images: Tensor, predicted: Tensor, pasted, seed: int, steps: int) -> Tensor:
     """Return (4, B): deletion, insertion, hit, mass; NaN where nothing could be pasted."""
-    maps = _maps(model, name, images, predicted, seed)
+    maps = _class_maps(model, name, images, predicted, seed)
     deletion = area(perturbation_curve(model, images, maps, predicted, steps=steps))
     insertion = area(perturbation_curve(model, images, maps, predicted, insert=True, steps=steps))
     points = torch.full((2, len(images)), torch.nan)
     if len(pasted.images):
-        pasted_maps = _maps(model, name, pasted.images, pasted.classes, seed + 1)
+        pasted_maps = _class_maps(model, name, pasted.images, pasted.classes, seed + 1)
         size = (images.shape[2], images.shape[3])
         points[:, : len(pasted_maps)] = torch.stack(pointing_hits(pasted_maps, pasted.boxes, size)).cpu()
     return torch.cat((torch.stack((deletion, insertion)).cpu(), points))
 
 
-def _maps(model: nn.Module, name: str, images: Tensor, classes: Tensor, seed: int) -> Tensor:
+def _class_maps(model: nn.Module, name: str, images: Tensor, classes: Tensor, seed: int) -> Tensor:
     if name == RANDOM:
         return random_maps(len(images), (CELLS, CELLS), seed).to(images.device)
     return attribute(model, images, classes, name)
 
 
-def _summary(rows: Tensor) -> MethodScore:
+def _mean_scores(rows: Tensor) -> MethodScore:
     deletion, insertion, hit, mass = rows.double()
     gain = insertion - deletion
     error = ERROR * float(gain.std()) / max(1, len(gain)) ** 0.5 if len(gain) > 1 else 0.0

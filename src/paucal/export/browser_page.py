@@ -31,14 +31,14 @@ def runtime_files(folder: Path | None) -> Sequence[Path]:
     Raises:
         UserError: No folder is given, or it lacks a file.
     """
-    how = "run 'npm pack onnxruntime-web', unpack the archive, and give its folder 'package'"
+    advice = "run 'npm pack onnxruntime-web', unpack the archive, and give its folder 'package'"
     if folder is None:
-        raise UserError(f"--format html needs --onnxruntime-web FOLDER: {how}.")
+        raise UserError(f"--format html needs --onnxruntime-web FOLDER: {advice}.")
     dist = folder / "dist" if (folder / "dist").is_dir() else folder
     files = [dist / name for name in (RUNTIME, LOADER, BINARY)]
     missing = [path.name for path in files if not path.is_file()]
     if missing:
-        raise UserError(f"--onnxruntime-web: {str(folder)!r} lacks {', '.join(missing)}: {how}.")
+        raise UserError(f"--onnxruntime-web: {str(folder)!r} lacks {', '.join(missing)}: {advice}.")
     return files
 
 
@@ -60,20 +60,20 @@ def write(onnx: bytes, card: ModelCard, path: Path, runtime: Sequence[Path]) -> 
         classes=card.classes,
         thresholds=card.thresholds,
         longest=max(LONGEST, *card.preprocessing.image_size),
-        wasm=_pack(binary),
-        loader=_pack(loader),
-        model=_pack(onnx),
+        wasm=_compress(binary),
+        loader=_compress(loader),
+        model=_compress(onnx),
         runtime=script.decode("utf-8").replace("</script", "<\\/script"),
     )
     path.write_text(page, encoding="utf-8")
 
 
-def _pack(content: bytes) -> str:
+def _compress(content: bytes) -> str:
     return base64.b64encode(gzip.compress(content, mtime=0)).decode("ascii")
 
 
 def run(path: Path) -> OnnxNetwork:
     """Return the model of a page written by this process, run by onnxruntime instead of the browser."""
-    found = MODEL.search(path.read_text(encoding="utf-8"))
-    assert found is not None
-    return OnnxNetwork(gzip.decompress(base64.b64decode(found[1])))
+    match = MODEL.search(path.read_text(encoding="utf-8"))
+    assert match is not None
+    return OnnxNetwork(gzip.decompress(base64.b64decode(match[1])))

@@ -72,8 +72,8 @@ class Classifier:
 
     def ask(self, network: nn.Module, given: Tensor, pixels: bool) -> Tensor:
         """Return the (K,) probabilities of a prepared image."""
-        answer = network(given)
-        return (answer if pixels else self.card.shares(answer))[0]
+        output = network(given)
+        return (output if pixels else self.card.shares(output))[0]
 
     def compare(self, own: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
         """Return how two answers for one image differ."""
@@ -118,10 +118,10 @@ def compare_objects(own: Tensor, exported: Tensor) -> Difference:
         return Difference(0.0, float(len(first) == len(second)), None)
     overlaps = box_iou(first[:, :4], second[:, :4]) * (first[:, None, 5] == second[None, :, 5])
     nearest = overlaps.max(1)
-    alike = nearest.values >= OVERLAP
-    same = (int(alike.sum()) + int((overlaps.amax(0) >= OVERLAP).sum())) / (len(first) + len(second))
-    differences = (first[:, 4] - second[nearest.indices, 4]).abs()[alike]
-    return Difference(float(differences.max()) if len(differences) else 0.0, same, None)
+    is_matched = nearest.values >= OVERLAP
+    agreement = (int(is_matched.sum()) + int((overlaps.amax(0) >= OVERLAP).sum())) / (len(first) + len(second))
+    differences = (first[:, 4] - second[nearest.indices, 4]).abs()[is_matched]
+    return Difference(float(differences.max()) if len(differences) else 0.0, agreement, None)
 
 
 def compare_all(
@@ -130,7 +130,7 @@ def compare_all(
     pixels: bool,
     images: Sequence[Image.Image],
     labels: Sequence[Tensor] | None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda n_done, total: None,
     student: tuple[Any, Sequence[Image.Image]] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
@@ -147,29 +147,29 @@ def compare_all(
         clock: Seconds that the milliseconds are counted in; processor time tells them on a busy machine too, on one
             thread.
     """
-    asked, shown = student or (subject, images)
+    asked_subject, shown_images = student or (subject, images)
     differences: list[Difference] = []
     times: tuple[list[float], list[float]] = ([], [])
     with torch.inference_mode():
         for number in range(len(images) + 1):  # the first time is the warm-up
             answers: list[Tensor] = []
-            for own, model, as_pixels, pictures, spent in (
+            for own_subject, model, as_pixels, pictures, milliseconds in (
                 (subject, subject.network, False, images, times[0]),
-                (asked, network, pixels, shown, times[1]),
+                (asked_subject, network, pixels, shown_images, times[1]),
             ):
-                given = own.prepare(pictures[max(number - 1, 0)], as_pixels)
+                prepared = own_subject.prepare(pictures[max(number - 1, 0)], as_pixels)
                 start = clock()
-                answers.append(own.ask(model, given, as_pixels))
-                spent.append(1000 * (clock() - start))
+                answers.append(own_subject.ask(model, prepared, as_pixels))
+                milliseconds.append(1000 * (clock() - start))
             if number:
                 label = None if labels is None else labels[number - 1]
                 differences.append(subject.compare(answers[0], answers[1], label))
                 progress(number, len(images))
-    rights = [each.right for each in differences if each.right is not None]
+    rights = [item.right for item in differences if item.right is not None]
     return Comparison(
         len(images),
-        max(each.largest for each in differences),
-        statistics.fmean(each.same for each in differences),
+        max(item.largest for item in differences),
+        statistics.fmean(item.same for item in differences),
         (statistics.median(times[0][1:]), statistics.median(times[1][1:])),
         (statistics.fmean(r[0] for r in rights), statistics.fmean(r[1] for r in rights)) if rights else None,
     )

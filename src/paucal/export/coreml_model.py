@@ -40,7 +40,7 @@ def write(graph: Graph, card: ModelCard, path: Path) -> None:
         with silenced(), torch.no_grad():
             import coremltools  # type: ignore[import-not-found]
 
-            wanted = {graph.input: [*example.shape], graph.output: [*graph.module(example).shape]}
+            expected_shapes = {graph.input: [*example.shape], graph.output: [*graph.module(example).shape]}
             model: Any = coremltools.convert(
                 torch.export.export(graph.module, (example,), strict=False).run_decompositions(DECOMPOSITIONS),
                 inputs=[coremltools.TensorType(name=graph.input, shape=tuple(example.shape))],
@@ -52,9 +52,13 @@ def write(graph: Graph, card: ModelCard, path: Path) -> None:
             f"this network cannot be written for Core ML ({first_line(problem)}): export it with --format onnx."
         ) from problem
     description = model.get_spec().description
-    shapes = {each.name: [*each.type.multiArrayType.shape] for each in (*description.input, *description.output)}
-    if shapes != wanted:
-        raise UserError(f"the Core ML file has shapes {shapes}, expected {wanted}: export it with --format onnx.")
+    shapes = {
+        feature.name: [*feature.type.multiArrayType.shape] for feature in (*description.input, *description.output)
+    }
+    if shapes != expected_shapes:
+        raise UserError(
+            f"the Core ML file has shapes {shapes}, expected {expected_shapes}: export it with --format onnx."
+        )
     model.user_defined_metadata["paucal"] = json.dumps(card.to_dict(), ensure_ascii=False)
     model.save(str(path))
 

@@ -96,16 +96,16 @@ class Format:
 GRAPHS: dict[str, Format] = {
     "pt2": Format(
         ".pt2",
-        lambda source, path: _store(path, packed(source.program, source.card)),
+        lambda source, path: _write_content(path, packed(source.program, source.card)),
         lambda path: unpacked(path.read_bytes()),
     ),
     "onnx": Format(
         ".onnx",
-        lambda source, path: _store(path, source.onnx),
+        lambda source, path: _write_content(path, source.onnx),
         lambda path: OnnxNetwork(path.read_bytes()),
         extra="onnx",
         packages=ONNX,
-        quantise=lambda source, path, inputs: _store(path, quantised(source.onnx, source.graph.input, inputs)),
+        quantise=lambda source, path, inputs: _write_content(path, quantised(source.onnx, source.graph.input, inputs)),
     ),
     "openvino": Format(
         ".xml",
@@ -148,5 +148,5 @@ GRAPHS: dict[str, Format] = {
 }
 
 
-def _store(path: Path, content: bytes) -> None:
+def _write_content(path: Path, content: bytes) -> None:
     path.write_bytes(content)

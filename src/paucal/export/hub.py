@@ -37,8 +37,8 @@ def hub_header(card: ModelCard, facts: HubFacts) -> list[str]:
     """Return the lines of the YAML header of a model page, with the scores that the hub shows."""
     header: dict[str, Any] = {"library_name": "timm", "pipeline_tag": "image-classification", "tags": TAGS}
     if facts.licence is not None:
-        free = not has_terms(facts.licence)
-        header |= {"license": facts.licence.lower()} if free else {"license": "other", "license_name": facts.licence}
+        is_free = not has_terms(facts.licence)
+        header |= {"license": facts.licence.lower()} if is_free else {"license": "other", "license_name": facts.licence}
     if facts.report is not None:
         dataset = {"name": f"{facts.data}, test images", "type": "image-folder"}
         task = {"type": "image-classification", "name": "image classification"}

@@ -55,13 +55,13 @@ def _quantise(model: Any, path: Path, inputs: Iterable[NDArray[Any]]) -> None:
     from ai_edge_quantizer import qtyping, quantizer, recipe  # type: ignore[import-not-found]
 
     with tempfile.TemporaryDirectory(prefix="paucal-int8-") as folder:
-        whole = Path(folder) / "whole.tflite"
-        model.export(str(whole))
-        name = next(iter(_interpreter(whole).get_signature_list()[SIGNATURE]["inputs"]))
-        making = quantizer.Quantizer(str(whole), recipe.static_wi8_ai8())
+        float_file = Path(folder) / "whole.tflite"
+        model.export(str(float_file))
+        name = next(iter(_interpreter(float_file).get_signature_list()[SIGNATURE]["inputs"]))
+        making = quantizer.Quantizer(str(float_file), recipe.static_wi8_ai8())
         for end in (qtyping.TFLOperationName.INPUT, qtyping.TFLOperationName.OUTPUT):
             making.update_quantization_recipe(".*", end, algorithm_key="no_quantize")  # both stay floats
-        ranges = making.calibrate({SIGNATURE: [{name: each} for each in inputs]})
+        ranges = making.calibrate({SIGNATURE: [{name: example} for example in inputs]})
         making.quantize(ranges).export_model(str(path))
 
 
@@ -84,7 +84,8 @@ class LiteRtNetwork(nn.Module):
         super().__init__()
         self.interpreter = _interpreter(path)
         self.input, self.output = (
-            each[0]["index"] for each in (self.interpreter.get_input_details(), self.interpreter.get_output_details())
+            details[0]["index"]
+            for details in (self.interpreter.get_input_details(), self.interpreter.get_output_details())
         )
 
     def forward(self, images: Tensor) -> Tensor:

@@ -39,38 +39,38 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
-            written = _quietly(program, graph)
+            onnx_graph = _export_quietly(program, graph)
     except Exception as problem:  # torch raises dozens of exception types, depending on the network
         raise UserError(
             f"this network cannot be written as ONNX ({first_line(problem)}): "
             "export it with --format pt2 or safetensors."
         ) from problem
     # Dynamic dimensions get readable names; torch gives them names such as s77.
-    entry = written.graph.input[0].type.tensor_type.shape.dim
+    entry = onnx_graph.graph.input[0].type.tensor_type.shape.dim
     names = {entry[number].dim_param: name for number, name in graph.dynamic.items() if entry[number].dim_param}
-    for value in (*written.graph.input, *written.graph.output, *written.graph.value_info):
+    for value in (*onnx_graph.graph.input, *onnx_graph.graph.output, *onnx_graph.graph.value_info):
         for dimension in value.type.tensor_type.shape.dim:
             if dimension.dim_param in names:
                 dimension.dim_param = names[dimension.dim_param]
-    onnx.helper.set_model_props(written, {KEY: json.dumps(card.to_dict(), ensure_ascii=False)})
-    size = written.ByteSize()
+    onnx.helper.set_model_props(onnx_graph, {KEY: json.dumps(card.to_dict(), ensure_ascii=False)})
+    size = onnx_graph.ByteSize()
     if size >= MOST_BYTES:
         raise UserError(f"an ONNX file can have 2 GiB, but this network needs {size / 2**30:.1f}: use --format pt2.")
-    return written.SerializeToString()
+    return onnx_graph.SerializeToString()
 
 
-def _quietly(program: ExportedProgram, graph: Graph) -> Any:
+def _export_quietly(program: ExportedProgram, graph: Graph) -> Any:
     log = logging.getLogger("torch.onnx")
-    before, log.level = log.level, logging.ERROR
+    level, log.level = log.level, logging.ERROR
     try:
-        found = torch.onnx.export(
+        onnx_program = torch.onnx.export(
             program, dynamo=True, input_names=[graph.input], output_names=[graph.output], verbose=False
         )
     finally:
-        log.level = before
-    if found is None:
+        log.level = level
+    if onnx_program is None:
         raise ValueError("torch gave no model")
-    return found.model_proto
+    return onnx_program.model_proto
 
 
 class OnnxNetwork(nn.Module):
@@ -141,7 +141,9 @@ def read_onnx(path: Path) -> TrainedModel:
 def _require_fit(path: Path, network: OnnxNetwork, card: ModelCard) -> None:
     size = card.preprocessing.image_size
     takes, gives = list(network.input.shape), list(network.output.shape)
-    fits = len(takes) == 4 and all(type(own) is str or own == side for own, side in zip(takes[2:], size, strict=True))
+    fits = len(takes) == 4 and all(
+        type(graph_side) is str or graph_side == side for graph_side, side in zip(takes[2:], size, strict=True)
+    )
     if not fits or takes[1] != card.backbone.in_chans or gives[1:] != [len(card.classes)]:
         raise UserError(
             f"{str(path)!r} takes {takes} and gives {gives}, but its card has images of {size} pixels and "
@@ -149,7 +151,7 @@ def _require_fit(path: Path, network: OnnxNetwork, card: ModelCard) -> None:
         )
 
 
-def _import_optional(name: str, what: str) -> ModuleType:
+def _import_optional(name: str, purpose: str) -> ModuleType:
     try:
         if name == "onnx":
             import onnx
@@ -163,7 +165,7 @@ def _import_optional(name: str, what: str) -> ModuleType:
 
         return onnxruntime
     except ImportError as problem:
-        raise UserError(f"{what} {NEEDED}") from problem
+        raise UserError(f"{purpose} {NEEDED}") from problem
 
 
 def quantised(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes:
@@ -194,13 +196,13 @@ def quantised(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> byte
             return None if image is None else {name: image}  # type: ignore[return-value]
 
     with tempfile.TemporaryDirectory(prefix="paucal-int8-") as place, silenced():
-        whole, ready, small = (Path(place) / f"{stage}.onnx" for stage in ("whole", "ready", "small"))
-        whole.write_bytes(content)
+        float_file, prepared_file, int8_file = (Path(place) / f"{stage}.onnx" for stage in ("whole", "ready", "small"))
+        float_file.write_bytes(content)
         try:
-            quant_pre_process(whole, ready, skip_symbolic_shape=True)
+            quant_pre_process(float_file, prepared_file, skip_symbolic_shape=True)
             quantization.quantize_static(
-                ready,
-                small,
+                prepared_file,
+                int8_file,
                 Reader(),
                 quant_format=quantization.QuantFormat.QDQ,
                 activation_type=quantization.QuantType.QUInt8,
@@ -212,4 +214,4 @@ def quantised(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> byte
             raise UserError(
                 f"onnxruntime cannot turn this network into 8 bits ({first_line(problem)}): leave out --int8."
             ) from problem
-        return small.read_bytes()
+        return int8_file.read_bytes()

@@ -65,8 +65,8 @@ class PixelInput(nn.Module):
         """Return the network's input."""
         image = pixels.permute(0, 3, 1, 2).to(self.colour.dtype) - self.colour
         if self.resize == "squash":
-            image = self._squash(image)
-        page = self._page(image.shape[2], image.shape[3])
+            image = self._stretch(image)
+        page = self._padded_size(image.shape[2], image.shape[3])
         covering = (
             torch.sym_max(self.cover[0], page[0] * self.cover[1] // page[1]),
             torch.sym_max(self.cover[1], page[1] * self.cover[0] // page[0]),
@@ -74,7 +74,7 @@ class PixelInput(nn.Module):
         view = self._resize(image, self.size, covering, page) + self.colour
         return (view.to(self.mean.dtype) - self.mean) * self.factor
 
-    def _squash(self, image: Tensor) -> Tensor:
+    def _stretch(self, image: Tensor) -> Tensor:
         """Return an image stretched to the aspect ratio of the view, by shrinking one of its sides."""
         height, width = image.shape[2], image.shape[3]
         high, broad = self.size
@@ -86,11 +86,11 @@ class PixelInput(nn.Module):
 
     def _resize(self, image: Tensor, size: Shape, resized: Shape, page: Shape) -> Tensor:
         """Return the centre of an image that is padded to the page and resized, with the bar colour subtracted."""
-        rows = self._weights(size[0], resized[0], image.shape[2], page[0])
-        columns = self._weights(size[1], resized[1], image.shape[3], page[1])
+        rows = self._interpolation_weights(size[0], resized[0], image.shape[2], page[0])
+        columns = self._interpolation_weights(size[1], resized[1], image.shape[3], page[1])
         return self._round(rows @ self._round(image @ columns.T))
 
-    def _page(self, height: Side, width: Side) -> Shape:
+    def _padded_size(self, height: Side, width: Side) -> Shape:
         """Return the size of an image with the bars that give it the aspect ratio of the view."""
         if self.resize != "letterbox":
             return height, width
@@ -102,7 +102,7 @@ class PixelInput(nn.Module):
     def _round(self, image: Tensor) -> Tensor:
         return (image + self.colour + 0.5).floor().clamp(0, GREY_LEVELS) - self.colour
 
-    def _weights(self, size: Side, resized: Side, length: Side, page: Side) -> Tensor:
+    def _interpolation_weights(self, size: Side, resized: Side, length: Side, page: Side) -> Tensor:
         """Return the (size, length) weights of the rows of an image in the rows of the view.
 
         Args:
@@ -115,21 +115,23 @@ class PixelInput(nn.Module):
         first = left_over // 2 + (left_over % 2) * (left_over // 2 % 2)  # halves round to even, as in Python
         ratio = torch.ones_like(self.colour[0, 0, 0]) * page / resized
         width = ratio.clamp(min=1.0)
-        centres = (self._numbers(size) + first + 0.5) * ratio
-        at = self._numbers(length) + (page - length) // 2 + 0.5
-        everywhere = self._numbers(page) + 0.5
-        each = 1 / width
-        weights = self._filter((at - centres[:, None]) * each)
-        weights = weights * (1 / self._filter((everywhere - centres[:, None]) * each).sum(1, keepdim=True))
+        centres = (self._number_range(size) + first + 0.5) * ratio
+        at = self._number_range(length) + (page - length) // 2 + 0.5
+        everywhere = self._number_range(page) + 0.5
+        scale = 1 / width
+        weights = self._interpolation_kernel((at - centres[:, None]) * scale)
+        weights = weights * (
+            1 / self._interpolation_kernel((everywhere - centres[:, None]) * scale).sum(1, keepdim=True)
+        )
         return (weights * STEPS + 0.5 * weights.sign()).trunc() / STEPS
 
-    def _numbers(self, count: Side) -> Tensor:
+    def _number_range(self, count: Side) -> Tensor:
         return torch.arange(count, device=self.colour.device, dtype=self.colour.dtype)
 
-    def _filter(self, distance: Tensor) -> Tensor:
-        near = distance.abs()
+    def _interpolation_kernel(self, distance: Tensor) -> Tensor:
+        offset = distance.abs()
         if self.reach == 1.0:
-            return (1 - near).clamp(min=0)
-        inner = ((SHARPNESS + 2) * near - (SHARPNESS + 3)) * near * near + 1
-        outer = ((near - 5) * near + 8) * near * SHARPNESS - 4 * SHARPNESS
-        return torch.where(near < 1, inner, torch.where(near < self.reach, outer, torch.zeros_like(near)))
+            return (1 - offset).clamp(min=0)
+        inner = ((SHARPNESS + 2) * offset - (SHARPNESS + 3)) * offset * offset + 1
+        outer = ((offset - 5) * offset + 8) * offset * SHARPNESS - 4 * SHARPNESS
+        return torch.where(offset < 1, inner, torch.where(offset < self.reach, outer, torch.zeros_like(offset)))

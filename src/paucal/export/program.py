@@ -84,11 +84,11 @@ def traced(graph: Graph) -> ExportedProgram:
     Raises:
         UserError: torch cannot export this network, or cannot export it with these dynamic dimensions.
     """
-    free: Any = ({number: Dim.DYNAMIC for number in graph.dynamic},)
+    dynamic_shapes: Any = ({number: Dim.DYNAMIC for number in graph.dynamic},)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
-            program = torch.export.export(graph.module, (graph.example,), dynamic_shapes=free, strict=False)
+            program = torch.export.export(graph.module, (graph.example,), dynamic_shapes=dynamic_shapes, strict=False)
             program.module()(_of_other_lengths(graph))  # fails if a dynamic length became a constant
             return program
     except Exception as problem:  # torch raises dozens of exception types, depending on the network

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
     """Discard the output, warnings and log messages of the block."""
-    before = logging.root.manager.disable
+    previous_level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         with (
@@ -21,7 +21,7 @@ def silenced() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(previous_level)
 
 
 def first_line(problem: Exception) -> str:

@@ -53,8 +53,8 @@ def with_temperature_in_weights(module: nn.Module, card: ModelCard) -> tuple[nn.
     A network whose logits are not those of one linear layer is returned as it is, with its card.
     """
     scaled = deepcopy(module).eval()
-    named = getattr(scaled, "get_classifier", None)
-    if not callable(named) or not isinstance(classifier := named(), nn.Linear):
+    get_classifier = getattr(scaled, "get_classifier", None)
+    if not callable(get_classifier) or not isinstance(classifier := get_classifier(), nn.Linear):
         return module, card
     batch = torch.randn(
         1, card.backbone.in_chans, *card.preprocessing.image_size, generator=torch.Generator().manual_seed(0)
@@ -63,21 +63,21 @@ def with_temperature_in_weights(module: nn.Module, card: ModelCard) -> tuple[nn.
         expected = scaled(batch) / card.temperature
         for values in classifier.parameters():
             values /= card.temperature
-        found = scaled(batch)
+        scaled_logits = scaled(batch)
     # Some networks add the logits of a second classifier.
-    alike = torch.allclose(found, expected, rtol=1e-3, atol=1e-4)
-    return (scaled, card.at_temperature(1.0)) if alike else (module, card)
+    are_equal = torch.allclose(scaled_logits, expected, rtol=1e-3, atol=1e-4)
+    return (scaled, card.at_temperature(1.0)) if are_equal else (module, card)
 
 
 def _write_config(path: Path, module: nn.Module, card: ModelCard) -> None:
-    fed, height, width = card.preprocessing, *card.preprocessing.image_size
+    preprocess, height, width = card.preprocessing, *card.preprocessing.image_size
     prepared = {
         "input_size": [card.backbone.in_chans, height, width],
-        "mean": list(fed.mean),
-        "std": list(fed.std),
-        "interpolation": fed.interpolation,
-        "crop_pct": fed.crop_ratio,
-        "crop_mode": {"crop": "center", "squash": "squash", "letterbox": "border"}[fed.resize],
+        "mean": list(preprocess.mean),
+        "std": list(preprocess.std),
+        "interpolation": preprocess.interpolation,
+        "crop_pct": preprocess.crop_ratio,
+        "crop_mode": {"crop": "center", "squash": "squash", "letterbox": "border"}[preprocess.resize],
         "num_classes": len(card.classes),
     }
     arguments = {**card.backbone.arguments, "in_chans": card.backbone.in_chans}
@@ -115,21 +115,25 @@ def model_page(
         report: Report on the test images; None if there is none.
         hub: What the hub's header states; None for a page with a short header.
     """
-    fed = card.preprocessing
+    preprocess = card.preprocessing
     library = () if card.reads_stages else ("library_name: timm",)
     tags = ("- image-classification",) if card.reads_stages else ("- image-classification", "- timm")
-    loaded = () if card.reads_stages else (_TIMM,)
+    timm_lines = () if card.reads_stages else (_TIMM,)
     lines = [
         *(("---", *library, "tags:", *tags, "---", "") if hub is None else hub_header(card, hub)),
-        *(f"# {_plain(card.backbone.name)}", ""),
+        *(f"# {_escape_markdown(card.backbone.name)}", ""),
         f"An image classifier for {len(card.classes)} classes: {card.backbone.name}, images of "
-        f"{'x'.join(map(str, fed.image_size))} pixels, trained with paucal.",
+        f"{'x'.join(map(str, preprocess.image_size))} pixels, trained with paucal.",
         *("", "## What it was trained on", ""),
-        *(f"- {title}: {_plain(str(facts[key]))}" for key, title in _FACTS.items() if facts.get(key) is not None),
-        f"- start: {_plain(start)}",
-        f"- licence of the start: {_plain(licence or 'not stated')}",
+        *(
+            f"- {title}: {_escape_markdown(str(facts[key]))}"
+            for key, title in _FACTS.items()
+            if facts.get(key) is not None
+        ),
+        f"- start: {_escape_markdown(start)}",
+        f"- licence of the start: {_escape_markdown(licence or 'not stated')}",
         *("", "## How good it is", ""),
-        *_scores(report, card.classes),
+        *_score_lines(report, card.classes),
         *("", *(() if hub is None else licence_lines(hub)), "## Limits", ""),
         "It only knows its classes: an image of anything else also gets one of them. Scores hold for images "
         "like the test images; photographs of another camera, place or season may do worse.",
@@ -137,10 +141,11 @@ def model_page(
         *("```python", "import paucal" if card.reads_stages else "import paucal, timm", "from PIL import Image", ""),
         'model = paucal.load("this-folder")',
         'print(model.probabilities([Image.open("photo.jpg")]), model.classes)',
-        *loaded,
+        *timm_lines,
         *("```", ""),
-        f"Input: mean {list(fed.mean)}, deviation {list(fed.std)}, {fed.interpolation}, {fed.resize} "
-        f"{fed.crop_ratio:g}. Probabilities: {'sigmoid' if card.several else 'softmax'} of the logits"
+        f"Input: mean {list(preprocess.mean)}, deviation {list(preprocess.std)}, {preprocess.interpolation}, "
+        f"{preprocess.resize} "
+        f"{preprocess.crop_ratio:g}. Probabilities: {'sigmoid' if card.several else 'softmax'} of the logits"
         f"{'' if card.temperature == 1 else f' over {card.temperature:.4g}'}.",
         "",
     ]
@@ -151,7 +156,7 @@ _TIMM = 'network = timm.create_model("local-dir:this-folder", pretrained=True)  
 _FACTS = {"data": "images", "split": "split", "method": "method", "epochs": "passes"}
 
 
-def _scores(report: Report | None, classes: Sequence[str]) -> list[str]:
+def _score_lines(report: Report | None, classes: Sequence[str]) -> list[str]:
     if report is None:
         return ["It was not evaluated: the run has no report on test images."]
     lines = [
@@ -163,20 +168,26 @@ def _scores(report: Report | None, classes: Sequence[str]) -> list[str]:
     for name, score in report.scores.items():
         interval = "" if score.low is None or score.high is None else f" ({score.low:.3f} to {score.high:.3f})"
         lines.append(f"| {name} | {score.value:.3f}{interval} |")
-    several = isinstance(report, MultiLabelReport)
-    lines += ["", f"| class | test images | {'average precision' if several else 'found'} |", "|---|---|---|"]
-    shown = {row.name: row.ap for row in report.per_class} if several else {r.name: r.recall for r in report.per_class}
+    is_multi_label = isinstance(report, MultiLabelReport)
+    lines += ["", f"| class | test images | {'average precision' if is_multi_label else 'found'} |", "|---|---|---|"]
+    class_scores = (
+        {row.name: row.ap for row in report.per_class}
+        if is_multi_label
+        else {r.name: r.recall for r in report.per_class}
+    )
     for row in report.per_class[:SHOWN]:
-        score = shown[row.name]
-        lines.append(f"| {_plain(row.name)} | {row.images} | {'' if score is None else percent(score.value)} |")
+        score = class_scores[row.name]
+        lines.append(
+            f"| {_escape_markdown(row.name)} | {row.images} | {'' if score is None else percent(score.value)} |"
+        )
     if len(classes) > SHOWN:
         lines.append(f"| and {len(classes) - SHOWN} more | | |")
     return lines
 
 
-def _plain(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     """Return a text escaped so that Markdown shows it literally; class names may contain any characters."""
-    shown = showable(text).replace("\\", "\\\\")
+    escaped = showable(text).replace("\\", "\\\\")
     for sign in "`*_[]<>|#":
-        shown = shown.replace(sign, f"\\{sign}")
-    return " ".join(shown.split())
+        escaped = escaped.replace(sign, f"\\{sign}")
+    return " ".join(escaped.split())

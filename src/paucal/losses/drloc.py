@@ -129,7 +129,7 @@ def drloc_loss(
         raise ValueError(f"a pair needs a grid of at least 2 cells, got {height} x {width}")
     # No matrix product follows, so autocast leaves float32 values unchanged.
     rows, columns = (precise(output) for output in head(grid, pairs))
-    return _reduce((rows, columns), pairs, (height, width), reading)
+    return _compute_loss((rows, columns), pairs, (height, width), reading)
 
 
 def draw_pairs(batch_size: int, n_pairs: int | None, height: int, width: int, *, generator: torch.Generator) -> Tensor:
@@ -219,7 +219,9 @@ def pool_grid(grid: Tensor, pool: Pool | int) -> Tensor:
     return F.avg_pool2d(grid, 3, stride=2, padding=1, count_include_pad=False)
 
 
-def _reduce(outputs: tuple[Tensor, Tensor], pairs: Tensor, size: tuple[int, int], reading: DrLocReading) -> Tensor:
+def _compute_loss(
+    outputs: tuple[Tensor, Tensor], pairs: Tensor, size: tuple[int, int], reading: DrLocReading
+) -> Tensor:
     if reading.mode in ("l1", "signed"):
         target = pair_targets(pairs, *size, target=reading.target, scale=reading.scale)
         return offset_l1(torch.cat(outputs, dim=-1), target, coordinates=reading.coordinates)

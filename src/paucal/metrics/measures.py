@@ -206,7 +206,7 @@ class AveragePrecision:
 
     def __init__(self, scores: Tensor, labels: Tensor, interpolated: bool = True) -> None:
         if labels.shape != scores.shape:
-            raise ValueError(f"expected labels as many as scores {tuple(scores.shape)}, got {tuple(labels.shape)}")
+            raise ValueError(f"expected labels of shape {tuple(scores.shape)}, got {tuple(labels.shape)}")
         self._interpolated = interpolated
         self._classes: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]] = []
         for score, label in zip(scores.double().cpu().numpy().T, labels.cpu().numpy().T, strict=True):

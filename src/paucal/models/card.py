@@ -73,15 +73,15 @@ class ModelCard:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        several = {} if self.thresholds is None else {"thresholds": list(self.thresholds)}
+        threshold_values = {} if self.thresholds is None else {"thresholds": list(self.thresholds)}
         stages = {"reads_stages": True} if self.reads_stages else {}
         return {
-            "format": FORMAT_OF_SEVERAL if several else FORMAT,
+            "format": FORMAT_OF_SEVERAL if threshold_values else FORMAT,
             "backbone": self.backbone.to_dict(),
             "classes": list(self.classes),
             "preprocessing": self.preprocessing.to_dict(),
             "temperature": self.temperature,
-            **several,
+            **threshold_values,
             **stages,
         }
 
@@ -95,8 +95,8 @@ class ModelCard:
             )
         try:
             if stored["format"] not in cls.formats:
-                known = " and ".join(map(str, cls.formats))
-                raise UserError(f"model.json has format {stored['format']!r}, this version of paucal reads {known}.")
+                readable = " and ".join(map(str, cls.formats))
+                raise UserError(f"model.json has format {stored['format']!r}, this version of paucal reads {readable}.")
             return cls._read(stored)
         except (KeyError, TypeError, AttributeError, ValueError) as problem:
             raise UserError(
@@ -106,7 +106,7 @@ class ModelCard:
     @classmethod
     def _read(cls, stored: Mapping[str, Any]) -> Self:
         spec, names = BackboneSpec.from_dict(stored["backbone"]), stored["classes"]
-        count, own = cls._own_values(stored, spec)
+        count, task_values = cls._own_values(stored, spec)
         # Check lengths first: a hostile card could claim so many classes that building types would fill the memory.
         if not isinstance(names, list) or len(names) != count or not all(type(name) is str for name in names):
             raise UserError(f"model.json must name the {count} classes of its model: restore it.")
@@ -117,19 +117,19 @@ class ModelCard:
             (preprocessing.image_size, "pixels", spec.image_size),
             (preprocessing.channels, "channels", spec.in_chans),
         )
-        for given, unit, expected in prepared:
-            if given != expected:
-                raise UserError(f"model.json prepares images of {given} {unit} for a model of {expected}: restore it.")
-        return cls(backbone=spec, classes=classes, preprocessing=preprocessing, **own)
+        for stated, unit, expected in prepared:
+            if stated != expected:
+                raise UserError(f"model.json prepares images of {stated} {unit} for a model of {expected}: restore it.")
+        return cls(backbone=spec, classes=classes, preprocessing=preprocessing, **task_values)
 
     @classmethod
     def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
         """Return the number of classes that a stored card must name, and the values of this task's own fields."""
-        several = stored["format"] == FORMAT_OF_SEVERAL
+        is_multi_label = stored["format"] == FORMAT_OF_SEVERAL
         temperature = stored.get("temperature", 1.0)  # older cards lack it
         return spec.num_classes, {
             "temperature": temperature,
-            "thresholds": tuple(stored["thresholds"]) if several else None,
+            "thresholds": tuple(stored["thresholds"]) if is_multi_label else None,
             "reads_stages": stored.get("reads_stages", False) is True,
         }
 

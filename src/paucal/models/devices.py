@@ -10,9 +10,9 @@ DEVICES = ("cpu", "cuda", "mps")  # torch has others, such as "meta", which comp
 def usable_device(device: torch.device | str) -> torch.device:
     """Return the device as torch names it."""
     try:
-        found = torch.empty(0, device=device).device
+        device_found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError):  # torch's errors for missing devices
-        found = None
-    if found is None or found.type not in DEVICES:
+        device_found = None
+    if device_found is None or device_found.type not in DEVICES:
         raise UserError(f"the device is {str(device)!r}, which is not usable on this machine: try cpu.")
-    return found
+    return device_found

@@ -79,7 +79,7 @@ class ClassifierInputs(nn.Module):
     def _take(self) -> Tensor:
         if not self._kept:
             raise RuntimeError("the classifier was not called")
-        features = torch.stack([_vectors(kept) for kept in self._kept]).mean(0)
+        features = torch.stack([_flatten_features(inputs) for inputs in self._kept]).mean(0)
         self._kept.clear()
         return features
 
@@ -128,7 +128,7 @@ def features_of_calls(model: TrainedModel) -> Iterator[Callable[[], Tensor]]:
         inputs.close()
 
 
-def _vectors(features: Tensor) -> Tensor:
+def _flatten_features(features: Tensor) -> Tensor:
     """Return (B, D) of (B, D) or (B, D, 1, 1)."""
     vectors = features.flatten(1) if features.ndim == 4 and tuple(features.shape[2:]) == (1, 1) else features
     if vectors.ndim != 2:

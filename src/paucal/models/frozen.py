@@ -116,12 +116,12 @@ def open_frozen(
     Raises:
         UserError: Nothing has that name, its weights do not fit, or torch cannot use the device.
     """
-    target, found = usable_device(device), find_named(name, files=True)
-    if isinstance(found, RunFolder):
-        return _of_run(found, target, image_size)
-    if isinstance(found, Path):
-        return _of_file(found, model, network, image_size, target)
-    spec = _spec(name, image_size, pretrained)
+    target, named = usable_device(device), find_named(name, files=True)
+    if isinstance(named, RunFolder):
+        return _frozen_run(named, target, image_size)
+    if isinstance(named, Path):
+        return _frozen_file(named, model, network, image_size, target)
+    spec = _backbone_spec(name, image_size, pretrained)
     backbone = random_backbone(spec, seed)
     if pretrained:
         start_from(backbone.model, read_timm(name, init=False), head="fresh")
@@ -130,7 +130,7 @@ def open_frozen(
     return FrozenBackbone(name, weights, spec, backbone.to(target), preprocessing, random=not pretrained)
 
 
-def _of_run(run: RunFolder, device: torch.device, image_size: Sequence[int] | None) -> FrozenBackbone:
+def _frozen_run(run: RunFolder, device: torch.device, image_size: Sequence[int] | None) -> FrozenBackbone:
     if image_size is not None:
         raise UserError(f"--img-size is for files and timm models; {run.path} has its own size, so leave it out.")
     trained = load_trained(run, device)
@@ -139,12 +139,12 @@ def _of_run(run: RunFolder, device: torch.device, image_size: Sequence[int] | No
     return FrozenBackbone(str(run.path), f"the run {run.path}", spec, backbone, trained.card.preprocessing)
 
 
-def _of_file(
+def _frozen_file(
     path: Path, model: str | None, network: str | None, image_size: Sequence[int] | None, device: torch.device
 ) -> FrozenBackbone:
     tree = read_foreign(path)
     name = model or model_of_file(path, tree)
-    spec = _spec(name, image_size, pretrained=False)
+    spec = _backbone_spec(name, image_size, pretrained=False)
     backbone = random_backbone(spec, seed=0)
     report = load_published(backbone.model, path, network)
     part = f", {report.part}" if report.part else ""
@@ -155,10 +155,10 @@ def _of_file(
     return FrozenBackbone(path.stem, weights, spec, backbone.to(device), preprocessing)
 
 
-def _spec(name: str, image_size: Sequence[int] | None, pretrained: bool) -> BackboneSpec:
+def _backbone_spec(name: str, image_size: Sequence[int] | None, pretrained: bool) -> BackboneSpec:
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     if pretrained and (config is None or not config.has_weights):
         raise UserError(f"timm publishes no weights of {name}: leave --pretrained out to use random ones.")
-    own = (224, 224) if config is None else (int(config.input_size[1]), int(config.input_size[2]))
-    size = own if image_size is None else height_and_width(image_size)
+    default_size = (224, 224) if config is None else (int(config.input_size[1]), int(config.input_size[2]))
+    size = default_size if image_size is None else height_and_width(image_size)
     return BackboneSpec(name, 0, image_size=size, pretrained=pretrained)

@@ -63,11 +63,11 @@ def measure(name: str, drloc_weight: float) -> Listed:
         except (UserError, RuntimeError, TypeError, ValueError, AttributeError):
             grid = dim = None
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        macs = _count(model, (height, width))
+        macs = _count_macs(model, (height, width))
     return Listed(parameters, macs, (height, width), grid, dim, source_of(name), drloc_weight)
 
 
-def _count(model: torch.nn.Module, image_size: tuple[int, int]) -> int | None:
+def _count_macs(model: torch.nn.Module, image_size: tuple[int, int]) -> int | None:
     # With gradients: PiT and CaiT cannot be counted without.
     images = probe_images(model, image_size).requires_grad_()
     counter = FlopCounterMode(display=False)

@@ -76,17 +76,17 @@ def open_named(
         UserError: there is no run or model of this name, its weights are unavailable or do not fit, or torch cannot use
             the device.
     """
-    found = find_named(name, setting)
-    if isinstance(found, RunFolder):
-        trained = load_trained(found, device)
+    run_or_name = find_named(name, setting)
+    if isinstance(run_or_name, RunFolder):
+        trained = load_trained(run_or_name, device)
         card = trained.card
         if image_size is None or height_and_width(image_size) == card.backbone.image_size:
             return trained
         spec = replace(card.backbone, image_size=height_and_width(image_size), pretrained=False)
         card = replace(card, backbone=spec, preprocessing=replace(card.preprocessing, image_size=spec.image_size))
-        weights = StartWeights(dict(trained.module.state_dict()), str(found.path), spec.name, card.classes)
+        weights = StartWeights(dict(trained.module.state_dict()), str(run_or_name.path), spec.name, card.classes)
     else:
-        card, weights = published_card(found, image_size), read_timm(found, init=False)
+        card, weights = published_card(run_or_name, image_size), read_timm(run_or_name, init=False)
     return _with_weights(card, weights, usable_device(device))
 
 

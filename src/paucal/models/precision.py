@@ -62,14 +62,16 @@ GIVEN = {
 
 def bfloat16_flags() -> tuple[str, ...]:
     """Return the names of this CPU's instructions for bfloat16; empty if none are known."""
-    words = {word for line in _cpu_lines() if line.startswith(("flags", "Features")) for word in line.split()}
-    return tuple(flag for flag in FLAGS if flag in words)
+    cpu_flags = {
+        flag_name for line in _cpu_lines() if line.startswith(("flags", "Features")) for flag_name in line.split()
+    }
+    return tuple(flag for flag in FLAGS if flag in cpu_flags)
 
 
 def cpu_name() -> str:
     """Return the name of this CPU, or on ARM the number of its design."""
-    named = (line for line in _cpu_lines() if line.startswith(("model name", "CPU part")))
-    return next((line.partition(":")[2].strip() for line in named), platform.processor())
+    name_lines = (line for line in _cpu_lines() if line.startswith(("model name", "CPU part")))
+    return next((line.partition(":")[2].strip() for line in name_lines), platform.processor())
 
 
 def _cpu_lines() -> list[str]:
@@ -99,11 +101,11 @@ def choose_precision(
     images = images[:IMAGES]
     with torch.inference_mode():
         exact, seconds = _time_run(run, images, None)
-        each = seconds / len(images)
-        if each < QUICK or (count is not None and each * count < WORTH):
+        image_seconds = seconds / len(images)
+        if image_seconds < QUICK or (count is not None and image_seconds * count < WORTH):
             return PrecisionChoice(None, "float32: there is too little to gain")
-        near = _time_run(run, images, torch.bfloat16)[0]
-        return decide_precision(measure_speed(run, images, key), exact, near, classes)
+        rounded_outputs = _time_run(run, images, torch.bfloat16)[0]
+        return decide_precision(measure_speed(run, images, key), exact, rounded_outputs, classes)
 
 
 def measure_speed(run: Run, images: Tensor, key: str) -> float:
@@ -114,10 +116,10 @@ def measure_speed(run: Run, images: Tensor, key: str) -> float:
         images: A few images as inputs of the network.
         key: Name of the architecture and of the part that is run.
     """
-    speeds, name = _Speeds(), _name(key, images, bfloat16_flags())
+    speeds, name = _Speeds(), _measurement_name(key, images, bfloat16_flags())
     ratio = speeds.get(name)
     if ratio is None:
-        ratio = _ratio(run, images)
+        ratio = _median_speedup(run, images)
         speeds.put(name, ratio)
     return ratio
 
@@ -125,15 +127,15 @@ def measure_speed(run: Run, images: Tensor, key: str) -> float:
 def decide_precision(speed: float, exact: Tensor, near: Tensor, classes: bool = True) -> PrecisionChoice:
     """Return the precision for a speed, as a multiple of float32's, and the (B, D) outputs of both."""
     if speed < FASTER:
-        why = f"float32: bfloat16 is {speed:.1f} times as fast here, less than {FASTER}"
-        return PrecisionChoice(None, why, measured=True)
+        reason = f"float32: bfloat16 is {speed:.1f} times as fast here, less than {FASTER}"
+        return PrecisionChoice(None, reason, measured=True)
     cosine = float(F.cosine_similarity(exact.float(), near.float()).min())
     if not cosine >= COSINE:
         return PrecisionChoice(None, f"float32: the outputs of bfloat16 differ (cosine {cosine:.4f})", measured=True)
     if classes and not torch.equal(exact.argmax(1), near.argmax(1)):
         return PrecisionChoice(None, "float32: bfloat16 gives some images another class", measured=True)
-    why = f"bfloat16: {speed:.1f} times as fast as float32 here, with the same predictions"
-    return PrecisionChoice(torch.bfloat16, why, speed, measured=True)
+    reason = f"bfloat16: {speed:.1f} times as fast as float32 here, with the same predictions"
+    return PrecisionChoice(torch.bfloat16, reason, speed, measured=True)
 
 
 def _time_run(run: Run, images: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, float]:
@@ -143,18 +145,18 @@ def _time_run(run: Run, images: Tensor, dtype: torch.dtype | None) -> tuple[Tens
     return outputs, time.perf_counter() - start_time
 
 
-def _ratio(run: Run, images: Tensor) -> float:
+def _median_speedup(run: Run, images: Tensor) -> float:
     """Return the median speed of bfloat16 relative to float32, over alternating rounds."""
     ratios: list[float] = []
-    spent = 0.0
-    while len(ratios) < ROUNDS and (not ratios or spent < MOST_SECONDS):
-        slow, fast = _time_run(run, images, None)[1], _time_run(run, images, torch.bfloat16)[1]
-        ratios.append(slow / fast)
-        spent += slow + fast
+    total_seconds = 0.0
+    while len(ratios) < ROUNDS and (not ratios or total_seconds < MOST_SECONDS):
+        exact_seconds, rounded_seconds = _time_run(run, images, None)[1], _time_run(run, images, torch.bfloat16)[1]
+        ratios.append(exact_seconds / rounded_seconds)
+        total_seconds += exact_seconds + rounded_seconds
     return statistics.median(ratios)
 
 
-def _name(key: str, images: Tensor, flags: Iterable[str]) -> str:
+def _measurement_name(key: str, images: Tensor, flags: Iterable[str]) -> str:
     size = "x".join(map(str, images.shape[1:]))
     machine = f"{cpu_name()} {platform.machine()} {' '.join(flags)}, {torch.get_num_threads()} threads"
     return f"{key}, {size}, torch {torch.__version__}, {machine}"
@@ -166,8 +168,8 @@ class _Speeds:
     def __init__(self) -> None:
         self._file = features_folder().with_name("arithmetic.json")
         try:
-            stored = json.loads(self._file.read_text())
-            self._known = {str(name): float(value) for name, value in stored.items()}
+            speeds = json.loads(self._file.read_text())
+            self._known = {str(name): float(value) for name, value in speeds.items()}
         except (OSError, ValueError, TypeError, AttributeError):  # missing or damaged: measure again
             self._known = {}
 

@@ -48,33 +48,33 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if not (len(self.image_size) == 2 and all(type(n) is int and 1 <= n <= MAX_SIDE for n in self.image_size)):
-            self._refuse("image_size", f"height and width in pixels, at most {MAX_SIDE}")
+            self._refuse_value("image_size", f"height and width in pixels, at most {MAX_SIDE}")
         if not is_number(self.crop_ratio) or not SMALLEST_CROP <= self.crop_ratio <= 1:
-            self._refuse("crop_ratio", f"a number from {SMALLEST_CROP} to 1")
+            self._refuse_value("crop_ratio", f"a number from {SMALLEST_CROP} to 1")
         if self.interpolation not in RESAMPLING:
-            self._refuse("interpolation", f"one of {', '.join(RESAMPLING)}")
+            self._refuse_value("interpolation", f"one of {', '.join(RESAMPLING)}")
         if len(self.mean) != len(self.std):
-            self._refuse("mean", f"as many numbers as std has, {len(self.std)}")
-        for name, least in (("mean", -math.inf), ("std", 0.0)):
+            self._refuse_value("mean", f"as many numbers as std has, {len(self.std)}")
+        for name, lower in (("mean", -math.inf), ("std", 0.0)):
             values = getattr(self, name)
             if not 1 <= len(values) <= MOST_CHANNELS or not all(
-                is_number(value) and least < value < math.inf for value in values
+                is_number(value) and lower < value < math.inf for value in values
             ):
-                self._refuse(name, "a number for each channel, positive ones for std")
+                self._refuse_value(name, "a number for each channel, positive ones for std")
         if self.resize not in get_args(Resize):
-            self._refuse("resize", f"one of {', '.join(get_args(Resize))}")
+            self._refuse_value("resize", f"one of {', '.join(get_args(Resize))}")
         if self.value_range is not None and not _is_range(self.value_range):
-            self._refuse("value_range", "two increasing numbers, or none")
+            self._refuse_value("value_range", "two increasing numbers, or none")
         ranges = self.channel_ranges
         if ranges is not None and not (len(ranges) == self.channels and all(map(_is_range, ranges))):
-            self._refuse("channel_ranges", "two increasing numbers per channel, or none")
+            self._refuse_value("channel_ranges", "two increasing numbers per channel, or none")
 
     @property
     def channels(self) -> int:
         """Number of channels of the model's images."""
         return len(self.mean)
 
-    def _refuse(self, name: str, expected: str) -> None:
+    def _refuse_value(self, name: str, expected: str) -> None:
         raise UserError(f"The preprocessing of a model has {name} {getattr(self, name)!r}, expected {expected}.")
 
     def to_dict(self) -> dict[str, Any]:

@@ -30,13 +30,13 @@ def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelC
         name: Name of a timm model.
         image_size: Side or (height, width) in pixels; None for the model's own.
     """
-    own, config = added(name), timm.get_pretrained_cfg(name)
-    if config is None and own is None:
+    added_card, config = added(name), timm.get_pretrained_cfg(name)
+    if config is None and added_card is None:
         raise UserError(f"timm publishes no weights of {name}: give a run.")
-    count = own.classes if own is not None else config.num_classes  # type: ignore[union-attr]
+    count = added_card.classes if added_card is not None else config.num_classes  # type: ignore[union-attr]
     size = height_and_width(image_size or (224 if config is None else config.input_size[1:]))
-    spec = BackboneSpec(name, count, image_size=size, pretrained=own is None)
-    classes = (imagenet_classes(name) if own is None else _added_classes(own)) or tuple(
+    spec = BackboneSpec(name, count, image_size=size, pretrained=added_card is None)
+    classes = (imagenet_classes(name) if added_card is None else _added_classes(added_card)) or tuple(
         f"class {number}" for number in range(count)
     )
     return ModelCard(spec, classes, Preprocessing.as_tested(spec.image_size, input_of_weights(name)))
@@ -56,12 +56,14 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
         name: Name of the model.
         init: Whether `--init` asked for the weights; messages then mention it.
     """
-    own = added(name)
-    if own is not None:
-        source = f"the weights that were added for {own.name} (SHA-256 {own.sha256[:12]})"
+    added_card = added(name)
+    if added_card is not None:
+        source = f"the weights that were added for {added_card.name} (SHA-256 {added_card.sha256[:12]})"
         with torch.device("meta"):
-            grid = position_grid(timm.create_model(own.name, pretrained=False))
-        return StartWeights(read_foreign(own.checked_content()), source, own.name, _added_classes(own), grid)
+            grid = position_grid(timm.create_model(added_card.name, pretrained=False))
+        return StartWeights(
+            read_foreign(added_card.checked_content()), source, added_card.name, _added_classes(added_card), grid
+        )
     carried = packaged(name)
     if carried is not None and carried.package is not None:
         return _read_package(name, carried.package)
@@ -77,21 +79,21 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
         with torch.random.fork_rng(devices=[]), hushed():
             model = timm.create_model(name, pretrained=True)
     except Exception as problem:  # no network, a removed file, a proxy: each library raises its own types
-        where = config.hf_hub_id or config.url
+        address = config.hf_hub_id or config.url
         reason = (str(problem).split("\n")[0].split(". ")[0] or type(problem).__name__).rstrip(".")
-        said = f"the weights of {name} could not be fetched ({reason})"
+        failure = f"the weights of {name} could not be fetched ({reason})"
         raise UserError(
-            f"--init timm: {said}; fetch {where} on a machine with a network and give the file to --init."
+            f"--init timm: {failure}; fetch {address} on a machine with a network and give the file to --init."
             if init
-            else f"{said}: give a run, or try again with a network."
+            else f"{failure}: give a run, or try again with a network."
         ) from problem
     return _start_weights(model, dict(model.state_dict()), f"timm's weights of {name}", name)
 
 
 def _added_classes(card: AddedWeights) -> tuple[str, ...] | None:
     """Return the names of the classes of added weights, which are known if timm knows these very weights by a tag."""
-    known = imagenet_classes(card.name) if "." in card.name else None
-    return known if known is not None and len(known) == card.classes else None
+    names = imagenet_classes(card.name) if "." in card.name else None
+    return names if names is not None and len(names) == card.classes else None
 
 
 def _read_package(name: str, package: Package) -> StartWeights:

@@ -64,8 +64,8 @@ class Grades:
     def cumulative(self, outputs: Values) -> Values:
         """Return (N, K + 1) probabilities: of less than the first grade (0), up to the first, ..., up to the last."""
         logits = self.slope * (np.asarray(self.cuts) - outputs[:, None])
-        within = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
-        return np.pad(within, ((0, 0), (1, 1)), constant_values=((0, 0), (0, 1)))
+        inner = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
+        return np.pad(inner, ((0, 0), (1, 1)), constant_values=((0, 0), (0, 1)))
 
     def shares(self, outputs: Values) -> Values:
         """Return (N, K) probabilities of the grades."""
@@ -109,13 +109,13 @@ class RegressionCard(ModelCard):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        half = 0.0 if self.half_width == math.inf else self.half_width
-        if not all(map(_is_finite, (self.mean, self.deviation, half))) or self.deviation <= 0 or half < 0:
+        half_width = 0.0 if self.half_width == math.inf else self.half_width
+        if not all(map(_is_finite, (self.mean, self.deviation, half_width))) or self.deviation <= 0 or half_width < 0:
             raise UserError(
                 "a model card has a mean that is not a number, a deviation that is not above 0, or a half_width below "
                 "0: restore it."
             )
-        if self.grades is not None and not _are_sound(self.grades):
+        if self.grades is not None and not _are_valid(self.grades):
             raise UserError("a model card has grades without ascending cuts and a slope above 0: restore it.")
 
     @property
@@ -140,28 +140,28 @@ class RegressionCard(ModelCard):
             >>> card.describe(19.38)  # doctest: +SKIP
             'cells 19.4 (12.2 to 26.5)'
         """
-        found = self.read(np.array([output], dtype=np.float64))
-        between = f" ({found.low[0]:.3g} to {found.high[0]:.3g})" if np.isfinite(found.low[0]) else ""
-        return f"{self.target} {found.predicted[0]:.3g}{between}"
+        prediction = self.read(np.array([output], dtype=np.float64))
+        between = f" ({prediction.low[0]:.3g} to {prediction.high[0]:.3g})" if np.isfinite(prediction.low[0]) else ""
+        return f"{self.target} {prediction.predicted[0]:.3g}{between}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        half = None if self.half_width == math.inf else self.half_width
-        own = {"half_width": half, "mean": self.mean, "deviation": self.deviation}
+        half_width = None if self.half_width == math.inf else self.half_width
+        number_values = {"half_width": half_width, "mean": self.mean, "deviation": self.deviation}
         grades = {} if self.grades is None else {"grades": {**vars(self.grades), "cuts": list(self.grades.cuts)}}
-        return {**super().to_dict(), "task": self.task, **own, **grades}
+        return {**super().to_dict(), "task": self.task, **number_values, **grades}
 
     @classmethod
     def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
-        half, grades = stored["half_width"], stored.get("grades")
+        half_width, grades = stored["half_width"], stored.get("grades")
         if grades is not None:
-            given = {field.name: grades[field.name] for field in fields(Grades)}
-            grades = Grades(**{**given, "cuts": tuple(given["cuts"])})
+            grade_values = {field.name: grades[field.name] for field in fields(Grades)}
+            grades = Grades(**{**grade_values, "cuts": tuple(grade_values["cuts"])})
         return spec.num_classes, {
-            "half_width": math.inf if half is None else half,
+            "half_width": math.inf if half_width is None else half_width,
             "mean": stored["mean"],
             # Cards of earlier versions have none: the deviation of the errors is in the same unit, and no larger.
-            "deviation": stored.get("deviation", half / HALF_WIDTH if half else 1.0),
+            "deviation": stored.get("deviation", half_width / HALF_WIDTH if half_width else 1.0),
             "reads_stages": stored.get("reads_stages", False) is True,
             "grades": grades,
         }
@@ -172,7 +172,7 @@ def _is_finite(value: Any) -> bool:
     return is_number(value) and -sys.float_info.max <= value <= sys.float_info.max
 
 
-def _are_sound(grades: Grades) -> bool:
+def _are_valid(grades: Grades) -> bool:
     values = (grades.lowest, grades.slope, *grades.cuts)
     return (
         all(map(_is_finite, values))

@@ -34,8 +34,8 @@ def read_card(run: RunFolder, kind: type[C] = ModelCard) -> C:
 
 def card_of_stored(stored: Mapping[str, Any], kind: type[C] = ModelCard) -> C:
     """Read a card from the content of a `model.json`; see `read_card`."""
-    chosen: Any = RegressionCard if kind is ModelCard and stored.get("task") == REGRESSION else kind
-    return chosen.from_dict(stored)
+    card_kind: Any = RegressionCard if kind is ModelCard and stored.get("task") == REGRESSION else kind
+    return card_kind.from_dict(stored)
 
 
 def stored_card(run: RunFolder | None, kind: type[C] = ModelCard) -> C | None:

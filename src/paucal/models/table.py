@@ -45,12 +45,12 @@ class Listed:
 @lru_cache(maxsize=1)
 def stored() -> dict[str, Listed]:
     """Return the table that comes with the package."""
-    return dict(read_table(_text().splitlines()))
+    return dict(read_table(_table_text().splitlines()))
 
 
 def model_names() -> list[str]:
     """Return the names of all models: from the table if it matches the installed timm, else from timm itself."""
-    if f"timm {version('timm')}," in _text().partition("\n")[0]:
+    if f"timm {version('timm')}," in _table_text().partition("\n")[0]:
         return list(stored())
     import timm
 
@@ -59,7 +59,7 @@ def model_names() -> list[str]:
     return timm.list_models()
 
 
-def _text() -> str:
+def _table_text() -> str:
     return files("paucal.models").joinpath(FILE).read_text(encoding="utf-8")
 
 
@@ -83,5 +83,5 @@ def write_table(path: Path, models: Iterable[tuple[str, Listed]], comment: str) 
         writer.writerow(FIELDS)
         for name, entry in models:
             grid = entry.grid or (None, None)
-            measured = (entry.parameters, entry.macs, *entry.image_size, *grid, entry.dim)
-            writer.writerow((name, *measured, entry.source, f"{entry.drloc_weight:g}"))
+            numbers = (entry.parameters, entry.macs, *entry.image_size, *grid, entry.dim)
+            writer.writerow((name, *numbers, entry.source, f"{entry.drloc_weight:g}"))

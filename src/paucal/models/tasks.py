@@ -25,8 +25,8 @@ def task_of(model: str | os.PathLike[str]) -> str:
         UserError: the run's files cannot be read.
     """
     path = Path(model)
-    known = (MARKER, f"*/{MARKER}", RunFolder(path).card.name)
-    if not path.is_dir() or not any(next(path.glob(name), None) for name in known):
+    marker_files = (MARKER, f"*/{MARKER}", RunFolder(path).card.name)
+    if not path.is_dir() or not any(next(path.glob(name), None) for name in marker_files):
         return CLASSIFICATION
     run = open_model_folder(path)
     return str(run.read_json(run.card.name).get("task", CLASSIFICATION)) if run.card.is_file() else CLASSIFICATION

@@ -137,11 +137,11 @@ class TrainedModel:
             UserError: something other than images was given.
             ValueError: there is no image, or one has pixels of unknown range or another number of channels.
         """
-        given = list_images(images)
-        if not given:
+        image_list = list_images(images)
+        if not image_list:
             raise ValueError("there are no images to classify")
         transform, reading = self.card.preprocessing.transform(), self.card.preprocessing.reading
-        return torch.stack([transform(convert_image(image, reading))[0] for image in given]).to(self.device)
+        return torch.stack([transform(convert_image(image, reading))[0] for image in image_list]).to(self.device)
 
     def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:
         """Yield one (K,) row of probabilities per image, one batch of images at a time."""

@@ -88,10 +88,10 @@ def read_scores(files: RunFiles) -> ReportedScores:
     Raises:
         UserError: The file is damaged.
     """
-    return read_stored(files, METRICS, _scores) if (files.run.path / METRICS).is_file() else ReportedScores()
+    return read_stored(files, METRICS, _parse_scores) if (files.run.path / METRICS).is_file() else ReportedScores()
 
 
-def _scores(content: Mapping[str, Any]) -> ReportedScores:
+def _parse_scores(content: Mapping[str, Any]) -> ReportedScores:
     values = {str(name): None if value is None else float(value) for name, value in content["per_class"].items()}
     weakest = sorted((value, name) for name, value in values.items() if value is not None)[:MOST_CLASSES]
     masks = {
@@ -120,31 +120,35 @@ def headline(scores: ReportedScores) -> list[str]:
     """Return the result in a few sentences."""
     if not scores.images:
         return ["The detector has not been evaluated on test images yet."]
-    words = [
+    sentences = [
         f"On {counted(scores.images, 'test image')} that were not used in training, the average precision is "
         f"{scores.ap50[0]} for boxes that overlap an object by half (AP50), and {scores.ap[0]} averaged over overlaps "
         "from 0.5 to 0.95 (AP)."
     ]
     if scores.ap[1]:
-        words.append(
+        sentences.append(
             "With this many images, the AP on further images of the same kind most likely lies between "
             f"{scores.ap[1]} % (95 % interval over images)."
         )
     if scores.mask_ap[0]:
-        likely = f", most likely between {scores.mask_ap[1]} % on further images" if scores.mask_ap[1] else ""
-        words.append(f"For masks instead of boxes, AP50 is {scores.mask_ap50[0]} and AP {scores.mask_ap[0]}{likely}.")
-    return words
+        likely_range = f", most likely between {scores.mask_ap[1]} % on further images" if scores.mask_ap[1] else ""
+        sentences.append(
+            f"For masks instead of boxes, AP50 is {scores.mask_ap50[0]} and AP {scores.mask_ap[0]}{likely_range}."
+        )
+    return sentences
 
 
 def warnings(scores: ReportedScores) -> list[str]:
     """Return the reasons to doubt the result."""
-    words = []
+    sentences = []
     if 0 < scores.images < FEW_IMAGES:
-        words.append(f"{counted(scores.images, 'test image')} are few: the score and its interval are both uncertain.")
+        sentences.append(
+            f"{counted(scores.images, 'test image')} are few: the score and its interval are both uncertain."
+        )
     if scores.unseen:
         names = first_few(scores.unseen, 8)
-        words.append(f"No test image shows {names}: it is unknown how well the detector finds it.")
-    return words
+        sentences.append(f"No test image shows {names}: it is unknown how well the detector finds it.")
+    return sentences
 
 
 def table(files: RunFiles) -> Mapping[str, str]:

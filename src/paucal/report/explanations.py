@@ -35,8 +35,9 @@ def headline(files: RunFiles) -> list[str]:
             "kept away from training: when all images are ranked by their probability of a class, this is how "
             "well its images rank above the others, averaged over "
             f"{counted(len(report.scored), 'class', 'classes')}. At 100 %, all of them come first.",
-            f"With this many images, the mAP on further images of the same kind most likely lies {_between(score)} "
-            f"({percent(report.level, 'g')} interval). A random order would reach {percent(report.chance)}.",
+            "With this many images, the mAP on further images of the same kind most likely lies "
+            f"{_format_range(score)} ({percent(report.level, 'g')} interval). A random order would reach "
+            f"{percent(report.chance)}.",
             *unselected,
         ]
     top1 = report.scores["top1"]
@@ -47,8 +48,8 @@ def headline(files: RunFiles) -> list[str]:
     return [
         f"The model predicted the right class for {percent(top1.value)} of {report.images} test images that were "
         "not used in training.",
-        f"With this many images, the accuracy on further images of the same kind most likely lies {_between(top1)} "
-        f"({percent(report.level, 'g')} interval).",
+        "With this many images, the accuracy on further images of the same kind most likely lies "
+        f"{_format_range(top1)} ({percent(report.level, 'g')} interval).",
         f"Always predicting {report.majority.name!r}, {rank} {part} images, would be right for "
         f"{percent(report.majority.top1)}.",
         *unselected,
@@ -62,14 +63,14 @@ def _cross_validated_headline(report: ClassificationReport) -> list[str]:
         "class for "
         f"{percent(top1.value)} of {report.images} images (mean of {report.repeats} repeats). There are too few "
         "images to keep a test set, so the model itself was fitted to all of them.",
-        f"Its accuracy on further images of the same kind most likely lies {_between(top1)} "
+        f"Its accuracy on further images of the same kind most likely lies {_format_range(top1)} "
         f"({percent(report.level, 'g')} interval, which accounts for the images shared between fits).",
         f"Always predicting {report.majority.name!r}, {rank} training images, would be right for "
         f"{percent(report.majority.top1)}.",
     ]
 
 
-def _between(score: Score) -> str:
+def _format_range(score: Score) -> str:
     return f"between {percent(score.low or 0.0)} and {percent(1.0 if score.high is None else score.high)}"
 
 
@@ -79,8 +80,8 @@ def warnings(files: RunFiles) -> list[str]:
     if report is None:
         return []
     if isinstance(report, MultiLabelReport):
-        return [*_multi_label_warnings(report), *_validation_gap(report.scores["map"], files)]
-    return [*_classification_warnings(report), *_validation_gap(report.scores["top1"], files)]
+        return [*_multi_label_warnings(report), *_warn_validation_gap(report.scores["map"], files)]
+    return [*_classification_warnings(report), *_warn_validation_gap(report.scores["top1"], files)]
 
 
 def _classification_warnings(report: ClassificationReport) -> list[str]:
@@ -92,12 +93,12 @@ def _classification_warnings(report: ClassificationReport) -> list[str]:
             f"({percent(majority.top1)}): "
             "the model may have learned nothing useful. Check the curves and the labels."
         )
-    narrow = images_needed(top1.value, NARROW)
-    sentences += _wide_interval(
-        top1, report.images, f"; about {narrow} test images would give the accuracy to ± {100 * NARROW:.0f} points"
+    n_needed = images_needed(top1.value, NARROW)
+    sentences += _warn_wide_interval(
+        top1, report.images, f"; about {n_needed} test images would give the accuracy to ± {100 * NARROW:.0f} points"
     )
-    few = [f"{row.name} ({row.images})" for row in report.per_class if row.images < FEW_IMAGES]
-    sentences += [] if report.repeats else _few_images(few)
+    small_classes = [f"{row.name} ({row.images})" for row in report.per_class if row.images < FEW_IMAGES]
+    sentences += [] if report.repeats else _warn_few_images(small_classes)
     if missed := [row.name for row in report.per_class if row.recall is not None and row.recall.value == 0]:
         sentences.append(
             f"{counted(len(missed), 'class was', 'classes were')} never recognised: {_first_names(missed)}."
@@ -113,19 +114,19 @@ def _multi_label_warnings(report: MultiLabelReport) -> list[str]:
             f"The mAP is not clearly above that of a random order ({percent(report.chance)}): the model may have "
             "learned nothing useful. Check the curves and the labels."
         )
-    sentences += _wide_interval(score, report.images)
+    sentences += _warn_wide_interval(score, report.images)
     if absent := [f"{row.name} ({row.images})" for row in report.per_class if row.ap is None]:
         sentences.append(
             f"{counted(len(absent), 'class has', 'classes have')} no test image and no score: {_first_names(absent)}."
         )
-    sentences += _few_images([f"{row.name} ({row.images})" for row in report.scored if row.images < FEW_IMAGES])
-    if lost := [f"{row.name} ({row.images})" for row in report.scored if row.ap and row.ap.value <= row.share]:
-        count = counted(len(lost), "class is", "classes are")
-        sentences.append(f"{count} recognised no better than by chance: {_first_names(lost)}.")
+    sentences += _warn_few_images([f"{row.name} ({row.images})" for row in report.scored if row.images < FEW_IMAGES])
+    if unlearned := [f"{row.name} ({row.images})" for row in report.scored if row.ap and row.ap.value <= row.share]:
+        count = counted(len(unlearned), "class is", "classes are")
+        sentences.append(f"{count} recognised no better than by chance: {_first_names(unlearned)}.")
     return sentences
 
 
-def _wide_interval(score: Score, images: int, remedy: str = "") -> list[str]:
+def _warn_wide_interval(score: Score, images: int, remedy: str = "") -> list[str]:
     width = (1.0 if score.high is None else score.high) - (score.low or 0.0)
     if width <= WIDE:
         return []
@@ -136,7 +137,7 @@ def _wide_interval(score: Score, images: int, remedy: str = "") -> list[str]:
     ]
 
 
-def _few_images(classes: Sequence[str]) -> list[str]:
+def _warn_few_images(classes: Sequence[str]) -> list[str]:
     if not classes:
         return []
     return [
@@ -146,11 +147,11 @@ def _few_images(classes: Sequence[str]) -> list[str]:
 
 
 def _first_names(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:MAX_NAMES])
-    return shown if len(names) <= MAX_NAMES else f"{shown} and {len(names) - MAX_NAMES} more"
+    examples = ", ".join(names[:MAX_NAMES])
+    return examples if len(names) <= MAX_NAMES else f"{examples} and {len(names) - MAX_NAMES} more"
 
 
-def _validation_gap(score: Score, files: RunFiles) -> list[str]:
+def _warn_validation_gap(score: Score, files: RunFiles) -> list[str]:
     validation = kept_validation_score(files)
     if validation is None or score.high is None or validation - score.value <= GAP or validation <= score.high:
         return []
@@ -224,7 +225,7 @@ def cost(files: RunFiles) -> dict[str, str | None]:
     summary = files.summary
     return {
         "training time": None if summary.seconds is None else duration(summary.seconds),
-        "speed": _speed(files),
+        "speed": _median_speed(files),
         "peak memory": None if summary.peak_memory is None else f"{summary.peak_memory / 2**30:.2f} GiB",
     }
 
@@ -234,7 +235,7 @@ def training_images(summary: Summary) -> int | None:
     return next((part.images for part in summary.parts if part.name == "train"), None)
 
 
-def _speed(files: RunFiles) -> str | None:
+def _median_speed(files: RunFiles) -> str | None:
     """Return the images per second of the median epoch, including its validation."""
     images = training_images(files.summary)
     rows = [] if images is None else with_speed(files.rows, images)

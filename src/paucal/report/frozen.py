@@ -61,16 +61,16 @@ def read_frozen(run: RunFolder) -> FrozenFeatures | None:
     try:
         rows = [Row.from_dict(row) for row in content["rows"][:MAX_ROWS]]
         sets = content["data"][:MAX_ROWS]
-        seen = [text for data in sets for texts in (data.get("seen_unlabelled") or {}).values() for text in texts]
+        seen_notes = [text for data in sets for texts in (data.get("seen_unlabelled") or {}).values() for text in texts]
         level = float(content["level"])
         if not 0 < level < 1:
             raise ValueError(f"expected a level between 0 and 1, got {level}")
         return FrozenFeatures(
-            [_sentence(data) for data in sets],
-            [name[:MAX_TEXT] for name in _models(rows)],
-            list(_lines(rows, several=len(sets) > 1)),
+            [_describe_data(data) for data in sets],
+            [name[:MAX_TEXT] for name in _model_names(rows)],
+            list(_table_lines(rows, has_several=len(sets) > 1)),
             [text[:MAX_TEXT] for text in remarks(rows)],
-            list(dict.fromkeys(str(text)[:MAX_TEXT] for text in seen)),
+            list(dict.fromkeys(str(text)[:MAX_TEXT] for text in seen_notes)),
             level,
         )
     except (KeyError, TypeError, ValueError, AttributeError, UserError) as problem:
@@ -83,24 +83,24 @@ def frozen_pictures(run: RunFolder) -> dict[str, Path]:
     return {path.stem: path for path in paths if path.is_file()}
 
 
-def _models(rows: Sequence[Row]) -> list[str]:
+def _model_names(rows: Sequence[Row]) -> list[str]:
     return list(rows[0].scores)[:MOST_MODELS] if rows else []
 
 
-def _lines(rows: Sequence[Row], several: bool) -> Iterator[FrozenLine]:
-    names = _models(rows)
+def _table_lines(rows: Sequence[Row], has_several: bool) -> Iterator[FrozenLine]:
+    names = _model_names(rows)
     for row in rows:
         line = row.line
         if not line.headline:
             continue
-        words = [*([f"{row.data}:"] if several else []), line.protocol, line.setting, f"{line.score},", line.unit]
+        parts = [*([f"{row.data}:"] if has_several else []), line.protocol, line.setting, f"{line.score},", line.unit]
         yield FrozenLine(
-            " ".join(word for word in words if word)[:MAX_TEXT],
+            " ".join(part for part in parts if part)[:MAX_TEXT],
             [format_score(row.scores[name], line.unit) if name in row.scores else "-" for name in names],
             [format_score(row.gains[name], line.unit, sign=True) if name in row.gains else "-" for name in names[1:]],
         )
 
 
-def _sentence(data: Mapping[str, Any]) -> str:
+def _describe_data(data: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{int(data[part]):,} {part}" for part in ("train", "val", "test"))
     return f"{data['name']}: {counts}; {data['how']}"[:MAX_TEXT]

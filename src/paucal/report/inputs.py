@@ -183,55 +183,55 @@ def read_run(path: Path) -> RunFiles:
     if not path.is_dir():
         raise UserError(f"{str(path)!r} is not a folder: expected a run folder, such as runs/1.")
     try:
-        return _read(RunFolder(path))
+        return _read_files(RunFolder(path))
     except (RecursionError, OSError) as problem:
         raise UserError(f"the files of {str(path)!r} cannot be read ({problem}): restore them.") from problem
 
 
-def _read(run: RunFolder) -> RunFiles:
-    evaluation = _json(run, "evaluation/test/metrics.json")
+def _read_files(run: RunFolder) -> RunFiles:
+    evaluation = _read_json(run, "evaluation/test/metrics.json")
     return RunFiles(
         run,
-        _summary(run),
-        _settings(run),
-        _environment(run),
-        _rows(run),
+        _read_summary(run),
+        _read_settings(run),
+        _read_environment(run),
+        _read_metrics(run),
         read_report(evaluation) if evaluation and evaluation.get("kind") != "regression" else None,
-        _check(run),
+        _read_findings(run),
         read_frozen(run),
         run.verb if run.config.is_file() else "train",
-        _exports(run),
+        _read_exports(run),
     )
 
 
-def _json(run: RunFolder, name: str) -> dict[str, Any]:
+def _read_json(run: RunFolder, name: str) -> dict[str, Any]:
     return run.read_json(name) if (run.path / name).is_file() else {}
 
 
-def _check(run: RunFolder) -> list[Complaint] | None:
+def _read_findings(run: RunFolder) -> list[Complaint] | None:
     if not (run.path / "check.json").is_file():
         return None
     try:
         findings = run.read_json("check.json")["findings"]
         fields = ("level", "text", "advice")
-        return [Complaint(*(_text(finding[name]) for name in fields)) for finding in findings[:MAX_ITEMS]]
+        return [Complaint(*(_short_text(finding[name]) for name in fields)) for finding in findings[:MAX_ITEMS]]
     except (KeyError, TypeError) as problem:
         place = str(run.path / "check.json")
         raise UserError(f"{place!r} is damaged ({problem}): remove it or train again.") from problem
 
 
-def _exports(run: RunFolder) -> list[ExportedFile]:
+def _read_exports(run: RunFolder) -> list[ExportedFile]:
     try:
         classifies = run.config.is_file() and run.verb == "train"  # then accuracies are shares of images
-        exports = _json(run, EXPORTS).items()
-        return [_exported_file(_text(name), comparison, classifies) for name, comparison in exports][:MAX_ITEMS]
+        exports = _read_json(run, EXPORTS).items()
+        return [_exported_file(_short_text(name), comparison, classifies) for name, comparison in exports][:MAX_ITEMS]
     except (KeyError, TypeError, ValueError) as problem:
         place = str(run.path / EXPORTS)
         raise UserError(f"{place!r} is damaged ({problem!r}): remove it and export again.") from problem
 
 
 def _exported_file(name: str, comparison: Mapping[str, Any], classifies: bool) -> ExportedFile:
-    of_model, of_file = map(stored_number, comparison["milliseconds"])
+    model_ms, file_ms = map(stored_number, comparison["milliseconds"])
     accuracies = None
     if comparison["accuracy"] is not None:
         images = int(comparison["images"]) if classifies else 0
@@ -243,7 +243,7 @@ def _exported_file(name: str, comparison: Mapping[str, Any], classifies: bool) -
         percent(stored_number(comparison["agreement"])),
         f"{stored_number(comparison['largest']):.2g}",
         "" if accuracies is None else f"{accuracies[1]} ({accuracies[0]})",
-        f"{of_file:.1f} ({of_model:.1f})",
+        f"{file_ms:.1f} ({model_ms:.1f})",
     )
 
 
@@ -255,24 +255,24 @@ def _with_interval(share: float, images: int) -> str:
     return f"{percent(share)}, {low} to {high}"
 
 
-def _environment(run: RunFolder) -> dict[str, str]:
-    content = _json(run, "env.json")
+def _read_environment(run: RunFolder) -> dict[str, str]:
+    content = _read_json(run, "env.json")
     if isinstance(content.get("command"), list):
-        content["command"] = shlex.join(str(word) for word in content["command"])
-    return {str(name): _text(value) for name, value in content.items()}
+        content["command"] = shlex.join(str(argument) for argument in content["command"])
+    return {str(name): _short_text(value) for name, value in content.items()}
 
 
-def _settings(run: RunFolder) -> list[Setting]:
+def _read_settings(run: RunFolder) -> list[Setting]:
     if not run.config.is_file():
         return []
     content = run.read_yaml(run.config.name)
     settings, origin = content.get("settings", {}), content.get("origin", {})
     if not isinstance(settings, dict) or not isinstance(origin, dict):
         raise UserError(f"{str(run.config)!r} is damaged: expected mappings `settings` and `origin`; train again.")
-    return [Setting(str(k), _text(v), _text(origin.get(k, ""))) for k, v in settings.items()]
+    return [Setting(str(k), _short_text(v), _short_text(origin.get(k, ""))) for k, v in settings.items()]
 
 
-def _rows(run: RunFolder) -> list[dict[str, float]]:
+def _read_metrics(run: RunFolder) -> list[dict[str, float]]:
     try:
         if run.metrics.is_file() and run.metrics.stat().st_size > MAX_METRICS_BYTES:
             raise UserError(
@@ -283,39 +283,44 @@ def _rows(run: RunFolder) -> list[dict[str, float]]:
         raise UserError(f"{str(run.metrics)!r} is damaged ({problem}): restore it or train again.") from problem
 
 
-def _summary(run: RunFolder) -> Summary:
-    content = _json(run, "summary.json")
+def _read_summary(run: RunFolder) -> Summary:
+    content = _read_json(run, "summary.json")
     texts = ("title", "model", "method", "data", "split", "grid", "kept", "learning_curve")
     numbers = ("epochs", "seconds", "peak_memory", "best_epoch", "kept_val_score")
-    kept = content.get("kept_val_top1", content.get("kept_val_map"))
-    content = {**content, "kept_val_score": kept}
+    val_score = content.get("kept_val_top1", content.get("kept_val_map"))
+    content = {**content, "kept_val_score": val_score}
     try:
         entries: dict[str, Any] = {
-            name: read(content[name])
-            for names, read in ((texts, _text), (numbers, stored_number), (("parameters",), int), (("selected",), bool))
+            name: convert(content[name])
+            for names, convert in (
+                (texts, _short_text),
+                (numbers, stored_number),
+                (("parameters",), int),
+                (("selected",), bool),
+            )
             for name in names
             if content.get(name) is not None
         }
         parts = [_part(str(name), value) for name, value in content.get("parts", {}).items()]
         rungs = [
             Step(
-                _text(step["name"]),
+                _short_text(step["name"]),
                 None if step["score"] is None else stored_number(step["score"]),
-                _text(step["time"]),
+                _short_text(step["time"]),
                 bool(step["kept"]),
             )
             for step in content.get("rungs", [])
         ]
-        next_steps = [_text(step) for step in content.get("next_steps", [])]
+        next_steps = [_short_text(step) for step in content.get("next_steps", [])]
         calibration = content.get("calibration")
-        confidence = None if calibration is None else _confidence(calibration)
+        confidence = None if calibration is None else _parse_confidence(calibration)
         return Summary(**entries, parts=parts, rungs=rungs, confidence=confidence, next_steps=next_steps)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
         place = str(run.path / "summary.json")
         raise UserError(f"{place!r} is damaged ({problem}): restore it or train again.") from problem
 
 
-def _confidence(value: Mapping[str, Any]) -> Confidence:
+def _parse_confidence(value: Mapping[str, Any]) -> Confidence:
     before, after = map(stored_number, value["error"])
     return Confidence(stored_number(value["temperature"]), int(value["images"]), before, after)
 
@@ -327,18 +332,18 @@ def _part(name: str, value: Any) -> Part:
     return Part(name, sum(counts.values()), counts)
 
 
-def _text(value: Any) -> str:
+def _short_text(value: Any) -> str:
     """Return any value as short text; lists and mappings of plain values without Python's punctuation."""
     if isinstance(value, str):
         return value[:MAX_TEXT]
     if isinstance(value, Mapping) and value:
-        return ", ".join(f"{name}: {_plain(item)}" for name, item in islice(value.items(), MAX_ITEMS))
+        return ", ".join(f"{name}: {_plain_text(item)}" for name, item in islice(value.items(), MAX_ITEMS))
     if isinstance(value, list) and value:
-        return ", ".join(_plain(item) for item in value[:MAX_ITEMS])
-    return _plain(value)
+        return ", ".join(_plain_text(item) for item in value[:MAX_ITEMS])
+    return _plain_text(value)
 
 
-def _plain(value: Any) -> str:
+def _plain_text(value: Any) -> str:
     if value is None:
         return "none"
     return value[:MAX_TEXT] if isinstance(value, str) else SHORT.repr(value)

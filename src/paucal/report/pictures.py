@@ -87,13 +87,13 @@ class Picture:
 
 def pictures(files: RunFiles) -> dict[str, Picture]:
     """Return a run's pictures by name: the files in `plots/`, and pictures that can be drawn from its tables."""
-    stored = {path.stem: path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()} | frozen_pictures(
-        files.run
-    )
-    content = {name: _read(path) for name, path in stored.items()}
-    drawable = _drawable(files)
+    plot_files = {
+        path.stem: path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()
+    } | frozen_pictures(files.run)
+    content = {name: _read_picture(path) for name, path in plot_files.items()}
+    drawable = _drawable_figures(files)
     content |= {name: png_of(draw()) for name, draw in drawable.items() if name not in content}
-    narrow = {"curves": _uri(png_of(_curves(files, columns=1)))} if "curves" in drawable else {}
+    narrow_versions = {"curves": _data_uri(png_of(_draw_curves(files, columns=1)))} if "curves" in drawable else {}
     total = sum(len(data) for data in content.values())
     if total > MAX_PAGE_BYTES:
         raise UserError(
@@ -102,15 +102,15 @@ def pictures(files: RunFiles) -> dict[str, Picture]:
     ordered = sorted(content, key=lambda name: (name not in CAPTIONS, name))
     captions = CAPTIONS | (CAPTIONS_OF_SEVERAL if isinstance(files.evaluation, MultiLabelReport) else {})
     return {
-        name: Picture(name, captions.get(name, ""), _uri(content[name]), narrow.get(name), name in SHEETS)
+        name: Picture(name, captions.get(name, ""), _data_uri(content[name]), narrow_versions.get(name), name in SHEETS)
         for name in ordered
     }
 
 
-def _drawable(files: RunFiles) -> Mapping[str, Callable[[], Figure]]:
+def _drawable_figures(files: RunFiles) -> Mapping[str, Callable[[], Figure]]:
     draw: dict[str, Callable[[], Figure]] = {}
     if drawn_columns(files.rows):
-        draw["curves"] = lambda: _curves(files)
+        draw["curves"] = lambda: _draw_curves(files)
     report = files.evaluation
     if isinstance(report, MultiLabelReport):
         multi_label = report
@@ -121,13 +121,13 @@ def _drawable(files: RunFiles) -> Mapping[str, Callable[[], Figure]]:
     return draw
 
 
-def _curves(files: RunFiles, columns: int = PANELS_ACROSS) -> Figure:
+def _draw_curves(files: RunFiles, columns: int = PANELS_ACROSS) -> Figure:
     images = training_images(files.summary)
     rows = files.rows if images is None else with_speed(files.rows, images)
     return curves_figure(rows, best=kept_epoch(files) if files.summary.selected else None, columns=columns)
 
 
-def _read(path: Path) -> bytes:
+def _read_picture(path: Path) -> bytes:
     size = path.stat().st_size
     if size > MAX_PICTURE_BYTES:
         raise UserError(f"{str(path)!r} has {size} bytes, expected at most {MAX_PICTURE_BYTES}: remove it.")
@@ -137,7 +137,7 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _uri(png: bytes) -> str:
+def _data_uri(png: bytes) -> str:
     """Return a PNG as a data URI, converted to JPEG if that is smaller."""
     jpeg = _as_jpeg(png) if len(png) > LARGE else None
     return data_uri(png) if jpeg is None or len(jpeg) >= len(png) else data_uri(jpeg, "jpeg")
@@ -155,9 +155,9 @@ def _as_jpeg(data: bytes) -> bytes | None:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
             if picture.width * picture.height > MOST_PIXELS:
                 return None
-            whole = picture.convert("RGBA")
-            page = Image.new("RGB", whole.size, "white")
-            page.paste(whole, mask=whole.getchannel("A"))
+            rgba = picture.convert("RGBA")
+            page = Image.new("RGB", rgba.size, "white")
+            page.paste(rgba, mask=rgba.getchannel("A"))
         page.save(buffer, "JPEG", quality=QUALITY, optimize=True)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None

@@ -73,22 +73,26 @@ def read_summary(files: RunFiles) -> PretrainingSummary:
     Raises:
         UserError: The type of an entry differs from that in `PretrainingSummary`.
     """
-    return read_stored(files, SUMMARY, _summary, "pre-train") if (files.run.path / SUMMARY).is_file() else _summary({})
+    return (
+        read_stored(files, SUMMARY, _parse_summary, "pre-train")
+        if (files.run.path / SUMMARY).is_file()
+        else _parse_summary({})
+    )
 
 
-def _summary(content: Mapping[str, Any]) -> PretrainingSummary:
+def _parse_summary(content: Mapping[str, Any]) -> PretrainingSummary:
     verdict, out_dim, knn_start = (content.get(name) for name in ("verdict", "out_dim", "knn_start"))
     if verdict is not None:
         verdict = {key: str(verdict[key])[:MAX_TEXT] for key in ("kind", "sentence", "advice")}
     return PretrainingSummary(
-        crops=_text(content.get("crops")),
+        crops=_short_text(content.get("crops")),
         out_dim=None if out_dim is None else int(out_dim),
-        monitor=_text(content.get("monitor")),
+        monitor=_short_text(content.get("monitor")),
         knn_start=None if knn_start is None else float(knn_start),
         verdict=verdict,
-        verdicts=[_change(entry) for entry in content.get("verdicts") or ()],
+        verdicts=[_parse_change(entry) for entry in content.get("verdicts") or ()],
         rollbacks=int(content.get("rollbacks") or 0),
-        start=_text(content.get("start")),
+        start=_short_text(content.get("start")),
         remarks=[str(remark)[:MAX_TEXT] for remark in content.get("remarks") or ()],
     )
 
@@ -114,9 +118,9 @@ def headline(files: RunFiles, summary: PretrainingSummary) -> list[str]:
         return sentences
     epoch, last = scores[-1]
     start = "" if summary.knn_start is None else f"; with the initial weights, {percent(summary.knn_start)}"
-    where = "labelled images" if summary.monitor is None else f"labelled images of {summary.monitor}"
+    noun = "labelled images" if summary.monitor is None else f"labelled images of {summary.monitor}"
     sentences.append(
-        f"After epoch {epoch:g} nearest neighbours classify {percent(last)} of the {where} correctly{start}."
+        f"After epoch {epoch:g} nearest neighbours classify {percent(last)} of the {noun} correctly{start}."
     )
     top, best = max((share, epoch) for epoch, share in scores)
     if top > last:
@@ -167,7 +171,7 @@ def table(files: RunFiles, summary: PretrainingSummary) -> Mapping[str, str]:
     )
 
 
-def _change(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parse_change(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     kind = entry["kind"]
     return {
         "epoch": f"{float(entry['epoch']):g}",
@@ -176,5 +180,5 @@ def _change(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _text(value: Any) -> str | None:
+def _short_text(value: Any) -> str | None:
     return None if value is None else str(value)[:MAX_TEXT]

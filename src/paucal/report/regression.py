@@ -34,7 +34,7 @@ def write_regression_report(run: Path) -> Path:
         UserError: The folder does not exist, or one of its files is too large or damaged.
     """
     files = read_run(run)
-    rows, sentences = read_stored(files, METRICS, _scores)
+    rows, sentences = read_stored(files, METRICS, _parse_scores)
     return write_run_page(
         files,
         "regression.html",
@@ -47,8 +47,10 @@ def write_regression_report(run: Path) -> Path:
     )
 
 
-def _scores(content: dict[str, Any]) -> tuple[list[ScoreRow], list[str]]:
-    return [_row(name, content["scores"][name]) for name in TITLES if name in content["scores"]], headline(content)
+def _parse_scores(content: dict[str, Any]) -> tuple[list[ScoreRow], list[str]]:
+    return [_score_row(name, content["scores"][name]) for name in TITLES if name in content["scores"]], headline(
+        content
+    )
 
 
 def headline(content: dict[str, Any]) -> list[str]:
@@ -56,8 +58,9 @@ def headline(content: dict[str, Any]) -> list[str]:
     mae, gain = content["scores"]["mae"], content["gain"]
     sentences = [
         f"On {counted(int(content['images']), 'test image')} that were not used in training, a prediction is off by "
-        f"{_text(mae['value'])} on average (95 % interval {_between(mae)}). Always predicting the mean of the training "
-        f"images, {_text(content['mean'])}, would be off by {_text(content['baseline'])}."
+        f"{_format_number(mae['value'])} on average (95 % interval {_format_range(mae)}). Always predicting the mean "
+        f"of the training images, {_format_number(content['mean'])}, would be off by "
+        f"{_format_number(content['baseline'])}."
     ]
     if gain["low"] is not None and gain["low"] <= 0:
         sentences.append("These images do not show that the model is better than the mean.")
@@ -66,8 +69,8 @@ def headline(content: dict[str, Any]) -> list[str]:
     else:
         coverage = content["scores"]["coverage"]
         sentences.append(
-            f"A 90 % interval is on average a prediction ± {_text(content['half_width'])}; it contained the true "
-            f"number for {percent(coverage['value'])} of the test images."
+            f"A 90 % interval is on average a prediction ± {_format_number(content['half_width'])}; it contained the "
+            f"true number for {percent(coverage['value'])} of the test images."
         )
     return sentences
 
@@ -86,16 +89,18 @@ def table(files: RunFiles) -> dict[str, str]:
     )
 
 
-def _row(name: str, score: dict[str, Any]) -> ScoreRow:
-    shown = percent if name in ("coverage", "exact") else _text
+def _score_row(name: str, score: dict[str, Any]) -> ScoreRow:
+    format_value = percent if name in ("coverage", "exact") else _format_number
     if score["low"] is None:
-        return ScoreRow(TITLES[name], shown(score["value"]), "")
-    return ScoreRow(TITLES[name], shown(score["value"]), f"{shown(score['low'])} to {shown(score['high'])}")
+        return ScoreRow(TITLES[name], format_value(score["value"]), "")
+    return ScoreRow(
+        TITLES[name], format_value(score["value"]), f"{format_value(score['low'])} to {format_value(score['high'])}"
+    )
 
 
-def _between(score: dict[str, Any]) -> str:
-    return "unknown" if score["low"] is None else f"{_text(score['low'])} to {_text(score['high'])}"
+def _format_range(score: dict[str, Any]) -> str:
+    return "unknown" if score["low"] is None else f"{_format_number(score['low'])} to {_format_number(score['high'])}"
 
 
-def _text(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{float(value):.3g}"

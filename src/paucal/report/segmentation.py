@@ -80,10 +80,10 @@ def read_scores(files: RunFiles) -> SegmentationScores:
     Raises:
         UserError: The file of the scores is damaged.
     """
-    return read_stored(files, METRICS, _scores) if (files.run.path / METRICS).is_file() else SegmentationScores()
+    return read_stored(files, METRICS, _parse_scores) if (files.run.path / METRICS).is_file() else SegmentationScores()
 
 
-def _scores(content: Mapping[str, Any]) -> SegmentationScores:
+def _parse_scores(content: Mapping[str, Any]) -> SegmentationScores:
     rows = sorted(content["classes"][:MOST_CLASSES], key=lambda row: (row["value"] is None, row["value"] or 0.0))
     return SegmentationScores(
         images=int(content["images"]),

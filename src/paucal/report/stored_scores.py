@@ -30,7 +30,7 @@ def read_stored(files: RunFiles, name: str, read: Callable[[Any], T], repeat: st
 
 def score_and_interval(value: Mapping[str, Any]) -> tuple[str, str]:
     """Return a score and its interval as text, "" for an unknown interval."""
-    middle, low, high = (None if value[name] is None else float(value[name]) for name in ("value", "low", "high"))
-    if middle is None:
+    estimate, low, high = (None if value[name] is None else float(value[name]) for name in ("value", "low", "high"))
+    if estimate is None:
         return "none", ""
-    return percent(middle), "" if low is None or high is None else f"{100 * low:.1f} and {100 * high:.1f}"
+    return percent(estimate), "" if low is None or high is None else f"{100 * low:.1f} and {100 * high:.1f}"

@@ -37,34 +37,42 @@ def _store_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str,
     if not is_frame(data):
         return data, dict(settings)
     columns = columns_of(data)
-    named = {name: settings.get(name) for name in ("image", "label", "mask")}
-    others = {name: value for name, value in settings.items() if name not in (*named, "data_root")}
-    for name, column in named.items():
+    named_columns = {name: settings.get(name) for name in ("image", "label", "mask")}
+    other_settings = {name: value for name, value in settings.items() if name not in (*named_columns, "data_root")}
+    for name, column in named_columns.items():
         if column is not None and column not in columns:
             raise UserError(f"{name}: the table has no column {column!r}; it has {', '.join(map(repr, columns))}.")
-    mask = named["mask"] or next((name for name in columns if name.lower() in MASK_COLUMNS), None)
+    mask = named_columns["mask"] or next((name for name in columns if name.lower() in MASK_COLUMNS), None)
     if mask is None and columns_of_boxes([IMAGE, *columns]) is None:
         return without_frame(data, settings)
-    image = find_image_column(columns, named["image"])
+    image = find_image_column(columns, named_columns["image"])
     root = settings.get("data_root") or ""
-    table: dict[str, list[Any]] = {IMAGE: [_path(value, root, row) for row, value in enumerate(columns[image], 1)]}
+    table: dict[str, list[Any]] = {
+        IMAGE: [_absolute_path(value, root, row) for row, value in enumerate(columns[image], 1)]
+    }
     if mask is not None:
-        table[MASK] = [_path(value, root, row) if value else "" for row, value in enumerate(columns[mask], 1)]
-    if named["label"] is not None:
-        table[CLASS] = columns[named["label"]]
-    kept = {name: cells for name, cells in columns.items() if name not in (image, mask, named["label"])}
+        table[MASK] = [_absolute_path(value, root, row) if value else "" for row, value in enumerate(columns[mask], 1)]
+    if named_columns["label"] is not None:
+        table[CLASS] = columns[named_columns["label"]]
+    further_columns = {
+        name: cells for name, cells in columns.items() if name not in (image, mask, named_columns["label"])
+    }
     # The table readers may prefer other columns, so name the stored columns explicitly.
     usual = {*table, *IMAGE_COLUMNS, *MASK_COLUMNS}
-    more = {name: [_numbers(cell) for cell in cells] for name, cells in kept.items() if plain_column(name) not in usual}
-    return str(store_table({**table, **more})), others
+    table_columns = {
+        name: [_numbers_as_text(cell) for cell in cells]
+        for name, cells in further_columns.items()
+        if plain_column(name) not in usual
+    }
+    return str(store_table({**table, **table_columns})), other_settings
 
 
-def _numbers(cell: Any) -> Any:
+def _numbers_as_text(cell: Any) -> Any:
     """Return a list of numbers, such as a box, as text with spaces between them; anything else as it is."""
     return " ".join(map(str, cell)) if isinstance(cell, list | tuple | np.ndarray) else cell
 
 
-def _path(value: Any, root: str | os.PathLike[str], row: int) -> str:
+def _absolute_path(value: Any, root: str | os.PathLike[str], row: int) -> str:
     if not isinstance(value, str | os.PathLike):
         raise UserError(f"image {row} is of type {type(value).__name__}, expected the path of a file.")
     return os.path.abspath(os.path.join(os.path.expanduser(root), os.path.expanduser(os.fspath(value))))

@@ -55,9 +55,9 @@ def duration(seconds: float) -> str:
 
 def finish(seconds: float) -> str:
     """Return the time of day `seconds` from now, with the weekday if it is another day."""
-    now, then = time.localtime(), time.localtime(time.time() + seconds)
-    same = (now.tm_year, now.tm_yday) == (then.tm_year, then.tm_yday)
-    return time.strftime("%H:%M" if same else "%H:%M on %A", then)
+    now, end_time = time.localtime(), time.localtime(time.time() + seconds)
+    is_same_day = (now.tm_year, now.tm_yday) == (end_time.tm_year, end_time.tm_yday)
+    return time.strftime("%H:%M" if is_same_day else "%H:%M on %A", end_time)
 
 
 class Expectation:

@@ -105,8 +105,8 @@ class Console:
         for name, origin in origins.items():
             value = getattr(settings, name)
             if origin != "default" and value is not None:
-                table.add_row(name, escape(_plain(value)), escape(origin))
-                self.note(f"setting {name} = {_plain(value)} ({origin})")
+                table.add_row(name, escape(_short_text(value)), escape(origin))
+                self.note(f"setting {name} = {_short_text(value)} ({origin})")
         self.show(table)
         for remark in remarks:
             self.say(f"note: {remark}")
@@ -207,7 +207,7 @@ def epoch_line(epoch: int, epochs: int, row: Mapping[str, float]) -> str:
     return "  ".join([*parts, f"{row['seconds']:.0f} s"])
 
 
-def _plain(value: Any) -> str:
+def _short_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return shortened(" ".join(map(str, value)) if isinstance(value, list) else str(value))

@@ -20,8 +20,8 @@ S = TypeVar("S", bound=JobSettings)
 
 def shape_of(changes: Mapping[str, Any], settings: JobSettings) -> tuple[int, int]:
     """Return (processes per node, nodes) of a resumed run: as given, else as launched, else as stored."""
-    alone = (1, 1) if TorchElasticEnvironment.detect() else None  # torchrun started a single process
-    devices, nodes = launched_shape() or alone or (settings.devices, settings.nodes)
+    single_process = (1, 1) if TorchElasticEnvironment.detect() else None  # torchrun started a single process
+    devices, nodes = launched_shape() or single_process or (settings.devices, settings.nodes)
     return changes.get("devices", devices), changes.get("nodes", nodes)
 
 
@@ -32,17 +32,17 @@ def with_processes(settings: S, devices: int, nodes: int) -> tuple[S, dict[str, 
     more passes per step instead.
     """
     batch, processes = settings.effective_batch, devices * nodes
-    share, rest = divmod(batch, processes)
-    if rest or not share:
-        fitting = [n for n in range(1, batch + 1) if batch % n == 0]
-        near = sorted(sorted(fitting, key=lambda n: abs(n - processes))[:2])
+    share, remainder = divmod(batch, processes)
+    if remainder or not share:
+        divisors = [n for n in range(1, batch + 1) if batch % n == 0]
+        nearest = sorted(sorted(divisors, key=lambda n: abs(n - processes))[:2])
         raise UserError(
             f"{counted(processes, 'process', 'processes')} cannot share the {batch} images of a step of this run "
-            f"equally: resume it with {near[0]} or {near[1]}."
+            f"equally: resume it with {nearest[0]} or {nearest[1]}."
         )
     size = max(n for n in range(1, min(share, settings.images_per_pass) + 1) if share % n == 0)
     text = f"{counted(processes, 'process shares', 'processes share')} the {batch} images of a step"
     strategy = "auto" if processes == 1 else settings.strategy if settings.strategy == "fsdp" else "ddp"
-    changed: dict[str, Any] = {"devices": devices, "nodes": nodes, "strategy": strategy}
-    changed |= {"batch_size": size, "accumulate": share // size}
-    return replace(settings, **changed), dict.fromkeys(changed, f"resumed: {text}")
+    new_settings: dict[str, Any] = {"devices": devices, "nodes": nodes, "strategy": strategy}
+    new_settings |= {"batch_size": size, "accumulate": share // size}
+    return replace(settings, **new_settings), dict.fromkeys(new_settings, f"resumed: {text}")

@@ -35,16 +35,16 @@ def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Fam
         console.say("note: this model has no linear classifier, so pictures are not compared with the training images")
         return None
     key = _weights_key(run)
-    kept = _read(run.path / NAME, key)
-    if kept is not None:
-        return kept
+    stored_test = _read_stored(run.path / NAME, key)
+    if stored_test is not None:
+        return stored_test
     try:
-        familiarity = _measure(run, model, console)
+        familiarity = _fit_to_run(run, model, console)
     except (UserError, OSError) as problem:
         console.say(f"note: pictures cannot be compared with the training images: {problem}")
         return None
     if familiarity is not None:
-        _write(run.path / NAME, familiarity, key)
+        _store(run.path / NAME, familiarity, key)
     return familiarity
 
 
@@ -54,7 +54,7 @@ def features_of(reader: ClassifierInputs, model: TrainedModel, batch: Tensor) ->
         return reader(batch.to(model.device)).float().cpu()
 
 
-def _measure(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
+def _fit_to_run(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
     with console.progress("reading images") as advance:
         images = open_again(run, advance, reading=model.card.preprocessing.reading)
     split = read_split(run.split, images)
@@ -82,7 +82,7 @@ def _weights_key(run: RunFolder) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read(path: Path, key: str) -> Familiarity | None:
+def _read_stored(path: Path, key: str) -> Familiarity | None:
     """Return the stored detector; None if it is missing, damaged or of other weights, and must be computed again."""
     try:
         if require_regular(path).stat().st_size > MOST_BYTES:
@@ -98,7 +98,7 @@ def _read(path: Path, key: str) -> Familiarity | None:
     return Familiarity(features.float(), float(limit))
 
 
-def _write(path: Path, familiarity: Familiarity, key: str) -> None:
+def _store(path: Path, familiarity: Familiarity, key: str) -> None:
     """Store the detector in the run, if the run folder can be written to."""
     tensors = {"features": familiarity.features.contiguous(), "limit": torch.tensor([familiarity.limit])}
     content = safetensors.torch.save(tensors, metadata={"weights": key})

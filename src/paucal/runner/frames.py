@@ -85,10 +85,10 @@ def without_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str
     if not is_frame(data):
         return data, dict(settings)
     columns = {"image_column": settings.get("image"), "label_column": settings.get("label")}
-    others = {name: value for name, value in settings.items() if name not in ("image", "label")}
-    given = {**others, **{name: column for name, column in columns.items() if column is not None}}
-    stored = store_frame(data, given.get("image_column"), given.get("data_root"))
-    return stored.pop("data"), {**given, **stored}
+    other_settings = {name: value for name, value in settings.items() if name not in ("image", "label")}
+    with_columns = {**other_settings, **{name: column for name, column in columns.items() if column is not None}}
+    table_settings = store_frame(data, with_columns.get("image_column"), with_columns.get("data_root"))
+    return table_settings.pop("data"), {**with_columns, **table_settings}
 
 
 def store_frame(frame: Any, image: str | None = None, root: str | os.PathLike[str] | None = None) -> dict[str, str]:
@@ -113,21 +113,21 @@ def store_columns(
 ) -> dict[str, str]:
     """Store a table given as the values of each column; see `store_frame`."""
     image = find_image_column(columns, image)
-    values, others = columns[image], {name: cells for name, cells in columns.items() if name != image}
+    values, other_columns = columns[image], {name: cells for name, cells in columns.items() if name != image}
     if all(isinstance(value, str | os.PathLike) for value in values):
         paths, folder = _below_one_folder([os.fspath(value) for value in values], root)
-        return {"data": str(store_table({image: paths, **others})), "image_column": image, "data_root": folder}
+        return {"data": str(store_table({image: paths, **other_columns})), "image_column": image, "data_root": folder}
     pictures = pa.array([{"bytes": encode_image(value, row)} for row, value in enumerate(values, start=1)])
-    texts = {name: pa.array([_label(cell) for cell in cells]) for name, cells in others.items()}
+    texts = {name: pa.array([_parquet_cell(cell) for cell in cells]) for name, cells in other_columns.items()}
     buffer = io.BytesIO()
     pq.write_table(pa.table({image: pictures, **texts}), buffer, compression="none")  # images are compressed
-    return {"data": str(_store(buffer.getvalue(), "parquet")), "image_column": image}
+    return {"data": str(_store_file(buffer.getvalue(), "parquet")), "image_column": image}
 
 
 def store_table(columns: Mapping[str, Sequence[Any]]) -> Path:
     """Store columns of plain values as a CSV file in the cache, and return the file."""
-    rows = zip(*([_cell(cell) for cell in cells] for cells in columns.values()), strict=True)
-    return _store(csv_text(columns, *rows).encode(errors="surrogateescape"), "csv")
+    rows = zip(*([_csv_cell(cell) for cell in cells] for cells in columns.values()), strict=True)
+    return _store_file(csv_text(columns, *rows).encode(errors="surrogateescape"), "csv")
 
 
 def images_of_frame(
@@ -183,14 +183,16 @@ def encode_image(value: Any, row: int) -> bytes:
     if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3):
         value = Image.fromarray(value[..., 0] if value.shape[2:] == (1,) else value)
     if not isinstance(value, Image.Image):
-        what = f"array of {value.ndim} axes of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        description = (
+            f"array of {value.ndim} axes of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        )
         raise UserError(
-            f"image {row} is of type {what}, expected paths, PIL images, encoded bytes, or arrays of (height, "
+            f"image {row} is of type {description}, expected paths, PIL images, encoded bytes, or arrays of (height, "
             "width) or (height, width, channels) of uint8."
         )
     buffer = io.BytesIO()
-    kept = value if value.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else value.convert("RGB")
-    kept.save(buffer, "PNG", compress_level=1)
+    storable = value if value.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else value.convert("RGB")
+    storable.save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
 
 
@@ -221,19 +223,19 @@ def keep_frame(run: RunFolder, setup: A) -> A:
     path = Path(setup.settings.data)
     if path.parent != frames_folder().resolve() or not FRAME.fullmatch(path.name):
         return setup
-    kept = run.path.resolve() / path.name
-    if not kept.exists():
+    copy = run.path.resolve() / path.name
+    if not copy.exists():
         try:
-            os.link(path, kept)
+            os.link(path, copy)
         except OSError:  # another disk, or a system without links
-            shutil.copyfile(path, kept)
+            shutil.copyfile(path, copy)
     images, changes = setup.data.images, {}
     if images.location == str(path):
-        changes["images"] = replace(images, location=str(kept))
-    return replace(setup, settings=replace(setup.settings, data=str(kept)), data=replace(setup.data, **changes))
+        changes["images"] = replace(images, location=str(copy))
+    return replace(setup, settings=replace(setup.settings, data=str(copy)), data=replace(setup.data, **changes))
 
 
-def _store(content: bytes, suffix: str) -> Path:
+def _store_file(content: bytes, suffix: str) -> Path:
     folder = frames_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = folder / f"frame-{hashlib.sha256(content).hexdigest()[:16]}.{suffix}"
@@ -246,14 +248,14 @@ def _store(content: bytes, suffix: str) -> Path:
 
 def find_image_column(columns: Mapping[str, Sequence[Any]], given: str | None) -> str:
     """Return the column of images: the given one, or the first with a usual name."""
-    shown = ", ".join(map(repr, list(columns)[:12]))
+    column_names = ", ".join(map(repr, list(columns)[:12]))
     if given is not None:
         if given not in columns:
-            raise UserError(f"image: the table has no column {given!r}; it has {shown}.")
+            raise UserError(f"image: the table has no column {given!r}; it has {column_names}.")
         return given
     usual = [name for name in columns if re.sub(r"[\s-]+", "_", name.strip().lower()) in IMAGE_COLUMNS]
     if not usual:
-        raise UserError(f"no column of the table is known to hold paths or images ({shown}): name it by image=.")
+        raise UserError(f"no column of the table is known to hold paths or images ({column_names}): name it by image=.")
     return min(usual, key=lambda name: IMAGE_COLUMNS.index(re.sub(r"[\s-]+", "_", name.strip().lower())))
 
 
@@ -263,15 +265,15 @@ def _below_one_folder(paths: Sequence[str], root: str | os.PathLike[str] | None)
         return list(paths), os.fspath(root)
     if any(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) for path in paths):
         return list(paths), os.getcwd()  # the table reader reports addresses with advice
-    whole = [os.path.abspath(os.path.expanduser(path)) for path in paths]
+    absolute = [os.path.abspath(os.path.expanduser(path)) for path in paths]
     try:
-        folder = os.path.commonpath([os.path.dirname(path) for path in whole])
+        folder = os.path.commonpath([os.path.dirname(path) for path in absolute])
     except ValueError:
         raise UserError("the images of the table are on several drives: put them on one.") from None
-    return [os.path.relpath(path, folder).replace(os.sep, "/") for path in whole], folder
+    return [os.path.relpath(path, folder).replace(os.sep, "/") for path in absolute], folder
 
 
-def _cell(value: Any) -> str:
+def _csv_cell(value: Any) -> str:
     """Return a value as a CSV cell: numbers without a needless ".0", lists as JSON, missing values empty."""
     if value is None or (isinstance(value, float) and value != value):
         return ""
@@ -282,6 +284,6 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def _label(value: Any) -> str | list[str]:
+def _parquet_cell(value: Any) -> str | list[str]:
     """Return a value of a further column in Parquet, where negative numbers would be missing labels."""
-    return [_cell(entry) for entry in value] if isinstance(value, list | tuple | np.ndarray) else _cell(value)
+    return [_csv_cell(entry) for entry in value] if isinstance(value, list | tuple | np.ndarray) else _csv_cell(value)

@@ -105,18 +105,18 @@ def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
         and not is_remote(settings.data)
         and all(Path(place).expanduser().exists() for place in roots_of(settings.data))
     ):
-        changes["data"] = SEPARATOR.join(map(_absolute, roots_of(settings.data)))
+        changes["data"] = SEPARATOR.join(map(_absolute_path, roots_of(settings.data)))
     if settings.data_root is not None:
-        changes["data_root"] = _absolute(settings.data_root)
+        changes["data_root"] = _absolute_path(settings.data_root)
     labelled = isinstance(settings, LabelledDataSettings)
     for name in (*("classes",) * labelled, *paths):
         value = getattr(settings, name)
         if value is not None and Path(value).expanduser().exists():
-            changes[name] = _absolute(value)
+            changes[name] = _absolute_path(value)
     return replace(settings, **changes)
 
 
-def _absolute(path: str) -> str:
+def _absolute_path(path: str) -> str:
     return str(Path(path).expanduser().resolve())
 
 
@@ -203,8 +203,8 @@ def with_label_maps(data: SplitImages, labels: str | None, method: str, advance:
         raise UserError(f"--method {method} learns from label maps: make them with 'paucal label' and give --labels.")
     maps = LabelMaps(Path(labels).expanduser())
     images, split = data.images, data.split
-    seen = set(maps.facts.trained_on)
-    leaked = {part: sum(images.keys[i] in seen for i in split.indices(part)) for part in ("val", "test")}
+    trained_keys = set(maps.facts.trained_on)
+    leaked = {part: sum(images.keys[i] in trained_keys for i in split.indices(part)) for part in ("val", "test")}
     if any(leaked.values()):
         select = "" if leaked["test"] else ", or keep no images for validation (--val-fraction 0)"
         raise UserError(
@@ -226,22 +226,22 @@ def open_again(
         download: Whether a missing published data set may be downloaded.
         reading: Size and channels to read.
     """
-    stored = run.settings
-    if "data" not in stored:
+    run_settings = run.settings
+    if "data" not in run_settings:
         raise UserError(f"{str(run.config)!r} does not name its data; give DATA.")
-    opened = LabelledDataSettings(
-        data=str(stored["data"]),
-        data_root=stored.get("data_root"),
+    data_settings = LabelledDataSettings(
+        data=str(run_settings["data"]),
+        data_root=run_settings.get("data_root"),
         download=download,
-        on_bad_image=stored.get("on_bad_image", "refuse"),
-        classes=stored.get("classes"),
-        image_column=stored.get("image_column"),
-        channels=stored.get("channels"),
-        label_column=stored.get("label_column"),
-        label_separator=stored.get("label_separator"),
+        on_bad_image=run_settings.get("on_bad_image", "refuse"),
+        classes=run_settings.get("classes"),
+        image_column=run_settings.get("image_column"),
+        channels=run_settings.get("channels"),
+        label_column=run_settings.get("label_column"),
+        label_separator=run_settings.get("label_separator"),
     )
-    target = stored.get("target")
-    images = load_images(opened, advance, labelled=target is None, reading=reading)
+    target = run_settings.get("target")
+    images = load_images(data_settings, advance, labelled=target is None, reading=reading)
     if target is None:
         return images
     cells = images.columns.get(str(target), ())  # rows without a number were left out
@@ -272,8 +272,8 @@ def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | 
     if settings.normalise == "computed" or data.images.reading.channels != RGB:
         return compute_normalisation(data.images, data.part("train"))
     if settings.normalise == "model":
-        fed = start or input_of_timm(settings.model)
-        return Normalisation(fed.mean, fed.std)
+        image_input = start or input_of_timm(settings.model)
+        return Normalisation(image_input.mean, image_input.std)
     return Normalisation()
 
 

@@ -50,13 +50,13 @@ def open_sources(
     Raises:
         UserError: A path does not exist, or a pattern matches no image.
     """
-    opened: list[ImageSet | InMemory] = []
+    image_sets: list[ImageSet | InMemory] = []
     for source in sources:
-        opened += _open(source, console) if isinstance(source, str) else [InMemory(source)]
-    for images in opened:
+        image_sets += _open_path(source, console) if isinstance(source, str) else [InMemory(source)]
+    for images in image_sets:
         for note in (*images.notes, *depth_notes(images, reading)) if isinstance(images, ImageSet) else ():
             console.say(f"note: {note}")
-    return opened
+    return image_sets
 
 
 class Pictures:
@@ -79,13 +79,13 @@ class Pictures:
 
     def name(self, position: int) -> str | None:
         """Return the path of a picture; None for a picture in memory."""
-        number, index = self._place(position)
+        number, index = self._source_and_index(position)
         images = self._sources[number]
         return None if isinstance(images, InMemory) else full_name(images, images.keys[index])
 
     def stamp(self, position: int) -> str:
         """Return size and time of a picture's file; "" if unknown without reading it."""
-        number, index = self._place(position)
+        number, index = self._source_and_index(position)
         images = self._sources[number]
         if isinstance(images, InMemory):
             return ""
@@ -99,7 +99,7 @@ class Pictures:
         Raises:
             UnreadableImage: It cannot be decoded.
         """
-        number, index = self._place(position)
+        number, index = self._source_and_index(position)
         store, images = self._stores[number], self._sources[number]
         if isinstance(images, InMemory):
             try:
@@ -119,7 +119,7 @@ class Pictures:
             console.say(f"skipped: {problem}")
             return problem
 
-    def _place(self, position: int) -> tuple[int, int]:
+    def _source_and_index(self, position: int) -> tuple[int, int]:
         """Return the number of a picture's source, and its position there."""
         number = bisect_right(self._ends, position)
         return number, position - (self._ends[number - 1] if number else 0)
@@ -146,7 +146,7 @@ def read_all(
             yield pictures.name(position), picture
 
 
-def _open(path: str, console: Console) -> Iterator[ImageSet]:
+def _open_path(path: str, console: Console) -> Iterator[ImageSet]:
     """Open a path, or all matches of a pattern."""
     if is_remote(path):
         yield _open_remote(path)
@@ -162,9 +162,9 @@ def _open(path: str, console: Console) -> Iterator[ImageSet]:
         files = "1 file, which is not an image" if len(names) == 1 else f"{len(names)} files, but no image"
         raise UserError(f"the pattern {path!r} matches {files}.")
     if len(images) < len(names):
-        others = len(names) - len(images)
-        is_none = "is not an image" if others == 1 else "are not images"
-        console.say(f"{counted(others, 'match', 'matches')} of {path!r} {is_none}")
+        n_others = len(names) - len(images)
+        is_none = "is not an image" if n_others == 1 else "are not images"
+        console.say(f"{counted(n_others, 'match', 'matches')} of {path!r} {is_none}")
     for name in images:
         yield open_images(name, labelled=False)
 

@@ -123,8 +123,8 @@ class RunSetup(Generic[S]):
         """Number of deployed parameters and of parameters in training heads, as text."""
         deployed = sum(p.numel() for p in self.objective.deployable().parameters())
         trained = {id(p): p for p in self.objective.backbones()[-1].model.parameters()}
-        extra = sum(p.numel() for p in self.objective.parameters() if p.requires_grad and id(p) not in trained)
-        heads = f" and {extra / 1e6:.2f} M in training heads" if extra > 0 else ""
+        in_heads = sum(p.numel() for p in self.objective.parameters() if p.requires_grad and id(p) not in trained)
+        heads = f" and {in_heads / 1e6:.2f} M in training heads" if in_heads > 0 else ""
         return f"{deployed / 1e6:.2f} M parameters{heads}"
 
     @property
@@ -198,7 +198,7 @@ class Job(ABC, Generic[S, A, R]):
 
     @abstractmethod
     def assemble(self, settings: S, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> A:
-        """Open the images, choose the open settings and build the objective, without training or writing anything.
+        """Open the images, choose the settings that were not given and build the objective; train and write nothing.
 
         Args:
             settings: Settings as given or stored.

@@ -66,8 +66,8 @@ class Stopped:
     verb: str = "train"
 
     def __str__(self) -> str:
-        where = f"stopped after step {self.step} of {self.total_steps}"
-        return f"{where}; resume with: paucal {self.verb} --resume {shlex.quote(RunFolder(self.run).place)}"
+        position = f"stopped after step {self.step} of {self.total_steps}"
+        return f"{position}; resume with: paucal {self.verb} --resume {shlex.quote(RunFolder(self.run).place)}"
 
 
 def begin(
@@ -93,18 +93,18 @@ def begin(
     """
     join_processes()
     if not is_first():
-        return _follow(job, callbacks)
+        return _join_run(job, callbacks)
     setups: list[A] = []
-    more = list(callbacks)
+    all_callbacks = list(callbacks)
 
     def create() -> Path:
-        here = settings
+        local_settings = settings
         if settings.output is not None and is_remote(settings.output):
             require_one_machine(settings.overwrite)
             copy = storage.enter_context(written_to_storage(settings.output, False, console))
-            more.append(copy)
-            here = replace(settings, output=str(copy.folder))
-        setup = _check_and_assemble(job, here, given, console)
+            all_callbacks.append(copy)
+            local_settings = replace(settings, output=str(copy.folder))
+        setup = _check_and_assemble(job, local_settings, given, console)
         setups.append(setup)
         require_guard(setup.settings.workers)
         job.announce(setup, console)
@@ -115,7 +115,7 @@ def begin(
 
     with ExitStack() as storage, count_time_from(start), own_threads(), Writing(console) as writing:
         run = RunFolder(broadcast_path(create))
-        return _execute(job, run, setups[0], console, [*more, *writing.callbacks()])
+        return _execute(job, run, setups[0], console, [*all_callbacks, *writing.callbacks()])
 
 
 def resume(
@@ -137,38 +137,38 @@ def resume(
     """
     join_processes()
     if not is_first():
-        return _follow(job, callbacks)
+        return _join_run(job, callbacks)
     setups: list[A] = []
-    more = list(callbacks)
+    all_callbacks = list(callbacks)
 
     def reopen_run() -> Path:
-        here = path
+        local_path = path
         if is_remote(path):
             require_one_machine()
             copy = storage.enter_context(written_to_storage(str(path), True, console))
-            more.append(copy)
-            here = copy.folder
-        run, settings, origin = reopen(here, changes or {}, job)
-        stored = stored_settings(run, job.kind, job.verb)[0]
+            all_callbacks.append(copy)
+            local_path = copy.folder
+        run, settings, origin = reopen(local_path, changes or {}, job)
+        old_settings = stored_settings(run, job.kind, job.verb)[0]
         writing.go_on(run)
         setup = _reassemble(job, run, settings, origin, console)
         setups.append(setup)
-        if settings.processes != stored.processes and job.needs_planning(setup):
+        if settings.processes != old_settings.processes and job.needs_planning(setup):
             raise UserError(
                 f"{str(run.path)!r} was stopped before the length of its training was chosen, and "
-                f"{counted(stored.processes, 'process', 'processes')} had started it: resume it with the same "
+                f"{counted(old_settings.processes, 'process', 'processes')} had started it: resume it with the same "
                 "number first."
             )
         if set(changes or {}) & set(places_of(job)):
             require_same_images(run.split, setup.data.images)
         job.announce(setup, console)
-        if settings != stored:  # stored only here, since an invalid change must not damage the run
+        if settings != old_settings:  # stored only here, since an invalid change must not damage the run
             store_changes(run, settings, origin)
         return run.path
 
     with ExitStack() as storage, count_time_from(None), own_threads(), Writing(console) as writing:
         run = RunFolder(broadcast_path(reopen_run))
-        return _execute(job, run, setups[0], console, [*more, *writing.callbacks()])
+        return _execute(job, run, setups[0], console, [*all_callbacks, *writing.callbacks()])
 
 
 def run_quietly(
@@ -184,17 +184,23 @@ def run_quietly(
         UserError: The data or a setting is invalid, or the run was stopped; the message says what to do.
         TypeError: A setting does not exist, or `callbacks` contains another object.
     """
-    more = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-    for callback in more:
+    callback_list = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+    for callback in callback_list:
         if not isinstance(callback, Callback):
             raise TypeError(f"{name}: callbacks has a {type(callback).__name__}, expected lightning.pytorch.Callback.")
-    typed, given = from_python(job.kind, settings, name, job.verb), given_names(settings)
+    typed_settings, given_list = from_python(job.kind, settings, name, job.verb), given_names(settings)
     note_late_import()
     with kept_memory():
         if resumed is None:
-            result = begin(job, typed, dict.fromkeys(given, "given"), SilentConsole(), more)
+            result = begin(job, typed_settings, dict.fromkeys(given_list, "given"), SilentConsole(), callback_list)
         else:
-            result = resume(job, resumed, SilentConsole(), {word: getattr(typed, word) for word in given}, more)
+            result = resume(
+                job,
+                resumed,
+                SilentConsole(),
+                {given_name: getattr(typed_settings, given_name) for given_name in given_list},
+                callback_list,
+            )
     if isinstance(result, Stopped):
         raise UserError(f"{result}.")
     return result
@@ -230,7 +236,7 @@ def _reassemble(job: Job[S, A, Any], run: RunFolder, settings: S, origin: Mappin
     return replace(job.assemble(settings, origin, console.progress, run), origin=origin)
 
 
-def _follow(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
+def _join_run(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
     """Join the run that the first process opened."""
     run, console = RunFolder(receive_path()), NullConsole()
     settings, origin = stored_settings(run, job.kind, job.verb)
@@ -261,12 +267,12 @@ def _execute(
             Loggers(run, names, console) as loggers,
         ):
             if job.needs_planning(setup):
-                planned = _plan_run(job, run, setup, console)
-                if planned is None:
+                planned_setup = _plan_run(job, run, setup, console)
+                if planned_setup is None:
                     stopped = Stopped(run.path, 0, setup.plan.total_steps, job.verb)
                     console.say(str(stopped))
                     return stopped
-                setup = planned
+                setup = planned_setup
             loggers.describe(setup.settings)
             while True:
                 watcher = job.watcher(run, setup, console)
@@ -305,8 +311,8 @@ def _plan_run(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -
     if not broadcast_value(finished):
         return None
     settings, origin = stored_settings(run, job.kind, job.verb)
-    planned = _reassemble(job, run, settings, origin, console)
-    return replace(planned, plan=replace(planned.plan, deadline=setup.plan.deadline), planned_at=planned_at)
+    planned_setup = _reassemble(job, run, settings, origin, console)
+    return replace(planned_setup, plan=replace(planned_setup.plan, deadline=setup.plan.deadline), planned_at=planned_at)
 
 
 def _next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, watcher: Watcher, console: Console) -> A:
@@ -342,20 +348,25 @@ def _fit(
     with job.prepared(run, setup, console) as prepared:
         start = checkpoint_step(run.last) * prepared.plan.accumulate if run.last.exists() else 0
         plan = add_time_plan(run, prepared.plan, prepared.planned_at)
-        planned = replace(prepared, plan=plan)
+        planned_setup = replace(prepared, plan=plan)
         records = Records(
             run,
-            save_model=lambda module: save_trained(run, module, planned.card),
-            watch=job.validation(planned),
+            save_model=lambda module: save_trained(run, module, planned_setup.card),
+            watch=job.validation(planned_setup),
             on_epoch=loggers.log_before(watcher.on_epoch),
             on_start=watcher.on_start if watcher.scores_start else None,
             on_change=lambda plan, pace: console.say(describe_change(plan, pace)),
         )
-        if planned.settings.ledger:
-            n_train, batch = len(planned.data.part("train")), planned.settings.effective_batch
-            ledger = Ledger(run.path, planned.data.images.keys, batch, steps_per_epoch(n_train, batch))
+        if planned_setup.settings.ledger:
+            n_train, batch = len(planned_setup.data.part("train")), planned_setup.settings.effective_batch
+            ledger = Ledger(run.path, planned_setup.data.images.keys, batch, steps_per_epoch(n_train, batch))
             callbacks = [ledger, *callbacks]
         callbacks = [*console.callbacks(), *callbacks]
         return fit(
-            planned.objective, lambda: job.loader(planned, start), job.optimization(planned), plan, records, callbacks
+            planned_setup.objective,
+            lambda: job.loader(planned_setup, start),
+            job.optimization(planned_setup),
+            plan,
+            records,
+            callbacks,
         )

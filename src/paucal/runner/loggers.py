@@ -65,7 +65,7 @@ def checked_id(value: object) -> str | None:
     return value if isinstance(value, str) and _ID.fullmatch(value) else None
 
 
-def _open_tensorboard(run: RunFolder, known: str | None) -> Logger:
+def _open_tensorboard(run: RunFolder, run_id: str | None) -> Logger:
     from lightning.pytorch.loggers import TensorBoardLogger
 
     path = str(run.path.resolve())
@@ -74,7 +74,7 @@ def _open_tensorboard(run: RunFolder, known: str | None) -> Logger:
     return TensorBoardLogger(path, name="", version="tensorboard", default_hp_metric=False)
 
 
-def _open_mlflow(run: RunFolder, known: str | None) -> Logger:
+def _open_mlflow(run: RunFolder, known_id: str | None) -> Logger:
     from lightning.pytorch.loggers import MLFlowLogger
 
     elsewhere = os.environ.get("MLFLOW_TRACKING_URI")
@@ -84,19 +84,19 @@ def _open_mlflow(run: RunFolder, known: str | None) -> Logger:
         run_name=run.path.name,
         tracking_uri=elsewhere or f"sqlite:///{folder / 'mlflow.db'}",  # the file store is deprecated
         artifact_location=None if elsewhere else (folder / "mlartifacts").as_uri(),
-        run_id=known,
+        run_id=known_id,
     )
     logger.experiment.set_terminated(logger.run_id, "RUNNING")  # a resumed run is still marked as ended
     return logger
 
 
-def _open_wandb(run: RunFolder, known: str | None) -> Logger:
+def _open_wandb(run: RunFolder, run_id: str | None) -> Logger:
     from lightning.pytorch.loggers import WandbLogger
 
     # Otherwise it would overwrite the progress bar; the run has its own log.
     quiet = import_module("wandb").Settings(console="off")
     project = os.environ.get("WANDB_PROJECT", PROJECT)
-    name, number = run.path.name, known or uuid.uuid4().hex[:8]
+    name, number = run.path.name, run_id or uuid.uuid4().hex[:8]
     return WandbLogger(name=name, save_dir=run.path.resolve(), project=project, id=number, settings=quiet)
 
 
@@ -163,18 +163,18 @@ class Loggers:
     def __enter__(self) -> "Loggers":
         if self._names:
             check_loggers(self._names)
-            self._read()
+            self._read_record()
             try:
-                self._start()
+                self._open_all()
             except BaseException:
-                self._close("failed")
+                self._close_all("failed")
                 raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close("failed" if problem is not None else self._ending)
+        self._close_all("failed" if problem is not None else self._ending)
 
     def describe(self, settings: JobSettings) -> None:
         """Log the resolved settings in the loggers that are new to the run."""
@@ -202,7 +202,7 @@ class Loggers:
         for name in list(self._open):
             self._try(name, lambda logger: _log(logger, {k: v for k, v in row.items() if k != "step"}, step))
         self._logged = step
-        self._write()
+        self._write_record()
 
     def forget_step(self) -> None:
         """Log all following rows: the run has changed, and may restart from an earlier step."""
@@ -215,20 +215,20 @@ class Loggers:
             self._try(name, lambda logger, kind=KINDS[name]: kind.score(logger, self._settings, finite, step))
         self._ending = "success"
 
-    def _read(self) -> None:
+    def _read_record(self) -> None:
         if not (self._run.path / RECORD).exists():
             return
-        stored = self._run.read_json(RECORD)
-        ids = stored.get("ids")
-        known = {name: checked_id(found) for name, found in ids.items()} if isinstance(ids, dict) else {}
-        self._ids = {name: found for name, found in known.items() if found is not None}
-        step = stored.get("step")
+        record = self._run.read_json(RECORD)
+        ids = record.get("ids")
+        checked = {name: checked_id(run_id) for name, run_id in ids.items()} if isinstance(ids, dict) else {}
+        self._ids = {name: run_id for name, run_id in checked.items() if run_id is not None}
+        step = record.get("step")
         self._logged = step if isinstance(step, int) else 0
 
-    def _write(self) -> None:
+    def _write_record(self) -> None:
         self._run.write_json(RECORD, {"ids": self._ids, "step": self._logged})
 
-    def _start(self) -> None:
+    def _open_all(self) -> None:
         self._new = [name for name in self._names if name not in self._ids]
         if self._new:
             self._logged = 0  # a new logger has no row yet
@@ -236,31 +236,31 @@ class Loggers:
             logger, place = _open_logger(name, self._run, self._ids.get(name))
             self._open[name] = logger
             self._ids[name] = str(logger.version)
-            self._write()
+            self._write_record()
             self._console.say(f"{name}: logging to {place}")
 
-    def _try(self, name: str, act: Callable[[Any], None]) -> None:
+    def _try(self, name: str, action: Callable[[Any], None]) -> None:
         """Call a function with a logger, and drop the logger if that fails."""
         if name not in self._open:
             return
         try:
-            act(self._open[name])
+            action(self._open[name])
         except Exception as problem:  # any exception, since no logger may end the run
             del self._open[name]
             text = shortened(" ".join(str(problem).split()), MOST_SHOWN)
             self._console.say(f"note: {name} failed ({text}); the run continues, and metrics.csv has all values")
 
-    def _close(self, ending: str) -> None:
+    def _close_all(self, ending: str) -> None:
         for name in list(self._open):
             self._try(name, lambda logger, kind=KINDS[name]: kind.close(logger, ending))
         self._open = {}
 
 
-def _open_logger(name: str, run: RunFolder, known: str | None) -> tuple[Logger, str]:
+def _open_logger(name: str, run: RunFolder, run_id: str | None) -> tuple[Logger, str]:
     """Open a logger; return it and the location of its logs."""
     kind = KINDS[name]
     try:
-        logger = kind.open(run, known)
+        logger = kind.open(run, run_id)
         return logger, kind.place(logger)
     except UserError:
         raise

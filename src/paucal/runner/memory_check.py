@@ -45,23 +45,25 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
     cost = cost_of(spec)
     if cost is None:
         return []
-    half = 1 if settings.precision == "32-true" else 2
+    shrink = 1 if settings.precision == "32-true" else 2
     copies = COPIES[getattr(settings, "optimizer", "adamw")]
-    weights, image = copies * BYTES * cost.parameters, round(views * cost.kept / half)
+    weights, image = copies * BYTES * cost.parameters, round(views * cost.kept / shrink)
     local = 1 if settings.device == "cuda" else settings.devices
-    room = _memory(settings) // local
-    needed = weights + batch_size * image
-    if needed <= room // 2:
+    available = _total_memory(settings) // local
+    needed_bytes = weights + batch_size * image
+    if needed_bytes <= available // 2:
         return []
     height, width = spec.image_size
     step = f"a step of {counted(batch_size, 'image')} of {height}x{width} pixels"
-    text = f"{step} needs at least {needed / GIB:.3g} GiB of memory with {spec.name}"
-    there = f"{room / GIB:.3g} GiB{' for each process' if local > 1 else ''}"
-    if needed <= room:
-        return [f"{text}, of {there}"]
-    fitting = (room - weights) // max(image, 1)
-    advice = f"give --batch-size {fitting} or less, or lower --img-size" if fitting >= 1 else "lower --img-size"
-    raise UserError(f"{text}, but this machine has {there}: {advice}, or choose a smaller --model.")
+    text = f"{step} needs at least {needed_bytes / GIB:.3g} GiB of memory with {spec.name}"
+    available_text = f"{available / GIB:.3g} GiB{' for each process' if local > 1 else ''}"
+    if needed_bytes <= available:
+        return [f"{text}, of {available_text}"]
+    largest_batch = (available - weights) // max(image, 1)
+    advice = (
+        f"give --batch-size {largest_batch} or less, or lower --img-size" if largest_batch >= 1 else "lower --img-size"
+    )
+    raise UserError(f"{text}, but this machine has {available_text}: {advice}, or choose a smaller --model.")
 
 
 @contextmanager
@@ -82,12 +84,12 @@ def check_batch_memory(batch_size: int, image_size: Size) -> None:
     """Refuse an evaluation batch that cannot fit in the memory."""
     height, width = image_size
     image_bytes = CHANNELS * height * width * BYTES
-    free = available_memory()
-    if batch_size * image_bytes > free:
+    free_bytes = available_memory()
+    if batch_size * image_bytes > free_bytes:
         raise UserError(
             f"--batch-size {batch_size} takes {batch_size * image_bytes / GIB:.3g} GiB for images of {height}x{width} "
-            f"pixels alone, but only {free / GIB:.3g} GiB are free: give "
-            f"{max(1, free // (4 * image_bytes))} or less."
+            f"pixels alone, but only {free_bytes / GIB:.3g} GiB are free: give "
+            f"{max(1, free_bytes // (4 * image_bytes))} or less."
         )
 
 
@@ -106,7 +108,7 @@ def cost_of(spec: BackboneSpec) -> Cost | None:
     return image_cost(spec.name, spec.image_size, {**spec.arguments, **arguments})
 
 
-def _memory(settings: JobSettings) -> int:
+def _total_memory(settings: JobSettings) -> int:
     if settings.device == "cuda" and torch.cuda.is_available():
         return torch.cuda.mem_get_info()[1]
     return available_memory()

@@ -45,8 +45,8 @@ class NotebookProgress(Progress):
         for task in self.tasks:
             done, total = int(task.completed), task.total
             text = f"{task.description} {done}/{'?' if total is None else int(total)}"
-            if news := task.fields.get("news"):
-                text = f"{text}  {news}"
+            if status := task.fields.get("news"):
+                text = f"{text}  {status}"
             lines.append(text)
             share = f' value="{done}" max="{int(total)}"' if total else ""
             bars.append(f"<div><progress{share}></progress> {escape(text)}</div>")

@@ -31,10 +31,10 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
     Raises:
         UserError: The folder is not writable, is inside the images, or holds files that may not be replaced.
     """
-    read = {flag(name): str(value) for name in reads if (value := getattr(settings, name)) is not None}
-    for name, value in read.items():
+    read_paths = {flag(name): str(value) for name in reads if (value := getattr(settings, name)) is not None}
+    for name, value in read_paths.items():
         named_path(value, name)  # raises for an empty path
-    images = {name: value for name, value in read.items() if name in ("--data", "--monitor", "--unlabelled")}
+    images = {name: value for name, value in read_paths.items() if name in ("--data", "--monitor", "--unlabelled")}
     if settings.output is None:
         refuse_inside_images(RUNS, images, settings.data_root)
         return settings
@@ -50,7 +50,7 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
         require_replaceable(path)
         try_folder(path)
         try_folder(aside_of(path))
-        _refuse_to_remove(path, read)
+        _refuse_to_remove(path, read_paths)
     return replace(settings, output=str(path))
 
 
@@ -69,7 +69,7 @@ def refuse_inside_images(
         if location is None or location == BUILT_IN or is_named(location, root):
             continue
         for folder in (named_path(place, name) for place in roots_of(location)):
-            if folder.is_dir() and _real(path).is_relative_to(_real(folder)):
+            if folder.is_dir() and _resolve_links(path).is_relative_to(_resolve_links(folder)):
                 raise UserError(
                     f"{flag}: {str(path)!r} lies within the images of {str(folder)!r}, where it would be read as an "
                     f"image or a class: choose another {flag}."
@@ -89,12 +89,12 @@ def check_results(
     """
     refuse_inside_images(folder, images, root)
     try_folder(folder)
-    for main_files, others in RESULTS:
-        names = (*main_files, *others, *(more if main_files == SCORES else ()))
+    for main_files, other_files in RESULTS:
+        names = (*main_files, *other_files, *(more if main_files == SCORES else ()))
         existing = [name for name in names if os.path.lexists(folder / name)]
-        known = [name for name in main_files if name in existing]
-        foreign = [name for name in known if not _is_result(RunFolder(folder), name)]
-        if foreign or (existing and not known):
+        main_existing = [name for name in main_files if name in existing]
+        foreign = [name for name in main_existing if not _is_result(RunFolder(folder), name)]
+        if foreign or (existing and not main_existing):
             raise UserError(
                 f"--output: {str(folder / (foreign or existing)[0])!r} would be replaced, but was not written by "
                 "an evaluation of paucal: choose another folder."
@@ -146,7 +146,7 @@ def _is_result(folder: RunFolder, name: str) -> bool:
         return False
 
 
-def _real(path: Path) -> Path:
+def _resolve_links(path: Path) -> Path:
     """Resolve all links; unlike `Path.resolve`, leave a link to itself as it is."""
     return Path(os.path.realpath(path))
 
@@ -158,9 +158,9 @@ def _is_taken(path: Path) -> bool:
         return False
 
 
-def _refuse_to_remove(path: Path, read: Mapping[str, str]) -> None:
-    for name, value in read.items():
-        if value != BUILT_IN and _real(named_path(value, name)).is_relative_to(_real(path)):
+def _refuse_to_remove(path: Path, read_paths: Mapping[str, str]) -> None:
+    for name, value in read_paths.items():
+        if value != BUILT_IN and _resolve_links(named_path(value, name)).is_relative_to(_resolve_links(path)):
             raise UserError(
                 f"{name}: {value!r} lies in the run that --overwrite would remove: choose another --output."
             )

@@ -25,14 +25,14 @@ def choose_for_pictures(
     """
     if asked is not None:
         return GIVEN[asked]
-    few: list[Image.Image] = []
+    sample: list[Image.Image] = []
     if bfloat16_flags() and len(pictures) > IMAGES:
         for position in range(IMAGES):
             try:
-                few.append(pictures.read(position))
+                sample.append(pictures.read(position))
             except UnreadableImage:  # reported later, when it is classified
                 continue
-    return measure_on(model, few, len(pictures), console)
+    return measure_on(model, sample, len(pictures), console)
 
 
 def measure_on(model: TrainedModel, few: Sequence[Image.Image], count: int | None, console: Console) -> PrecisionChoice:

@@ -144,7 +144,7 @@ def explain_lost_processes(resume: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as problem:
-        if not isinstance(problem, dist.DistError) and not any(word in str(problem).lower() for word in _EXCHANGE):
+        if not isinstance(problem, dist.DistError) and not any(phrase in str(problem).lower() for phrase in _EXCHANGE):
             raise
         raise UserError(
             "another process of this run ended or did not answer; its output says why. The saved state is kept: "

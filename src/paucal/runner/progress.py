@@ -36,9 +36,9 @@ class LiveBar(Callback):
             return
         epoch = trainer.global_step // pl_module.plan.steps_per_epoch
         loss = pl_module.meters.newest_mean("train_loss")
-        news = f"epoch {epoch}" + ("" if loss != loss else f", loss {loss:.3f}")
+        status = f"epoch {epoch}" + ("" if loss != loss else f", loss {loss:.3f}")
         (task,) = self._bar.task_ids
-        self._bar.update(task, completed=trainer.global_step, total=pl_module.plan.last_step, news=news)
+        self._bar.update(task, completed=trainer.global_step, total=pl_module.plan.last_step, news=status)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Close the bar."""

@@ -54,12 +54,12 @@ class Writing:
         if output is not None and overwrite and is_taken(Path(output)):
             self._set_aside(Path(output))
         run = create_run(None if output is None else Path(output))
-        self._hold(run)
+        self._keep_lock(run)
         return run
 
     def go_on(self, run: RunFolder) -> None:
         """Lock the folder of an existing run."""
-        self._hold(run)
+        self._keep_lock(run)
         sweep(run.path)
         if lies_aside(run.path):  # killed before it saved a state or removed the replaced run
             self._replaced = True
@@ -97,10 +97,10 @@ class Writing:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lost = self._lock is not None and self._lock.lost
+        lost_lock = self._lock is not None and self._lock.lost
         if self._lock is not None:
             self._lock.release()
-        if not self._replaced or self._run is None or lost:
+        if not self._replaced or self._run is None or lost_lock:
             return
         if problem is None:
             self.keep()
@@ -124,7 +124,7 @@ class Writing:
             lock.release()
         self.console.say(f"the old run is kept in {aside} until the new one has saved its first state")
 
-    def _hold(self, run: RunFolder) -> None:
+    def _keep_lock(self, run: RunFolder) -> None:
         lock = RunLock(run.path)
         lock.acquire()
         self._run, self._lock = run, lock
@@ -172,8 +172,10 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
     if set(changes) & set(places_of(job)):
         pinned = job.pin(replace(settings, init=None, **changes))
         settings = replace(pinned, init=settings.init)
-    kept = {name: value for name, value in changes.items() if name in CHANGEABLE and name not in ("devices", "nodes")}
-    settings = replace(settings, **kept)
+    changed_settings = {
+        name: value for name, value in changes.items() if name in CHANGEABLE and name not in ("devices", "nodes")
+    }
+    settings = replace(settings, **changed_settings)
     check_ranges(settings)
     _require_places(run, settings, job)
     origin = {**origin, **dict.fromkeys(changes, "flag of --resume")}
@@ -194,10 +196,10 @@ def _require_places(run: RunFolder, settings: Any, job: "AnyJob") -> None:
     for name in places_of(job):
         for place in roots_of(getattr(settings, name) or ""):
             if os.path.isabs(place) and not os.path.exists(place):  # names of published sets are relative
-                new = "DATA" if name == "data" else f"{flag(name)} PLACE"
+                new_location = "DATA" if name == "data" else f"{flag(name)} PLACE"
                 raise UserError(
                     f"{place!r} of the run {str(run.path)!r} does not exist: give its new location, as in 'paucal "
-                    f"{job.verb} --resume {shlex.quote(str(run.path))} {new}'."
+                    f"{job.verb} --resume {shlex.quote(str(run.path))} {new_location}'."
                 )
 
 
@@ -226,17 +228,17 @@ def typed_settings(values: Any, kind: type[S]) -> S:
     """
     if not isinstance(values, dict):
         raise TypeError("not a mapping of settings")
-    known, hints, typed = setting_fields(kind), hints_of(kind), {}
+    known_fields, hints, values_by_name = setting_fields(kind), hints_of(kind), {}
     for name, value in values.items():
         if name not in hints:
             raise TypeError(f"there is no setting {brief(name)}")
-        if value is None and name in known and known[name].default is not None:
+        if value is None and name in known_fields and known_fields[name].default is not None:
             raise TypeError(f"{name} cannot be empty")
         try:
-            typed[name] = None if value is None else fitted(name, value, hints[name], "")
+            values_by_name[name] = None if value is None else fitted(name, value, hints[name], "")
         except UserError as problem:
             raise TypeError(f"{name} cannot be {brief(value)}") from problem
-    return kind(**with_current_names(typed, kind))
+    return kind(**with_current_names(values_by_name, kind))
 
 
 def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[str, str]]:
@@ -247,8 +249,8 @@ def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[s
     try:
         current = {name: today for name, (today, _) in earlier_names(kind).items()}
         origin = {current.get(name, str(name)): str(text) for name, text in dict(config["origin"]).items()}
-        stored = config["settings"]
-        return typed_settings(run.with_kept_frame(stored) if isinstance(stored, dict) else stored, kind), origin
+        values = config["settings"]
+        return typed_settings(run.with_kept_frame(values) if isinstance(values, dict) else values, kind), origin
     except KeyError as problem:
         raise UserError(f"{str(run.config)!r} is damaged (it lacks {problem}): restore it or train anew.") from problem
     except (TypeError, ValueError) as problem:

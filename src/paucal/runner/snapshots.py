@@ -24,23 +24,23 @@ def take_snapshot(folder: Path, target: Path) -> dict[str, Stamp]:
     """
     for _ in range(_TRIES):
         shutil.rmtree(target)
-        before = _stamps(folder)
+        first_stamps = _file_stamps(folder)
         try:
-            for name in before:
+            for name in first_stamps:
                 _link_or_copy(folder / name, target / name, is_linked=name.startswith("checkpoints/"))
         except FileNotFoundError:  # replaced in the meantime
             continue
-        after = _stamps(folder)
-        if _checkpoints(before) == _checkpoints(after):
-            return before
+        second_stamps = _file_stamps(folder)
+        if _checkpoint_stamps(first_stamps) == _checkpoint_stamps(second_stamps):
+            return first_stamps
     raise OSError("the run writes faster than it can be copied")
 
 
-def _checkpoints(stamps: Mapping[str, Stamp]) -> dict[str, Stamp]:
+def _checkpoint_stamps(stamps: Mapping[str, Stamp]) -> dict[str, Stamp]:
     return {name: stamp for name, stamp in stamps.items() if name.startswith("checkpoints/") or name == MARKER}
 
 
-def _stamps(folder: Path) -> dict[str, Stamp]:
+def _file_stamps(folder: Path) -> dict[str, Stamp]:
     stamps = {}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()

@@ -72,7 +72,7 @@ def pin_start(settings: M) -> M:
     """Return settings with the absolute path of the initial weights."""
     if settings.init is None or settings.init in PUBLISHED:
         return settings
-    path = _existing(settings.init)
+    path = _existing_path(settings.init)
     return replace(settings, init=str((open_model_folder(path).path if path.is_dir() else path).resolve()))
 
 
@@ -85,7 +85,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     """
     if settings.init is not None and run is not None and run.last.exists():
         return _recorded_start(run)
-    _require_sense(settings)
+    _check_settings(settings)
     if settings.init is None:
         return Start()
     if settings.init == COCO:
@@ -94,7 +94,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
         )
     if settings.init in PUBLISHED:
         return Start(StartFacts("timm's weights", normalise="model"), read_timm, input_of_weights)
-    path = _existing(settings.init)
+    path = _existing_path(settings.init)
     folder = RunFolder(path) if path.is_dir() else run_around(path)
     if folder is not None:
         card, file = read_card(folder), None if path.is_dir() else path
@@ -105,7 +105,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     model = settings.model or model_of_file(path, tree(), "--init")
     return Start(
         StartFacts(source, model, normalise="model"),
-        lambda _: StartWeights(_network(path, tree(), settings), source),
+        lambda _: StartWeights(_choose_network(path, tree(), settings), source),
         lambda name: input_of_file(program_of(tree()), name),
     )
 
@@ -125,16 +125,16 @@ def load_start(
         return start.record
     weights = start.read(model or "")
     reports = [start_from(backbone.model, weights, classes, head) for backbone in objective.backbones()]
-    fed = {} if start.input is None else asdict(start.input(model or ""))
+    input_values = {} if start.input is None else asdict(start.input(model or ""))
     undertrained = start.facts is not None and start.facts.undertrained
-    return replace(reports[0], input=fed, undertrained=undertrained)
+    return replace(reports[0], input=input_values, undertrained=undertrained)
 
 
-def _network(path: Path, tree: Mapping[str, Any], settings: ModelSettings) -> Mapping[str, Any]:
+def _choose_network(path: Path, tree: Mapping[str, Any], settings: ModelSettings) -> Mapping[str, Any]:
     return tree if settings.init_network is None else pick_network(tree, settings.init_network, f"the file {path.name}")
 
 
-def _existing(name: str) -> Path:
+def _existing_path(name: str) -> Path:
     path = Path(name).expanduser()
     if not path.exists():
         raise UserError(
@@ -144,7 +144,7 @@ def _existing(name: str) -> Path:
     return path
 
 
-def _require_sense(settings: ModelSettings) -> None:
+def _check_settings(settings: ModelSettings) -> None:
     if settings.init is None and getattr(settings, "init_head", "auto") != "auto":
         raise UserError("--init-head applies to the classifier of --init: give --init too, or leave it out.")
     if settings.init_network is not None and (settings.init is None or not Path(settings.init).expanduser().is_file()):
@@ -157,23 +157,23 @@ def _require_sense(settings: ModelSettings) -> None:
 def _recorded_start(run: RunFolder) -> Start:
     try:
         record = LoadReport.from_dict(run.read_json(RECORD))
-        fed = ImageInput.from_dict(record.input) if record.input else None  # missing in older runs
-        if fed is not None:
-            Preprocessing.as_tested((1, 1), fed)  # raises an error for values out of range
+        image_input = ImageInput.from_dict(record.input) if record.input else None  # missing in older runs
+        if image_input is not None:
+            Preprocessing.as_tested((1, 1), image_input)  # raises an error for values out of range
     except TypeError as problem:
         path = str(run.path / RECORD)
         raise UserError(f"{path!r} is not a report of paucal ({problem}): restore it or train again.") from problem
-    return Start(input=None if fed is None else lambda _: fed, record=record)
+    return Start(input=None if image_input is None else lambda _: image_input, record=record)
 
 
 def _facts_of_run(run: RunFolder, card: ModelCard) -> StartFacts:
     settings = run.settings
-    words = settings.get("model_args")
+    model_args = settings.get("model_args")
     return StartFacts(
         str(run.path),
         card.backbone.name,
         card.backbone.image_size,
-        _with_patches(tuple(map(str, words)) if isinstance(words, list) else (), card),
+        _with_patches(tuple(map(str, model_args)) if isinstance(model_args, list) else (), card),
         "model",
         shown=images_shown(run),
     )
@@ -198,15 +198,15 @@ def images_shown(run: RunFolder) -> int | None:
     return None
 
 
-def _with_patches(typed: Sequence[str], card: ModelCard) -> tuple[str, ...]:
+def _with_patches(model_args: Sequence[str], card: ModelCard) -> tuple[str, ...]:
     """Return the `--model-args` of the initial weights, with the patch size of their model.
 
     Without it, images of another size would get a different patch size instead of more patches.
     """
-    chosen = card.backbone.arguments.get("patch_size")
-    if chosen is None or any(word.partition("=")[0] == "patch_size" for word in typed):
-        return tuple(typed)
-    return (*typed, f"patch_size={json.dumps(chosen)}")
+    patch_size = card.backbone.arguments.get("patch_size")
+    if patch_size is None or any(argument.partition("=")[0] == "patch_size" for argument in model_args):
+        return tuple(model_args)
+    return (*model_args, f"patch_size={json.dumps(patch_size)}")
 
 
 def _read_run(run: RunFolder, card: ModelCard, file: Path | None) -> StartWeights:
@@ -281,9 +281,13 @@ def choose(model: str | None, device: str, side: int) -> Choice:
 
 
 def _choose_named(model: str) -> Choice:
-    own = added(model)
-    if own is not None:
-        return Choice((model,), f"the weights that you added for {own.name} ({own.licence})", _terms(own.licence))
+    added_weights = added(model)
+    if added_weights is not None:
+        return Choice(
+            (model,),
+            f"the weights that you added for {added_weights.name} ({added_weights.licence})",
+            _licence_note(added_weights.licence),
+        )
     weights = packaged(model)
     if weights is not None:
         return Choice((model,), f"pretrained weights in the package {weights.package and weights.package.distribution}")
@@ -291,27 +295,29 @@ def _choose_named(model: str) -> Choice:
     if config is None or not config.has_weights:
         return Choice((), f"no pretrained weights of {model} are published")
     weights = Trained(model, config.license or "licence not stated", 0, "published by timm")
-    terms = _terms(weights.licence)
+    terms = _licence_note(weights.licence)
     if at_hand(weights):
         return Choice((model,), f"pretrained weights in the cache of this machine ({weights.licence})", terms)
     problem = can_be_fetched(weights)
     if problem is None:
-        where = config.hf_hub_id or config.url
-        return Choice((model,), f"pretrained weights, fetched from {where} ({weights.licence})", terms)
+        address = config.hf_hub_id or config.url
+        return Choice((model,), f"pretrained weights, fetched from {address} ({weights.licence})", terms)
     return Choice(
         (), "no pretrained weights available", f"no pretrained weights of {model}: {problem}; it starts from scratch"
     )
 
 
-def _terms(licence: str) -> str:
+def _licence_note(licence: str) -> str:
     return f"note: the licence of these weights, {licence}, has special terms: read it" if has_terms(licence) else ""
 
 
 def _choose_any(device: str) -> Choice:
-    here = ready_weights(device)
-    if here:
-        places = "; ".join(f"{weights.describe()} (from a {place})" for weights, place in here.items())
-        return Choice(tuple(weights.name for weights in here), f"pretrained weights on this machine: {places}")
+    available = ready_weights(device)
+    if available:
+        descriptions = "; ".join(f"{weights.describe()} (from a {place})" for weights, place in available.items())
+        return Choice(
+            tuple(weights.name for weights in available), f"pretrained weights on this machine: {descriptions}"
+        )
     problem = ""
     for weights in suited(device)[:1]:
         problem = can_be_fetched(weights) or ""

@@ -47,13 +47,13 @@ class StorageLock:
     def held(self) -> Iterator["StorageLock"]:
         """Hold the lock within the block."""
         try:
-            self._seize(self._path)
+            self._acquire(self._path)
         except UserError:
             raise
         except Exception as problem:  # every storage has its own errors
             raise UserError(f"{self.what} cannot be written ({first_line(problem)}): check the address.") from problem
         _HELD.add(self._mine["token"])
-        thread = threading.Thread(target=self._live, name="storage lock", daemon=True)
+        thread = threading.Thread(target=self._renew_until_end, name="storage lock", daemon=True)
         thread.start()
         try:
             yield self
@@ -78,7 +78,7 @@ class StorageLock:
         self.lost = self.lost or self._token(self._path) not in (self._mine["token"], None)
         self.check()
 
-    def _live(self) -> None:
+    def _renew_until_end(self) -> None:
         while not self._ended.wait(BEAT) and not self.lost:
             with suppress(Exception):  # the storage may be briefly unavailable
                 if self._token(self._path) not in (self._mine["token"], None):
@@ -87,21 +87,21 @@ class StorageLock:
                 self._mine["beats"] += 1
                 self._storage.pipe_file(self._path, self._content())
 
-    def _seize(self, path: str) -> None:
+    def _acquire(self, path: str) -> None:
         """Create the object unless a living process holds it; only one process may replace a dead holder."""
         while not self._create(path):
-            held = self._read(path)
-            if held is None:  # it was just released
+            holder = self._read(path)
+            if holder is None:  # it was just released
                 continue
-            if self._lives(path, held):
-                who = f"process {held.get('pid')} on {held.get('host')}, since {held.get('since')}"
+            if self._is_holder_alive(path, holder):
+                holder_text = f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
                 raise UserError(
-                    f"{self.what} is being written by {who}: wait for it or stop it first; a process that was killed "
-                    f"counts as ended after {SILENCE:.0f} seconds."
+                    f"{self.what} is being written by {holder_text}: wait for it or stop it first; a process that was "
+                    f"killed counts as ended after {SILENCE:.0f} seconds."
                 )
-            mark = f"{self._base}-after-{held.get('token')}.json"
-            self._seize(mark)
-            is_dead_one = self._token(path) == held.get("token")
+            mark = f"{self._base}-after-{holder.get('token')}.json"
+            self._acquire(mark)
+            is_dead_one = self._token(path) == holder.get("token")
             if is_dead_one:
                 retry(lambda: self._storage.pipe_file(path, self._content()))
             self._storage.rm_file(mark)
@@ -120,17 +120,17 @@ class StorageLock:
                 raise
         return self._token(path) == self._mine["token"]
 
-    def _lives(self, path: str, held: dict[str, Any]) -> bool:
+    def _is_holder_alive(self, path: str, holder: dict[str, Any]) -> bool:
         """Return whether a holder is alive; if necessary, wait for its next renewal."""
-        if held.get("space") == process_space() and isinstance(held.get("pid"), int):
-            if held["pid"] == os.getpid():
-                return held.get("token") in _HELD
-            if not is_running(held["pid"]):
+        if holder.get("space") == process_space() and isinstance(holder.get("pid"), int):
+            if holder["pid"] == os.getpid():
+                return holder.get("token") in _HELD
+            if not is_running(holder["pid"]):
                 return False
         end = time.monotonic() + SILENCE
         while time.monotonic() < end:
-            if (now := self._read(path)) != held:
-                return now is not None
+            if (current := self._read(path)) != holder:
+                return current is not None
             time.sleep(BEAT / 10)
         return False
 
@@ -146,10 +146,10 @@ class StorageLock:
 
         content = retry(read)
         try:
-            stored = None if content is None else parse_json(content)
+            holder = None if content is None else parse_json(content)
         except ValueError:
             return {}
-        return stored if isinstance(stored, dict) else None if content is None else {}
+        return holder if isinstance(holder, dict) else None if content is None else {}
 
     def _content(self) -> bytes:
         return json.dumps(self._mine).encode()

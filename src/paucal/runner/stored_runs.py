@@ -58,8 +58,8 @@ class StoredRun:
         self.url = url.rstrip("/")
         self._storage, root = open_storage(self.url)
         self._root = root.rstrip("/")
-        self._kept: Manifest = {}  # the newest manifest
-        self._number = 0  # of the newest manifest
+        self._kept: Manifest = {}  # files of the newest manifest
+        self._number = 0  # number of the newest manifest; 0 without one
         self._known: dict[str, tuple[Stamp, str]] = {}  # stamp and digest of each file when last read
 
     @property
@@ -79,12 +79,12 @@ class StoredRun:
     def manifest(self) -> Manifest | None:
         """Return the digest and the size of each file; None if there is no run."""
         manifests = [self._read_manifest(name) for name in MANIFESTS]
-        whole = [manifest for manifest in manifests if manifest]
-        if not whole:
+        complete = [manifest for manifest in manifests if manifest]
+        if not complete:
             if None not in manifests:
                 raise UserError(f"both manifests of the run {self.url!r} are damaged: restore one, or train again.")
             return None
-        self._number, files = max(whole, key=lambda manifest: manifest[0])
+        self._number, files = max(complete, key=lambda manifest: manifest[0])
         return files
 
     def _read_manifest(self, name: str) -> tuple[int, Manifest] | tuple[()] | None:
@@ -98,11 +98,11 @@ class StoredRun:
                 f"the run {self.url!r} cannot be read ({first_line(problem)}): check the address."
             ) from None
         try:
-            stored = parse_json(content)
-            files = {str(file): (str(digest), int(size)) for file, (digest, size) in stored["files"].items()}
-            if stored["check"] != _check(stored["number"], files):
+            record = parse_json(content)
+            files = {str(file): (str(digest), int(size)) for file, (digest, size) in record["files"].items()}
+            if record["check"] != _manifest_digest(record["number"], files):
                 return ()
-            number = int(stored["number"])
+            number = int(record["number"])
         except (ValueError, KeyError, TypeError, AttributeError):
             return ()
         for file in files:
@@ -114,7 +114,7 @@ class StoredRun:
         manifest = self.manifest() or {}
         if MARKER not in manifest:
             return {}
-        with _scratch() as scratch:
+        with _temporary_folder() as scratch:
             self._fetch_file(MARKER, manifest[MARKER][0], scratch / MARKER)
             return RunFolder(scratch).settings
 
@@ -159,25 +159,25 @@ class StoredRun:
         """
         if not self._number:
             self.manifest()  # reads the last number
-        with _scratch() as scratch:
+        with _temporary_folder() as scratch:
             stamps = take_snapshot(folder, scratch)
             manifest = {name: self._publish_file(name, scratch / name, stamp) for name, stamp in stamps.items()}
             confirm()
             number = self._number + 1
-            content = {"number": number, "files": manifest, "check": _check(number, manifest)}
+            content = {"number": number, "files": manifest, "check": _manifest_digest(number, manifest)}
             name, text = MANIFESTS[number % 2], json.dumps(content).encode()
             retry(lambda: self._storage.pipe_file(self.path(name), text))
-        wanted = {digest for digest, _ in (*manifest.values(), *self._kept.values())}
+        listed = {digest for digest, _ in (*manifest.values(), *self._kept.values())}
         self._kept, self._number = manifest, number
         confirm()
         with suppress(Exception):  # the run is complete; credentials may not allow removal
             for path in self._storage.ls(self.path(OBJECTS), detail=False, refresh=True):
-                if path.rpartition("/")[2] not in wanted:
+                if path.rpartition("/")[2] not in listed:
                     self._storage.rm_file(path)
 
     def _publish_file(self, name: str, copy: Path, stamp: Stamp) -> tuple[str, int]:
-        known = self._known.get(name)
-        if known is None or known[0] != stamp:
+        stamp_and_digest = self._known.get(name)
+        if stamp_and_digest is None or stamp_and_digest[0] != stamp:
             digest = digest_of(copy)
             if all(digest != other for other, _ in self._kept.values()):
                 in_its_folder(
@@ -185,8 +185,8 @@ class StoredRun:
                     self.path(f"{OBJECTS}/{digest}"),
                     lambda path: retry(lambda: self._storage.put_file(str(copy), path)),
                 )
-            known = self._known[name] = stamp, digest
-        return known[1], copy.stat().st_size
+            stamp_and_digest = self._known[name] = stamp, digest
+        return stamp_and_digest[1], copy.stat().st_size
 
 
 class StoredCopy(Callback):
@@ -196,7 +196,7 @@ class StoredCopy(Callback):
         self.folder = folder
         self._stored, self._lock, self._console = stored, lock, console
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._live, name="copy of the run", daemon=True)
+        self._thread = threading.Thread(target=self._copy_until_end, name="copy of the run", daemon=True)
         self._state = self._saved_state()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -218,28 +218,28 @@ class StoredCopy(Callback):
             self._stored.publish(self.folder, self._lock.confirm)
         except Exception as failure:  # every storage has its own errors
             write_text(self.folder.parent / UNSENT, json.dumps({"number": self._stored.number}) + "\n")
-            what = (
+            message = (
                 f"the newest state cannot be copied to {self._stored.url!r} ({first_line(failure)}): it is in "
                 f"{str(self.folder)!r}; the next call with this URL on this machine copies it."
             )
             if problem is None:
-                raise UserError(what) from failure
-            self._console.say(what)
+                raise UserError(message) from failure
+            self._console.say(message)
 
-    def _live(self) -> None:
-        pause, said = _LOOK, ""
+    def _copy_until_end(self) -> None:
+        pause, last_reason = _LOOK, ""
         while not self._ended.wait(pause):
             state = self._saved_state()
             if state == self._state or self._lock.lost:
                 continue
             try:
                 self._stored.publish(self.folder, self._lock.confirm)
-                self._state, pause, said = state, _LOOK, ""
+                self._state, pause, last_reason = state, _LOOK, ""
             except Exception as problem:  # every storage has its own errors
                 pause, reason = min(2 * pause, _LONGEST_PAUSE), first_line(problem)
-                if reason != said:
+                if reason != last_reason:
                     self._console.say(f"note: the state is not yet copied to {self._stored.url}: {reason}")
-                said = reason
+                last_reason = reason
 
     def _saved_state(self) -> list[tuple[str, int]]:
         run, state = RunFolder(self.folder), []
@@ -258,44 +258,44 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
         is_resumed: Whether the run exists and is fetched first; otherwise it must not exist.
         console: Console for messages.
     """
-    stored = StoredRun(url)
-    home = folder_of_runs() / hashlib.blake2b(stored.url.encode(), digest_size=16).hexdigest()
-    folder = home / "run"
-    with stored.lock.held() as lock:
-        home.mkdir(parents=True, exist_ok=True)
-        exists = stored.manifest() is not None
+    stored_run = StoredRun(url)
+    local_home = folder_of_runs() / hashlib.blake2b(stored_run.url.encode(), digest_size=16).hexdigest()
+    folder = local_home / "run"
+    with stored_run.lock.held() as lock:
+        local_home.mkdir(parents=True, exist_ok=True)
+        exists = stored_run.manifest() is not None
         if not is_resumed and exists:
             raise UserError(f"--output: {url!r} exists already: resume it with --resume {url}, or choose another.")
-        if is_resumed and _unsent(home) == stored.number and folder.exists():
-            console.say(f"copying the newest state of {stored.url} from this machine")
-            stored.publish(folder, lock.confirm)
+        if is_resumed and _unsent_number(local_home) == stored_run.number and folder.exists():
+            console.say(f"copying the newest state of {stored_run.url} from this machine")
+            stored_run.publish(folder, lock.confirm)
         elif is_resumed:
-            _put_aside(home, console)
-            stored.fetch(folder)
+            _put_aside(local_home, console)
+            stored_run.fetch(folder)
         else:
-            _put_aside(home, console)
+            _put_aside(local_home, console)
             shutil.rmtree(folder, ignore_errors=True)
-        (home / UNSENT).unlink(missing_ok=True)
-        write_text(home / PLACE, json.dumps({"url": stored.url}) + "\n")
-        with StoredCopy(stored, lock, folder, console) as copy:
+        (local_home / UNSENT).unlink(missing_ok=True)
+        write_text(local_home / PLACE, json.dumps({"url": stored_run.url}) + "\n")
+        with StoredCopy(stored_run, lock, folder, console) as copy:
             yield copy
-    console.say(f"the run is in {stored.url}")
+    console.say(f"the run is in {stored_run.url}")
 
 
-def _unsent(home: Path) -> int | None:
+def _unsent_number(local_home: Path) -> int | None:
     """Return the number of the storage's manifest when a state of this machine could not be sent; None without one."""
     try:
-        return int(parse_json((home / UNSENT).read_bytes())["number"])
+        return int(parse_json((local_home / UNSENT).read_bytes())["number"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _put_aside(home: Path, console: Console) -> None:
+def _put_aside(local_home: Path, console: Console) -> None:
     """Move away a folder whose newest state could not be sent, before another replaces it."""
-    if _unsent(home) is not None and (home / "run").exists():
-        kept = home / f"unsent-{time.time_ns()}"
-        (home / "run").rename(kept)
-        console.say(f"a state that could not be sent to the storage is kept in {kept}")
+    if _unsent_number(local_home) is not None and (local_home / "run").exists():
+        target = local_home / f"unsent-{time.time_ns()}"
+        (local_home / "run").rename(target)
+        console.say(f"a state that could not be sent to the storage is kept in {target}")
 
 
 def require_one_machine(overwrite: bool = False) -> None:
@@ -320,7 +320,7 @@ def folder_of_runs() -> Path:
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
+def _temporary_folder() -> Iterator[Path]:
     """Yield a temporary folder beside the copies of runs; also remove abandoned ones of killed processes."""
     path = folder_of_runs()
     for left in path.glob(f"{_SCRATCH}*"):
@@ -331,7 +331,7 @@ def _scratch() -> Iterator[Path]:
         yield Path(scratch)
 
 
-def _check(number: int, manifest: Manifest) -> str:
+def _manifest_digest(number: int, manifest: Manifest) -> str:
     """Return the digest by which a complete manifest is recognised."""
     return hashlib.blake2b(repr((number, sorted(manifest.items()))).encode(), digest_size=16).hexdigest()
 

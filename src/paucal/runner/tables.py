@@ -38,10 +38,10 @@ def check_table(text: str, form: TableForm | None = None) -> tuple[Path, TableFo
             f"--output: {text[:120]!r} is the name of {OTHER_FORMS[ending]}; tables are written as .csv or .json: "
             "use one of these extensions."
         )
-    named = FORMS.get(ending)
-    if form is not None and named not in (None, form):
+    form_of_ending = FORMS.get(ending)
+    if form is not None and form_of_ending not in (None, form):
         raise UserError(f"--output: {text[:120]!r} ends in {ending}, but --format is {form}: give one of the two.")
     if not path.parent.exists():
         raise UserError(f"there is no folder for {text[:120]!r}: create it, or choose another --output.")
     try_file(path)
-    return path, form or named or "csv"
+    return path, form or form_of_ending or "csv"

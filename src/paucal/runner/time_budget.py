@@ -47,8 +47,8 @@ def seconds_of(text: str, name: str = "--time-limit") -> float:
         parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", text)
         seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
     elif re.fullmatch(r"\d+:\d{2}:\d{2}", text):
-        hours, minutes, rest = map(int, text.split(":"))
-        seconds = float(3600 * hours + 60 * minutes + rest)
+        hours, minutes, last_part = map(int, text.split(":"))
+        seconds = float(3600 * hours + 60 * minutes + last_part)
     else:
         seconds = 0.0
     if seconds <= 0:
@@ -143,9 +143,9 @@ class TimedJob(Job[S, A, R]):
             most_steps=length.most_steps,
             threads=torch.get_num_threads(),
         )
-        changed = replace(settings, **length.settings)
+        new_settings = replace(settings, **length.settings)
         open_origins = {name: origin for name, origin in setup.origin.items() if name not in length.reasons}
-        store_changes(run, changed, origins(changed, open_origins, length.reasons))
+        store_changes(run, new_settings, origins(new_settings, open_origins, length.reasons))
         store_length(run, time_plan, length.text, length.seconds, console)
         return True
 
@@ -159,7 +159,7 @@ class TimedJob(Job[S, A, R]):
 @contextmanager
 def trial_steps(objective: nn.Module, device: torch.device) -> Iterator[None]:
     """Move an objective to a device for timed steps, and restore it after the block."""
-    before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
+    initial_state = {name: value.detach().clone() for name, value in objective.state_dict().items()}
     objective.to(device)
     try:
         with torch.random.fork_rng(devices=[]):
@@ -167,7 +167,7 @@ def trial_steps(objective: nn.Module, device: torch.device) -> Iterator[None]:
     finally:
         objective.zero_grad(set_to_none=True)
         objective.to("cpu")
-        objective.load_state_dict(before)
+        objective.load_state_dict(initial_state)
 
 
 def seconds_per_step(
@@ -188,10 +188,10 @@ def seconds_per_step(
         accumulate: Forward passes per step.
         threads: Whether to choose the number of threads first, if other programs use the same cores.
     """
-    half = torch.float16 if precision == "16-mixed" else torch.bfloat16
+    dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
 
     def forward_and_backward(batch: Batch) -> None:
-        with torch.autocast(device.type, half, enabled=precision not in (None, "32-true")):
+        with torch.autocast(device.type, dtype, enabled=precision not in (None, "32-true")):
             terms = objective(batch, Progress(0, 1, 1))
         terms.total.backward()
         terms.total.item()  # waits for asynchronous devices
@@ -236,9 +236,9 @@ def add_time_plan(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
     if not path.is_file():
         return plan
     try:
-        stored = run.read_json(FILE)
-        counts = {name: int(stored.pop(name)) for name in ("most_steps", "threads")}
-        stored_plan = TimePlan(**{name: float(value) for name, value in stored.items()}, **counts)
+        record = run.read_json(FILE)
+        counts = {name: int(record.pop(name)) for name in ("most_steps", "threads")}
+        stored_plan = TimePlan(**{name: float(value) for name, value in record.items()}, **counts)
     except (KeyError, TypeError, ValueError) as problem:
         raise UserError(f"{str(path)!r} is damaged ({problem}): restore it or train anew.") from problem
     return replace(plan, time=replace(stored_plan, spent=stored_plan.spent + time.monotonic() - planned_at))
@@ -252,10 +252,10 @@ def describe_change(plan: Plan, pace: float) -> str:
         pace: Current seconds of a step.
     """
     assert plan.time is not None
-    change, before = plan.changes[-1], replace(plan, changes=plan.changes[:-1])
-    if change.total_steps == before.last_step:
+    change, previous_plan = plan.changes[-1], replace(plan, changes=plan.changes[:-1])
+    if change.total_steps == previous_plan.last_step:
         return f"plan: {counted(change.threads, 'thread')} from step {change.step} on, which is faster now"
     return (
         f"plan: a step takes {pace:.2g} s now ({plan.time.step:.2g} s when the length was planned): the run has "
-        f"{change.total_steps} steps instead of {before.last_step}, to end in its time"
+        f"{change.total_steps} steps instead of {previous_plan.last_step}, to end in its time"
     )

@@ -47,16 +47,16 @@ def hardware(settings: JobSettings) -> Hardware:
         raise UserError(f"--device is {device!r}, expected one of {', '.join(DEVICES)}.")
     if device != "cpu" and best_device()[0] != device:
         raise UserError(f"--device is {device!r}, but torch finds no such device on this machine; leave it out.")
-    launched, wanted = launched_shape(), (settings.devices, settings.nodes)
-    if launched is None and wanted[1] > 1:
-        raise UserError(f"--nodes is {wanted[1]}, but the other machines were not started: start with torchrun.")
-    if launched is not None and wanted != launched:
+    launched, requested = launched_shape(), (settings.devices, settings.nodes)
+    if launched is None and requested[1] > 1:
+        raise UserError(f"--nodes is {requested[1]}, but the other machines were not started: start with torchrun.")
+    if launched is not None and requested != launched:
         raise UserError(
-            f"--devices {wanted[0]} and --nodes {wanted[1]} differ from what the launcher started "
+            f"--devices {requested[0]} and --nodes {requested[1]} differ from what the launcher started "
             f"({launched[0]} on each of {launched[1]}): leave them out."
         )
     if launched is None:
-        _check_count(device, wanted[0])
+        _check_count(device, requested[0])
     _check_strategy(settings)
     return Hardware(
         accelerator=device,
@@ -69,13 +69,15 @@ def hardware(settings: JobSettings) -> Hardware:
     )
 
 
-def _check_count(device: str, wanted: int) -> None:
+def _check_count(device: str, requested: int) -> None:
     if device == "cpu":
-        there, what = max(2, usable_cores()), "processor core"
+        available, noun = max(2, usable_cores()), "processor core"
     else:
-        there, what = torch.cuda.device_count() if device == "cuda" else 1, f"{device} device"
-    if wanted > there:
-        raise UserError(f"--devices is {wanted}, but this machine has {counted(there, what)}: give {there} or less.")
+        available, noun = torch.cuda.device_count() if device == "cuda" else 1, f"{device} device"
+    if requested > available:
+        raise UserError(
+            f"--devices is {requested}, but this machine has {counted(available, noun)}: give {available} or less."
+        )
 
 
 def _check_strategy(settings: JobSettings) -> None:

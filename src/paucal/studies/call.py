@@ -91,10 +91,10 @@ def worker_settings(settings: StudySettings) -> GridSettings:
 def require_use(study: Study, settings: StudySettings) -> None:
     """Raise a UserError for a study that trains nothing, or settings that do not apply to it or its scale."""
     if not study.trains:
-        shown = f"'paucal study show {study.name}' prints its published numbers"
+        advice = f"'paucal study show {study.name}' prints its published numbers"
         if study.kind == "facts":
-            raise UserError(f"{study.name} is a reference table; there is nothing to run: {shown}.")
-        raise UserError(f"{study.name} cannot be run, only reproduced by hand: {study.see}; {shown}.")
+            raise UserError(f"{study.name} is a reference table; there is nothing to run: {advice}.")
+        raise UserError(f"{study.name} cannot be run, only reproduced by hand: {study.see}; {advice}.")
     only_full = [name for name in ("recipe", "init", "labels") if getattr(settings, name) is not None]
     if only_full and settings.scale != "full":
         raise UserError(f"--{only_full[0]} belongs to --scale full: leave it out at {settings.scale}.")
@@ -118,10 +118,10 @@ def study_folder(study: Study, settings: StudySettings, places: Mapping[str, str
         return folder
     expected = (PAGE, RESULTS, PICTURE, *RESERVED, *places)
     names = [path.name for path in folder.iterdir() if not is_grid(path)]
-    others = [name for name in names if name not in expected and not name.startswith(UNFINISHED)]
-    if others:
+    foreign = [name for name in names if name not in expected and not name.startswith(UNFINISHED)]
+    if foreign:
         raise UserError(
-            f"--output: {str(folder)!r} holds {others[0]!r}, which is not part of a study: choose another folder."
+            f"--output: {str(folder)!r} holds {foreign[0]!r}, which is not part of a study: choose another folder."
         )
     grids = [path.parent.name for path in folder.glob(f"*/{GRID}") if path.parent.name not in (*RESERVED, *places)]
     if grids and settings.scale != "full":  # the page shows the numbers of one data set
@@ -158,27 +158,29 @@ def folder_name(data: str) -> str:
 
 def find_places(settings: StudySettings, runs: Sequence[Planned], data_sets: Mapping[str, DataSet]) -> Places:
     """Return the locations of the images of all runs."""
-    needed = list(dict.fromkeys(name for run in runs for name in (run.data, run.evaluated)))
+    needed_data = list(dict.fromkeys(name for run in runs for name in (run.data, run.evaluated)))
     shared = {name: getattr(settings, name) for name in ("data_root", "device", "workers")}
     shared = {name: value for name, value in shared.items() if value is not None}
     shared |= {"download": True} if settings.download else {}
-    words = settings.data or []
+    arguments = settings.data or []
     if settings.scale != "full":
-        if len(words) > 1 or any("=" in word for word in words):
+        if len(arguments) > 1 or any("=" in argument for argument in arguments):
             raise UserError(f"--data: at --scale {settings.scale}, one DATA replaces all sets: give one.")
-        return Places({name: words[0] if words else name for name in needed}, shared)
-    by_name: dict[str, str] = {}
-    for word in words:
-        name, equals, place = word.partition("=")
+        return Places({name: arguments[0] if arguments else name for name in needed_data}, shared)
+    location_of: dict[str, str] = {}
+    for argument in arguments:
+        name, equals, place = argument.partition("=")
         if not equals or not place:
-            raise UserError(f"--data: at --scale full expected NAME=DATA such as {needed[0]}=FOLDER, got {word!r}.")
-        if name not in needed:
             raise UserError(
-                f"--data: no run reads {name!r}{did_you_mean(name, needed)}; they read {', '.join(needed)}."
+                f"--data: at --scale full expected NAME=DATA such as {needed_data[0]}=FOLDER, got {argument!r}."
             )
-        by_name[name] = place
-    for name in needed:
-        if name not in by_name and not data_sets[name].named:
+        if name not in needed_data:
+            raise UserError(
+                f"--data: no run reads {name!r}{did_you_mean(name, needed_data)}; they read {', '.join(needed_data)}."
+            )
+        location_of[name] = place
+    for name in needed_data:
+        if name not in location_of and not data_sets[name].named:
             data_set = data_sets[name]
             raise UserError(f"{data_set.title} is not available by name: {data_set.how}, with --data {name}=DATA.")
-    return Places({name: by_name.get(name) or data_sets[name].named for name in needed}, shared)
+    return Places({name: location_of.get(name) or data_sets[name].named for name in needed_data}, shared)

@@ -46,53 +46,53 @@ def check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> N
     _check_completeness(study, where)
 
 
-def _check_completeness(study: Study, where: str) -> None:
+def _check_completeness(study: Study, location: str) -> None:
     if study.trains and not (study.trained_rows and study.trained_columns):
-        raise UserError(f"{where}: it trains, but has no row or no column that is trained.")
+        raise UserError(f"{location}: it trains, but has no row or no column that is trained.")
     if study.trains and not study.scales and not study.without:
-        raise UserError(f"{where}: it has no smaller scale and no reason: add 'without'.")
+        raise UserError(f"{location}: it has no smaller scale and no reason: add 'without'.")
     if not study.see and not study.rows:
-        raise UserError(f"{where}: it has neither published rows nor a description of how it is made: add 'see'.")
+        raise UserError(f"{location}: it has neither published rows nor a description of how it is made: add 'see'.")
 
 
-def _check_row(study: Study, row: Row, where: str) -> None:
+def _check_row(study: Study, row: Row, location: str) -> None:
     if len(row.values) != len(study.columns):
-        raise UserError(f"{where} has {len(row.values)} values, but there are {len(study.columns)} columns.")
+        raise UserError(f"{location} has {len(row.values)} values, but there are {len(study.columns)} columns.")
     if row.deviations and len(row.deviations) != len(row.values):
-        raise UserError(f"{where} has {len(row.deviations)} deviations for {len(row.values)} values.")
+        raise UserError(f"{location} has {len(row.deviations)} deviations for {len(row.values)} values.")
     if row.model:
-        require_name(row.model, study.models, f"{where}: the model")
+        require_name(row.model, study.models, f"{location}: the model")
     if row.start or ((study.starts or study.kind in STARTED) and row in study.trained_rows):
-        require_name(row.start, study.starts, f"{where}: the start")
+        require_name(row.start, study.starts, f"{location}: the start")
         model = study.starts[row.start].model
         if model in study.models and study.models[row.model].standin != study.models[model].standin:
-            raise UserError(f"{where} starts from {row.start!r}, whose stand-in {model} is another model.")
+            raise UserError(f"{location} starts from {row.start!r}, whose stand-in {model} is another model.")
     for scale in study.scales.values():
         if row in study.rows_at(scale):
             if study.models[row.model].standin is None:
-                raise UserError(f"{where}: {row.model} has no stand-in for the smaller scales.")
+                raise UserError(f"{location}: {row.model} has no stand-in for the smaller scales.")
             if row.maps and scale.teacher is None:
-                raise UserError(f"{where} needs label maps, but a smaller scale has no teacher.")
+                raise UserError(f"{location} needs label maps, but a smaller scale has no teacher.")
 
 
-def _check_names(parts: Sequence[Part], data_sets: Mapping[str, DataSet], where: str) -> None:
+def _check_names(parts: Sequence[Part], data_sets: Mapping[str, DataSet], location: str) -> None:
     names = [part.name for part in parts]
     for part in parts:
         if names.count(part.name) > 1:
-            raise UserError(f"{where}: {part.name!r} occurs twice: rename one.")
+            raise UserError(f"{location}: {part.name!r} occurs twice: rename one.")
         if part.data:
-            require_name(part.data, data_sets, f"{where}: the data of {part.name!r}")
+            require_name(part.data, data_sets, f"{location}: the data of {part.name!r}")
         if part.against:
-            require_name(part.against, names, f"{where}: the baseline of {part.name!r}")
+            require_name(part.against, names, f"{location}: the baseline of {part.name!r}")
 
 
-def _check_scales(study: Study, where: str) -> None:
+def _check_scales(study: Study, location: str) -> None:
     for scale in study.scales.values():
         for name in scale.rows:
-            require_name(name, [row.name for row in study.trained_rows], f"{where}: the row of a scale")
+            require_name(name, [row.name for row in study.trained_rows], f"{location}: the row of a scale")
         if study.starts and scale.start_training is None:
-            raise UserError(f"{where}: its rows have starts, but a smaller scale has no 'start_training'.")
+            raise UserError(f"{location}: its rows have starts, but a smaller scale has no 'start_training'.")
         if scale.start_training is not None and not scale.start_training.data and scale.teacher is None:
             raise UserError(
-                f"{where}: a smaller scale trains starts on its rows' images, but has no teacher to split them."
+                f"{location}: a smaller scale trains starts on its rows' images, but has no teacher to split them."
             )

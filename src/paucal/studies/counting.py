@@ -42,11 +42,11 @@ def counted_value(study: Study, row: Row, column: Column) -> float | None:
         return None
     classes = row.classes if row.classes is not None else column.classes
     model = study.models[row.model]
-    words = (*model.full.args, *row.args)
+    model_args = (*model.full.args, *row.args)
     if model.network:
-        counts = count_network(model.full.name, words, model.network, model.shape, model.width, classes)
+        counts = count_network(model.full.name, model_args, model.network, model.shape, model.width, classes)
         return getattr(counts, column.metric)
-    count = count_model(model.full.name, model.side, words, 1000 if classes is None else classes)
+    count = count_model(model.full.name, model.side, model_args, 1000 if classes is None else classes)
     return getattr(count, column.metric)
 
 
@@ -63,19 +63,19 @@ def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> C
     Raises:
         UserError: There is no such model, or it does not take images of that side.
     """
-    named = model_arguments(words)
+    keyword_args = model_arguments(words)
     # Only the image size is adapted, if the model needs one.
-    fitted = fit_to_image_size(name, (side, side), named).arguments
+    fitted = fit_to_image_size(name, (side, side), keyword_args).arguments
     size = {key: value for key, value in fitted.items() if key == "img_size"}
-    arguments = {**size, **named, "num_classes": classes}
+    arguments = {**size, **keyword_args, "num_classes": classes}
     cost = image_cost(name, (side, side), arguments)
     model = build_empty(name, arguments).eval()
     params = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    operations = _operations(model, side)
+    operations = _count_operations(model, side)
     return Count(params, None if cost is None else cost.macs / 1e9, None if operations is None else operations / 2e9)
 
 
-def _operations(model: Any, side: int) -> int | None:
+def _count_operations(model: Any, side: int) -> int | None:
     """Return the operations of a forward pass, two per multiply-add; None if the model has to read tensor values."""
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):

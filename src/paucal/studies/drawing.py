@@ -32,17 +32,17 @@ class Point:
 
 def points_of(study: Study, lines: Sequence[Line]) -> list[Point]:
     """Return the point of each row, with the measured number if there is one, else the published one."""
-    by_names = {(line.row.name, line.column.name): line for line in lines}
+    lines_by_name = {(line.row.name, line.column.name): line for line in lines}
     points = []
     for row in study.rows:
-        drawn = {part: by_names[row.name, study.draws[part]] for part in DRAWN}
-        values = {part: _value(line) for part, line in drawn.items()}
-        quoted = frozenset(part for part, line in drawn.items() if line.measured is None)
+        part_lines = {part: lines_by_name[row.name, study.draws[part]] for part in DRAWN}
+        values = {part: _shown_value(line) for part, line in part_lines.items()}
+        quoted = frozenset(part for part, line in part_lines.items() if line.measured is None)
         points.append(Point(row.name, values, quoted))
     return points
 
 
-def _value(line: Line) -> float | None:
+def _shown_value(line: Line) -> float | None:
     if line.measured is not None:
         return line.measured.value
     return line.published if isinstance(line.published, float) else None
@@ -61,8 +61,8 @@ def efficiency_figure(points: Sequence[Point]) -> Figure:
     for point in points:
         colour = colours[point.name.split()[0]]
         share = (point.values["parameters"] or largest) / largest
-        _circle(left, point, "throughput", colour, max(30.0, LARGEST * share))
-        _circle(right, point, "parameters", colour, 60.0)
+        _draw_circle(left, point, "throughput", colour, max(30.0, LARGEST * share))
+        _draw_circle(right, point, "parameters", colour, 60.0)
     left.set_xlabel("images per second; larger circles have more parameters")
     right.set_xlabel("parameters in millions")
     left.set_ylabel("linear probe on ImageNet-1K, top-1 in %")
@@ -73,7 +73,7 @@ def efficiency_figure(points: Sequence[Point]) -> Figure:
     return figure
 
 
-def _circle(axes: Axes, point: Point, across: str, colour: str, area: float) -> None:
+def _draw_circle(axes: Axes, point: Point, across: str, colour: str, area: float) -> None:
     x, y = point.values[across], point.values["accuracy"]
     if x is None or y is None:
         return
@@ -93,11 +93,11 @@ def describe_sources(study: Study, points: Sequence[Point], places: Mapping[str,
     """
     accuracy = next(column for column in study.columns if column.name == study.draws["accuracy"])
     timed = [point.name for point in points if "throughput" not in point.quoted]
-    ours = [point.name for point in points if "accuracy" not in point.quoted]
+    measured_names = [point.name for point in points if "accuracy" not in point.quoted]
     place = places[accuracy.study]
     quoted = f"the accuracies of {accuracy.study} are the published ones"
-    if ours:
-        text = f"Measured accuracies (with a star) are those of {place}: {', '.join(ours)}; else {quoted}."
+    if measured_names:
+        text = f"Measured accuracies (with a star) are those of {place}: {', '.join(measured_names)}; else {quoted}."
     else:
         text = f"{quoted[0].upper()}{quoted[1:]}: {place} has no measured ones."
     times = f"Filled circles on the left were timed here: {', '.join(timed) or 'none'}; the others are as published."

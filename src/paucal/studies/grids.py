@@ -50,12 +50,12 @@ def prepare_grids(call: Call) -> list[Grid]:
     """
     call = with_starts(call)
     study, small, kind, console = call.study, call.small, call.study.kind, call.console
-    before = partial(prepare_starts, call) if study.starts and small is not None else None
+    prepare_first = partial(prepare_starts, call) if study.starts and small is not None else None
     grids = []
     for data, runs in call.by_images():
         shared = {**call.places.shared, "data": call.places.by_name[data]}
         images = None if kind == "train" else open_images(EVAL if kind == "frozen" else kind, shared, console)
-        settings = [_settings(call, run, shared, images) for run in runs]
+        settings = [_arm_settings(call, run, shared, images) for run in runs]
         arms = [Arm(run.name, None, None, values, run.against) for run, values in zip(runs, settings, strict=True)]
         if small is not None and kind == "train" and any(row.maps for row in study.rows_at(small)):
             # All rows use the teacher's split, even if only some rows are requested.
@@ -68,13 +68,13 @@ def prepare_grids(call: Call) -> list[Grid]:
             console,
             images=images,
             seconds=_feature_timer(call, runs, len(images)) if kind == "frozen" and images is not None else None,
-            before=before,
+            before=prepare_first,
         )
         grids.append(grid)
     return grids
 
 
-def _settings(call: Call, run: Planned, shared: Mapping[str, Any], images: GridImages | None) -> dict[str, Any]:
+def _arm_settings(call: Call, run: Planned, shared: Mapping[str, Any], images: GridImages | None) -> dict[str, Any]:
     """Return the settings of a run's arm."""
     if images is None:
         return _training_settings(call, run, shared)
@@ -89,7 +89,7 @@ def _training_settings(call: Call, run: Planned, shared: Mapping[str, Any]) -> d
     study, small, settings = call.study, call.small, call.settings
     if small is not None:
         images = open_labelled(shared, run.settings.get("classes"), call.console)
-        return {**run.settings, **share_of(images, small.images), **_start(call, run)}
+        return {**run.settings, **share_of(images, small.images), **_start_entry(call, run)}
     if run.row.maps and settings.labels is None:
         raise UserError(
             f"{run.row.name!r} is trained with label maps: make them with 'paucal label DATA --teacher RUN --output "
@@ -98,8 +98,8 @@ def _training_settings(call: Call, run: Planned, shared: Mapping[str, Any]) -> d
     # Rows with their own recipe, such as rows with label maps, keep it.
     recipe = settings.recipe if run.settings.get("recipe") == study.recipe else None
     init = None if study.starts else (settings.init or [None])[0]
-    more = {"recipe": recipe, "init": init, "labels": settings.labels if run.row.maps else None}
-    return {**run.settings, **{name: value for name, value in more.items() if value is not None}}
+    run_settings = {"recipe": recipe, "init": init, "labels": settings.labels if run.row.maps else None}
+    return {**run.settings, **{name: value for name, value in run_settings.items() if value is not None}}
 
 
 def _pretraining_settings(call: Call, run: Planned, images: GridImages) -> dict[str, Any]:
@@ -123,14 +123,14 @@ def _transfer_settings(call: Call, run: Planned, images: GridImages) -> dict[str
     if any(column.metric == "mean_iou_scales" for column in call.study.trained_columns):
         scales = {"scales": list(SCALES), "mirror": True} if small is None else {"scales": list(SMALL_SCALES)}
         evaluation = {EVALUATION: scales}
-    settings = run.settings if small is None else {**_shorten(run, small, images.training), **_start(call, run)}
+    settings = run.settings if small is None else {**_shorten(run, small, images.training), **_start_entry(call, run)}
     return {**settings, **evaluation}
 
 
 def _feature_settings(call: Call, run: Planned) -> dict[str, Any]:
     """Return the settings of `paucal eval`, with the model to evaluate."""
     if call.small is not None:
-        return {**run.settings, "max_images": MAX_EVALUATED, "no_cache": True, **_start(call, run)}
+        return {**run.settings, "max_images": MAX_EVALUATED, "no_cache": True, **_start_entry(call, run)}
     settings = {name: value for name, value in run.settings.items() if name != "init"}
     init = run.settings["init"]
     if init == "timm":
@@ -138,7 +138,7 @@ def _feature_settings(call: Call, run: Planned) -> dict[str, Any]:
     return {**settings, MODEL: str(Path(init).expanduser().absolute())}
 
 
-def _start(call: Call, run: Planned) -> dict[str, list[str]]:
+def _start_entry(call: Call, run: Planned) -> dict[str, list[str]]:
     """Return the entry for the start of a run at a smaller scale."""
     start = call.study.starts.get(run.row.start)
     return {} if start is None else {START: [start.verb, run.row.start]}
@@ -188,8 +188,8 @@ def _with_maps(
     """
     selection = {name: arms[0].settings[name] for name in CHOOSING if name in arms[0].settings}
     teacher, maps = _train_teacher(call, selection, small, shared), str(call.folder / "maps")
-    places = {name: value for name, value in shared.items() if name in ("data", "data_root", "device", "workers")}
-    label_set(LabelSettings(teacher=str(teacher), output=maps, min_accuracy=MIN_ACCURACY, **places), call.console)
+    location = {name: value for name, value in shared.items() if name in ("data", "data_root", "device", "workers")}
+    label_set(LabelSettings(teacher=str(teacher), output=maps, min_accuracy=MIN_ACCURACY, **location), call.console)
     with_maps = []
     for arm, needs_maps in zip(arms, need_maps, strict=True):
         settings = {name: value for name, value in arm.settings.items() if name not in SPLITTING}
@@ -224,8 +224,8 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
     (cell,) = cells_of(grid)
     state = state_of(cell)
     if state.name == "failed":
-        why = state.error.rstrip(".")
-        raise UserError(f"the teacher could not be trained ({why}): fix this, then use --retry.")
+        reason = state.error.rstrip(".")
+        raise UserError(f"the teacher could not be trained ({reason}): fix this, then use --retry.")
     return cell.run.path.resolve()
 
 
@@ -243,16 +243,16 @@ def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Seque
         if arm.name in used_starts
     ]
     arms = {(grid.folder.name, arm.name): verb_settings(arm.settings) for grid in grids for arm in grid.arms}
-    by_run = [arms[run.data, run.name] for run in runs]
+    run_settings = [arms[run.data, run.name] for run in runs]
     shared = {
         name: value
-        for name, value in (by_run[0].items() if len(by_run) > 1 else ())
-        if all(name in settings and settings[name] == value for settings in by_run)
+        for name, value in (run_settings[0].items() if len(run_settings) > 1 else ())
+        if all(name in settings and settings[name] == value for settings in run_settings)
     }
     if shared:
         images = ", ".join(dict.fromkeys(run.data for run in runs))
         rows.append({"run": "all of these", "images": images, "settings": describe_settings(shared)})
-    for run, settings in zip(runs, by_run, strict=True):
-        words = describe_settings({name: value for name, value in settings.items() if name not in shared})
-        rows.append({"run": describe_run(run), "images": run.data, "settings": words or "nothing else"})
+    for run, settings in zip(runs, run_settings, strict=True):
+        flags = describe_settings({name: value for name, value in settings.items() if name not in shared})
+        rows.append({"run": describe_run(run), "images": run.data, "settings": flags or "nothing else"})
     return rows

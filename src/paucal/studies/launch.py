@@ -90,9 +90,9 @@ def study(name: str, **settings: Any) -> Studied:
         >>> result = paucal.study("drloc-table-9", scale="tiny")  # doctest: +SKIP
         >>> [(line.row.name, line.published, line.measured) for line in result.lines]  # doctest: +SKIP
     """
-    checked = from_python(StudySettings, settings, "paucal.study", "study")
-    result = run_study(name, checked, f"paucal.study({name!r}, ...)", SilentConsole())
-    if not result.settled and checked.jobs:
+    typed_settings = from_python(StudySettings, settings, "paucal.study", "study")
+    result = run_study(name, typed_settings, f"paucal.study({name!r}, ...)", SilentConsole())
+    if not result.settled and typed_settings.jobs:
         raise UserError("the study was stopped; the same call resumes it.")
     return result
 
@@ -102,7 +102,7 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
     check_ranges(settings)
     study = find_study(name)
     if study.kind == "count":
-        return _count(study, settings, command, console)
+        return _count_or_time(study, settings, command, console)
     require_use(study, settings)
     small = find_scale(study, settings.scale)
     runs = on_given_images(plan(study, settings.scale, data_sets(), settings.rows, settings.columns), settings)
@@ -118,14 +118,14 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
             call = replace(call, places=with_start_images(places, small, settings, folder))
         grids = prepare_grids(call)
         starts = read_starts(folder) if small is not None else []
-        settled = _compute(call, [*starts, *grids])
+        all_settled = _compute_grids(call, [*starts, *grids])
         starts, grids = ([read_grid(grid.folder) for grid in part] for part in (starts, grids))
-        return _conclude(call, starts, grids, settled)
+        return _write_results(call, starts, grids, all_settled)
     finally:
         torch.set_num_threads(threads)
 
 
-def _compute(call: Call, grids: Sequence[Grid]) -> bool:
+def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
     """Let workers compute one grid after the other, and return whether all cells are settled.
 
     A later grid may start from the runs of an earlier grid, so each grid waits for the previous one.
@@ -137,29 +137,31 @@ def _compute(call: Call, grids: Sequence[Grid]) -> bool:
         console.say(
             f"time: {counted(len(cells), 'run')} in all to compute, about {duration(seconds)}, until {finish(seconds)}"
         )
-    settled = True
+    all_settled = True
     for grid in grids:
-        settled = run_workers(grid, workers, call.command, console) and settled
-        if workers.jobs and not settled:
+        all_settled = run_workers(grid, workers, call.command, console) and all_settled
+        if workers.jobs and not all_settled:
             break
-    return settled
+    return all_settled
 
 
-def _conclude(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], settled: bool) -> Studied:
+def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], all_settled: bool) -> Studied:
     """Print and write the results so far."""
     study, runs, small, folder = call.study, call.runs, call.small, call.folder
-    whole = on_given_images(plan_whole(study, call.settings.scale, data_sets(), call.settings.columns), call.settings)
+    all_runs = on_given_images(
+        plan_whole(study, call.settings.scale, data_sets(), call.settings.columns), call.settings
+    )
     # Earlier calls may have stored grids on other images.
-    others = dict.fromkeys(run.data for run in whole if run.data not in {grid.folder.name for grid in grids})
-    earlier = [read_grid(folder / name) for name in others if is_grid(folder / name)]
-    lines, findings = find_lines(study, runs, [*grids, *earlier], whole)
+    other_data = dict.fromkeys(run.data for run in all_runs if run.data not in {grid.folder.name for grid in grids})
+    earlier_grids = [read_grid(folder / name) for name in other_data if is_grid(folder / name)]
+    lines, findings = find_lines(study, runs, [*grids, *earlier_grids], all_runs)
     pages = [(f"curves and every run: {result.grid.folder.name}", write_report(result)) for result in findings]
     trained = [read_findings(grid) for grid in starts if grid.verb == "train"]
     pages += [("the starts of the rows: curves and every run", write_report(result)) for result in trained]
     states = {cell: state_of(cell) for grid in (*starts, *grids) for cell in cells_of(grid)}
     # Runs of verbs other than `train` are not in a comparison, but have their own reports.
-    done = [cell for cell, state in states.items() if cell.verb != "train" and state.name == "done"]
-    reports = [(f"report of {cell.name}", cell.run.path / "report.html") for cell in done]
+    finished = [cell for cell, state in states.items() if cell.verb != "train" and state.name == "done"]
+    reports = [(f"report of {cell.name}", cell.run.path / "report.html") for cell in finished]
     pages += [(words, page) for words, page in reports if page.is_file()]
     failed = {cell.name: state.error for cell, state in states.items() if state.name == "failed"}
     warnings = [f"{name} failed: {error}" for name, error in failed.items()]
@@ -180,11 +182,11 @@ def _conclude(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], settled
         comparisons=[(words, os.path.relpath(path, folder)) for words, path in pages],
         command=call.command,
     )
-    _publish(study, page, lines, folder, call.console)
-    return Studied(folder, lines, settled, failed)
+    _write_and_print(study, page, lines, folder, call.console)
+    return Studied(folder, lines, all_settled, failed)
 
 
-def _count(study: Study, settings: StudySettings, command: str, console: Console) -> Studied:
+def _count_or_time(study: Study, settings: StudySettings, command: str, console: Console) -> Studied:
     """Count parameters and multiply-adds, which takes seconds and is the same at every scale, or time models."""
     folder = study_folder(study, settings, {})
     folder.mkdir(parents=True, exist_ok=True)
@@ -214,11 +216,11 @@ def _count(study: Study, settings: StudySettings, command: str, console: Console
         command=command,
         pictures=pictures,
     )
-    _publish(study, page, lines, folder, console)
+    _write_and_print(study, page, lines, folder, console)
     return Studied(folder, lines, True, {})
 
 
-def _publish(study: Study, page: StudyPage, lines: Sequence[Line], folder: Path, console: Console) -> None:
+def _write_and_print(study: Study, page: StudyPage, lines: Sequence[Line], folder: Path, console: Console) -> None:
     """Write the table and the page, and print them."""
     write_results(folder, lines)
     write_standalone(folder / PAGE, page)

@@ -32,11 +32,11 @@ def overview() -> tuple[Table, list[str]]:
         scales = ", ".join(study.scales) or "-"
         table.add_row(study.name, study.title, status(study, sets), describe_hours(study, sets), scales)
     missing = dict.fromkeys(name for study in all_studies.values() for name in missing_sets(study, sets))
-    words = [FORMULA[0].upper() + FORMULA[1:] + "."]
-    words += [f"{name}: {sets[name].title}. {sets[name].how}." for name in missing]
-    words.append("The smaller scales do not need them: stand-ins replace models and images.")
-    words.append("'paucal study show NAME' prints the published numbers and the settings of a study.")
-    return table, words
+    sentences = [FORMULA[0].upper() + FORMULA[1:] + "."]
+    sentences += [f"{name}: {sets[name].title}. {sets[name].how}." for name in missing]
+    sentences.append("The smaller scales do not need them: stand-ins replace models and images.")
+    sentences.append("'paucal study show NAME' prints the published numbers and the settings of a study.")
+    return table, sentences
 
 
 def show(name: str) -> tuple[Table | None, list[str]]:
@@ -46,23 +46,25 @@ def show(name: str) -> tuple[Table | None, list[str]]:
         UserError: There is no such study.
     """
     study, sets = find_study(name), data_sets()
-    words = [f"{study.title}: {study.paper}, {study.where} ({study.source})"]
-    words.append(f"as published: {status(study, sets)}")
-    words += [f"  {text}" for text in how_to_get(study, sets)]
+    sentences = [f"{study.title}: {study.paper}, {study.where} ({study.source})"]
+    sentences.append(f"as published: {status(study, sets)}")
+    sentences += [f"  {text}" for text in how_to_get(study, sets)]
     if study.trains:
-        words.append(f"cost at full scale: about {describe_hours(study, sets)} GPU hours by arithmetic")
-        words.append(f"smaller scales: {', '.join(study.scales) or f'none, since {study.without}'}")
+        sentences.append(f"cost at full scale: about {describe_hours(study, sets)} GPU hours by arithmetic")
+        sentences.append(f"smaller scales: {', '.join(study.scales) or f'none, since {study.without}'}")
         recipes = {**RECIPES, **esvit.RECIPES, **detection.RECIPES, **segmentation.RECIPES}
         runs = plan(study, "full", sets)
         names = dict.fromkeys(str(run.settings["recipe"]) for run in runs if run.settings.get("recipe"))
-        words += [f"recipe {name}: {recipes[name].source}" for name in names]
-        words.append("settings at full scale:")
-        by_settings: dict[tuple[str, str], list[str]] = {}
+        sentences += [f"recipe {name}: {recipes[name].source}" for name in names]
+        sentences.append("settings at full scale:")
+        data_by_settings: dict[tuple[str, str], list[str]] = {}
         for run in runs:
-            by_settings.setdefault((describe_run(run), describe_settings(run.settings)), []).append(run.data)
-        words += [f"  {run} ({', '.join(dict.fromkeys(data))}): {flags}" for (run, flags), data in by_settings.items()]
-    words += [f"by hand: {study.see}"] if study.see else []
-    return _published_table(study), [*words, *caveats(study, None)]
+            data_by_settings.setdefault((describe_run(run), describe_settings(run.settings)), []).append(run.data)
+        sentences += [
+            f"  {run} ({', '.join(dict.fromkeys(data))}): {flags}" for (run, flags), data in data_by_settings.items()
+        ]
+    sentences += [f"by hand: {study.see}"] if study.see else []
+    return _published_table(study), [*sentences, *caveats(study, None)]
 
 
 def _published_table(study: Study) -> Table | None:
@@ -99,10 +101,10 @@ def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
     if study.kind in ("pictures", "command"):
         return "by hand"
     missing = missing_sets(study, data_sets)
-    needs = [f"data: {', '.join(missing)}"] if missing else []
-    needs += ["trained weights"] if any(not start.init for start in study.starts.values()) else []
-    needs += ["label maps"] if any(row.maps for row in study.trained_rows) else []
-    return f"needs {'; '.join(needs)}" if needs else "runnable"
+    requirements = [f"data: {', '.join(missing)}"] if missing else []
+    requirements += ["trained weights"] if any(not start.init for start in study.starts.values()) else []
+    requirements += ["label maps"] if any(row.maps for row in study.trained_rows) else []
+    return f"needs {'; '.join(requirements)}" if requirements else "runnable"
 
 
 def missing_sets(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:

@@ -108,10 +108,10 @@ def find_lines(
     lines = []
     for row in study.rows:
         for place, column in enumerate(study.columns):
-            measured, why = _measure(study, row, column, evidence)
+            measured, reason = _measure(study, row, column, evidence)
             deviation = row.deviations[place] if row.deviations else None
             gain = _published_gain(study, row, place)
-            lines.append(Line(row, column, row.values[place], deviation, gain, measured, why))
+            lines.append(Line(row, column, row.values[place], deviation, gain, measured, reason))
     return lines, findings
 
 
@@ -139,12 +139,14 @@ def _measure(study: Study, row: Row, column: Column, evidence: Evidence) -> tupl
         number = evidence.elsewhere.get(column.study, {}).get((row.name, column.name))
         return number, "" if number is not None else "quoted"
     if column.metric in TIMED:
-        spread, why = (None, "not timed") if evidence.timed is None else timed_value(study, row, column, evidence.timed)
+        spread, reason = (
+            (None, "not timed") if evidence.timed is None else timed_value(study, row, column, evidence.timed)
+        )
         if spread is None:
-            return None, why
+            return None, reason
         # The reference row's own number is exact.
         low, high = (None, None) if spread.low == spread.high else (spread.low, spread.high)
-        return Measured(spread.median, low=low, high=high), why
+        return Measured(spread.median, low=low, high=high), reason
     if column.metric in DERIVED and row in study.trained_rows:
         return _derive(study, row, column, evidence)
     if column not in study.trained_columns or row not in study.trained_rows:
@@ -175,13 +177,15 @@ def _derive(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple
     sets = [_scores_by_seed(row, other, evidence) for other in study.trained_columns]
     if None in sets:
         return None, NOT_RUN
-    own = [scores or {} for scores in sets]
+    row_scores = [scores or {} for scores in sets]
     baseline = next((other for other in study.rows if other.name == row.against), None)
-    others = [] if baseline is None else [_scores_by_seed(baseline, c, evidence) or {} for c in study.trained_columns]
+    base_scores = (
+        [] if baseline is None else [_scores_by_seed(baseline, c, evidence) or {} for c in study.trained_columns]
+    )
     if column.metric == "average":
-        values, base = average(own), average(others) if others else {}
-    elif others:
-        values, base = wins(own, others), {}
+        values, base = average(row_scores), average(base_scores) if base_scores else {}
+    elif base_scores:
+        values, base = wins(row_scores, base_scores), {}
     else:
         return None, "no baseline"
     return (mean_over_seeds(values, base), "") if values else (None, "needs all data sets")

@@ -60,10 +60,10 @@ def plan(
         columns: Names of the requested columns; None for all.
     """
     wanted_rows = _select(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
-    wanted = _select(study.trained_columns, study.columns, columns, "--columns", study)
+    wanted_columns = _select(study.trained_columns, study.columns, columns, "--columns", study)
     runs = []
     for run in plan_whole(study, scale, data_sets, columns):
-        requested = tuple(column for column in run.columns if column in wanted)
+        requested = tuple(column for column in run.columns if column in wanted_columns)
         if requested and run.row in wanted_rows:
             runs.append(replace(run, columns=requested))
     if not runs:
@@ -86,11 +86,11 @@ def plan_whole(
         UserError: The study is not run, or has no such scale or column.
     """
     small = find_scale(study, scale)
-    wanted = _select(study.trained_columns, study.columns, columns, "--columns", study)
+    wanted_columns = _select(study.trained_columns, study.columns, columns, "--columns", study)
     rows, trained_columns = study.rows_at(small), study.trained_columns
     if small is not None:
         rows = [row for row in rows if row.data == study.trained_rows[0].data]
-        trained_columns = [column for column in trained_columns if column.data == wanted[0].data]
+        trained_columns = [column for column in trained_columns if column.data == wanted_columns[0].data]
     runs: dict[str, Planned] = {}
     for row in rows:
         for column in trained_columns:
@@ -101,9 +101,11 @@ def plan_whole(
     return _name_runs(list(runs.values()))
 
 
-def _select(parts: Sequence[T], every: Sequence[Part], names: Sequence[str] | None, flag: str, study: Study) -> list[T]:
+def _select(
+    parts: Sequence[T], all_parts: Sequence[Part], names: Sequence[str] | None, flag: str, study: Study
+) -> list[T]:
     """Return the rows or columns with the given names, out of those that are run; without names, return all."""
-    all_names = [part.name for part in every]
+    all_names = [part.name for part in all_parts]
     names = names or all_names
     for name in names:
         if name not in all_names:
@@ -195,7 +197,7 @@ def _standin_settings(study: Study, row: Row, column: Column, small: Scale, full
 
 def _model_settings(model: Architecture, row: Row | None = None) -> dict[str, Any]:
     """Return the settings of a model; the arguments of a row take precedence over the model's own."""
-    args = {word.partition("=")[0]: word for word in (*model.args, *(row.args if row else ()))}
+    args = {argument.partition("=")[0]: argument for argument in (*model.args, *(row.args if row else ()))}
     return {"model": model.name, **({"model_args": list(args.values())} if args else {})}
 
 
@@ -208,23 +210,23 @@ def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
 def _name_runs(runs: Sequence[Planned]) -> list[Planned]:
     """Name runs after their rows, and after their columns if a row has several on the same images."""
     counts = Counter((run.row.name, run.data) for run in runs)
-    named = [
+    named_runs = [
         replace(
             run,
             name=f"{run.row.name}, {_common_name(run.columns)}" if counts[run.row.name, run.data] > 1 else run.row.name,
         )
         for run in runs
     ]
-    return [replace(run, against=_baseline_name(run, named)) for run in named]
+    return [replace(run, against=_baseline_name(run, named_runs)) for run in named_runs]
 
 
 def _common_name(columns: Sequence[Column]) -> str:
     """Return the words with which the names of all columns begin, or the first name if they have none in common."""
     common = []
-    for words in zip(*(column.name.split() for column in columns), strict=False):
-        if len(set(words)) > 1:
+    for position_words in zip(*(column.name.split() for column in columns), strict=False):
+        if len(set(position_words)) > 1:
             break
-        common.append(words[0])
+        common.append(position_words[0])
     return " ".join(common) or columns[0].name
 
 
@@ -232,9 +234,9 @@ def _baseline_name(run: Planned, runs: Sequence[Planned]) -> str:
     """Return the name of the run that a run is compared with: of another row, or of another column of its row."""
     same_data = [other for other in runs if other.data == run.data]
     if run.row.against:
-        others = [other for other in same_data if other.row.name == run.row.against]
+        candidates = [other for other in same_data if other.row.name == run.row.against]
         names = {column.name for column in run.columns}
     else:
-        others = [other for other in same_data if other.row == run.row]
+        candidates = [other for other in same_data if other.row == run.row]
         names = {column.against for column in run.columns}
-    return next((other.name for other in others if names & {column.name for column in other.columns}), "")
+    return next((other.name for other in candidates if names & {column.name for column in other.columns}), "")

@@ -101,47 +101,49 @@ def read_studies(
         raise UserError(f"{path.name} has an unknown entry {unknown[0]!r}{did_you_mean(unknown[0], entries)}.")
     models = {name: _make_model(entry, f"{path.name}: {name}") for name, entry in content.get("models", {}).items()}
     shared = {name: content[name] for name in SHARED if name in content}
-    read: dict[str, Study] = {}
+    studies_read: dict[str, Study] = {}
     for name, entry in content.get("studies", {}).items():
-        where, entry = f"{path.name}: {name}", dict(entry)
+        location, entry = f"{path.name}: {name}", dict(entry)
         kind = str(entry.get("kind"))
-        like = entry.pop("like", None)
-        if like is not None:
-            require_name(like, by_kind, f"{where}: what it is like")
-        like = like or (TUNE if kind == "train" and entry.get("starts") else kind)
-        entry["columns"] = _expand_columns(entry.get("columns", []), content.get("columns", {}), where)
+        base_kind = entry.pop("like", None)
+        if base_kind is not None:
+            require_name(base_kind, by_kind, f"{location}: what it is like")
+        base_kind = base_kind or (TUNE if kind == "train" and entry.get("starts") else kind)
+        entry["columns"] = _expand_columns(entry.get("columns", []), content.get("columns", {}), location)
         if isinstance(entry.get("rows"), dict):
-            entry["rows"] = _rows_of_other(entry["rows"], entry["columns"], read, where)
-        common = {"scales": content.get("scales", {}), **shared, **by_kind.get(like, {})}
-        scales = _make_scales(common["scales"], entry, where)
-        read[name] = _make_study(name, {**common, **entry, "scales": scales}, models, where)
-        check_study(read[name], data_sets, where)
-        for column in read[name].columns:
+            entry["rows"] = _rows_of_other(entry["rows"], entry["columns"], studies_read, location)
+        common = {"scales": content.get("scales", {}), **shared, **by_kind.get(base_kind, {})}
+        scales = _make_scales(common["scales"], entry, location)
+        studies_read[name] = _make_study(name, {**common, **entry, "scales": scales}, models, location)
+        check_study(studies_read[name], data_sets, location)
+        for column in studies_read[name].columns:
             if column.study:
-                require_name(column.study, read, f"{where}: the study of {column.name!r}")
-    return read
+                require_name(column.study, studies_read, f"{location}: the study of {column.name!r}")
+    return studies_read
 
 
-def _expand_columns(entries: Any, groups: Mapping[str, Any], where: str) -> list[Any]:
+def _expand_columns(entries: Any, groups: Mapping[str, Any], location: str) -> list[Any]:
     """Return the columns of a study, with the names of column groups replaced by the columns of the groups."""
     columns = []
-    for entry in _require_list(entries, f"{where}: columns"):
+    for entry in _require_list(entries, f"{location}: columns"):
         if isinstance(entry, str):
-            require_name(entry, groups, f"{where}: the group of columns")
+            require_name(entry, groups, f"{location}: the group of columns")
         columns += groups[entry] if isinstance(entry, str) else [entry]
     return columns
 
 
-def _rows_of_other(rows: Mapping[str, Any], columns: list[Any], read: Mapping[str, Study], where: str) -> list[Any]:
+def _rows_of_other(
+    rows: Mapping[str, Any], columns: list[Any], studies_read: Mapping[str, Study], location: str
+) -> list[Any]:
     """Return the rows of an earlier study, for `rows: {of: NAME}`.
 
     They have the values of the columns that both studies have. `models` names models that the other study does not
     train, and `against` names the row that sets the scale of times.
     """
-    require_name(str(rows.get("of")), read, f"{where}: the study whose rows it has")
-    other, models = read[str(rows["of"])], rows.get("models", {})
+    require_name(str(rows.get("of")), studies_read, f"{location}: the study whose rows it has")
+    other, models = studies_read[str(rows["of"])], rows.get("models", {})
     for name in models:
-        require_name(name, [row.name for row in other.rows], f"{where}: the row of a model")
+        require_name(name, [row.name for row in other.rows], f"{location}: the row of a model")
     index_of = {column.name: index for index, column in enumerate(other.columns)}
     sources = [index_of.get(column["name"]) for column in columns]
     entries = []
@@ -153,73 +155,75 @@ def _rows_of_other(rows: Mapping[str, Any], columns: list[Any], read: Mapping[st
     return entries
 
 
-def _make_study(name: str, entry: Mapping[str, Any], models: Mapping[str, Model], where: str) -> Study:
+def _make_study(name: str, entry: Mapping[str, Any], models: Mapping[str, Model], location: str) -> Study:
     parts = {}
     for part, kind in (("columns", Column), ("rows", Row)):
-        entries = _require_list(entry.get(part, []), f"{where}: {part}")
-        parts[part] = [_make(kind, item, f"{where}: {part[:-1]} {number}") for number, item in enumerate(entries, 1)]
-    starts = {key: _make(Start, item, f"{where}: the start {key!r}") for key, item in entry.get("starts", {}).items()}
-    return _make(Study, {**entry, **parts, "starts": starts, "name": name, "models": models}, where)
+        entries = _require_list(entry.get(part, []), f"{location}: {part}")
+        parts[part] = [_make(kind, item, f"{location}: {part[:-1]} {number}") for number, item in enumerate(entries, 1)]
+    starts = {
+        key: _make(Start, item, f"{location}: the start {key!r}") for key, item in entry.get("starts", {}).items()
+    }
+    return _make(Study, {**entry, **parts, "starts": starts, "name": name, "models": models}, location)
 
 
-def _make_scales(shared: Mapping[str, Any], entry: Mapping[str, Any], where: str) -> dict[str, Scale]:
+def _make_scales(shared: Mapping[str, Any], entry: Mapping[str, Any], location: str) -> dict[str, Scale]:
     """Return the smaller scales of a study: the shared scales, updated by its own; None removes a scale."""
     if entry.get("kind") not in TRAINED:
         return {}
-    own = entry.get("scales", {})
+    own_scales = entry.get("scales", {})
     scales = {}
-    for name in {**shared, **own}:
-        require_name(name, SCALES[:-1], f"{where}: the scale")
-        if name in own and own[name] is None:
+    for name in {**shared, **own_scales}:
+        require_name(name, SCALES[:-1], f"{location}: the scale")
+        if name in own_scales and own_scales[name] is None:
             continue
-        values = {**shared.get(name, {}), **own.get(name, {})}
+        values = {**shared.get(name, {}), **own_scales.get(name, {})}
         for part, kind in (("teacher", Teacher), ("start_training", StartTraining)):
             if values.get(part) is not None:
-                values[part] = _make(kind, values[part], f"{where}: the {part} of {name}")
-        scales[name] = _make(Scale, values, f"{where}: {name}")
+                values[part] = _make(kind, values[part], f"{location}: the {part} of {name}")
+        scales[name] = _make(Scale, values, f"{location}: {name}")
     return scales
 
 
-def _make_model(entry: Any, where: str) -> Model:
+def _make_model(entry: Any, location: str) -> Model:
     if not isinstance(entry, dict):
-        raise UserError(f"{where} is not a model: give its name and its GMACs.")
+        raise UserError(f"{location} is not a model: give its name and its GMACs.")
     values = {name: value for name, value in entry.items() if name not in ("name", "args")}
     full = {name: value for name, value in entry.items() if name in ("name", "args")}
     if values.get("standin") is not None:
-        values["standin"] = _make(Architecture, values["standin"], f"{where}: its stand-in")
-    model = _make(Model, {**values, "full": _make(Architecture, full, where)}, where)
-    require_name(model.network, NETWORKS, f"{where}: the network")
+        values["standin"] = _make(Architecture, values["standin"], f"{location}: its stand-in")
+    model = _make(Model, {**values, "full": _make(Architecture, full, location)}, location)
+    require_name(model.network, NETWORKS, f"{location}: the network")
     if model.network and len(model.shape) != 2:
-        raise UserError(f"{where}: the images of a network have a height and a width, got {model.shape}.")
+        raise UserError(f"{location}: the images of a network have a height and a width, got {model.shape}.")
     return model
 
 
-def _make(kind: type[T], entry: Any, where: str) -> T:
+def _make(kind: type[T], entry: Any, location: str) -> T:
     """Make a dataclass from a mapping whose values have the types of its fields; lists become tuples."""
     if not isinstance(entry, dict):
-        raise UserError(f"{where} is {entry!r}, expected names with values.")
-    hints, by_name = _type_hints(kind), {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
+        raise UserError(f"{location} is {entry!r}, expected names with values.")
+    hints, field_of = _type_hints(kind), {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
     values = {}
     for name, value in entry.items():
-        if name not in by_name:
-            raise UserError(f"{where} has an unknown entry {name!r}{did_you_mean(str(name), by_name)}.")
-        values[name] = _convert(value, hints[name], f"{where}: {name}")
-    for name, item in by_name.items():
+        if name not in field_of:
+            raise UserError(f"{location} has an unknown entry {name!r}{did_you_mean(str(name), field_of)}.")
+        values[name] = _convert(value, hints[name], f"{location}: {name}")
+    for name, item in field_of.items():
         if name not in values and item.default is MISSING and item.default_factory is MISSING:
-            raise UserError(f"{where} lacks {name!r}.")
+            raise UserError(f"{location} lacks {name!r}.")
     return kind(**values)
 
 
 _type_hints = cache(typing.get_type_hints)  # the studies make a thousand objects of a few classes
 
 
-def _convert(value: Any, hint: Any, where: str) -> Any:
+def _convert(value: Any, hint: Any, location: str) -> Any:
     members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for member in members:
         origin = typing.get_origin(member) or member
         if origin is tuple and isinstance(value, list):
             inner = typing.get_args(member)[0]
-            return tuple(_convert(entry, inner, f"{where}, entry {number}") for number, entry in enumerate(value, 1))
+            return tuple(_convert(entry, inner, f"{location}, entry {number}") for number, entry in enumerate(value, 1))
         if origin is Mapping and isinstance(value, dict):
             return value
         if isinstance(value, bool) and origin is not bool:
@@ -228,12 +232,12 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
             return float(value)
         if isinstance(origin, type) and isinstance(value, origin):
             return value
-    raise UserError(f"{where} is {value!r}, which has the wrong type.")
+    raise UserError(f"{location} is {value!r}, which has the wrong type.")
 
 
-def _require_list(value: Any, where: str) -> list[Any]:
+def _require_list(value: Any, location: str) -> list[Any]:
     if not isinstance(value, list):
-        raise UserError(f"{where} is not a list.")
+        raise UserError(f"{location} is not a list.")
     return value
 
 

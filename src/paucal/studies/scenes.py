@@ -72,10 +72,10 @@ def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder.parent) as place:
-        drawn = Path(place) / folder.name
-        _draw_into(drawn, images, side, seed)
+        temporary = Path(place) / folder.name
+        _draw_into(temporary, images, side, seed)
         try:
-            drawn.rename(folder)
+            temporary.rename(folder)
         except OSError:
             if not folder.is_dir():
                 raise
@@ -90,18 +90,18 @@ def _draw_into(folder: Path, images: int, side: int, seed: int) -> None:
         for index in indices:
             place = folder / name / digits.classes[digits.labels[index]]
             place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(_read(digits, index)).save(place / f"{index:04d}.png")
+            Image.fromarray(_digit_pixels(digits, index)).save(place / f"{index:04d}.png")
     for part, indices in parts.items():
-        pool = [(_read(digits, index), int(digits.labels[index])) for index in indices]
+        pool = [(_digit_pixels(digits, index), int(digits.labels[index])) for index in indices]
         scenes = [draw(pool, side, rng) for _ in range(max(4, round(SCENES_OF[part] * images)))]
-        _write(folder / SCENES / part, scenes)
+        _write_scenes(folder / SCENES / part, scenes)
 
 
 def share_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
     """Return the indices of the digits for starts, and of those for the scenes of each split, without overlap."""
-    for_starts, others = np.split(rng.permutation(count), [count // 2])
-    ends = np.round(np.cumsum(list(SHARES.values())) * len(others)).astype(int)[:-1]
-    return for_starts, dict(zip(SHARES, np.split(others, ends), strict=True))
+    for_starts, for_scenes = np.split(rng.permutation(count), [count // 2])
+    ends = np.round(np.cumsum(list(SHARES.values())) * len(for_scenes)).astype(int)[:-1]
+    return for_starts, dict(zip(SHARES, np.split(for_scenes, ends), strict=True))
 
 
 def draw(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np.random.Generator) -> Scene:
@@ -113,48 +113,48 @@ def draw(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np.rando
         rng: Source of random numbers.
     """
     pixels = rng.normal(GROUND, NOISE, (side, side))
-    taken = np.zeros((side, side), bool)
+    is_taken = np.zeros((side, side), bool)
     labels, masks = [], []
     for _ in range(rng.integers(MIN_DIGITS, MAX_DIGITS + 1)):
-        small, label = pool[int(rng.integers(len(pool)))]
+        digit, label = pool[int(rng.integers(len(pool)))]
         size = int(rng.uniform(MIN_SIZE, MAX_SIZE) * side)
-        place = _free_place(taken, size, rng)
+        place = _free_place(is_taken, size, rng)
         if place is None:
             continue
-        taken[place] = True
-        grey = np.asarray(Image.fromarray(small).resize((size, size), Image.Resampling.BICUBIC))
+        is_taken[place] = True
+        grey = np.asarray(Image.fromarray(digit).resize((size, size), Image.Resampling.BICUBIC))
         mask = np.zeros((side, side), bool)
         mask[place] = grey > INK
         pixels[place] = np.where(grey > INK, grey, pixels[place])
         labels.append(label)
         masks.append(mask)
-    shown = np.stack(masks) if masks else np.zeros((0, side, side), bool)
-    return Scene(pixels.clip(0, 255).astype(np.uint8), tuple(labels), shown)
+    object_masks = np.stack(masks) if masks else np.zeros((0, side, side), bool)
+    return Scene(pixels.clip(0, 255).astype(np.uint8), tuple(labels), object_masks)
 
 
-def _free_place(taken: NDArray[np.bool_], size: int, rng: np.random.Generator) -> tuple[slice, slice] | None:
+def _free_place(is_taken: NDArray[np.bool_], size: int, rng: np.random.Generator) -> tuple[slice, slice] | None:
     for _ in range(TRIES):
-        top, left = rng.integers(0, len(taken) - size + 1, 2)
+        top, left = rng.integers(0, len(is_taken) - size + 1, 2)
         place = slice(top, top + size), slice(left, left + size)
-        if not taken[place].any():
+        if not is_taken[place].any():
             return place
     return None
 
 
-def _read(digits: Any, index: int) -> NDArray[np.uint8]:
+def _digit_pixels(digits: Any, index: int) -> NDArray[np.uint8]:
     return np.asarray(digits.store.read(int(index)).convert("L"))
 
 
-def _write(folder: Path, scenes: Sequence[Scene]) -> None:
+def _write_scenes(folder: Path, scenes: Sequence[Scene]) -> None:
     for name in ("images", "masks"):
         (folder / name).mkdir(parents=True)
     for number, scene in enumerate(scenes):
         Image.fromarray(scene.pixels).save(folder / "images" / f"{number:04d}.png")
         Image.fromarray(scene.classes).save(folder / "masks" / f"{number:04d}.png")
-    (folder / "boxes.json").write_text(json.dumps(_document(scenes)))
+    (folder / "boxes.json").write_text(json.dumps(_coco_document(scenes)))
 
 
-def _document(scenes: Sequence[Scene]) -> dict[str, Any]:
+def _coco_document(scenes: Sequence[Scene]) -> dict[str, Any]:
     """Return the boxes of scenes as COCO's JSON, with the runs of each mask."""
     images, annotations = [], []
     for number, scene in enumerate(scenes):
@@ -171,14 +171,14 @@ def _document(scenes: Sequence[Scene]) -> dict[str, Any]:
                     "bbox": list(map(int, box)),
                     "area": int(mask.sum()),
                     "iscrowd": 0,
-                    "segmentation": {"size": [height, width], "counts": _runs(mask)},
+                    "segmentation": {"size": [height, width], "counts": _run_lengths(mask)},
                 }
             )
     categories = [{"id": label + 1, "name": str(label)} for label in range(10)]
     return {"images": images, "annotations": annotations, "categories": categories}
 
 
-def _runs(mask: NDArray[np.bool_]) -> list[int]:
+def _run_lengths(mask: NDArray[np.bool_]) -> list[int]:
     """Return the run lengths of alternating 0s and 1s, column by column, as in COCO."""
     flat = mask.ravel(order="F")
     edges = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), len(flat)]

@@ -33,33 +33,36 @@ def with_starts(call: Call) -> Call:
     study, runs = call.study, call.runs
     if not study.starts or call.small is not None:
         return call
-    by_name: dict[str, str] = {}
-    for word in call.settings.init or []:
-        name, _, place = word.partition("=")
+    run_of_start: dict[str, str] = {}
+    for argument in call.settings.init or []:
+        name, _, place = argument.partition("=")
         if name not in study.starts or not place:
-            raise UserError(f"--init: expected NAME=RUN with NAME one of {', '.join(study.starts)}, got {word!r}.")
-        if name in by_name:
+            raise UserError(f"--init: expected NAME=RUN with NAME one of {', '.join(study.starts)}, got {argument!r}.")
+        if name in run_of_start:
             raise UserError(f"--init: {name!r} is given twice: leave one out.")
-        by_name[name] = place
-    _require_starts(study, runs, by_name)
+        run_of_start[name] = place
+    _require_starts(study, runs, run_of_start)
     started = [
-        with_given_start(study, run, by_name[run.row.start]) if run.row.start in by_name else run for run in runs
+        with_given_start(study, run, run_of_start[run.row.start]) if run.row.start in run_of_start else run
+        for run in runs
     ]
     return replace(call, runs=started)
 
 
-def _require_starts(study: Study, runs: Sequence[Planned], by_name: Mapping[str, str]) -> None:
-    incomplete = [run for run in runs if run.row.start not in by_name and not study.starts[run.row.start].init]
+def _require_starts(study: Study, runs: Sequence[Planned], run_of_start: Mapping[str, str]) -> None:
+    incomplete = [run for run in runs if run.row.start not in run_of_start and not study.starts[run.row.start].init]
     missing = list(dict.fromkeys(run.row.start for run in incomplete))
     if not missing:
         return
     rows = list(dict.fromkeys(run.row.name for run in incomplete))
-    needed = " and ".join(f"{name} ({study.starts[name].words})" for name in missing)
+    needed_starts = " and ".join(f"{name} ({study.starts[name].words})" for name in missing)
     flags = " ".join(f"{name}=RUN_OR_FILE" for name in missing)
-    begin, them = "starts" if len(rows) == 1 else "start", "it" if len(missing) == 1 else "them"
+    begin, pronoun = "starts" if len(rows) == 1 else "start", "it" if len(missing) == 1 else "them"
     has_others = any(run.row.name not in rows for run in runs)
-    leave = f", or leave out the rows that start from {them} (--rows)" if has_others else ""
-    raise UserError(f"{', '.join(rows)} of {study.name} {begin} from {needed}: give {them} with --init {flags}{leave}.")
+    leave = f", or leave out the rows that start from {pronoun} (--rows)" if has_others else ""
+    raise UserError(
+        f"{', '.join(rows)} of {study.name} {begin} from {needed_starts}: give {pronoun} with --init {flags}{leave}."
+    )
 
 
 def with_start_images(places: Places, small: Scale, settings: StudySettings, folder: Path) -> Places:
@@ -74,9 +77,9 @@ def with_start_images(places: Places, small: Scale, settings: StudySettings, fol
         )
     if settings.data or small.data not in (SCENES, OTHERS):
         return replace(places, start_images=start_training.data)
-    drawn = draw_all(folder / DRAWN, small.images, small.side).resolve()
-    by_name = {**places.by_name, small.data: str(drawn / small.data)}
-    return replace(places, by_name=by_name, start_images=str(drawn / START_DIGITS))
+    image_root = draw_all(folder / DRAWN, small.images, small.side).resolve()
+    location_of = {**places.by_name, small.data: str(image_root / small.data)}
+    return replace(places, by_name=location_of, start_images=str(image_root / START_DIGITS))
 
 
 def read_starts(folder: Path) -> list[Grid]:
@@ -118,8 +121,8 @@ def prepare_starts(call: Call, rows: Grid) -> None:
 
 def open_labelled(shared: Mapping[str, Any], classes: str | None, console: Console) -> GridImages:
     """Open labelled images of some classes, selected as by `paucal train --classes`; None for all classes."""
-    places = {name: shared[name] for name in ("data", "data_root", "download") if name in shared}
-    return open_images("train", {**places, "classes": classes}, console)
+    location = {name: shared[name] for name in ("data", "data_root", "download") if name in shared}
+    return open_images("train", {**location, "classes": classes}, console)
 
 
 def share_of(images: GridImages, count: int) -> dict[str, float]:

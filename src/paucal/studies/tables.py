@@ -72,11 +72,11 @@ def terminal_table(study: Study, rows: Sequence[Mapping[str, str]]) -> Table:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for index, heading in enumerate(rows[0]):
         table.add_column(heading, justify="left" if index < 2 else "right")
-    before = ""
+    previous = ""
     for row in rows:
-        first, *others = row.values()
-        table.add_row("" if first == before else first, *others)
-        before = first
+        first, *other_cells = row.values()
+        table.add_row("" if first == previous else first, *other_cells)
+        previous = first
     return table
 
 
@@ -92,7 +92,7 @@ def write_results(folder: Path, lines: Sequence[Line]) -> None:
 
 def _line_numbers(line: Line) -> dict[str, Any]:
     measured = line.measured
-    both = None if measured is None or measured.difference is None else measured.difference.both
+    interval = None if measured is None or measured.difference is None else measured.difference.both
     names = {
         "measured": "value",
         "measured_sd": "deviation",
@@ -109,8 +109,8 @@ def _line_numbers(line: Line) -> dict[str, Any]:
         "published_sd": line.deviation,
         "published_gain": line.gain,
         **{column: getattr(measured, name, None) for column, name in names.items()},
-        "gain_low": None if both is None or both.low is None else 100 * both.low,
-        "gain_high": None if both is None or both.high is None else 100 * both.high,
+        "gain_low": None if interval is None or interval.low is None else 100 * interval.low,
+        "gain_high": None if interval is None or interval.high is None else 100 * interval.high,
         "random": getattr(measured, "random", None),
         "why": line.why,
     }

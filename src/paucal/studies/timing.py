@@ -67,11 +67,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class Timed:
-    """Timed models.
+    """Measured speeds of models.
 
     Attributes:
-        paces: Speeds by the names of rows; None for a model that this device could not run.
-        words: Sentence on the device and the method.
+        paces: Speed of the model of each row, by the row's name; None if this device cannot run the model.
+        words: One sentence that names the device and the method.
     """
 
     paces: Mapping[str, Pace | None]
@@ -88,8 +88,8 @@ def time_models(study: Study, settings: StudySettings, console: Console) -> Time
     rows = timed_rows(study, settings.rows)
     device = usable_device(settings.device or best_device()[0])
     effort = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
-    words = _describe_timing(study, rows, device, effort)
-    console.say(words)
+    sentence = _describe_timing(study, rows, device, effort)
+    console.say(sentence)
     bench = _Bench(study, device, effort)
     try:
         seconds = bench.forecast(rows)
@@ -105,7 +105,7 @@ def time_models(study: Study, settings: StudySettings, console: Console) -> Time
             console.say(f"{row.name} is not timed: {str(problem).splitlines()[0]}")
             continue
         console.say(f"{row.name}: {pace.rate.median:.2f} images per second")
-    return Timed(paces, words)
+    return Timed(paces, sentence)
 
 
 def timed_rows(study: Study, wanted: Sequence[str] | None) -> list[Row]:
@@ -132,7 +132,7 @@ def timed_value(study: Study, row: Row, column: Column, timed: Timed) -> tuple[S
         return None, "does not run on this device"
     if column.metric == "throughput":
         return pace.rate, ""
-    scale = _base(study, row).values[study.columns.index(column)]
+    scale = _base_row(study, row).values[study.columns.index(column)]
     if not isinstance(scale, float):
         return None, "no published number of a reference row"
     ratio = pace.ratio or Spread(1.0, 1.0, 1.0)
@@ -145,9 +145,9 @@ def in_turns(first: Step, second: Step, pairs: int) -> list[tuple[float, float]]
     for _ in range(pairs + 1):
         start = now()
         first()
-        middle = now()
+        between = now()
         second()
-        seconds.append((middle - start, now() - middle))
+        seconds.append((between - start, now() - between))
     return seconds[1:]
 
 
@@ -179,44 +179,46 @@ class _Bench:
 
     def forecast(self, rows: Sequence[Row]) -> float:
         """Return the seconds for all rows, estimated from two passes of a model and the multiply-adds of all."""
-        base = _base(self._study, rows[0])
+        base = _base_row(self._study, rows[0])
         step = self._base_step(base)
         ((seconds, _),) = in_turns(step, lambda: None, 1)
         models = self._study.models
-        parts = {(self._key(row), self._key(_base(self._study, row))): row for row in rows}
-        gmacs = sum(models[row.model].gmacs + models[_base(self._study, row).model].gmacs for row in parts.values())
+        parts = {(self._model_key(row), self._model_key(_base_row(self._study, row))): row for row in rows}
+        gmacs = sum(models[row.model].gmacs + models[_base_row(self._study, row).model].gmacs for row in parts.values())
         return (self._effort.pairs + 1) * gmacs / models[base.model].gmacs * seconds
 
     def pace(self, row: Row) -> Pace:
         """Time a row's model, unless an earlier row has the same model."""
-        base = _base(self._study, row)
-        key = (self._key(row), self._key(base))
+        base = _base_row(self._study, row)
+        key = (self._model_key(row), self._model_key(base))
         if key not in self._measured:
             self._measured[key] = self._measure(row, base, key[0] == key[1])
         return self._measured[key]
 
-    def _measure(self, row: Row, base: Row, same: bool) -> Pace:
+    def _measure(self, row: Row, base: Row, is_base: bool) -> Pace:
         base_step = self._base_step(base)
-        step = base_step if same else self._step(row)
+        step = base_step if is_base else self._make_step(row)
         seconds = in_turns(step, base_step, self._effort.pairs)
-        rate = spread([self._effort.images / of_row for of_row, _ in seconds])
-        return Pace(rate, None if same else spread([of_base / of_row for of_row, of_base in seconds]))
+        rate = spread([self._effort.images / row_seconds for row_seconds, _ in seconds])
+        return Pace(
+            rate, None if is_base else spread([base_seconds / row_seconds for row_seconds, base_seconds in seconds])
+        )
 
     def _base_step(self, base: Row) -> Step:
-        key = self._key(base)
+        key = self._model_key(base)
         if self._kept is None or self._kept[0] != key:
-            self._kept = (key, self._step(base))
+            self._kept = (key, self._make_step(base))
         return self._kept[1]
 
-    def _key(self, row: Row) -> tuple[Any, ...]:
+    def _model_key(self, row: Row) -> tuple[Any, ...]:
         return row.model, row.args
 
-    def _step(self, row: Row) -> Step:
+    def _make_step(self, row: Row) -> Step:
         model = self._study.models[row.model]
         size = (model.side, model.side)
-        words = [*model.full.args, *row.args]
+        model_args = [*model.full.args, *row.args]
         with torch.random.fork_rng(devices=[]):
-            spec = BackboneSpec(model.full.name, 0, image_size=size, arguments=model_arguments(words))
+            spec = BackboneSpec(model.full.name, 0, image_size=size, arguments=model_arguments(model_args))
             network = spec.build().model.eval().to(self._device)
             images = torch.randn(self._effort.images, 3, *size).to(self._device)
 
@@ -227,7 +229,7 @@ class _Bench:
         return step
 
 
-def _base(study: Study, row: Row) -> Row:
+def _base_row(study: Study, row: Row) -> Row:
     return next(other for other in study.rows if other.name == (row.against or row.name))
 
 

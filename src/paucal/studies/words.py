@@ -62,16 +62,16 @@ def format_hours(hours: float) -> str:
 
 def describe_scale(study: Study, small: Scale | None, runs: Sequence[Planned], seeds: int) -> str:
     """Return a sentence on the runs to make."""
-    models, each = f"{counted(len(runs), 'way')} to {VERBS[study.kind]}", f"{counted(seeds, 'seed')} each"
+    models, per_run = f"{counted(len(runs), 'way')} to {VERBS[study.kind]}", f"{counted(seeds, 'seed')} each"
     if small is None:
-        return f"{study.name} as published: {models}, {each}"
+        return f"{study.name} as published: {models}, {per_run}"
     size = ""
     if study.kind != "frozen":
-        length = _range(run.epochs for run in runs)
-        sides = _range(max(run.settings.get("img_size", [small.side])) for run in runs)
+        length = _format_range(run.epochs for run in runs)
+        sides = _format_range(max(run.settings.get("img_size", [small.side])) for run in runs)
         fewer = "" if study.kind == "train" else " (fewer epochs for a larger set, but at least one)"
         size = f", {sides} pixels, {length} epochs of up to {small.images} images{fewer}"
-    text = f"{study.name} with stand-ins: {models}{size}, {each}"
+    text = f"{study.name} with stand-ins: {models}{size}, {per_run}"
     starts = list(dict.fromkeys(run.row.start for run in runs if run.row.start))
     training = small.start_training
     if not starts or training is None:
@@ -80,7 +80,7 @@ def describe_scale(study: Study, small: Scale | None, runs: Sequence[Planned], s
     return f"{text}; first their starts ({', '.join(starts)}), on {images} {training.side} pixels"
 
 
-def _range(numbers: Iterable[int]) -> str:
+def _format_range(numbers: Iterable[int]) -> str:
     values = list(numbers)
     return f"{min(values)}" if len(set(values)) == 1 else f"{min(values)} to {max(values)}"
 
@@ -124,7 +124,7 @@ def describe_run(run: Planned) -> str:
 
 def describe_settings(settings: Mapping[str, Any]) -> str:
     """Return the settings of a run as flags."""
-    return shlex.join(word for name, value in settings.items() for word in flag_words(name, value))
+    return shlex.join(argument for name, value in settings.items() for argument in flag_words(name, value))
 
 
 def published(value: Value, deviation: float | None = None) -> str:

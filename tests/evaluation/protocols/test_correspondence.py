@@ -120,7 +120,7 @@ class Coordinates(torch.nn.Module):
 @pytest.mark.parametrize("change", ["mirror", "crop"])
 def test_views__tell_the_true_place_of_every_pixel(change, monkeypatch):
     # Without colour changes, an image of its own coordinates is matched nearly perfectly: the geometry is right.
-    monkeypatch.setattr("paucal.evaluation.protocols.correspondence._colours", lambda grey: lambda image: image)
+    monkeypatch.setattr("paucal.evaluation.protocols.correspondence._colour_jitter", lambda grey: lambda image: image)
     height, width = 48, 80
     y, x = np.meshgrid(np.linspace(0, 255, height), np.linspace(0, 255, width), indexing="ij")
     pixels = np.stack([x, y, 0 * x], 2).astype(np.uint8)[None].repeat(6, 0)

@@ -57,12 +57,15 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, features: Tensor
     """
     wide = torch.promote_types(value.dtype, torch.float32)
     query, key, value, features = (part.to(wide) for part in (query, key, value, features))
-    of_query, of_key = _exponents(query, features), _exponents(key, features)
-    query_top, key_top = of_query.detach().amax(-1, keepdim=True), of_key.detach().amax((-2, -1), keepdim=True)
-    of_query, of_key = (of_query - query_top).exp(), (of_key - key_top).exp()
+    query_exponents, key_exponents = _exponents(query, features), _exponents(key, features)
+    query_top, key_top = (
+        query_exponents.detach().amax(-1, keepdim=True),
+        key_exponents.detach().amax((-2, -1), keepdim=True),
+    )
+    query_exponents, key_exponents = (query_exponents - query_top).exp(), (key_exponents - key_top).exp()
     # phi(k)^T v, and the sum of phi(k) as one more column, so that one product gives numerator and denominator.
-    summary = torch.cat((of_key.transpose(1, 2) @ value, of_key.sum(1).unsqueeze(-1)), -1)
-    parts = of_query @ summary
+    summary = torch.cat((key_exponents.transpose(1, 2) @ value, key_exponents.sum(1).unsqueeze(-1)), -1)
+    parts = query_exponents @ summary
     constant = math.log(EPS * features.shape[0]) - query_top - key_top  # includes the sqrt(m) of both sides
     return parts[..., :-1] / (parts[..., -1:] + constant.clamp(max=_LARGEST).exp())
 

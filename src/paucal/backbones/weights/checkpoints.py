@@ -19,7 +19,7 @@ MOST_MAPPINGS, MOST_PREFIXES = 6, 3
 # In a file with several networks the averaged one is better (DINO, EsViT, moving averages), so it comes first.
 PREFERRED = ("ema", "average", "averaged", "teacher", "momentum")
 LAST = ("student", "online", "optimizer")
-# Prefixes of common wrappers; tried too, since a published file need not have the model's own names.
+# Prefixes that wrappers add to the names of tensors. Names are matched with and without them.
 WRAPPERS = ("module.", "_orig_mod.", "module.backbone.", "backbone.", "model.")
 
 

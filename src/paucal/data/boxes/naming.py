@@ -167,8 +167,8 @@ class ImageNames:
     def find_described_image(self, file: str, named: Sequence[str]) -> str | None:
         """Return the image of an annotation file that describes one image; None if it is missing.
 
-        An image in the same or the parallel folder is preferred to other images, and the image that the file names to
-        the image with the file's own stem.
+        Images in the same or the parallel folder are preferred. Among those, the image that the file names is preferred
+        to one with the file's own stem.
 
         Args:
             file: Path of the annotation file.

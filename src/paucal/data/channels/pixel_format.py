@@ -210,7 +210,7 @@ def _format_share(mask: NDArray[np.bool_]) -> str:
 
 
 def _far_values(values: NDArray[np.float64], outside: float) -> list[float]:
-    """Return those of the lowest and the highest value that are frequent and far from all other values."""
+    """Return the lowest and the highest value, if each is frequent and far from all other values."""
     if not len(values):
         return []
     far = []

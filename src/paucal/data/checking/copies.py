@@ -11,7 +11,7 @@ from paucal.data.splits.groups import DUPLICATES, group_numbers
 
 
 def copies_among(images: ImageSet, known: ImageSet | None = None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which images look like one in another set, and which look like an earlier one in their own set, both (N,).
+    """Return two (N,) masks: images that look like one of another set, and those like an earlier one of their own.
 
     Raises:
         UserError: A set is streamed from shards.

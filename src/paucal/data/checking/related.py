@@ -180,8 +180,8 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
 
     A name suggests a group if it ends in a number, such as that of a frame, and has an earlier number, such as that of
     a video or a patient. The text before the last number is the group. At least half of the names must have this form,
-    with at least two images per group on average and at least two groups in every class, so that names that only count
-    the images of a class (`cat_0001.jpg`, `img_2024_0001.jpg`) suggest nothing.
+    with at least two images per group on average and at least two groups in every class, so names that only number the
+    images of a class (`cat_0001.jpg`, `img_2024_0001.jpg`) suggest nothing.
 
     A name that occurs in several folders may be one group (a patient) or several (each class counts its videos): then
     each folder has its own groups, and the pattern `across` joins them.

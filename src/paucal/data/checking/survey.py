@@ -185,8 +185,8 @@ def near_pairs(hashes: NDArray[np.uint64], most: int = MOST_DISTANCE) -> NDArray
     copies of one image give a thousand pairs and not half a million.
 
     Two hashes that differ in at most 7 bits differ in at most one bit in one of their four quarters. So every hash is
-    compared only with hashes of which a quarter is equal or differs in one bit (Norouzi et al. 2012, "Fast
-    search in Hamming space with multi-index hashing").
+    compared only with hashes that share a quarter with it, up to one bit (Norouzi et al. 2012, "Fast search in Hamming
+    space with multi-index hashing").
     """
     if not 0 <= most <= MOST_DISTANCE:
         raise ValueError(f"expected a distance of 0 to {MOST_DISTANCE} bits, got {most}")

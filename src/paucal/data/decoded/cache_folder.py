@@ -54,12 +54,12 @@ def cache_folder() -> Path | None:
 
 
 def frames_folder() -> Path:
-    """Return the folder of DataFrames that were given as DATA, `frames` in the cache folder also if caching is off."""
+    """Return the folder of DataFrames that were given as DATA: `frames` in the cache folder, even if caching is off."""
     return (cache_folder() or features_folder().with_name("images")) / "frames"
 
 
 def unpacked_folder() -> Path:
-    """Return the folder of unpacked archives with masks, `unpacked` in the cache folder also if caching is off."""
+    """Return the folder of unpacked archives with masks: `unpacked` in the cache folder, even if caching is off."""
     return frames_folder().with_name("unpacked")
 
 

@@ -123,7 +123,7 @@ class _PreparationPass:
         with EntryWriter(self.folder, len(self.places), self.room, self.seen.reading.channels) as writer:
             self._for_each(np.flatnonzero(~self.known), lambda index: self._take(index, writer, other_entries))
             readable = self._readable_positions()
-            if not self._entry():  # it exists if all new images are unreadable, or the set is a copy
+            if not self._entry():  # the entry exists already if all new images are unreadable, or if the set is a copy
                 self._for_each(np.flatnonzero(self.known), lambda index: self._take(index, writer, other_entries))
                 readable = self._readable_positions()
                 if len(readable):

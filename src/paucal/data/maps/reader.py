@@ -148,7 +148,7 @@ class MapReader:
 
 
 def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
-    """List the classes of each map once, and give for each entry its position in that list.
+    """List the classes of each map once, and return the position of each entry in that list.
 
     It runs on the CPU when a batch is collated, so that the number U of classes needs no synchronisation.
 

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from paucal.data.masks.matching import File, Matches
 from paucal.data.masks.naming import TOKENS, fold, is_decoy_folder, is_decoy_name
 
-MOST_CLASSES, FEWEST_IMAGES = 64, 2  # a name that occurs with fewer images may mean anything
+MOST_CLASSES, FEWEST_IMAGES = 64, 2  # a name that occurs with fewer images is no class
 _SIGNS = re.compile(r"[\s_.,+~-]+")
 Hit = tuple[str, str]  # key of the image, name of the class
 
@@ -89,6 +89,6 @@ def _match_by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, H
 
 
 def _class_name(text: str) -> str:
-    """Return the words of a name without words for masks."""
+    """Return a name without the words that mean "mask"."""
     parts = [part for part in _SIGNS.split(text) if part and not re.fullmatch(TOKENS, part, re.IGNORECASE)]
     return " ".join(parts)

@@ -34,7 +34,7 @@ Coding = Literal["index", "binary", "grey", "colour"]
 IGNORED = 255  # class number of unlabelled pixels, which are ignored
 MOST_CLASSES = 255
 SPREAD, FEW_LEVELS = 8, 32  # least distance between the grey levels of classes, and their largest number
-MIDDLE = 128  # lowest grey level that counts as marked
+MIDDLE = 128  # lowest grey level of a marked pixel in masks of two classes
 MOST_BYTES = 1 << 20  # limit of a file of class names
 HEADINGS = {
     *("name", "class", "label", "r", "g", "b", "red", "green", "blue", "value", "index", "id", "color", "colour"),

@@ -239,7 +239,7 @@ class MaskFacts:
 
     @cached_property
     def solid(self) -> frozenset[int]:
-        """Values that are solid in a file."""
+        """Values that fill a block of 2x2 pixels in at least one file."""
         return frozenset(value for file in self.files for value in file.solid)
 
     @property

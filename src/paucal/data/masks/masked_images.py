@@ -24,7 +24,7 @@ from paucal.wording import counted, first_few
 Report = Callable[[int, int], None]
 SHARE = 0.1  # largest share of the free memory that decoded masks may take
 MOST_TIMES = 4  # a mask with more than this many times the pixels of its image is not decoded
-MOST_DISTINCT = 1 << 16  # masks with more different values are photographs
+MOST_DISTINCT = 1 << 16  # a file with more different values is a photograph
 FEWEST = 3  # images: one each for training, validation and test
 RATIO = 0.02  # largest relative difference in shape of a mask and its image: resizing rounds sides
 

@@ -91,7 +91,7 @@ def match(images: Sequence[File], masks: Sequence[File]) -> Matches:
 
 
 class _Matching:
-    """A search that tries the surest parsing of all names first, so that later steps know which images have masks."""
+    """A search that parses names in the most certain way first; later steps know which images already have masks."""
 
     def __init__(self, images: Sequence[File], masks: Sequence[File]) -> None:
         self._images, self._masks = images, masks

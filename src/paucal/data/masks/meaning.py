@@ -70,7 +70,7 @@ def meaning_by_class(masks: GivenMasks, marked: Sequence[tuple[str, ...]]) -> Me
         classes = ("background", *classes)
     if unknown := sorted(set(names) - set(classes)):
         raise UserError(
-            f"masks are named after the class {unknown[0]!r}, and the classes are {', '.join(classes[:8])}: name it in "
+            f"masks are named after the class {unknown[0]!r}, but the classes are {', '.join(classes[:8])}: name it in "
             "--classes, or move its masks away."
         )
     files = find_coding(masks.facts, masks.kind, masks.ignore)

@@ -71,7 +71,7 @@ class FolderRole:
 
 @lru_cache(maxsize=1 << 12)
 def folder_role(name: str) -> FolderRole:
-    """Return the role that the name of a folder states; every word of the name must be known.
+    """Return the role of a folder by its name; every word of the name must be known.
 
     Example:
         >>> folder_role("trainannot"), folder_role("Training_Images")
@@ -213,7 +213,7 @@ def image_bases(stem: str) -> Iterator[str]:
 
 
 def object_name(stem: str) -> str:
-    """Return the folded words of a mask's name other than numbers and words for masks; "" for none.
+    """Return a mask's name in folded form without numbers and words for masks; "" if nothing is left.
 
     Example:
         >>> object_name("mask_1"), object_name("Liver_mask")

@@ -250,7 +250,7 @@ def _match_masks(sides: Sides) -> tuple[Matches, dict[str, str]]:
 
 
 def _folders_above(key: str, below: int = 0) -> str:
-    """Return the folders above the outermost folder named after images or masks, and `below` folders from it on."""
+    """Return the path above the outermost folder named after images or masks, plus `below` folders from there on."""
     parts = PurePosixPath(key).parts[:-1]
     index = next((index + below for index, name in enumerate(parts) if folder_role(name).side), len(parts))
     return "/".join(parts[:index])

@@ -43,7 +43,7 @@ def find_panoptic(tree: Tree) -> list[str]:
 def draw_panoptic(root: Path) -> tuple[Drawn, list[str]]:
     """Return key, mask file and part of each image of a folder with panoptic JSON, and notes; empty without such files.
 
-    The masks hold the positions of the categories in the JSON, and `classes.csv` above them their names.
+    The values of the masks are the positions of the categories in the JSON; `classes.csv` above them has the names.
     """
     tree = folder_tree(root)
     files = find_panoptic(tree)

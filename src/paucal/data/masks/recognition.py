@@ -45,7 +45,7 @@ class MasksAmong:
 
 
 def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
-    """Return the masks in a set of images; None without masks, or if so few names match that it is a coincidence.
+    """Return the masks in a set of images; None without masks, or if only a few names match by coincidence.
 
     The names of folders suffice if all folders are named after images or masks (`images/`, `masks/`, `trainannot/`).
     If only files are named so (`x.png`, `x_mask.png`), or there are other folders, the colours in a few masks are

@@ -144,7 +144,7 @@ def _choose_groups(
 def _leaves_enough(
     left: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], moved_groups: list[int], parts: int
 ) -> bool:
-    """Return whether every part that is cut later can still get a group once these groups have moved."""
+    """Return whether every part that is cut later can still get a group after these groups have moved."""
     remaining = left - sum(counts[group] for group in moved_groups)
     movable = [
         group

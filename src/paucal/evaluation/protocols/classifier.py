@@ -71,9 +71,12 @@ def draw_folds(labels: Tensor, seed: int = 0, folds: int = FOLDS) -> list[tuple[
     order = np.random.default_rng(derive_seed(seed, len(labels))).permutation(len(labels))
     if labels.ndim == 1:  # class by class, so that each class is spread over the folds
         order = order[np.argsort(labels.cpu().numpy()[order], kind="stable")]
-    turn = torch.empty(len(labels), dtype=torch.int64)
-    turn[torch.from_numpy(order)] = torch.arange(len(labels)) % min(folds, len(labels))
-    return [((turn != fold).nonzero()[:, 0], (turn == fold).nonzero()[:, 0]) for fold in range(int(turn.max()) + 1)]
+    fold_of_row = torch.empty(len(labels), dtype=torch.int64)
+    fold_of_row[torch.from_numpy(order)] = torch.arange(len(labels)) % min(folds, len(labels))
+    return [
+        ((fold_of_row != fold).nonzero()[:, 0], (fold_of_row == fold).nonzero()[:, 0])
+        for fold in range(int(fold_of_row.max()) + 1)
+    ]
 
 
 def even_folds(labels: Tensor, most: int) -> int:

@@ -53,7 +53,7 @@ def cell_centres(rows: int, columns: int) -> Tensor:
         tensor([[-0.5000,  0.0000],
                 [ 0.5000,  0.0000]])
     """
-    y, x = torch.meshgrid(_middles(rows), _middles(columns), indexing="ij")
+    y, x = torch.meshgrid(_cell_centres(rows), _cell_centres(columns), indexing="ij")
     return torch.stack([x.flatten(), y.flatten()], 1)
 
 
@@ -90,12 +90,12 @@ def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Si
     true_column, true_row = (
         ((positions[..., axis] + 1) / 2 * count).floor().long() for axis, count in ((0, columns), (1, rows))
     )
-    seen = (true_column >= 0) & (true_column < columns) & (true_row >= 0) & (true_row < rows)
-    order = similarity.masked_fill(~seen, -2.0).argsort(dim=1, descending=True, stable=True)
-    chosen = order[:, :top]
-    scored = seen.gather(1, chosen)
-    across = (cells % columns - true_column).gather(1, chosen) * (image_size[1] / columns)
-    down = (cells // columns - true_row).gather(1, chosen) * (image_size[0] / rows)
+    is_visible = (true_column >= 0) & (true_column < columns) & (true_row >= 0) & (true_row < rows)
+    order = similarity.masked_fill(~is_visible, -2.0).argsort(dim=1, descending=True, stable=True)
+    top_rows = order[:, :top]
+    scored = is_visible.gather(1, top_rows)
+    across = (cells % columns - true_column).gather(1, top_rows) * (image_size[1] / columns)
+    down = (cells // columns - true_row).gather(1, top_rows) * (image_size[0] / rows)
     distance = torch.hypot(to_double(across), to_double(down))
     scored = scored.to(distance.device)
     count = scored.sum(1)
@@ -129,7 +129,7 @@ def correspond(
     """
     if backbone.grid == (1, 1):
         raise UserError("the last grid has a single cell, so there is nothing to match: give a larger --img-size.")
-    accuracy, distance, done = [], [], 0
+    accuracy, distance, n_done = [], [], 0
     with torch.inference_mode():
         for batch in loader:
             if batch.geometry is None or len(batch.views) != 2:
@@ -140,18 +140,18 @@ def correspond(
             # On the CPU, where torch can solve the 2 x 2 systems on every machine.
             positions = true_positions(batch.geometry[0], batch.geometry[1], (first.shape[2], first.shape[3]))
             size = (batch.views[1].shape[2], batch.views[1].shape[3])
-            found = match_cells(first, second, positions.to(first.device), size, top)
-            accuracy.append(to_double(found.accuracy).cpu())
-            distance.append(found.distance.cpu())
-            done += len(batch)
+            matches = match_cells(first, second, positions.to(first.device), size, top)
+            accuracy.append(to_double(matches.accuracy).cpu())
+            distance.append(matches.distance.cpu())
+            n_done += len(batch)
             if progress is not None:
-                progress(done)
+                progress(n_done)
     if not accuracy:
         raise UserError("there are no images to match: give some.")
     return torch.cat(accuracy), torch.cat(distance)
 
 
-def _middles(count: int) -> Tensor:
+def _cell_centres(count: int) -> Tensor:
     return (2 * torch.arange(count) + 1) / count - 1
 
 
@@ -181,7 +181,7 @@ class MirroredView:
     """The first view, mirrored, with jittered colours; randomness from torch's global generator."""
 
     def __init__(self, first: EvalTransform) -> None:
-        self._first, self._colours = first, _colours(grey=1.0)
+        self._first, self._colours = first, _colour_jitter(grey=1.0)
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (3, H, W) view and its (2, 3) geometry."""
@@ -194,7 +194,7 @@ class CroppedView:
     """A crop of the image, possibly mirrored, with jittered colours; randomness from torch's global generator."""
 
     def __init__(self, first: EvalTransform) -> None:
-        self._first, self._colours = first, _colours(grey=0.2)
+        self._first, self._colours = first, _colour_jitter(grey=0.2)
         crop = Augmentation(scale=_CROPPED_AREA, rand_augment=None, erase_prob=0.0, interpolation=first.interpolation)
         self._crop = TrainTransform(first.size, crop, first.normalisation, resize=first.resize)
 
@@ -203,7 +203,7 @@ class CroppedView:
         return self._crop(self._colours(_shrink(image, self._first)))
 
 
-def _colours(grey: float) -> v2.Compose:
+def _colour_jitter(grey: float) -> v2.Compose:
     return v2.Compose([v2.RandomApply([v2.ColorJitter(*_JITTER)], p=_JITTERED), v2.RandomGrayscale(grey)])
 
 

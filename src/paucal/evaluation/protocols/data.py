@@ -55,8 +55,8 @@ class EvaluationData:
     def rows(self, part: str) -> slice:
         """Return the slice of `used` with the images of a split or of the pool."""
         train, val, test = (len(self.parts[name]) for name in PARTS)
-        pool, whole = train + val, train + val + test
-        return slice(*{"train": (0, train), "val": (train, pool), "test": (pool, whole), POOL: (0, pool)}[part])
+        pool, total = train + val, train + val + test
+        return slice(*{"train": (0, train), "val": (train, pool), "test": (pool, total), POOL: (0, pool)}[part])
 
     def positions(self, part: str) -> NDArray[np.int64]:
         """Return the positions of the images of a split or of the pool."""
@@ -75,27 +75,27 @@ def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fra
     (Caltech-101: 30), that number is drawn, and all other images are the test images.
     """
     shares = {"val_fraction": val_fraction, "test_fraction": test_fraction}
-    known = {name: value for name, value in shares.items() if value is not None}
+    given_shares = {name: value for name, value in shares.items() if value is not None}
     if set(images.declared) <= {"", "train"} and test_fraction is None:
         if images.hints.train_per_class is not None and images.labelled:
-            return _few_train(images, images.hints.train_per_class, seed, known)
-        own = images.hints.official_parts or "give a folder with train and test"
+            return _few_train(images, images.hints.train_per_class, seed, given_shares)
+        advice = images.hints.official_parts or "give a folder with train and test"
         raise UserError(
-            f"{images.location} has no test part: {own}, or draw one with --test-fraction 0.2 (only if the model "
+            f"{images.location} has no test part: {advice}, or draw one with --test-fraction 0.2 (only if the model "
             "has not seen these images)."
         )
-    return make_split(images, seed, **known)  # type: ignore[arg-type]  # only shares
+    return make_split(images, seed, **given_shares)  # type: ignore[arg-type]  # only shares
 
 
 def _few_train(images: ImageSet, per_class: int, seed: int, shares: dict[str, float]) -> Split:
     """Draw `per_class` training images of each class; all other images are test images."""
-    every = Split(np.full(len(images), "train", dtype="<U6"), "")
-    drawn = take_few(every, images.labels, per_class, seed).parts == "train"
-    declared = np.where(drawn, "train", "test").tolist()
+    all_training = Split(np.full(len(images), "train", dtype="<U6"), "")
+    is_drawn = take_few(all_training, images.labels, per_class, seed).parts == "train"
+    declared = np.where(is_drawn, "train", "test").tolist()
     split = make_split(replace(images, declared=declared), seed, **shares)  # type: ignore[arg-type]  # only shares
     text = f"{per_class} training images per class, drawn with seed {seed}; all others are test images"
-    kept = len(split.indices("val"))
-    text += f"; {kept} of the training images are used for validation" if kept else ""
+    n_val = len(split.indices("val"))
+    text += f"; {n_val} of the training images are used for validation" if n_val else ""
     return Split(split.strings, text)
 
 
@@ -109,13 +109,13 @@ def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = 
     if labels.ndim == 2:
         return _data_of_several(images, labels, parts, split, metric)
     require_classes(labels[torch.from_numpy(parts["train"])], f"the training images of {images.name}")
-    chosen = metric or metric_of(images.name)
-    if chosen in ("map", "map11") or (chosen == "roc_auc" and len(images.classes) != 2):
+    chosen_metric = metric or metric_of(images.name)
+    if chosen_metric in ("map", "map11") or (chosen_metric == "roc_auc" and len(images.classes) != 2):
         raise UserError(
-            f"--metric {chosen} does not suit {images.name}, which has {len(images.classes)} classes and one label per "
-            "image: use accuracy or mean_per_class."
+            f"--metric {chosen_metric} does not suit {images.name}, which has {len(images.classes)} classes and one "
+            "label per image: use accuracy or mean_per_class."
         )
-    return EvaluationData(images.name, images, labels, parts, len(images.classes), chosen, split.description)
+    return EvaluationData(images.name, images, labels, parts, len(images.classes), chosen_metric, split.description)
 
 
 def _data_of_several(
@@ -157,11 +157,11 @@ def balanced(labels: Tensor, indices: NDArray[np.int64], most: int, seed: int) -
     if labels.ndim == 2:
         return np.sort(order[:most])
     classes = labels.numpy()[order]
-    turn = np.zeros(len(order), dtype=np.int64)
+    rank_in_class = np.zeros(len(order), dtype=np.int64)
     for label in np.unique(classes):
         members = classes == label
-        turn[members] = np.arange(members.sum())
-    return np.sort(order[np.argsort(turn, kind="stable")[:most]])
+        rank_in_class[members] = np.arange(members.sum())
+    return np.sort(order[np.argsort(rank_in_class, kind="stable")[:most]])
 
 
 VOC_CLASSES = (
@@ -188,16 +188,16 @@ def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
     folder = base / VOC_FOLDER
     if all((folder / _VOC_LISTS / f"{VOC_CLASSES[0]}_{part}.txt").is_file() for part in ("train", "test")):
         return folder
-    by_hand = f"put {_VOC_ARCHIVES} from {_VOC_PAGE} into {base} and unpack them there"
+    manual_advice = f"put {_VOC_ARCHIVES} from {_VOC_PAGE} into {base} and unpack them there"
     if not download:
-        raise UserError(f"the data set '{VOC_NAME}' is not in {base}: give --download, or {by_hand}.")
+        raise UserError(f"the data set '{VOC_NAME}' is not in {base}: give --download, or {manual_advice}.")
     try:
         for part in ("trainval", "test"):
             VOCDetection(str(base), year="2007", image_set=part, download=True)
     except Exception as problem:  # network, disk, archive: torchvision passes on any error of the layers below
         reason = " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
         raise UserError(
-            f"the data set '{VOC_NAME}' could not be fetched ({reason}); try again, or {by_hand}."
+            f"the data set '{VOC_NAME}' could not be fetched ({reason}); try again, or {manual_advice}."
         ) from problem
     return folder
 

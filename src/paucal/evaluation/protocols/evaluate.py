@@ -146,28 +146,28 @@ def evaluate_backbone(
     for protocol in protocols:
         with bar(f"{protocol} of {subject.name}") as advance:
             if protocol == "correspondence":
-                outcomes += _correspondence(subject, data, options, advance)
+                outcomes += _evaluate_correspondence(subject, data, options, advance)
                 continue
             kind = probe if protocol == "linear" else options.features
-            parts = _parts(features[kind].to(subject.device), data)
+            parts = _rows_by_part(features[kind].to(subject.device), data)
             if protocol == "knn":
-                outcomes += _knn(parts, data, options)
+                outcomes += _evaluate_knn(parts, data, options)
             elif protocol == "linear":
-                outcomes += _linear(subject, parts, kind, data, options, advance)
+                outcomes += _evaluate_linear(subject, parts, kind, data, options, advance)
             elif protocol == "logistic":
-                outcomes += _logistic(parts, data, options)
+                outcomes += _evaluate_logistic(parts, data, options)
             else:
-                outcomes += _few_labels(parts, data, options, advance)
+                outcomes += _evaluate_few_labels(parts, data, options, advance)
     return outcomes
 
 
-def _parts(features: Tensor, data: EvaluationData) -> dict[str, Rows]:
+def _rows_by_part(features: Tensor, data: EvaluationData) -> dict[str, Rows]:
     """Return features and labels of every split and of the pool, as views."""
     labels = data.labels[torch.from_numpy(data.used)]
     return {part: (features[data.rows(part)], labels[data.rows(part)]) for part in (*PARTS, POOL)}
 
 
-def _knn(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions) -> list[Outcome]:
+def _evaluate_knn(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions) -> list[Outcome]:
     (pool, labels), (test, truth) = parts[POOL], parts["test"]
     votes = knn_scores(pool, labels, test, data.n_classes, options.neighbours)
     headline = min(clamped(options.neighbours, len(pool)), key=lambda k: abs(k - HEADLINE))
@@ -185,7 +185,7 @@ def _knn(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions)
     return outcomes
 
 
-def _linear(
+def _evaluate_linear(
     subject: FrozenBackbone,
     parts: dict[str, Rows],
     kind: FeatureKind,
@@ -211,10 +211,10 @@ def _linear(
     scores = probe.classifier.scores(test).cpu()
     views = "augmented views" if options.augment else "plain images"
     note = f"rate {probe.rate:g} per 256 images{_selection_note(parts)}; {kind}; {views}"
-    return _of_classifier("linear", scores, truth, data, note)
+    return _classifier_outcomes("linear", scores, truth, data, note)
 
 
-def _logistic(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions) -> list[Outcome]:
+def _evaluate_logistic(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions) -> list[Outcome]:
     if len(parts["val"][1]):
         fit = fit_selected(parts["train"], parts["val"], data.n_classes, data.metric, options.solver, both=parts[POOL])
     else:
@@ -223,10 +223,10 @@ def _logistic(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOpt
     scores = fit.classifier.scores(test).cpu()
     stopped = "" if fit.classifier.converged else ", stopped at the limit of iterations"
     note = f"lambda {fit.search.strength:.2g} after {fit.fits} fits{_selection_note(parts)}{stopped}"
-    return _of_classifier("logistic", scores, truth, data, note)
+    return _classifier_outcomes("logistic", scores, truth, data, note)
 
 
-def _of_classifier(
+def _classifier_outcomes(
     protocol: Literal["linear", "logistic"], scores: Tensor, truth: Tensor, data: EvaluationData, note: str
 ) -> list[Outcome]:
     """Return the data set's metric, and top-5 accuracy for more than 5 classes."""
@@ -245,36 +245,36 @@ def _selection_note(parts: dict[str, Rows]) -> str:
     return f" by {FOLDS}-fold cross-validation of the training images, as there are no validation images"
 
 
-def _few_labels(
+def _evaluate_few_labels(
     parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions, advance: Advance
 ) -> list[Outcome]:
     curve = few_label_curve(
         parts[POOL], parts["test"], data.n_classes, PER_CLASS, REPEATS, options.seed, options.solver, advance
     )
     outcomes = []
-    for few in curve:
-        setting, n_images = f"{few.per_class} per class", few.hits.shape[1]
+    for point in curve:
+        setting, n_images = f"{point.per_class} per class", point.hits.shape[1]
         plain = data.metric == "accuracy"
         line = Line("few-labels", setting, "accuracy", headline=plain)
-        outcomes.append(Outcome(line, Mean(few.hits.mean(0)), n_images, _spread(few.accuracies)))
+        outcomes.append(Outcome(line, Mean(point.hits.mean(0)), n_images, _describe_spread(point.accuracies)))
         if not plain:
             truth = parts["test"][1]
             if data.metric == "roc_auc":
-                measures: list[Measure] = [RocAuc(torch.from_numpy(margins), truth) for margins in few.margins]
+                measures: list[Measure] = [RocAuc(torch.from_numpy(margins), truth) for margins in point.margins]
             else:
-                measures = [MeanPerClass(row, truth.numpy(), data.n_classes) for row in few.hits]
+                measures = [MeanPerClass(row, truth.numpy(), data.n_classes) for row in point.hits]
             values = np.array([value_of(measure, n_images) for measure in measures])
             line = Line("few-labels", setting, METRIC_TITLES[data.metric])
-            outcomes.append(Outcome(line, Average(measures), n_images, _spread(values)))
+            outcomes.append(Outcome(line, Average(measures), n_images, _describe_spread(values)))
     return outcomes
 
 
-def _spread(scores: NDArray[np.float64]) -> str:
+def _describe_spread(scores: NDArray[np.float64]) -> str:
     deviation = 100 * scores.std(ddof=1) if len(scores) > 1 else 0.0
     return f"{len(scores)} draws, standard deviation {deviation:.1f}"
 
 
-def _correspondence(
+def _evaluate_correspondence(
     subject: FrozenBackbone, data: EvaluationData, options: ProtocolOptions, advance: Advance
 ) -> list[Outcome]:
     first, indices = subject.preprocessing.transform(), data.parts["test"]
@@ -286,13 +286,13 @@ def _correspondence(
         size = options.extraction.batch_size
         batches = [keys[start : start + size] for start in range(0, len(keys), size)]
         loader = DataLoader(dataset, batch_sampler=batches, num_workers=options.extraction.workers, collate_fn=collate)
-        before = number * len(indices)
+        n_before = number * len(indices)
         accuracy, distance = correspond(
             subject.backbone,
             loader,
             subject.device,
             TOP,
-            lambda done, before=before: advance(before + done, len(indices) * len(options.changes)),
+            lambda done, n_before=n_before: advance(n_before + done, len(indices) * len(options.changes)),
         )
         scored = ~torch.isnan(accuracy)
         rows, columns = subject.backbone.grid

@@ -125,10 +125,13 @@ class FeatureReader(nn.Module):
             elif kind.levels == "class+mean" and kind.count == 1:  # for families whose blocks lack the class token
                 features.append(torch.cat([last.pooled, last.grids[-1].mean((2, 3))], 1))
             elif kind.levels == "stages":
-                features.append(self._stages(kind, stages[0].grids, last.pooled))
+                features.append(self._stage_features(kind, stages[0].grids, last.pooled))
             else:
-                both = kind.levels == "class+mean"
-                parts = [self._block(tensors[name], images, last.grids[-1], both) for name in self._blocks[kind]]
+                with_mean = kind.levels == "class+mean"
+                parts = [
+                    self._block_features(tensors[name], images, last.grids[-1], with_mean)
+                    for name in self._blocks[kind]
+                ]
                 features.append(torch.cat(parts, 1))
         return features
 
@@ -150,7 +153,7 @@ class FeatureReader(nn.Module):
         self._require_enough(len(names), count, "block")
         return names[-count:]
 
-    def _stages(self, kind: FeatureKind, grids: list[Tensor], pooled: Tensor) -> Tensor:
+    def _stage_features(self, kind: FeatureKind, grids: list[Tensor], pooled: Tensor) -> Tensor:
         self._require_enough(len(grids), kind.count, "stage")
         return torch.cat([*(grid.mean((2, 3)) for grid in grids[len(grids) - kind.count : -1]), pooled], 1)
 
@@ -161,7 +164,7 @@ class FeatureReader(nn.Module):
                 f"{available} that can be read: use fewer, or pooled."
             )
 
-    def _block(self, output: Any, images: Tensor, last: Tensor, both: bool) -> Tensor:
+    def _block_features(self, output: Any, images: Tensor, last: Tensor, with_mean: bool) -> Tensor:
         plan, size = self.backbone.plan, (images.shape[-2], images.shape[-1])
         output = last_tensor(output)
         hints = Hints(plan.channels_last, (last.shape[2], last.shape[3]))
@@ -173,15 +176,15 @@ class FeatureReader(nn.Module):
         own_token = layout.prefix > 0 and (plan.class_token or plan.prefixes[0] == 0)
         same_width = grid.shape[1] == last.shape[1] and plan.norm is not None
         norm = self.backbone.model.get_submodule(plan.norm) if same_width and plan.norm else nn.Identity()
-        if both and not layout.prefix:
+        if with_mean and not layout.prefix:
             raise UserError(
                 "--features class+mean of several blocks needs a class token in each, but "
                 f"{model_name(self.backbone.model)} adds its class token later: use class+mean of only the last block."
             )
-        if own_token and not both:
+        if own_token and not with_mean:
             return _normed_tokens(norm, output[:, 0])
         mean = _normed_grid(norm, grid).mean((2, 3))
-        return torch.cat([_normed_tokens(norm, output[:, 0]), mean], 1) if both else mean
+        return torch.cat([_normed_tokens(norm, output[:, 0]), mean], 1) if with_mean else mean
 
 
 def _normed_tokens(norm: nn.Module, tokens: Tensor) -> Tensor:
@@ -223,11 +226,11 @@ class FeatureCache:
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                stored = (file.metadata() or {}).get("key")
+                stored_key = (file.metadata() or {}).get("key")
                 ranks, features = file.get_tensor("ranks"), file.get_slice("features")
                 shape, count = tuple(features.get_shape()), len(order)
                 in_order = ranks.dtype == torch.int64 and torch.equal(ranks.sort().values, torch.arange(count))
-                if stored != key or len(shape) != 2 or shape[0] != count or not in_order:
+                if stored_key != key or len(shape) != 2 or shape[0] != count or not in_order:
                     raise UserError(
                         f"{str(path)!r} holds features of another model or of other images than its name says: "
                         "remove it."
@@ -340,7 +343,7 @@ def extract(
     keys = {kind: feature_key(subject.fingerprint, data, str(kind), extraction.dtype) for kind in kinds} if data else {}
     cached = {kind: extraction.cache.read(key, order) for kind, key in keys.items()}
     missing = [kind for kind in dict.fromkeys(kinds) if cached.get(kind) is None]
-    computed = _compute(subject, images, indices, missing, extraction, progress) if missing else []
+    computed = _compute_features(subject, images, indices, missing, extraction, progress) if missing else []
     for kind, features in zip(missing, computed, strict=True):
         require_finite(features, "images")
         cached[kind] = features
@@ -349,7 +352,7 @@ def extract(
     return {kind: features for kind, features in cached.items() if features is not None}
 
 
-def _compute(
+def _compute_features(
     subject: FrozenBackbone,
     images: ImageSet,
     indices: NDArray[np.int64],
@@ -362,19 +365,21 @@ def _compute(
     loader = make_eval_loader(images, indices, transform, extraction.batch_size, extraction.workers, pin_memory=on_gpu)
     reader = FeatureReader(subject.backbone, kinds)
     columns: list[Tensor] = []
-    done = 0
+    n_done = 0
     try:
         with torch.inference_mode():
             for batch in loader:
-                read = reader(batch.to(subject.device, non_blocking=True).views[0])
+                batch_features = reader(batch.to(subject.device, non_blocking=True).views[0])
                 if not columns:
                     with torch.inference_mode(mode=False):  # otherwise autograd could not use the features
-                        columns = [torch.empty(len(indices), part.shape[1], dtype=extraction.dtype) for part in read]
-                for column, features in zip(columns, read, strict=True):
-                    column[done : done + len(batch)] = features
-                done += len(batch)
+                        columns = [
+                            torch.empty(len(indices), part.shape[1], dtype=extraction.dtype) for part in batch_features
+                        ]
+                for column, features in zip(columns, batch_features, strict=True):
+                    column[n_done : n_done + len(batch)] = features
+                n_done += len(batch)
                 if progress is not None:
-                    progress(done, len(indices))
+                    progress(n_done, len(indices))
     finally:
         reader.close()
     return columns

@@ -79,14 +79,14 @@ def few_label_curve(
     """
     require_same_width(train[0], test[0])
     require_finite(test[0], "test images")
-    most = int(torch.bincount(train[1]).max())
-    numbers = [n for n in per_class if n <= most] or [most]
+    largest_class = int(torch.bincount(train[1]).max())
+    numbers = [n for n in per_class if n <= largest_class] or [largest_class]
     curve = []
     for number in numbers:
         rows, margins = [], []
         for repeat in range(repeats):
-            chosen = draw_few(train[1], number, derive_seed(seed, repeat)).to(train[0].device)
-            scores = _scores(train, chosen, test[0], n_classes, solver)
+            drawn_rows = draw_few(train[1], number, derive_seed(seed, repeat)).to(train[0].device)
+            scores = _test_scores(train, drawn_rows, test[0], n_classes, solver)
             rows.append(hits(scores, test[1].cpu()))
             margins += [(scores[:, 1] - scores[:, 0]).numpy()] if n_classes == 2 else []
             if progress is not None:
@@ -95,8 +95,10 @@ def few_label_curve(
     return curve
 
 
-def _scores(train: tuple[Tensor, Tensor], chosen: Tensor, test: Tensor, n_classes: int, solver: Solver) -> Tensor:
-    features, labels = to_double(train[0][chosen]), train[1][chosen.to(train[1].device)]
+def _test_scores(
+    train: tuple[Tensor, Tensor], drawn_rows: Tensor, test: Tensor, n_classes: int, solver: Solver
+) -> Tensor:
+    features, labels = to_double(train[0][drawn_rows]), train[1][drawn_rows.to(train[1].device)]
     centre = features.mean(0)
     scale = (features - centre).square().mean().sqrt().clamp(min=1e-12)
     classifier = fit_logistic((features - centre) / scale, labels, n_classes, STRENGTH, solver)

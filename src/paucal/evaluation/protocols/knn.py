@@ -44,13 +44,13 @@ def knn_scores(
     """
     if not len(train) or min(neighbours, default=0) < 1:
         raise ValueError(f"expected training images and k >= 1, got {len(train)} and {list(neighbours)}")
-    used = clamped(neighbours, len(train))
-    similarity, index = nearest(train, test, max(used))
+    usable = clamped(neighbours, len(train))
+    similarity, index = nearest(train, test, max(usable))
     votes = (to_double(similarity) / temperature).exp()
     index = index.to(votes.device)
     classes = labels.to(votes.device)[index]
     empty = votes.new_zeros(len(test), n_classes)
-    return {k: empty.scatter_add(1, classes[:, :k], votes[:, :k]).cpu() for k in used}
+    return {k: empty.scatter_add(1, classes[:, :k], votes[:, :k]).cpu() for k in usable}
 
 
 def clamped(neighbours: Sequence[int], n_train: int) -> list[int]:
@@ -77,36 +77,36 @@ def nearest(train: Tensor, test: Tensor, k: int, chunk: int = CHUNK) -> tuple[Te
     Returns:
         (M, k) float32 cosines and (M, k) int64 rows.
     """
-    device, queries = test.device, _unit(test)
+    device, queries = test.device, _normalise(test)
     best = torch.full((len(test), 0), -torch.inf, device=device)
     rows = torch.zeros(len(test), 0, dtype=torch.long, device=device)
     for start in range(0, len(train), TRAIN_ROWS):
-        keys = _unit(train[start : start + TRAIN_ROWS].to(device))
-        kept = min(k, best.shape[1] + len(keys))
-        new_best, new_rows = best.new_empty(len(test), kept), rows.new_empty(len(test), kept)
+        keys = _normalise(train[start : start + TRAIN_ROWS].to(device))
+        n_kept = min(k, best.shape[1] + len(keys))
+        new_best, new_rows = best.new_empty(len(test), n_kept), rows.new_empty(len(test), n_kept)
         at_once = max(1, chunk // len(keys))
         for first in range(0, len(test), at_once):
             part = slice(first, first + at_once)
-            new_best[part], new_rows[part] = _merge(best[part], rows[part], queries[part] @ keys.T, start, kept)
+            new_best[part], new_rows[part] = _merge(best[part], rows[part], queries[part] @ keys.T, start, n_kept)
         best, rows = new_best, new_rows
     return best, rows
 
 
-def _unit(features: Tensor) -> Tensor:
+def _normalise(features: Tensor) -> Tensor:
     return F.normalize(features.float(), dim=1)
 
 
 def _merge(best: Tensor, rows: Tensor, similarity: Tensor, start: int, k: int) -> tuple[Tensor, Tensor]:
     """Keep the k best of the previous cosines and of new cosines, whose training rows begin at `start`."""
-    values, columns = _first(similarity, min(k, similarity.shape[1]))
+    values, columns = _stable_topk(similarity, min(k, similarity.shape[1]))
     if not best.shape[1]:
         return values, columns + start
     values, rows = torch.cat([best, values], 1), torch.cat([rows, columns + start], 1)
-    kept, order = values.sort(dim=1, descending=True, stable=True)  # earlier rows come first
-    return kept[:, :k], rows.gather(1, order[:, :k])
+    sorted_values, order = values.sort(dim=1, descending=True, stable=True)  # earlier rows come first
+    return sorted_values[:, :k], rows.gather(1, order[:, :k])
 
 
-def _first(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _stable_topk(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest of each row; ties go to the earlier column, which torch's topk does not guarantee."""
     # One extra value shows whether ties were cut off, without another pass over all similarities.
     values, columns = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)

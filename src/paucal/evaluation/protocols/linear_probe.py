@@ -177,11 +177,13 @@ def fit_probe(
     if not len(features):
         raise UserError("there are no validation images to choose the learning rate with: give --val-fraction 0.1.")
     require_finite(features, "validation images")
-    weights, biases = train_probes(train, dim, n_classes, settings, _part_of(progress, 0, 2))
+    weights, biases = train_probes(train, dim, n_classes, settings, _progress_of_part(progress, 0, 2))
     require_same_width(weights[0], features)
     values = [validation_score(LinearClassifier(*pair), *val, metric) for pair in zip(weights, biases, strict=True)]
     rate = settings.rates[best_of(values)]
-    weight, bias = train_probes(both, dim, n_classes, replace(settings, rates=(rate,)), _part_of(progress, 1, 2))
+    weight, bias = train_probes(
+        both, dim, n_classes, replace(settings, rates=(rate,)), _progress_of_part(progress, 1, 2)
+    )
     return FittedProbe(LinearClassifier(weight[0], bias[0]), rate, dict(zip(settings.rates, values, strict=True)))
 
 
@@ -213,17 +215,17 @@ def fit_probe_by_folds(
     for number, (rows, held_out) in enumerate(folds):
         schedule = for_images(settings, len(rows))
         fold = cached_batches(features, labels, schedule, rows)
-        weights, biases = train_probes(fold, dim, n_classes, schedule, _part_of(progress, number, trainings))
+        weights, biases = train_probes(fold, dim, n_classes, schedule, _progress_of_part(progress, number, trainings))
         probes = [LinearClassifier(*pair) for pair in zip(weights, biases, strict=True)]
         scores.append([validation_score(probe, *take_rows(train, held_out), metric) for probe in probes])
     means = np.mean(scores, axis=0).tolist()
     rate = settings.rates[best_of(means)]
     last = replace(settings, rates=(rate,))
-    weight, bias = train_probes(batches, dim, n_classes, last, _part_of(progress, len(folds), trainings))
+    weight, bias = train_probes(batches, dim, n_classes, last, _progress_of_part(progress, len(folds), trainings))
     return FittedProbe(LinearClassifier(weight[0], bias[0]), rate, dict(zip(settings.rates, means, strict=True)))
 
 
-def _part_of(progress: Advance | None, number: int, trainings: int) -> Advance | None:
+def _progress_of_part(progress: Advance | None, number: int, trainings: int) -> Advance | None:
     """Return the progress function of one of several trainings, which includes the earlier ones."""
     return progress and (lambda done, total: progress(number * total + done, trainings * total))
 
@@ -288,6 +290,6 @@ class _State:
         error = (logits.softmax(2) - F.one_hot(labels, width)[:, None]) / len(features)
         gradients = (error.flatten(1).T @ features).view_as(self.weight), error.sum(0)
         rates = self.rates * share
-        for value, moved, gradient in zip((self.weight, self.bias), self._moved, gradients, strict=True):
-            moved.mul_(self.momentum).add_(gradient)
-            value.sub_(rates.view(-1, *[1] * (value.ndim - 1)) * moved)
+        for value, momentum, gradient in zip((self.weight, self.bias), self._moved, gradients, strict=True):
+            momentum.mul_(self.momentum).add_(gradient)
+            value.sub_(rates.view(-1, *[1] * (value.ndim - 1)) * momentum)

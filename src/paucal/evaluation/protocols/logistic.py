@@ -103,21 +103,21 @@ def search_strength(score: Callable[[float], float]) -> SearchResult:
 
     Of equal scores, the larger lambda wins, since its model is simpler. NaN loses.
     """
-    tried: dict[int, float] = {}
+    score_of: dict[int, float] = {}
 
     def best_after(positions: list[int]) -> int:
         for position in positions:
-            if 0 <= position < POINTS and position not in tried:
+            if 0 <= position < POINTS and position not in score_of:
                 value = float(score(strength_at(position)))
-                tried[position] = value if value == value else float("-inf")
-        return max(tried, key=lambda position: (tried[position], position))
+                score_of[position] = value if value == value else float("-inf")
+        return max(score_of, key=lambda position: (score_of[position], position))
 
     peak = best_after(list(range(0, POINTS, COARSE)))
     step = COARSE // 2
     while step:
         peak = best_after([peak - step, peak + step])
         step //= 2
-    return SearchResult(peak, tried)
+    return SearchResult(peak, score_of)
 
 
 def fit_logistic(
@@ -140,15 +140,15 @@ def fit_logistic(
     if labels.ndim == 2:
         return _fit_several(features, labels, strength, solver)
     require_classes(labels)
-    present, compact = labels.unique(return_inverse=True)
+    class_numbers, compact = labels.unique(return_inverse=True)
     if solver.backend == "torch":
         fit = fit_softmax(features, compact, strength, solver.max_iterations, solver.tolerance)
     else:
-        fit = _both_classes(_fit_by_sklearn(features, compact, strength, solver))
+        fit = _split_binary(_fit_by_sklearn(features, compact, strength, solver))
     weight, bias, iterations, converged = fit
     all_weights = weight.new_zeros(n_classes, features.shape[1])
     all_biases = bias.new_full((n_classes,), -torch.inf)
-    all_weights[present.to(weight.device)], all_biases[present.to(bias.device)] = weight, bias
+    all_weights[class_numbers.to(weight.device)], all_biases[class_numbers.to(bias.device)] = weight, bias
     return LinearClassifier(all_weights, all_biases, iterations, converged)
 
 
@@ -200,7 +200,7 @@ def fit_softmax(features: Tensor, labels: Tensor, strength: float, max_iteration
     if shared or n_classes > 2:
         return _minimise(features, n_classes, strength, lambda z: F.cross_entropy(z, labels), max_iterations, tolerance)
     targets = labels[:, None].to(features)
-    return _both_classes(
+    return _split_binary(
         _minimise(
             features, 1, strength, lambda z: F.binary_cross_entropy_with_logits(z, targets), max_iterations, tolerance
         )
@@ -230,7 +230,7 @@ def fit_independent(features: Tensor, labels: Tensor, strength: float, max_itera
     return _minimise(features, labels.shape[1], strength, loss, max_iterations, tolerance)
 
 
-def _both_classes(fit: Fit) -> Fit:
+def _split_binary(fit: Fit) -> Fit:
     """Split the one vector that two classes share into one per class."""
     weight, bias, iterations, converged = fit
     if len(bias) == 1:

@@ -87,7 +87,7 @@ class Row:
         try:
             return cls(
                 str(content["data"]),
-                _line(content),
+                _parse_line(content),
                 int(content["images"]),
                 {str(name): stored_score(score) for name, score in content["scores"].items()},
                 {str(name): str(note) for name, note in content["notes"].items()},
@@ -99,7 +99,7 @@ class Row:
             ) from problem
 
 
-def _line(content: Mapping[str, Any]) -> Line:
+def _parse_line(content: Mapping[str, Any]) -> Line:
     if content["protocol"] not in PROTOCOLS or content["unit"] not in _DIGITS:
         raise ValueError(f"unknown protocol {content['protocol']!r} or unit {content['unit']!r}")
     setting, score = str(content["setting"]), str(content["score"])
@@ -117,26 +117,28 @@ def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Boo
     Raises:
         UserError: A model was evaluated on different images than the first model.
     """
-    first, *others = outcomes
-    by_line = {name: {outcome.line: outcome for outcome in listed} for name, listed in outcomes.items()}
+    first, *other_names = outcomes
+    outcomes_by_line = {
+        name: {outcome.line: outcome for outcome in model_list} for name, model_list in outcomes.items()
+    }
     rows = []
     for outcome in outcomes[first]:
         line, count = outcome.line, outcome.n_images
-        here = {name: lines[line] for name, lines in by_line.items() if line in lines}
-        if any(other.n_images != count for other in here.values()):
-            numbers = ", ".join(f"{name}: {other.n_images}" for name, other in here.items())
+        model_outcomes = {name: lines[line] for name, lines in outcomes_by_line.items() if line in lines}
+        if any(other.n_images != count for other in model_outcomes.values()):
+            numbers = ", ".join(f"{name}: {other.n_images}" for name, other in model_outcomes.items())
             raise UserError(f"models can only be compared on the same test images, but these were scored on {numbers}.")
         rows.append(
             Row(
                 data,
                 line,
                 count,
-                {name: bootstrap.interval(other.measure, count) for name, other in here.items()},
-                {name: other.note for name, other in here.items()},
+                {name: bootstrap.interval(other.measure, count) for name, other in model_outcomes.items()},
+                {name: other.note for name, other in model_outcomes.items()},
                 {
-                    name: bootstrap.difference(outcome.measure, here[name].measure, count)
-                    for name in others
-                    if name in here
+                    name: bootstrap.difference(outcome.measure, model_outcomes[name].measure, count)
+                    for name in other_names
+                    if name in model_outcomes
                 },
             )
         )
@@ -183,21 +185,21 @@ def format_score(score: Score, unit: str, sign: bool = False) -> str:
         ('91.2 [90.0, 92.5]', '-2.50 [-3.00, +1.00]')
     """
     factor, digits = (100, 1) if unit == "%" else (1, 2)
-    form = f"{{:{'+' if sign else ''}.{digits}f}}"
-    text = form.format(factor * score.value)
+    pattern = f"{{:{'+' if sign else ''}.{digits}f}}"
+    text = pattern.format(factor * score.value)
     if score.low is None or score.high is None:
         return text
-    return f"{text} [{form.format(factor * score.low)}, {form.format(factor * score.high)}]"
+    return f"{text} [{pattern.format(factor * score.low)}, {pattern.format(factor * score.high)}]"
 
 
 def protocol_table(rows: Sequence[Row], level: float) -> Table:
     """Return the printed rows as a table: a column per model, and the first model's gain over each of the others."""
     sets = list(dict.fromkeys(row.data for row in rows))
-    several = len(sets) > 1  # a single name does not need a column
-    what = "" if several else f" of {escape(''.join(sets))}"
-    table = Table(title=f"frozen features{what}; in brackets {percent(level, 'g')} intervals", title_justify="left")
+    has_several = len(sets) > 1  # a single name does not need a column
+    set_name = "" if has_several else f" of {escape(''.join(sets))}"
+    table = Table(title=f"frozen features{set_name}; in brackets {percent(level, 'g')} intervals", title_justify="left")
     names = list(rows[0].scores) if rows else []
-    texts = (*(["data"] if several else []), "protocol", "score")
+    texts = (*(["data"] if has_several else []), "protocol", "score")
     for heading in (*texts, *names, *(f"gain over {name}" for name in names[1:])):
         table.add_column(escape(heading), justify="left" if heading in texts else "right", overflow="fold")
     for row in rows:
@@ -205,7 +207,7 @@ def protocol_table(rows: Sequence[Row], level: float) -> Table:
             continue
         unit = row.line.unit
         table.add_row(
-            *([escape(row.data)] if several else []),
+            *([escape(row.data)] if has_several else []),
             f"{row.line.protocol} {row.line.setting}".strip(),
             f"{row.line.score}, {unit}",
             *(format_score(row.scores[name], unit) if name in row.scores else "-" for name in names),
@@ -226,7 +228,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     names = list(rows[0].scores) if rows else []
     for other in names[1:]:
         lines.append(f"{names[0]} against {other}: {_verdicts(tally(rows, other))}")
-    return lines + _notes(rows)
+    return lines + _chosen_values(rows)
 
 
 def _verdicts(counts: Mapping[str, int]) -> str:
@@ -239,24 +241,24 @@ def _verdicts(counts: Mapping[str, int]) -> str:
     wins, losses = counted(counts["win"], "win", "wins"), counted(counts["loss"], "loss", "losses")
     text = f"{wins}, {counted(counts['tie'], 'tie', 'ties')}, {losses}"
     parts = [
-        f"in {counts[clear]} of {words}"
-        for name, clear, words in (("win", "clear_wins", wins), ("loss", "clear_losses", losses))
+        f"in {counts[clear]} of {noun}"
+        for name, clear, noun in (("win", "clear_wins", wins), ("loss", "clear_losses", losses))
         if counts[name]
     ]
     return f"{text}; the interval of the difference leaves out 0 {' and '.join(parts)}" if parts else text
 
 
-def _notes(rows: Sequence[Row]) -> list[str]:
+def _chosen_values(rows: Sequence[Row]) -> list[str]:
     """Return the chosen values, once for all scores and models of a protocol that share them."""
-    about: dict[tuple[str, str, str], list[str]] = {}
+    lines_by_note: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if not row.line.headline or not any(row.notes.values()):
             continue
         texts = [f"{name}: {note}" for name, note in row.notes.items() if note]
-        alike = len(set(row.notes.values())) == 1
-        key = (row.data, row.line.protocol, next(iter(row.notes.values())) if alike else "; ".join(texts))
-        about.setdefault(key, []).append(" ".join(word for word in (row.line.setting, row.line.score) if word))
-    return [f"{', '.join((data, protocol, *lines))}: {text}" for (data, protocol, text), lines in about.items()]
+        are_equal = len(set(row.notes.values())) == 1
+        key = (row.data, row.line.protocol, next(iter(row.notes.values())) if are_equal else "; ".join(texts))
+        lines_by_note.setdefault(key, []).append(" ".join(part for part in (row.line.setting, row.line.score) if part))
+    return [f"{', '.join((data, protocol, *lines))}: {text}" for (data, protocol, text), lines in lines_by_note.items()]
 
 
 def store_table(folder: Path, rows: Sequence[Row], about: Mapping[str, Any]) -> None:
@@ -278,9 +280,9 @@ def _as_csv(rows: Sequence[Row]) -> str:
         line = row.line
         for name, score in row.scores.items():
             gain = row.gains.get(name)
-            about = (row.data, line.protocol, line.setting, line.score, line.unit, row.images, name)
+            first_cells = (row.data, line.protocol, line.setting, line.score, line.unit, row.images, name)
             compared = ("",) * 4 if gain is None else (gain.value, gain.low, gain.high, row.verdict(name))
-            cells.append((*about, score.value, score.low, score.high, row.notes.get(name, ""), *compared))
+            cells.append((*first_cells, score.value, score.low, score.high, row.notes.get(name, ""), *compared))
     return csv_text(COLUMNS, *cells)
 
 
@@ -292,19 +294,19 @@ def shown_rows(rows: Sequence[Row]) -> list[Row]:
 def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
     """Draw the share of each printed row for all models with its interval, the first model at the top."""
     names = list(rows[0].scores)
-    room = max(0.42, 0.14 * len(names))  # inches per row
-    figure = Figure(figsize=(5.4, 1.5 + room * max(len(rows), 2)), layout="constrained")
+    row_height = max(0.42, 0.14 * len(names))  # inches per row
+    figure = Figure(figsize=(5.4, 1.5 + row_height * max(len(rows), 2)), layout="constrained")
     axes = figure.subplots()
     sets = len({row.data for row in rows})
-    most = 0.2 if len(names) < 4 else 0.34
-    apart = np.linspace(-most, most, len(names)) if len(names) > 1 else np.zeros(1)
-    for name, offset, (colour, marker) in zip(names, apart, _styles(names), strict=True):
-        drawn = [(index, row.scores[name]) for index, row in enumerate(rows) if name in row.scores]
-        x = np.array([index for index, _ in drawn]) + offset
-        values = np.array([100 * score.value for _, score in drawn])
-        reach = np.abs(100 * np.array([score.ends for _, score in drawn]).reshape(-1, 2).T - values)
+    max_offset = 0.2 if len(names) < 4 else 0.34
+    offsets = np.linspace(-max_offset, max_offset, len(names)) if len(names) > 1 else np.zeros(1)
+    for name, offset, (colour, marker) in zip(names, offsets, _styles(names), strict=True):
+        model_scores = [(index, row.scores[name]) for index, row in enumerate(rows) if name in row.scores]
+        x = np.array([index for index, _ in model_scores]) + offset
+        values = np.array([100 * score.value for _, score in model_scores])
+        error_bars = np.abs(100 * np.array([score.ends for _, score in model_scores]).reshape(-1, 2).T - values)
         label = shorten(name, 34)
-        axes.errorbar(values, x, xerr=reach, fmt=marker, color=colour, ms=4.5, lw=1.3, capsize=2, label=label)
+        axes.errorbar(values, x, xerr=error_bars, fmt=marker, color=colour, ms=4.5, lw=1.3, capsize=2, label=label)
     axes.set_yticks(range(len(rows)), [_row_title(row, sets > 1) for row in rows], fontsize=9)
     axes.set(xlim=(-2, 102), ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlabel(f"% of the test images, {percent(level, 'g')} interval")
@@ -322,7 +324,7 @@ def _styles(names: Sequence[str]) -> list[tuple[str, str]]:
     ]
 
 
-def _row_title(row: Row, named: bool) -> str:
+def _row_title(row: Row, with_data: bool) -> str:
     line = row.line
-    text = " ".join(word for word in (line.protocol, line.setting, line.score) if word)
-    return f"{shorten(row.data)}: {text}" if named else text
+    text = " ".join(part for part in (line.protocol, line.setting, line.score) if part)
+    return f"{shorten(row.data)}: {text}" if with_data else text

@@ -42,8 +42,8 @@ def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
         raise ValueError(f"mass is {mass}, expected a share above 0 and up to 1")
     ordered, order = weights.float().sort(-1)
     share = (ordered / ordered.sum(-1, keepdim=True)).cumsum(-1)
-    kept = share > 1 - mass + 1e-6
-    return torch.zeros_like(kept).scatter(-1, order, kept)
+    is_kept = share > 1 - mass + 1e-6
+    return torch.zeros_like(is_kept).scatter(-1, order, is_kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +88,8 @@ def mean_entropy(attention: AttentionMap) -> Tensor:
     All windows are included (EsViT's code takes only the first of the batch), padded queries are not.
     """
     bits = entropy(attention.weights)  # (B, groups, heads, Q)
-    real = (attention.queries >= 0).to(bits)[None, :, None]
-    return (bits * real).sum((0, 1, 3)) / (real.sum() * bits.shape[0])
+    is_query = (attention.queries >= 0).to(bits)[None, :, None]
+    return (bits * is_query).sum((0, 1, 3)) / (is_query.sum() * bits.shape[0])
 
 
 def most_entropy(attention: AttentionMap) -> float:
@@ -109,10 +109,10 @@ def entropy_over(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tenso
     Raises:
         UserError: the model has no attention between cells.
     """
-    sums: dict[str, Tensor] = {}
+    totals: dict[str, Tensor] = {}
     images = 0
     for batch in batches:
         for attention in read_attention(model, batch):
-            sums[attention.layer] = sums.get(attention.layer, 0) + mean_entropy(attention).double() * len(batch)
+            totals[attention.layer] = totals.get(attention.layer, 0) + mean_entropy(attention).double() * len(batch)
         images += len(batch)
-    return {layer: total / images for layer, total in sums.items()}
+    return {layer: total / images for layer, total in totals.items()}

@@ -55,10 +55,10 @@ class AttentionMap:
         Raises:
             UserError: there is no such token, or it is not a query of this layer.
         """
-        places = (self.queries == self.tokens.place(token)).nonzero()
-        if not len(places):
+        query_positions = (self.queries == self.tokens.place(token)).nonzero()
+        if not len(query_positions):
             raise UserError(f"{token!r} is not a query of the layer {self.layer!r}: choose another layer or token.")
-        group, query = places[0].tolist()
+        group, query = query_positions[0].tolist()
         return self._scatter(self.weights[:, group, :, query], self.keys[group])
 
     def cell_map(self, token: Token) -> Tensor:
@@ -78,13 +78,13 @@ class AttentionMap:
                 f"the attention of {self.layer!r} between all {shape[2]} tokens would not fit in memory: read single "
                 "rows, or a deeper layer."
             )
-        whole = self.weights.new_zeros(shape)
+        all_weights = self.weights.new_zeros(shape)
         for group in range(groups):
             queries, keys = self.queries[group], self.keys[group]
             rows, columns = (queries >= 0).nonzero()[:, 0], (keys >= 0).nonzero()[:, 0]
             part = self.weights[:, group][:, :, rows][..., columns]
-            whole[:, :, queries[rows][:, None], keys[columns]] = part
-        return whole
+            all_weights[:, :, queries[rows][:, None], keys[columns]] = part
+        return all_weights
 
     def flow(self, share: Tensor) -> Tensor:
         """Propagate shares (B, queries) of the tokens back to (B, keys) by the mean attention of the heads.
@@ -100,9 +100,9 @@ class AttentionMap:
     def _scatter(self, values: Tensor, keys: Tensor) -> Tensor:
         """Add up values (..., K) at the positions (K,) of their keys."""
         count = len(self.key_tokens)
-        places = torch.where(keys < 0, count, keys)
-        whole = values.new_zeros(*values.shape[:-1], count + 1)
-        return whole.index_add(-1, places, values)[..., :-1]
+        positions = torch.where(keys < 0, count, keys)
+        sums = values.new_zeros(*values.shape[:-1], count + 1)
+        return sums.index_add(-1, positions, values)[..., :-1]
 
 
 def averaged(attention: AttentionMap) -> Tensor:
@@ -121,7 +121,9 @@ def head_token_maps(attention: AttentionMap) -> Tensor:
     """
     names = attention.tokens.suffix
     if not names:
-        raise UserError(f"the layer {attention.layer!r} has no head tokens, as DHVT has: choose another picture.")
+        raise UserError(
+            f"the layer {attention.layer!r} has no head tokens, which only DHVT has: choose another --show."
+        )
     rows = [attention.cell_map(name)[:, head] for head, name in enumerate(names)]
     return torch.stack(rows, 1)
 
@@ -140,13 +142,13 @@ def fold_head_tokens(attention: AttentionMap, average: bool) -> AttentionMap:
     tokens = attention.tokens
     if not tokens.suffix:
         return attention
-    kept = len(tokens) - len(tokens.suffix)
+    n_kept = len(tokens) - len(tokens.suffix)
     weights = attention.weights
-    through = weights[..., kept:].sum(-1, keepdim=True) / kept
-    folded = weights[..., :kept] + through
-    others, heads = folded[..., :kept, :], folded[..., kept:, :]
-    joined = heads.mean(-2) if average else heads.sum(-2)
-    whole = torch.cat((others[..., :1, :] + joined.unsqueeze(-2), others[..., 1:, :]), -2)
-    remaining = Tokens(tokens.grid, tokens.prefix)
-    places = torch.arange(kept, device=weights.device)[None]
-    return AttentionMap(attention.layer, whole, remaining, remaining, places, places)
+    via_heads = weights[..., n_kept:].sum(-1, keepdim=True) / n_kept
+    folded = weights[..., :n_kept] + via_heads
+    token_rows, heads = folded[..., :n_kept, :], folded[..., n_kept:, :]
+    head_row = heads.mean(-2) if average else heads.sum(-2)
+    all_rows = torch.cat((token_rows[..., :1, :] + head_row.unsqueeze(-2), token_rows[..., 1:, :]), -2)
+    tokens_left = Tokens(tokens.grid, tokens.prefix)
+    positions = torch.arange(n_kept, device=weights.device)[None]
+    return AttentionMap(attention.layer, all_rows, tokens_left, tokens_left, positions, positions)

@@ -48,11 +48,13 @@ def read_attention(model: nn.Module, images: Tensor, layers: Sequence[str] | Non
         maps = run_recorded(module, images).maps
     if layers is None:
         return maps
-    by_layer = {attention.layer: attention for attention in maps}
-    missing = [name for name in layers if name not in by_layer]
+    attention_of = {attention.layer: attention for attention in maps}
+    missing = [name for name in layers if name not in attention_of]
     if missing:
-        raise UserError(f"there is no layer {missing[0]!r} to read; {model_name(module)} has {', '.join(by_layer)}.")
-    return [by_layer[name] for name in layers]
+        raise UserError(
+            f"there is no layer {missing[0]!r} to read; {model_name(module)} has {', '.join(attention_of)}."
+        )
+    return [attention_of[name] for name in layers]
 
 
 class Recorded(NamedTuple):
@@ -94,8 +96,8 @@ def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
     handles = []
     for name, layer in layers.items():
         # The layer, its parent, and so on up to the model.
-        words = name.split(".")
-        modules = tuple(module.get_submodule(".".join(words[:end])) for end in range(len(words), -1, -1))
+        name_parts = name.split(".")
+        modules = tuple(module.get_submodule(".".join(name_parts[:end])) for end in range(len(name_parts), -1, -1))
         handles.append(modules[1].register_forward_pre_hook(_keep_block(inputs, name)))
         handles.append(layer.register_forward_pre_hook(_keep_call(calls, inputs, name, modules)))
     try:
@@ -149,12 +151,12 @@ def place(name: str, weights: Tensor, call: Call, images: Tensor) -> AttentionMa
         call: Arguments of the layer's call.
         images: (B, C, H, W).
     """
-    size, places = (images.shape[-2], images.shape[-1]), None
+    size, positions = (images.shape[-2], images.shape[-1]), None
     for declared in map(layout_of, call.modules):
-        if places is None and declared.places is not None:
-            places = declared.places(call, weights, size)
-    places = _full(weights, call, images) if places is None else places
-    return None if places is None else AttentionMap(name, as_groups(weights, call.layer, len(images)), *places)
+        if positions is None and declared.places is not None:
+            positions = declared.places(call, weights, size)
+    positions = _global_places(weights, call, images) if positions is None else positions
+    return None if positions is None else AttentionMap(name, as_groups(weights, call.layer, len(images)), *positions)
 
 
 def as_groups(weights: Tensor, layer: nn.Module, batch_size: int) -> Tensor:
@@ -176,7 +178,7 @@ def _with_heads(weights: Tensor, layer: nn.Module) -> Tensor:
     return weights.unflatten(0, (-1, int(getattr(layer, "num_heads", 1)))) if weights.ndim == 3 else weights  # type: ignore[arg-type]
 
 
-def _full(weights: Tensor, call: Call, images: Tensor) -> Places | None:
+def _global_places(weights: Tensor, call: Call, images: Tensor) -> Places | None:
     layer, layout = call.layer, layout_of(call.layer)
     inputs, weights = call.inputs[0], _with_heads(weights, layer)
     if weights.ndim != 4 or len(weights) != len(images) or not layout.between_cells:
@@ -184,7 +186,7 @@ def _full(weights: Tensor, call: Call, images: Tensor) -> Places | None:
     suffix, pools_queries = layout.suffix(layer), layout.pools == "queries"
     size = (images.shape[-2], images.shape[-1])
     queries, keys = weights.shape[2], weights.shape[3]
-    counts = _counts(inputs)
+    counts = _token_counts(inputs)
     if not pools_queries and queries - len(suffix) not in counts and not (queries == 1 and keys in counts):
         return None
     if queries not in (1, keys) and layout.pools == "nothing":
@@ -199,7 +201,7 @@ def _full(weights: Tensor, call: Call, images: Tensor) -> Places | None:
     return Places(tokens, key_tokens, *(torch.arange(count, device=weights.device)[None] for count in (queries, keys)))
 
 
-def _counts(inputs: Tensor) -> tuple[int, ...]:
+def _token_counts(inputs: Tensor) -> tuple[int, ...]:
     """Return how many tokens an input may have: (B, N, C), or a map of cells with channels last or first."""
     if inputs.ndim == 3:
         return (inputs.shape[1],)
@@ -219,8 +221,8 @@ def tokens_of(
         prefix: Number of tokens before the cells; None if unknown.
     """
     declared = int(getattr(model, "num_prefix_tokens", 0) or 0)
-    for before in (declared, *range(MOST_PREFIX)) if prefix is None else (prefix,):
-        sides = grid_sides(count - len(suffix) - before, image_size)
+    for n_prefix in (declared, *range(MOST_PREFIX)) if prefix is None else (prefix,):
+        sides = grid_sides(count - len(suffix) - n_prefix, image_size)
         if sides is not None:
-            return Tokens(sides, prefix_names(model, before), suffix)
+            return Tokens(sides, prefix_names(model, n_prefix), suffix)
     return None

@@ -44,14 +44,14 @@ class Flow:
         """
         if tokens == self.tokens:
             return self
-        first, kept = len(self.tokens.prefix), min(len(tokens.prefix), len(self.tokens.prefix))
+        first, n_prefix = len(self.tokens.prefix), min(len(tokens.prefix), len(self.tokens.prefix))
         cells = self.tokens.to_grid(self.values)
         if tokens.grid != self.tokens.grid:
-            finer = functional.interpolate(cells[:, None], tokens.grid, mode="nearest")[:, 0]
-            before, after = cells.sum((1, 2), keepdim=True), finer.sum((1, 2), keepdim=True)
-            cells = finer * torch.where(after == 0, 0.0, before / after)
+            resized = functional.interpolate(cells[:, None], tokens.grid, mode="nearest")[:, 0]
+            old_sum, new_sum = cells.sum((1, 2), keepdim=True), resized.sum((1, 2), keepdim=True)
+            cells = resized * torch.where(new_sum == 0, 0.0, old_sum / new_sum)
         prefix = (
-            functional.pad(self.values[:, :kept], (0, len(tokens.prefix) - kept))
+            functional.pad(self.values[:, :n_prefix], (0, len(tokens.prefix) - n_prefix))
             if first
             else (self.values.new_zeros(len(cells), len(tokens.prefix)))
         )
@@ -72,18 +72,18 @@ def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, 
         move: Factor on the share that moves.
     """
     flow = start
-    for parts in reversed(_steps(layers)):
+    for parts in reversed(_group_steps(layers)):
         flow = flow.on(parts[0].tokens)
         is_query = torch.stack([part.asks() for part in parts]).any(0)
-        kept = Flow(torch.where(is_query, keep, 1.0) * flow.values, flow.tokens)
+        skip_flow = Flow(torch.where(is_query, keep, 1.0) * flow.values, flow.tokens)
         # Layers that pool their queries (MViT, Hiera, LeViT) attend to the cells of a finer grid.
         finest = max((flow.tokens, *(part.key_tokens for part in parts)), key=lambda tokens: tokens.cells)
-        moved = [Flow(part.flow(flow.values), part.key_tokens).on(finest).values for part in parts]
-        flow = Flow(kept.on(finest).values + move * torch.stack(moved).sum(0), finest)
+        attention_flows = [Flow(part.flow(flow.values), part.key_tokens).on(finest).values for part in parts]
+        flow = Flow(skip_flow.on(finest).values + move * torch.stack(attention_flows).sum(0), finest)
     return flow
 
 
-def _steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
+def _group_steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
     """Group layers into successive steps; in ViL a step has two parts, one for the global tokens and one for cells."""
     steps: list[list[AttentionMap]] = []
     for layer in layers:
@@ -102,8 +102,8 @@ def last_row(model: nn.Module, tokens: Tokens, batch_size: int, like: Tensor) ->
     count = len(tokens)
     values = like.new_zeros(batch_size, count)
     if tokens.prefix and getattr(model, "global_pool", "token") in ("token", "", None):
-        read = 2 if "distillation" in tokens.prefix else 1
-        values[:, :read] = 1 / read
+        n_read = 2 if "distillation" in tokens.prefix else 1
+        values[:, :n_read] = 1 / n_read
     else:
         first = len(tokens.prefix)
         values[:, first : first + tokens.cells] = 1 / tokens.cells
@@ -141,11 +141,11 @@ def fold_normalised(attention: AttentionMap) -> AttentionMap:
 
 def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[Recorded, dict[str, Any]]:
     """Run a model as `run_recorded` does; also return the outputs of its attention blocks and final norms by name."""
-    kept: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     names = {name.rpartition(".")[0] for name in attention_layers(module)} | set(final_norm_names(module))
-    handles = [keep_output(module, name, kept) for name in sorted(names)]
+    handles = [keep_output(module, name, outputs) for name in sorted(names)]
     try:
-        return run_recorded(module, images), kept
+        return run_recorded(module, images), outputs
     finally:
         for handle in handles:
             handle.remove()

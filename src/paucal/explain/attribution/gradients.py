@@ -76,15 +76,15 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
     size = (images.shape[-2], images.shape[-1])
     with explainable(model) as module, torch.enable_grad():
         plan = FeatureBackbone(module, size).plan
-        kept: dict[str, Any] = {}
-        handles = [keep_output(module, name, kept) for name in block_names(module)]
+        block_outputs: dict[str, Any] = {}
+        handles = [keep_output(module, name, block_outputs) for name in block_names(module)]
         try:
             with PrunedGradients("values") if pruned else nullcontext():
                 logits = run(module, _with_gradient(module, images))
         finally:
             for handle in handles:
                 handle.remove()
-        outputs = {name: last_tensor(kept[name]) for name in plan.blocks if name in kept}
+        outputs = {name: last_tensor(block_outputs[name]) for name in plan.blocks if name in block_outputs}
         if not outputs:
             raise UserError(f"{model_name(module)} has no blocks that output grids: use integrated-gradients.")
         gradients = torch.autograd.grad(logits, list(outputs.values()), _one_hot(logits, classes), allow_unused=True)
@@ -93,7 +93,7 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
     for output, gradient in zip(outputs.values(), gradients, strict=True):
         grid = None if gradient is None else to_grid(output.detach() * gradient, size, plan.prefixes, hints)
         maps += [] if grid is None else [grid.sum(1)]
-    return _average(maps)
+    return _average_maps(maps)
 
 
 def _with_gradient(module: nn.Module, images: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def _one_hot(logits: Tensor, classes: Tensor) -> Tensor:
     return torch.zeros_like(logits).scatter(1, indices[:, None], 1.0)
 
 
-def _average(maps: list[Tensor]) -> Tensor:
+def _average_maps(maps: list[Tensor]) -> Tensor:
     """Return the mean of maps (B, h, w) on the finest grid, where a cell's value is divided among its parts."""
     finest = max((values.shape[1:] for values in maps), key=lambda sides: sides[0] * sides[1])
     total = torch.zeros_like(maps[0].new_zeros(len(maps[0]), *finest))
@@ -131,7 +131,7 @@ def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, step
     Raises:
         UserError: captum is not installed, or there is no such class.
     """
-    captum = _captum()
+    captum = _import_captum()
     with explainable(model) as module, torch.enable_grad():
         inputs = images.detach().to(next(module.parameters()).dtype)
         indices = _checked_classes(module, inputs, classes)
@@ -155,7 +155,7 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     Raises:
         UserError: captum is not installed, the model has no blocks that output grids, or there is no such class.
     """
-    captum = _captum()
+    captum = _import_captum()
     size = (images.shape[-2], images.shape[-1])
     with explainable(model) as module, torch.enable_grad():
         inputs = images.detach().to(next(module.parameters()).dtype).requires_grad_()
@@ -190,11 +190,11 @@ class _GridLayer:
         if layout.kind == "nhwc":
             return self.grid(output.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         prefix, cells = output[:, : layout.prefix], output[:, layout.prefix :]
-        passed = self.grid(cells.transpose(1, 2).unflatten(2, (layout.height, layout.width)))
-        return torch.cat((prefix, passed.flatten(2).transpose(1, 2)), 1)
+        new_grid = self.grid(cells.transpose(1, 2).unflatten(2, (layout.height, layout.width)))
+        return torch.cat((prefix, new_grid.flatten(2).transpose(1, 2)), 1)
 
 
-def _captum() -> Any:
+def _import_captum() -> Any:
     try:
         from captum import attr
     except ImportError as problem:

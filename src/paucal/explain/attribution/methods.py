@@ -93,12 +93,12 @@ def attribute(model: nn.Module, images: Tensor, classes: Tensor, method: str) ->
 
 def methods_of(model: nn.Module) -> list[str]:
     """Return the methods that work with a model."""
-    has = {"nothing"}
+    available = {"nothing"}
     if attention_layers(model):
-        has.add("attention")
+        available.add("attention")
     if has_relevance(model):
-        has.add("rules")
-    return [name for name, method in METHODS.items() if method.needs in has]
+        available.add("rules")
+    return [name for name, method in METHODS.items() if method.needs in available]
 
 
 def random_maps(count: int, grid: tuple[int, int], seed: int) -> Tensor:
@@ -139,12 +139,12 @@ def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str
         model: A timm model.
         among: Methods to choose from.
     """
-    family, possible = family_of(model), [name for name in methods_of(model) if name in among]
-    by_score = [name for name in BEST[family] if name in possible]
-    method = next(name for name in by_score if has_captum() or name not in OF_CAPTUM)
-    if method != by_score[0]:
+    family, applicable = family_of(model), [name for name in methods_of(model) if name in among]
+    ranked = [name for name in BEST[family] if name in applicable]
+    method = next(name for name in ranked if has_captum() or name not in OF_CAPTUM)
+    if method != ranked[0]:
         return method, (
-            f"it scored best on {_SCORED_ON[family]} among methods without captum; {by_score[0]} scored better (pip "
+            f"it scored best on {_SCORED_ON[family]} among methods without captum; {ranked[0]} scored better (pip "
             "install 'paucal[explain]')"
         )
     return method, f"it scored best on {_SCORED_ON[family]}"
@@ -152,9 +152,9 @@ def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str
 
 def ranked_methods(model: nn.Module) -> list[str]:
     """Return the methods for single classes that work with a model, the best ones for its family first."""
-    possible = [name for name in methods_of(model) if METHODS[name].asks_class]
-    best = [name for name in BEST[family_of(model)] if name in possible]
-    return [*best, *(name for name in possible if name not in best)]
+    applicable = [name for name in methods_of(model) if METHODS[name].asks_class]
+    best = [name for name in BEST[family_of(model)] if name in applicable]
+    return [*best, *(name for name in applicable if name not in best)]
 
 
 def has_captum() -> bool:

@@ -45,24 +45,24 @@ class PrunedGradients(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        named, name = kwargs or {}, func.__name__
+        keywords, name = kwargs or {}, func.__name__
         if not args or not carries(args[0]):
-            return func(*args, **named)
+            return func(*args, **keywords)
         if name == "scaled_dot_product_attention":
             with self:
-                return explicit_attention(*args, **named)
+                return explicit_attention(*args, **keywords)
         if name == "softmax" and self.products == "values":
-            return func(*args, **named).detach()
+            return func(*args, **keywords).detach()
         if name in _GATED:
-            return _gate(args[0], func(args[0].detach().clone(), *args[1:], **named))
+            return _gated_product(args[0], func(args[0].detach().clone(), *args[1:], **keywords))
         if name in ("layer_norm", "group_norm", "rms_norm"):
-            return _rescale(func, name, args, named)
+            return _rescale(func, name, args, keywords)
         if name in _MATRIX | _ELEMENTWISE and len(args) > 1 and carries(args[1]):
             return _halve_gradients(torch.matmul if name in _MATRIX else torch.mul, args[0], args[1])
-        return func(*args, **named)
+        return func(*args, **keywords)
 
 
-def _gate(x: Tensor, value: Tensor) -> Tensor:
+def _gated_product(x: Tensor, value: Tensor) -> Tensor:
     constant = x.detach()
     is_zero = constant.abs() < NEAR_ZERO
     return x * torch.where(is_zero, 0.5, value / torch.where(is_zero, 1.0, constant))
@@ -72,40 +72,40 @@ def _halve_gradients(apply: Callable[[Tensor, Tensor], Tensor], first: Tensor, s
     return (apply(first, second.detach()) + apply(first.detach(), second)) / 2
 
 
-def _rescale(func: Callable[..., Any], name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+def _rescale(func: Callable[..., Any], name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     """Return the norm of x with the gradient of (x - mean) * constant."""
     x = args[0]
     with torch.no_grad():
-        value = func(*args, **named)
-    dims, offset = _normed_dims(name, x, args, named)
-    centred = _centre(x, dims, name)
+        value = func(*args, **keywords)
+    dims, offset = _normed_dims(name, x, args, keywords)
+    centred = _centre_groups(x, dims, name)
     with torch.no_grad():
         steps = centred.detach()
-        moved = value - offset
-        scale = torch.where(steps.abs() < 1e-12, 0.0, moved / torch.where(steps.abs() < 1e-12, 1.0, steps))
+        shifted = value - offset
+        scale = torch.where(steps.abs() < 1e-12, 0.0, shifted / torch.where(steps.abs() < 1e-12, 1.0, steps))
     out = centred * scale
     return out + (value - out).detach()
 
 
-def _centre(x: Tensor, dims: tuple[int, ...], name: str) -> Tensor:
+def _centre_groups(x: Tensor, dims: tuple[int, ...], name: str) -> Tensor:
     if name == "rms_norm":
         return x
     if name == "layer_norm":
         return x - x.mean(dims, keepdim=True)
     groups = dims[0]
-    folded = x.unflatten(1, (groups, -1))
-    return (folded - folded.mean(tuple(range(2, folded.ndim)), keepdim=True)).flatten(1, 2)
+    grouped = x.unflatten(1, (groups, -1))
+    return (grouped - grouped.mean(tuple(range(2, grouped.ndim)), keepdim=True)).flatten(1, 2)
 
 
 def _normed_dims(
-    name: str, x: Tensor, args: tuple[Any, ...], named: dict[str, Any]
+    name: str, x: Tensor, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[tuple[int, ...], Tensor | float]:
     """Return the normalised dimensions (the number of groups for `group_norm`), and the bias added at the end."""
     positional = dict(zip(("input", "shape", "weight", "bias", "eps"), args, strict=False))
-    bias = positional.get("bias", named.get("bias"))
+    bias = positional.get("bias", keywords.get("bias"))
     if name == "group_norm":
-        groups: int = positional["shape"] if "shape" in positional else named["num_groups"]
+        groups: int = positional["shape"] if "shape" in positional else keywords["num_groups"]
         return (groups,), 0.0 if bias is None else bias.view(1, -1, *[1] * (x.ndim - 2))
-    shape = positional["shape"] if "shape" in positional else named["normalized_shape"]
+    shape = positional["shape"] if "shape" in positional else keywords["normalized_shape"]
     dims = tuple(range(-len(tuple(shape)), 0))
     return dims, 0.0 if bias is None or name == "rms_norm" else bias

@@ -115,8 +115,8 @@ def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: in
 
 def rolled_out(layers: list[AttentionMap], start: Flow) -> Tensor:
     """Return `start` times (1 + A_L) ... (1 + A_1), on the cells."""
-    folded = [fold_head_tokens(layer, average=False) for layer in layers]
-    flow = follow_back(start, folded)
+    without_head_tokens = [fold_head_tokens(layer, average=False) for layer in layers]
+    flow = follow_back(start, without_head_tokens)
     return flow.tokens.to_grid(flow.values)
 
 

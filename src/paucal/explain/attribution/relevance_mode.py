@@ -156,17 +156,17 @@ class Sum(torch.autograd.Function):
         first, second = ctx.saved_tensors
         share = safe_divide(relevance[0], first + second)
         parts = [summand * share for summand in (first, second)]
-        sums = [_per_image(part.sum(tuple(range(1, part.ndim))), part) for part in parts]
-        total = _per_image(relevance[0].sum(tuple(range(1, relevance[0].ndim))), relevance[0])
-        whole = sums[0].abs() + sums[1].abs()
+        part_sums = [_to_image_shape(part.sum(tuple(range(1, part.ndim))), part) for part in parts]
+        total = _to_image_shape(relevance[0].sum(tuple(range(1, relevance[0].ndim))), relevance[0])
+        absolute_sum = part_sums[0].abs() + part_sums[1].abs()
         restored = [
-            part * safe_divide(safe_divide(part_sum.abs(), whole) * total, part_sum)
-            for part, part_sum in zip(parts, sums, strict=True)
+            part * safe_divide(safe_divide(part_sum.abs(), absolute_sum) * total, part_sum)
+            for part, part_sum in zip(parts, part_sums, strict=True)
         ]
         return restored[0].sum_to_size(first.shape), restored[1].sum_to_size(second.shape)
 
 
-def _per_image(values: Tensor, like: Tensor) -> Tensor:
+def _to_image_shape(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *[1] * (like.ndim - 1))
 
 
@@ -211,14 +211,14 @@ class RelevanceMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        named = kwargs or {}
+        keywords = kwargs or {}
         if func.__name__ == "scaled_dot_product_attention":
             with self:
-                return explicit_attention(*args, **named)
+                return explicit_attention(*args, **keywords)
         rule = _rule(func.__name__)
-        if rule is None or not any(carries(value) for value in (*args, *named.values())):
-            return func(*args, **named)
-        return rule(func, args, named)
+        if rule is None or not any(carries(value) for value in (*args, *keywords.values())):
+            return func(*args, **keywords)
+        return rule(func, args, keywords)
 
 
 def carries(value: Any) -> bool:
@@ -229,42 +229,44 @@ def carries(value: Any) -> bool:
 def _rule(name: str) -> Callable[..., Any] | None:
     if name in _UNCHANGED or name in _QUOTIENTS:
         return _pass_gradient
-    for names, rule in ((_SUMS, _sum), (_PRODUCTS, _product), (_MATRIX, _product), (_MEANS, _mean)):
+    for names, rule in ((_SUMS, _sum_rule), (_PRODUCTS, _product_rule), (_MATRIX, _product_rule), (_MEANS, _mean_rule)):
         if name in names:
             return rule
-    return {"linear": _linear, "conv2d": _convolution}.get(name)
+    return {"linear": _linear_rule, "conv2d": _convolution_rule}.get(name)
 
 
-def _pass_gradient(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+def _pass_gradient(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     with torch.no_grad():
-        value = func(args[0].clone(), *args[1:], **named)
+        value = func(args[0].clone(), *args[1:], **keywords)
     return Unchanged.apply(args[0], value)  # type: ignore[return-value]
 
 
-def _linear(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-    bias = args[2] if len(args) > 2 else named.get("bias")
+def _linear_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
+    bias = args[2] if len(args) > 2 else keywords.get("bias")
     return Linear.apply(args[0], args[1], bias)  # type: ignore[return-value]
 
 
-def _convolution(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+def _convolution_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     defaults = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    passed = dict(zip(("input", "weight", *defaults), args, strict=False)) | named
-    options = tuple({**defaults, **passed}[name] for name in ("stride", "padding", "dilation", "groups"))
-    return Convolution.apply(passed["input"], passed["weight"], passed.get("bias"), options)  # type: ignore[return-value]
+    arguments = dict(zip(("input", "weight", *defaults), args, strict=False)) | keywords
+    options = tuple({**defaults, **arguments}[name] for name in ("stride", "padding", "dilation", "groups"))
+    return Convolution.apply(arguments["input"], arguments["weight"], arguments.get("bias"), options)  # type: ignore[return-value]
 
 
-def _sum(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+def _sum_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     first, second = args[0], args[1]
-    if "alpha" in named:
+    if "alpha" in keywords:
         second = (
-            Unchanged.apply(second, second.detach() * named["alpha"]) if carries(second) else (second * named["alpha"])
+            Unchanged.apply(second, second.detach() * keywords["alpha"])
+            if carries(second)
+            else (second * keywords["alpha"])
         )
     if carries(first) and carries(second):
         return Sum.apply(first, second)  # type: ignore[return-value]
     return _keep_one(torch.add, first, second)
 
 
-def _product(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+def _product_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     first, second = args[0], args[1]
     matrix = func.__name__ in _MATRIX
     if carries(first) and carries(second):
@@ -274,15 +276,15 @@ def _product(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, A
         product = Product.apply(plain, second, torch.matmul if matrix else torch.mul)
         return product if factor is None else Unchanged.apply(product, product.detach() * factor)  # type: ignore
     if matrix:
-        return func(*args, **named)
+        return func(*args, **keywords)
     scaled = _keep_one(torch.mul, first, second)
     if carries(first) and isinstance(second, float):
         scaled.unscaled = (first, second)  # type: ignore[attr-defined]
     return scaled
 
 
-def _mean(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-    return Mean.apply(args[0], lambda x: func(x, *args[1:], **named))  # type: ignore[return-value]
+def _mean_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
+    return Mean.apply(args[0], lambda x: func(x, *args[1:], **keywords))  # type: ignore[return-value]
 
 
 def _keep_one(apply: Callable[[Any, Any], Tensor], first: Any, second: Any) -> Tensor:

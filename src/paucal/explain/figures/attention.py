@@ -56,20 +56,20 @@ def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence
 
     DHVT's Figures 3 (a) and 7: rows attend to columns; class token, cells, head tokens.
     """
-    large = len(tokens) > MOST_SMALL
-    columns = min(columns_for(len(matrices), 4), 2 if large else 4)
-    figure, axes = panels(-(-len(matrices) // columns), columns, (1, 1), extra=0.5, scale=ENLARGED if large else 1.0)
+    is_large = len(tokens) > MOST_SMALL
+    columns = min(columns_for(len(matrices), 4), 2 if is_large else 4)
+    figure, axes = panels(-(-len(matrices) // columns), columns, (1, 1), extra=0.5, scale=ENLARGED if is_large else 1.0)
     flat = [panel for row in axes for panel in row]
     for panel, values, text in zip(flat, matrices, titles, strict=False):
         # A few tokens get most of the attention: the colours end at the 99th percentile, else the rest would be black.
         top = float(np.quantile(values.numpy(), 0.99))
-        shown = panel.imshow(values.numpy(), cmap=HEAT_OF_MATRICES, vmin=0, vmax=top)
+        image = panel.imshow(values.numpy(), cmap=HEAT_OF_MATRICES, vmin=0, vmax=top)
         for edge in (len(tokens.prefix), len(tokens.prefix) + tokens.cells):
             if 0 < edge < len(tokens):
                 panel.axvline(edge - 0.5, color="white", lw=0.6)
                 panel.axhline(edge - 0.5, color="white", lw=0.6)
         title(panel, text)
-        figure.colorbar(shown, ax=panel, shrink=0.8, extend="max").ax.tick_params(labelsize=6)
+        figure.colorbar(image, ax=panel, shrink=0.8, extend="max").ax.tick_params(labelsize=6)
     kinds = [*(["class"] if tokens.prefix else []), "cells", *(["head tokens"] if tokens.suffix else [])]
     figure.supxlabel(f"rows attend to columns: {', '.join(kinds)}; mean over heads", fontsize=8, x=0.02, ha="left")
     return figure
@@ -117,9 +117,9 @@ def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mas
         flat[1:], view.heads.tolist(), view.entropy.tolist(), view.maps, view.masks, strict=False
     ):
         cell_heat(panel, picture, values, 0.0, top)
-        _outline(panel, mask, picture.shape[:2])
+        _draw_outline(panel, mask, picture.shape[:2])
         title(panel, f"head {head + 1}, {bits:.1f} bits")
-    _mark(flat[: count + 1], token, (view.maps.shape[1], view.maps.shape[2]), picture)
+    _mark_token(flat[: count + 1], token, (view.maps.shape[1], view.maps.shape[2]), picture)
     colour_bar(figure, flat, 0.0, top, "attention", 0.6)
     figure.supxlabel(
         f"{layer}; outlined: the cells with {mass:.0%} of a head's attention", fontsize=8, x=0.02, ha="left"
@@ -146,15 +146,15 @@ def queries_figure(
     order = bits.mean(0).argsort(descending=True, stable=True).tolist()
     figure, axes = panels(len(views), 1 + len(order), picture.shape[:2], extra=0.4, scale=SMALL)
     top = max(float(view.maps.max()) for view in views)
-    for row, view, token, of_query in zip(axes, views, tokens, bits, strict=True):
+    for row, view, token, query_bits in zip(axes, views, tokens, bits, strict=True):
         row[0].imshow(picture)
         title(row[0], _describe_token(token), 7)
         indices = view.heads.argsort()
         for panel, head in zip(row[1:], order, strict=True):
             cell_heat(panel, picture, view.maps[indices[head]], 0.0, top)
-            _outline(panel, view.masks[indices[head]], picture.shape[:2])
-            title(panel, f"head {head + 1}, {float(of_query[head]):.1f} bits", 7)
-        _mark(row, token, (view.maps.shape[1], view.maps.shape[2]), picture)
+            _draw_outline(panel, view.masks[indices[head]], picture.shape[:2])
+            title(panel, f"head {head + 1}, {float(query_bits[head]):.1f} bits", 7)
+        _mark_token(row, token, (view.maps.shape[1], view.maps.shape[2]), picture)
     colour_bar(figure, [panel for row in axes for panel in row], 0.0, top, "attention", 0.6)
     figure.supxlabel(
         f"{layer}; a row for each query; heads by mean entropy; outlined: the cells with {mass:.0%}",
@@ -215,7 +215,7 @@ def ranked_entropy_figure(models: Mapping[str, Tensor], most: Mapping[str, float
     return figure
 
 
-def _mark(row: Sequence[Axes], token: Token, grid: tuple[int, int], picture: Picture) -> None:
+def _mark_token(row: Sequence[Axes], token: Token, grid: tuple[int, int], picture: Picture) -> None:
     if isinstance(token, str):
         return
     x, y = cell_centre(token, grid, picture.shape)
@@ -223,16 +223,16 @@ def _mark(row: Sequence[Axes], token: Token, grid: tuple[int, int], picture: Pic
         panel.plot(x, y, "o", color="#00b4d8", markeredgecolor="white", markersize=6)
 
 
-def _outline(panel: Axes, mask: Tensor, shape: tuple[int, int]) -> None:
-    high, wide = shape[0] / mask.shape[0], shape[1] / mask.shape[1]
+def _draw_outline(panel: Axes, mask: Tensor, shape: tuple[int, int]) -> None:
+    cell_height, cell_width = shape[0] / mask.shape[0], shape[1] / mask.shape[1]
     filled = np.pad(mask.numpy(), 1)
     for row, column in zip(*np.nonzero(filled), strict=True):
-        top, left = (row - 1) * high - 0.5, (column - 1) * wide - 0.5
+        top, left = (row - 1) * cell_height - 0.5, (column - 1) * cell_width - 0.5
         for empty, xs, ys in (
-            (not filled[row - 1, column], (left, left + wide), (top, top)),
-            (not filled[row + 1, column], (left, left + wide), (top + high, top + high)),
-            (not filled[row, column - 1], (left, left), (top, top + high)),
-            (not filled[row, column + 1], (left + wide, left + wide), (top, top + high)),
+            (not filled[row - 1, column], (left, left + cell_width), (top, top)),
+            (not filled[row + 1, column], (left, left + cell_width), (top + cell_height, top + cell_height)),
+            (not filled[row, column - 1], (left, left), (top, top + cell_height)),
+            (not filled[row, column + 1], (left + cell_width, left + cell_width), (top, top + cell_height)),
         ):
             if empty:
                 panel.plot(xs, ys, color="white", lw=1)
@@ -255,26 +255,28 @@ def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes:
     title(axes[0][0], "image")
     height, width = picture.shape[:2]
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-    shown = _frequent([shares.argmax(0).numpy() for _, shares in maps])
+    shown_classes = _frequent_classes([shares.argmax(0).numpy() for _, shares in maps])
     for panel, (name, shares) in zip(axes[0][1:], maps, strict=True):
         best, place = shares.max(0)
         painted = np.full((*best.shape, 4), 0.5)
-        for colour, number in enumerate(shown):
+        for colour, number in enumerate(shown_classes):
             painted[place.numpy() == number, :3] = to_rgb(TOKEN_COLOURS[colour])
         painted[..., 3] = WEAKEST + best.numpy() * (STRONGEST - WEAKEST)
         panel.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2))
         panel.imshow(painted, extent=extent, interpolation="nearest")
         panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
         title(panel, f"{name}\nprobability {float(best.min()):.0%} to {float(best.max()):.0%}")
-    patches = [Patch(color=TOKEN_COLOURS[c], label=_plain(readable_name(classes[n]))) for c, n in enumerate(shown)]
+    patches = [
+        Patch(color=TOKEN_COLOURS[c], label=_printable(readable_name(classes[n]))) for c, n in enumerate(shown_classes)
+    ]
     figure.legend(handles=patches, loc="outside lower center", ncols=min(5, len(patches)), fontsize=7, frameon=False)
     return figure
 
 
-def _plain(name: str) -> str:
+def _printable(name: str) -> str:
     return name[:20].replace("$", r"\$").lstrip("_")  # "$" would begin a formula, and "_" would hide an entry
 
 
-def _frequent(maps: Sequence[np.ndarray]) -> list[int]:
+def _frequent_classes(maps: Sequence[np.ndarray]) -> list[int]:
     numbers, counts = np.unique(np.concatenate([values.ravel() for values in maps]), return_counts=True)
     return sorted(numbers[np.argsort(-counts, kind="stable")[: len(TOKEN_COLOURS)]].tolist())

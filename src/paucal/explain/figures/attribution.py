@@ -103,10 +103,10 @@ def mistakes_attribution_figure(mistakes: Sequence[Explained], method: str) -> F
         image, predicted, label = axes[index // columns][3 * (index % columns) :][:3]
         image.imshow(mistake.picture)
         title(image, mistake.name, 8)
-        for panel, values, word, name, share in zip(
+        for panel, values, role, name, share in zip(
             (predicted, label), mistake.maps, ("predicted", "label"), mistake.classes, mistake.shares, strict=True
         ):
             heat(panel, mistake.picture, values, *scale_of(mistake.maps))
-            title(panel, f"{word}: {name}, {share:.0%}", 8)
+            title(panel, f"{role}: {name}, {share:.0%}", 8)
     figure.supxlabel(f"bright: evidence for the class; method: {method}", fontsize=8, x=0.01, ha="left")
     return figure

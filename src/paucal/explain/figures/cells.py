@@ -52,22 +52,22 @@ def matches_figure(
     A blue ring marks the cell nearest to the global feature of its own image, a red triangle the cell nearest to that
     of the other. (The authors' code exchanges row and column of the right image's marks.)
     """
-    similar = ", ".join(f"{value:.2f}" for value in found.similarity.tolist()[:3])
-    wrong = "" if right is None else ", dashed and red where wrong"
+    cosines = ", ".join(f"{value:.2f}" for value in found.similarity.tolist()[:3])
+    wrong_note = "" if right is None else ", dashed and red where wrong"
     pair = MatchedPair(pictures, found, names, right)
-    return _sheet([pair], f"lines: most similar cells (cosine {similar}, ...){wrong}")
+    return _pairs_sheet([pair], f"lines: most similar cells (cosine {cosines}, ...){wrong_note}")
 
 
 def matches_sheet(pairs: Sequence[MatchedPair]) -> Figure:
     """Draw several pairs of images below each other; correct matches have yellow lines, wrong ones dashed red lines."""
-    return _sheet(pairs, "lines: most similar cells, dashed and red where wrong")
+    return _pairs_sheet(pairs, "lines: most similar cells, dashed and red where wrong")
 
 
-def _sheet(pairs: Sequence[MatchedPair], lines: str) -> Figure:
+def _pairs_sheet(pairs: Sequence[MatchedPair], lines: str) -> Figure:
     shapes = [picture.shape[:2] for pair in pairs for picture in pair.pictures]
     figure, axes = panels(len(pairs), 2, max(shapes, key=max), extra=0.6, scale=ENLARGED)
     for row, pair in zip(axes, pairs, strict=True):
-        _draw(figure, row, pair)
+        _draw_pair(figure, row, pair)
     figure.supxlabel(
         f"{lines}\nring: nearest to its own image's feature; triangle: to the other's",
         fontsize=7,
@@ -77,44 +77,44 @@ def _sheet(pairs: Sequence[MatchedPair], lines: str) -> Figure:
     return figure
 
 
-def _draw(figure: Figure, axes: Sequence[Axes], pair: MatchedPair) -> None:
-    found = pair.found
+def _draw_pair(figure: Figure, axes: Sequence[Axes], pair: MatchedPair) -> None:
+    matches = pair.found
     for side, (panel, picture, name) in enumerate(zip(axes, pair.pictures, pair.names, strict=True)):
         panel.imshow(picture)
         title(panel, name)
-        for cells, mark, colour in ((found.own, "o", BLUE), (found.other, "^", RED)):
-            x, y = cell_centre(_cell(cells[side]), found.grids[side], picture.shape)
+        for cells, mark, colour in ((matches.own, "o", BLUE), (matches.other, "^", RED)):
+            x, y = cell_centre(_to_cell(cells[side]), matches.grids[side], picture.shape)
             white = [withStroke(linewidth=3.4, foreground="white")]
             ring = Line2D([x], [y], marker=mark, color=colour, transform=panel.transData, path_effects=white, **_MARK)
             figure.add_artist(ring)  # added to the figure, like the lines, so that it lies above them
-        _number(figure, panel, picture, found.grids[side], (found.first, found.second)[side])
-    truths = [True] * len(found.first) if pair.right is None else pair.right.tolist()
-    for first, second, right in zip(found.first, found.second, truths, strict=True):
-        start = cell_centre(_cell(first), found.grids[0], pair.pictures[0].shape)
-        end = cell_centre(_cell(second), found.grids[1], pair.pictures[1].shape)
+        _write_numbers(figure, panel, picture, matches.grids[side], (matches.first, matches.second)[side])
+    truths = [True] * len(matches.first) if pair.right is None else pair.right.tolist()
+    for first, second, right in zip(matches.first, matches.second, truths, strict=True):
+        start = cell_centre(_to_cell(first), matches.grids[0], pair.pictures[0].shape)
+        end = cell_centre(_to_cell(second), matches.grids[1], pair.pictures[1].shape)
         style: dict[str, Any] = {"color": YELLOW} if right else {"color": RED, "linestyle": (0, (3, 2))}
         figure.add_artist(ConnectionPatch(start, end, "data", "data", axesA=axes[0], axesB=axes[1], lw=1.2, **style))
 
 
-def _number(figure: Figure, panel: Axes, picture: Picture, grid: tuple[int, int], cells: Tensor) -> None:
+def _write_numbers(figure: Figure, panel: Axes, picture: Picture, grid: tuple[int, int], cells: Tensor) -> None:
     """Write the numbers of a cell's pairs at the cell, as one text."""
     numbers: dict[tuple[int, int], list[int]] = {}
     for number, cell in enumerate(cells, start=1):
-        numbers.setdefault(_cell(cell), []).append(number)
+        numbers.setdefault(_to_cell(cell), []).append(number)
     size = min(LARGEST, max(SMALLEST, 0.45 * 72 * ENLARGED * PANEL / max(grid)))
     box = {"boxstyle": "round,pad=0.2", "color": "black", "alpha": 0.65}
-    for cell, several in numbers.items():
+    for cell, pair_numbers in numbers.items():
         x, y = cell_centre(cell, grid, picture.shape)
-        text, across = _ranges(several), x / picture.shape[1]
+        text, across = _format_ranges(pair_numbers), x / picture.shape[1]
         side = "center" if len(text) < 3 or 0.3 <= across <= 0.7 else "left" if across < 0.3 else "right"
         place = {"ha": side, "va": "center", "transform": panel.transData, "zorder": 5}
         figure.text(x, y, text, color=YELLOW, fontsize=size, bbox=box, **place)
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def _format_ranges(numbers: Sequence[int]) -> str:
     """Return ascending numbers as text, with runs of three or more as ranges.
 
-    >>> _ranges([1, 2, 3, 5, 9, 10])
+    >>> _format_ranges([1, 2, 3, 5, 9, 10])
     '1-3, 5, 9, 10'
     """
     runs: list[list[int]] = []
@@ -126,7 +126,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
-def _cell(cell) -> tuple[int, int]:
+def _to_cell(cell) -> tuple[int, int]:
     row, column = cell.tolist()
     return row, column
 
@@ -187,7 +187,7 @@ def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], s
     """
     figure, axes = panels(1, 2, picture.shape[:2], extra=0.55)
     axes[0][0].imshow(picture)
-    true, predicted = _pair(view, first, second)
+    true, predicted = _true_and_predicted(view, first, second)
     ends = [
         _arrow(axes[0][0], picture, view, second, true, TRUE, 3.0),
         _arrow(axes[0][0], picture, view, second, predicted, PREDICTED, 1.6),
@@ -204,7 +204,7 @@ def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], s
     return figure
 
 
-def _pair(
+def _true_and_predicted(
     view: OffsetView, first: tuple[int, int], second: tuple[int, int]
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     columns = view.grid[1]
@@ -224,12 +224,12 @@ def _arrow(
     start: tuple[int, int],
     offset: tuple[float, float],
     colour: str,
-    wide: float,
+    line_width: float,
 ) -> tuple[float, float]:
     x, y = cell_centre(start, view.grid, picture.shape)
     across, down = offset[1] * picture.shape[1] / view.grid[1], offset[0] * picture.shape[0] / view.grid[0]
     end = (x + across, y + down)
-    style = {"color": colour, "lw": wide, "mutation_scale": 14, "shrinkA": 0, "shrinkB": 0}
+    style = {"color": colour, "lw": line_width, "mutation_scale": 14, "shrinkA": 0, "shrinkB": 0}
     axes.add_patch(FancyArrowPatch((x, y), end, arrowstyle="-|>", **style))
     return end
 
@@ -238,8 +238,8 @@ def _make_room(axes: Axes, picture: Picture, points: Sequence[tuple[float, float
     """Widen a panel to the ends of arrows, by at most `BEYOND` of the picture on each side."""
     limits = []
     for axis, length in ((0, picture.shape[1]), (1, picture.shape[0])):
-        places = [point[axis] for point in points]
+        coordinates = [point[axis] for point in points]
         margin = MARGIN * length
-        low, high = min(-0.5, *(p - margin for p in places)), max(length - 0.5, *(p + margin for p in places))
+        low, high = min(-0.5, *(p - margin for p in coordinates)), max(length - 0.5, *(p + margin for p in coordinates))
         limits.append((max(low, -BEYOND * length), min(high, (1 + BEYOND) * length)))
     axes.set(xlim=limits[0], ylim=limits[1][::-1])

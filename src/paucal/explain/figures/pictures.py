@@ -59,9 +59,9 @@ def panels(
         scale: Factor on the usual size of a panel.
     """
     longest = max(shape)
-    wide, high = scale * PANEL * shape[1] / longest, scale * PANEL * shape[0] / longest
+    width, height = scale * PANEL * shape[1] / longest, scale * PANEL * shape[0] / longest
     figure = Figure(
-        figsize=(columns * max(wide, 1.5 * scale) + 0.5, rows * (high + 0.45 * scale) + extra), layout="compressed"
+        figsize=(columns * max(width, 1.5 * scale) + 0.5, rows * (height + 0.45 * scale) + extra), layout="compressed"
     )
     axes = figure.subplots(rows, columns, squeeze=False)
     for panel in axes.flat:
@@ -100,10 +100,10 @@ def cell_heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: 
     height, width = picture.shape[:2]
     axes.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2), interpolation="nearest")
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-    shown = axes.imshow(
+    image = axes.imshow(
         np.asarray(values), cmap=HEAT, vmin=low, vmax=high, alpha=0.6, interpolation="nearest", extent=extent
     )
-    return shown
+    return image
 
 
 def colour_bar(figure: Figure, axes: Any, low: float, high: float, label: str = "", shrink: float = 0.75) -> None:
@@ -151,17 +151,17 @@ def readable_name(name: str) -> str:
         >>> readable_name("n03680355"), readable_name("cat")
         ('Loafer', 'cat')
     """
-    return _word(name) if _SYNSET.fullmatch(name) else name
+    return _synset_name(name) if _SYNSET.fullmatch(name) else name
 
 
 @cache
-def _word(synset: str) -> str:
+def _synset_name(synset: str) -> str:
     try:
-        return _words().label_name_to_description(synset, detailed=False).split(",")[0]
+        return _imagenet_info().label_name_to_description(synset, detailed=False).split(",")[0]
     except (KeyError, IndexError):  # the number is not one of ImageNet's
         return synset
 
 
 @cache
-def _words() -> ImageNetInfo:
+def _imagenet_info() -> ImageNetInfo:
     return ImageNetInfo("imagenet-22k")

@@ -58,9 +58,11 @@ class CheckedWeights:
 
     def card(self, digest: str, size: int) -> AddedWeights:
         """Return the card for the tensors in a file of this SHA-256 and size in bytes."""
-        fed = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self.input).items()}
+        input_values = {
+            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self.input).items()
+        }
         return AddedWeights(
-            self.name, self.licence, self.source, digest, size, self.classes, fed, self.licence_text
+            self.name, self.licence, self.source, digest, size, self.classes, input_values, self.licence_text
         )  # fmt: skip
 
 
@@ -74,12 +76,14 @@ def checked_licence(name: str, licence: str) -> str:
         raise UserError(f"--licence: {problem}, such as Apache-2.0.") from None
     except RuntimeError:  # timm knows no weights of this tag
         base, _, tag = name.partition(".")
-        near = did_you_mean(name, timm.list_pretrained(f"{base}.*"))
-        raise UserError(f"--model: timm knows no weights {tag!r} of {base}{near}; for others give {base}.") from None
-    stated = config.license if config is not None and "." in name else None
-    if stated and stated.lower() != "unknown" and stated.lower() != licence.lower():
+        suggestion = did_you_mean(name, timm.list_pretrained(f"{base}.*"))
         raise UserError(
-            f"the licence of {name} is given as {licence!r}, but timm states {stated!r}: give that with "
+            f"--model: timm knows no weights {tag!r} of {base}{suggestion}; for others give {base}."
+        ) from None
+    timm_licence = config.license if config is not None and "." in name else None
+    if timm_licence and timm_licence.lower() != "unknown" and timm_licence.lower() != licence.lower():
+        raise UserError(
+            f"the licence of {name} is given as {licence!r}, but timm states {timm_licence!r}: give that with "
             "--licence, or an archive with it."
         )
     return licence
@@ -102,10 +106,10 @@ def check_weights(
     if fed is None:
         fed = input_of_file(report.program, name) if "." not in name else input_of_timm(name)
     Preprocessing.as_tested((1, 1), fed)  # raises an error for values out of range
-    checked = CheckedWeights(state, name, licence, weights.source, fed, report, licence_text)
-    if not torch.isfinite(outputs(checked, checked.state)).all():
+    checked_weights = CheckedWeights(state, name, licence, weights.source, fed, report, licence_text)
+    if not torch.isfinite(outputs(checked_weights, checked_weights.state)).all():
         raise UserError(f"{weights.source} gives outputs that are not finite numbers: choose another file.")
-    return checked
+    return checked_weights
 
 
 @torch.inference_mode()

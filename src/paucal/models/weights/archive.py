@@ -51,21 +51,21 @@ def read_archive(path: Path) -> CheckedWeights:
     """Read an archive from elsewhere, which may be damaged or hostile, and check its weights by loading them."""
     try:
         with zipfile.ZipFile(require_regular(path)) as archive:
-            parts = {name: _entry(archive, name, path) for name in _LIMITS}
+            parts = {name: _read_entry(archive, name, path) for name in _LIMITS}
     except (zipfile.BadZipFile, KeyError, EOFError, OSError, NotImplementedError, RuntimeError) as problem:
         raise UserError(
             f"{str(path)!r} is damaged, cut short or not an archive of weights: copy it again."
         ) from problem
     try:
-        stored = parse_json(parts[CARD])
-        licence_sum = stored.pop("licence_sha256")
-        card = parse_card(json.dumps(stored))
-        fed = ImageInput.from_dict(card.input)
-        Preprocessing.as_tested((1, 1), fed)  # raises an error for values out of range
+        card_values = parse_json(parts[CARD])
+        licence_sum = card_values.pop("licence_sha256")
+        card = parse_card(json.dumps(card_values))
+        image_input = ImageInput.from_dict(card.input)
+        Preprocessing.as_tested((1, 1), image_input)  # raises an error for values out of range
     except (ValueError, TypeError, AttributeError, KeyError) as problem:
         raise UserError(f"{str(path)!r} has a card that is invalid ({problem}): pack the weights again.") from problem
-    sums = [hashlib.sha256(parts[name]).hexdigest() for name in (WEIGHTS, LICENCE)]
-    if sums != [card.sha256, licence_sum]:
+    digests = [hashlib.sha256(parts[name]).hexdigest() for name in (WEIGHTS, LICENCE)]
+    if digests != [card.sha256, licence_sum]:
         raise UserError(f"{str(path)!r} is damaged: its content does not have the checksum of its card; copy it again.")
     try:
         tree, text = safetensors.torch.load(parts[WEIGHTS]), parts[LICENCE].decode()
@@ -73,10 +73,10 @@ def read_archive(path: Path) -> CheckedWeights:
         raise UserError(
             f"{str(path)!r} has no valid safetensors file ({problem}): pack the weights again."
         ) from problem
-    return check_weights(StartWeights(tree, card.source), card.name, card.licence, text, fed)
+    return check_weights(StartWeights(tree, card.source), card.name, card.licence, text, image_input)
 
 
-def _entry(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
+def _read_entry(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
     """Return the bytes of an entry; compressed ones are refused, since they could unpack to gigabytes."""
     entry = archive.getinfo(name)
     if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > min(_LIMITS[name], path.stat().st_size):

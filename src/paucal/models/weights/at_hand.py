@@ -45,18 +45,22 @@ def checked_path(package: Package) -> Path:
 
 def packaged(model: str) -> Trained | None:
     """Return the weights of a timm model that an installed package contains; None if there are none."""
-    wanted = full_name(model)
+    name_with_tag = full_name(model)
     return next(
-        (weights for weights in table.TRAINED if weights.name == wanted and weights.package and weights.package.path()),
+        (
+            weights
+            for weights in table.TRAINED
+            if weights.name == name_with_tag and weights.package and weights.package.path()
+        ),
         None,
     )
 
 
 def licence_of(model: str) -> str | None:
     """Return the licence of a timm model's weights, added or published; None if none is stated."""
-    own = added(model)
-    if own is not None:
-        return own.licence
+    added_card = added(model)
+    if added_card is not None:
+        return added_card.licence
     carried = next((weights for weights in table.TRAINED if weights.name == model), None)
     if carried is not None:
         return carried.licence
@@ -85,11 +89,11 @@ def ready_weights(device: str) -> dict[Trained | AddedWeights, str]:
     Weights of the table come first, since they are known to be fast; then weights added by the user. Weights with
     special terms are only used when named.
     """
-    named = {weights.name for weights in table.TRAINED}
-    free = [card for card in list_added() if card.name not in named and not card.has_terms]
+    table_names = {weights.name for weights in table.TRAINED}
+    free_cards = [card for card in list_added() if card.name not in table_names and not card.has_terms]
     return {
         **{weights: place for weights in suited(device) if (place := at_hand(weights))},
-        **dict.fromkeys(free, ADDED),
+        **dict.fromkeys(free_cards, ADDED),
     }
 
 
@@ -103,11 +107,13 @@ def can_be_fetched(weights: Trained) -> str | None:
 
 
 def named_in_order(tensors: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
-    """Return tensors under the names of a model's tensors, which are in the same order."""
-    own = model.state_dict()
-    if len(own) != len(tensors) or any(a.shape != b.shape for a, b in zip(own.values(), tensors.values(), strict=True)):
-        raise ValueError("the tensors are not those of the model in the same order")
-    return dict(zip(own, tensors.values(), strict=True))
+    """Return tensors with the names of a model's tensors; both are in the same order."""
+    model_state = model.state_dict()
+    if len(model_state) != len(tensors) or any(
+        a.shape != b.shape for a, b in zip(model_state.values(), tensors.values(), strict=True)
+    ):
+        raise ValueError("the tensors do not match those of the model in number, order and shape")
+    return dict(zip(model_state, tensors.values(), strict=True))
 
 
 def full_name(model: str) -> str:

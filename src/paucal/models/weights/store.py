@@ -81,7 +81,7 @@ class AddedWeights:
         if not path.is_file() or path.stat().st_size != self.size or file_digest(path) != self.sha256:
             raise UserError(
                 f"the weights that were added for {self.name} are damaged or missing ({path}): "
-                f"'paucal weights remove {self.name}' and add them again."
+                f"run 'paucal weights remove {self.name}' and add them again."
             )
         return path
 
@@ -116,11 +116,11 @@ def find_added(name: str) -> AddedWeights | None:
 
 def parse_card(text: str) -> AddedWeights:
     """Read a card, which may be untrusted."""
-    stored = parse_json(text)
-    if not isinstance(stored, dict):
+    values = parse_json(text)
+    if not isinstance(values, dict):
         raise ValueError("it is not a card of weights")
     try:
-        return AddedWeights(**stored)
+        return AddedWeights(**values)
     except TypeError:
         raise ValueError("an entry is missing or unknown") from None
 

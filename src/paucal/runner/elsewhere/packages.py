@@ -50,10 +50,10 @@ def slurm_options(words: Sequence[str] | None) -> dict[str, str | int]:
         {'slurm_partition': 'gpu', 'gpus_per_node': 1}
     """
     options: dict[str, str | int] = {}
-    for word in words or ():
-        name, equals, value = word.partition("=")
+    for option in words or ():
+        name, equals, value = option.partition("=")
         if not equals or not name.isidentifier() or not value or not value.isprintable():
-            raise UserError(f"--slurm: expected NAME=VALUE such as slurm_partition=gpu, got {word!r}.")
+            raise UserError(f"--slurm: expected NAME=VALUE such as slurm_partition=gpu, got {option!r}.")
         is_number = value.isdecimal() and str(int(value)) == value  # an account may be 0123
         options[name] = int(value) if is_number else value
     return options

@@ -39,19 +39,20 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
         reason = " ".join(str(problem).split())[-300:]
         raise UserError(f"--on ray: the cluster cannot be reached ({reason}): check RAY_ADDRESS.") from problem
     cluster = ray.cluster_resources()
-    wanted = task_resources(cluster, threads or max(1, int(cluster.get("CPU", 1)) // processes), device)
-    for kind, each in (("CPU", wanted["num_cpus"]), ("GPU", wanted["num_gpus"])):
-        if processes * each > (there := cluster.get(kind, 0)):
+    per_task = task_resources(cluster, threads or max(1, int(cluster.get("CPU", 1)) // processes), device)
+    for kind, count in (("CPU", per_task["num_cpus"]), ("GPU", per_task["num_gpus"])):
+        if processes * count > (available := cluster.get(kind, 0)):
             print(
-                f"{processes * each} {kind}s are needed, but the cluster has {there:.0f}: waiting for more", flush=True
+                f"{processes * count} {kind}s are needed, but the cluster has {available:.0f}: waiting for more",
+                flush=True,
             )
-    resources = {"CPU": wanted["num_cpus"], **({"GPU": 1} if wanted["num_gpus"] else {})}
+    resources = {"CPU": per_task["num_cpus"], **({"GPU": 1} if per_task["num_gpus"] else {})}
     caches = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
     trainer = TorchTrainer(
         work,
-        train_loop_config={"command": command, "environment": caches | {"OMP_NUM_THREADS": str(wanted["num_cpus"])}},
+        train_loop_config={"command": command, "environment": caches | {"OMP_NUM_THREADS": str(per_task["num_cpus"])}},
         scaling_config=ScalingConfig(
-            num_workers=processes, use_gpu=bool(wanted["num_gpus"]), resources_per_worker=resources
+            num_workers=processes, use_gpu=bool(per_task["num_gpus"]), resources_per_worker=resources
         ),
         torch_config=TorchConfig(backend="gloo"),
         run_config=RunConfig(

@@ -52,12 +52,12 @@ def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, optio
         "signal": STOP_SIGNAL,
     }
     for name, value in options.items():
-        word = name.removeprefix("slurm_").replace("_", "-")
-        settings[_SBATCH.get(word, word)] = f"{value}G" if word == "mem-gb" else value
+        option = name.removeprefix("slurm_").replace("_", "-")
+        settings[_SBATCH.get(option, option)] = f"{value}G" if option == "mem-gb" else value
     lines = ["#!/bin/bash", *(f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in settings.items())]
     lines += ["#SBATCH --requeue", "", f"cd {shlex.quote(command.folder)} || exit 1"]
     lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY}')} ] && exit 0"]  # some runs end without a checkpoint
-    lines += _begin_or_go_on(command, ["srun", "paucal", *command.begin_words()], ["srun", "paucal"])
+    lines += _begin_or_resume(command, ["srun", "paucal", *command.begin_words()], ["srun", "paucal"])
     lines += ["code=$?", '[ "$code" = 130 ] && scontrol requeue "$SLURM_JOB_ID"', 'exit "$code"']
     return "\n".join(lines) + "\n"
 
@@ -74,17 +74,17 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
         "groupName": "machines",
         **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), nodes),
         "rayStartParams": {},
-        "template": _pod("machine", amounts, command.folder),
+        "template": _pod_template("machine", amounts, command.folder),
     }
     head = {  # no process of the run is placed on it
         "rayStartParams": {"num-cpus": "0"},
-        "template": _pod("head", {"cpu": "2", "memory": _MEMORY}, command.folder),
+        "template": _pod_template("head", {"cpu": "2", "memory": _MEMORY}, command.folder),
     }
     on_ray = ["--on", "ray", "--devices", str(devices), "--nodes", str(nodes)]
     begin = ["paucal", command.verb, "--output", command.run, *on_ray, *command.words]  # they may end with `-- DATA`
     lines = [f"cd {shlex.quote(command.folder)} || exit 1"]
     lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY}')} ] && exit 0"]
-    lines += _begin_or_go_on(command, begin, ["paucal"], on_ray)
+    lines += _begin_or_resume(command, begin, ["paucal"], on_ray)
     job = {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -106,10 +106,10 @@ def _job_name(command: Command) -> str:
     """Return a unique name for Kubernetes: lower-case letters, digits and dashes."""
     slug = re.sub("[^a-z0-9]+", "-", Path(command.run).name.lower()).strip("-")[:20]
     digest = hashlib.blake2b(command.run.encode(), digest_size=4).hexdigest()
-    return "-".join(word for word in ("paucal", command.verb, slug, digest) if word)
+    return "-".join(part for part in ("paucal", command.verb, slug, digest) if part)
 
 
-def _begin_or_go_on(command: Command, begin: list[str], program: list[str], last: Sequence[str] = ()) -> list[str]:
+def _begin_or_resume(command: Command, begin: list[str], program: list[str], last: Sequence[str] = ()) -> list[str]:
     """Return lines of a shell script that resume a run with a saved state, or else begin it."""
     go_on = shlex.join([*program, *command.resume_words(), *last])
     if command.resumes:
@@ -118,7 +118,7 @@ def _begin_or_go_on(command: Command, begin: list[str], program: list[str], last
     return [f"if [ -e {checkpoint} ]", f"then {go_on}", f"else {shlex.join(begin)}", "fi"]
 
 
-def _pod(name: str, amounts: Mapping[str, Any], folder: str) -> dict[str, Any]:
+def _pod_template(name: str, amounts: Mapping[str, Any], folder: str) -> dict[str, Any]:
     container = {
         "name": name,
         "image": _IMAGE,

@@ -69,7 +69,7 @@ class ClassifierSubject(Classifier):
         return graph_of(self.model, pixels)
 
     def calibrate(self, image: Image.Image) -> Tensor:
-        """Return an image as an input of the graph."""
+        """Return an image as a calibration input of the graph."""
         return self.prepare(image, False)
 
     @cached_property
@@ -144,7 +144,7 @@ class SegmenterSubject:
         return compare(own, exported, label, None)
 
     def calibrate(self, image: Image.Image) -> Tensor:
-        """Return the first window of an image, padded with the mean colour."""
+        """Return the first window of an image as a calibration input, padded with the mean colour."""
         height, width = self.options.size
         top_left = self.prepare(image, False)[:, :height, :width]
         return nn.functional.pad(top_left, (0, width - top_left.shape[2], 0, height - top_left.shape[1]))[None]
