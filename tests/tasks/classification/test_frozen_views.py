@@ -19,7 +19,7 @@ from paucal.types import Progress, UserError
 from runner.test_time_budget import StopAt
 
 SETTINGS = {
-    **{"data": "digits", "epochs": 3, "init": "none", "model": "resnet10t", "device": "cpu", "method": "supervised"},
+    **{"data": "digits", "epochs": 3, "init": "none", "model": "test_resnet", "device": "cpu", "method": "supervised"},
     **{"batch_size": 48, "img_size": [32], "workers": 0, "seed": 3, "fraction": 0.1, "freeze": 2, "frozen_views": 2},
     **{"mixup": 0.0, "cutmix": 0.0, "lr": 1e-3, "crop": "random-resized", "crop_scale": 0.5},
 }

@@ -8,7 +8,7 @@ import torch
 from paucal.models.weights import table
 from paucal.models.weights.table import Package, Trained
 
-MODEL = "resnet10t"
+MODEL = "test_resnet"
 
 
 def install(tmp_path, monkeypatch, models=(MODEL,)):

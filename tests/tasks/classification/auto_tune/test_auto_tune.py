@@ -48,10 +48,15 @@ def photos(folder, each=80, classes=3, side=40):
     return folder
 
 
+@pytest.fixture(scope="module")
+def shared_photos(tmp_path_factory):
+    return photos(tmp_path_factory.mktemp("shared") / "photos")
+
+
 @pytest.fixture
-def data(tmp_path, monkeypatch):
+def data(shared_photos, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
-    return photos(tmp_path / "photos")
+    return shared_photos
 
 
 class RecordingConsole(SilentConsole):

@@ -24,7 +24,7 @@ from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import Head
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
-from tasks.classification.auto_tune.carried import install
+from tasks.classification.auto_tune.carried import MODEL, install
 from tasks.classification.auto_tune.test_auto_tune import photos, rungs_of, started_from
 
 GIVEN = {"freeze": 2, "eval_mode": True, "lr": 1e-3, "crop_scale": 0.5}  # one way to tune, so that no trial is made
@@ -35,16 +35,29 @@ def won_by_stages(last, staged, labels, n_classes, strength, seed, heads):
     return RaceResult(MEAN, Head(*weights, 100.0, 0.9), {MEAN: 0.5})
 
 
-@pytest.fixture
-def patched(tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch)
-    monkeypatch.setattr(first_model, "race_heads", won_by_stages)
-    return photos(tmp_path / "photos", each=40)
+@pytest.fixture(scope="module")
+def shared_photos(tmp_path_factory):
+    return photos(tmp_path_factory.mktemp("shared") / "photos", each=40)
+
+
+def patch_first_model(folder, patch):
+    install(folder, patch)
+    patch.setattr(first_model, "race_heads", won_by_stages)
 
 
 @pytest.fixture
-def run(patched, tmp_path):
-    result = started_from(patched, tmp_path / "run", epochs=0, val_fraction=0.2)
+def patched(shared_photos, tmp_path, monkeypatch):
+    patch_first_model(tmp_path, monkeypatch)
+    return shared_photos
+
+
+@pytest.fixture(scope="module")
+def run(shared_photos, tmp_path_factory):
+    """A run whose model is the first one."""
+    folder = tmp_path_factory.mktemp("first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch_first_model(folder, patch)
+        result = started_from(shared_photos, folder / "run", epochs=0, val_fraction=0.2)
     return result.folder
 
 
@@ -118,7 +131,7 @@ def test_first_model__predicts_explains_and_labels(run, patched, tmp_path, capsy
 
 
 def test_first_model__starts_another_run_with_a_fresh_classifier(run, patched, tmp_path):
-    result = started_from(patched, tmp_path / "next", init=str(run), model="resnet10t.c3_in1k", epochs=1)
+    result = started_from(patched, tmp_path / "next", init=str(run), model=MODEL, epochs=1)
     said = json.loads((result.folder / "init.json").read_text())
     assert said["share"] == 1.0
     assert "fresh, since that of the loaded weights has another shape" in said["classifier"]
@@ -142,7 +155,7 @@ def test_tuning__begins_with_the_last_features_and_resumes_bit_for_bit(patched, 
     state = theirs.module.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in ours.module.state_dict().items())
     last = torch.load(RunFolder(result.folder).last, weights_only=False)["state_dict"]
-    assert any(value.shape == (3, 512) for value in last.values())  # the network that was tuned has its own classifier
+    assert any(value.shape == (3, 96) for value in last.values())  # the network that was tuned has its own classifier
 
 
 def test_tuning__that_is_worse_keeps_the_stages(patched, tmp_path):
