@@ -20,7 +20,7 @@ from paucal.types import UserError
 from tasks.detection.made import write_coco, write_voc
 
 STOP = ["--time-limit", "0.01s"]
-DETECTOR = ["--model", "resnet10t", "--init", "none", "--img-size", "96", "-b", "2", "-j", "0", "--steps", "6"]
+DETECTOR = ["--model", "test_resnet", "--init", "none", "--img-size", "96", "-b", "2", "-j", "0", "--steps", "6"]
 DETECTOR += ["--pyramid-channels", "16", "--head-dim", "16", "--regions", "32", "--proposals", "64"]
 
 

@@ -35,7 +35,7 @@ from tasks.detection.made import write_coco
 from tasks.pretraining.short_runs import StopAfter
 
 TINY = {
-    **{"model": "resnet10t", "init": "none", "img_size": [96], "batch_size": 2, "device": "cpu", "workers": 0},
+    **{"model": "test_resnet", "init": "none", "img_size": [96], "batch_size": 2, "device": "cpu", "workers": 0},
     **{"pyramid_channels": 16, "head_dim": 16, "regions": 32, "proposals": 64, "finest": 8, "anchor": 4},
 }
 GIVEN = dict.fromkeys(TINY, "flag")
@@ -91,7 +91,7 @@ def test_config_of_a_run__begins_as_the_run_did(finished: Path, capsys):
     told = capsys.readouterr().out
     assert "init: none" in told
     assert "steps: 6 " in told
-    assert "model: resnet10t " in told
+    assert "model: test_resnet " in told
 
 
 def test_resumed_run__is_the_one_that_was_not_stopped(finished: Path, images: Path, tmp_path: Path):

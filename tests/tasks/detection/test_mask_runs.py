@@ -27,7 +27,7 @@ from tasks.detection.outlined import write_outlined
 from tasks.pretraining.short_runs import StopAfter
 
 TINY = {
-    **{"model": "resnet10t", "init": "none", "img_size": [96], "batch_size": 2, "device": "cpu", "workers": 0},
+    **{"model": "test_resnet", "init": "none", "img_size": [96], "batch_size": 2, "device": "cpu", "workers": 0},
     **{"pyramid_channels": 16, "head_dim": 16, "regions": 32, "proposals": 64, "finest": 8, "anchor": 4},
     "copy_paste": 0.5,
 }
@@ -53,7 +53,7 @@ def test_run__leaves_the_scores_and_pictures_of_masks(finished: Path):
     assert {"val_ap", "val_mask_ap", "train_mask"} <= set(rows[0])
     stored = run.read_yaml("config.yaml")
     assert stored["origin"]["masks"] == "auto: every box has an outline"
-    assert "Mask R-CNN on resnet10t" in summary["model"]
+    assert "Mask R-CNN on test_resnet" in summary["model"]
     metrics = run.read_json("evaluation/detection/metrics.json")
     assert metrics["intervals"]["mask_ap"]["value"] == metrics["scores"]["mask_ap"] == summary["test_mask_ap"]
     assert set(metrics["mask_per_class"]) == {"disc", "rectangle"}

@@ -22,7 +22,7 @@ from tasks.pretraining.short_runs import StopAfter
 TRAINED = StartFacts("timm's weights", normalise="model")
 LITTLE = StartFacts("runs/1", "resnet18", shown=20_000)
 SMALL = {
-    **{"model": "resnet10t", "img_size": [32], "local_crops": [2], "local_size": [16], "batch_size": 8},
+    **{"model": "test_resnet", "img_size": [32], "local_crops": [2], "local_size": [16], "batch_size": 8},
     **{"epochs": 3, "device": "cpu", "workers": 0},
 }
 
@@ -69,7 +69,7 @@ def test_method__trains_a_run_that_can_be_loaded(pictures, tmp_path, method, col
     assert len(rows) == 3
     assert all(torch.isfinite(torch.tensor(row[column])) for row in rows)
     assert rows[-1]["feature_spread"] > 0
-    assert load_trained(result.folder).module(torch.zeros(1, 3, 32, 32)).shape == (1, 512)
+    assert load_trained(result.folder).module(torch.zeros(1, 3, 32, 32)).shape == (1, 96)
     assert yaml.safe_load((result.folder / "config.yaml").read_text())["settings"]["freeze"] == 0
 
 
