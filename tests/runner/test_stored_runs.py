@@ -23,7 +23,15 @@ from paucal.training.plan import Plan
 from paucal.types import UserError
 
 URL = "memory://bucket/runs/a"
-SETTINGS = {"model": "vit_mini", "model_args": ["depth=1"], "img_size": [16], "epochs": 3, "workers": 0, "seed": 1}
+SETTINGS = {
+    "model": "vit_mini",
+    "model_args": ["depth=1"],
+    "img_size": [16],
+    "epochs": 3,
+    "workers": 0,
+    "seed": 1,
+    "fraction": 0.2,
+}
 
 
 @pytest.fixture(autouse=True)

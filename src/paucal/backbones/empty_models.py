@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import timm
@@ -19,6 +20,24 @@ from paucal.types import UserError
 _REFUSALS = (
     *(AssertionError, AttributeError, RuntimeError, TypeError, ValueError, IndexError, ZeroDivisionError, UserError),
 )
+
+
+@dataclass(frozen=True)
+class CacheKey:
+    """Arguments of a model's constructor as a key of a cache.
+
+    Attributes:
+        text: The arguments as text, by which keys are compared.
+        arguments: The arguments.
+    """
+
+    text: str
+    arguments: Mapping[str, Any] = field(compare=False)
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> "CacheKey":
+        """Return the key of arguments."""
+        return cls(repr(arguments), arguments)
 
 
 def build_empty(name: str, arguments: Mapping[str, Any]) -> nn.Module:

@@ -23,7 +23,7 @@ from paucal.backbones.candidates import (
     has_equal_blocks,
     wanted_side,
 )
-from paucal.backbones.empty_models import build_empty, patch_size, reductions, takes_sizes, try_size
+from paucal.backbones.empty_models import CacheKey, build_empty, patch_size, reductions, takes_sizes, try_size
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.backbones.names import require_harmless
@@ -129,13 +129,20 @@ def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mappin
         arguments: Complete constructor arguments for the first size.
     """
     for extra in ({}, {"dynamic_img_size": True}):
-        if takes_sizes(name, image_sizes, {**arguments, **extra}):
-            return {**arguments, **extra}
+        extended = {**arguments, **extra}
+        if _takes_sizes(name, tuple((height, width) for height, width in image_sizes), CacheKey.of(extended)):
+            return extended
     sizes = " and ".join(_times(size) for size in image_sizes)
     raise UserError(
         f"{name} does not run at {sizes} pixels at once; choose a ViT, a Swin or a convnet and sizes "
         "that are multiples of its patches."
     )
+
+
+@lru_cache(maxsize=32)
+def _takes_sizes(name: str, image_sizes: tuple[Size, ...], key: CacheKey) -> bool:
+    """Try once per process: a pre-training run needs the result for its student and its teacher."""
+    return takes_sizes(name, image_sizes, key.arguments)
 
 
 @dataclass(frozen=True)

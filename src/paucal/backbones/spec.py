@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 
 from paucal.backbones.cost import BYTES, image_cost
-from paucal.backbones.empty_models import build_empty
+from paucal.backbones.empty_models import CacheKey, build_empty
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.backbones.names import create_model, require_arguments, require_name
@@ -117,7 +118,7 @@ class BackboneSpec:
         if not 0 <= rate < 1:
             raise UserError(f"The drop-path rate is {rate}; give a probability from 0 to below 1.")
         extended = {**arguments, "drop_path_rate": rate}
-        if _accepts(self.name, extended):
+        if _accepts(self.name, CacheKey.of(extended)):
             return extended
         if rate == 0:
             return arguments
@@ -144,9 +145,11 @@ def _require_room(spec: BackboneSpec, parameters: int, arguments: Mapping[str, A
         )
 
 
-def _accepts(name: str, arguments: Mapping[str, Any]) -> bool:
+@lru_cache(maxsize=32)
+def _accepts(name: str, key: CacheKey) -> bool:
+    """Try once per process: a run needs the result whenever it builds its network."""
     try:
-        build_empty(name, arguments)
+        build_empty(name, key.arguments)
     except UserError:
         return False
     return True
