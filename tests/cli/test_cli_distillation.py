@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.calls import QUICK, call, failure, make_photos
-from paucal.methods.distillation.entry import TERM, _card
+from paucal.methods.distillation.entry import TERM, _teacher_card
 from paucal.methods.training import check_used, with_recipe
 from paucal.methods.training_settings import TrainSettings
 from paucal.runs import open_run
@@ -47,12 +47,12 @@ def test_train__refuses_a_teacher_of_other_classes(
 )
 def test_teacher__that_cannot_teach_is_refused(name: str, words: str) -> None:
     with pytest.raises(UserError) as problem:
-        _card(name)
+        _teacher_card(name)
     assert words in str(problem.value)
 
 
 def test_teacher__of_timm_is_fed_as_it_was_published() -> None:
-    card = _card("regnety_160.deit_in1k")  # DeiT's
+    card = _teacher_card("regnety_160.deit_in1k")  # DeiT's
     assert (card.backbone.name, card.backbone.pretrained) == ("regnety_160.deit_in1k", True)
     assert (len(card.classes), card.classes[0]) == (1000, "n01440764")
     assert (card.preprocessing.image_size, card.preprocessing.mean) == ((224, 224), (0.485, 0.456, 0.406))

@@ -169,7 +169,7 @@ def test_lock__many_at_once_get_it_one_by_one(tmp_path, monkeypatch, links):
 @pytest.mark.parametrize("age", [0.0, 1000.0])
 def test_lock__somebody_else_who_follows_the_same_dead_holder_comes_first(tmp_path, age):
     dead = written_by(tmp_path, age=1000)
-    mark = tmp_path / f".{LOCK}.after-{locks._identity(dead)}.tmp"
+    mark = tmp_path / f".{LOCK}.after-{locks._file_identity(dead)}.tmp"
     mark.write_text(dead.read_text().replace("theirs", "rival"))
     os.utime(mark, (time.time() - age, time.time() - age))
     lock = RunLock(tmp_path)

@@ -156,8 +156,8 @@ def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:
 
 def window_places(grid: Size, cut: Tensor) -> Places:
     """Return the places of windows from cell indices (windows, ...) that were cut like the features."""
-    places = cut.reshape(len(cut), -1)
-    return Places(Tokens(grid), Tokens(grid), places, places)
+    positions = cut.reshape(len(cut), -1)
+    return Places(Tokens(grid), Tokens(grid), positions, positions)
 
 
 def cell_indices(grid: Size, like: Tensor) -> Tensor:

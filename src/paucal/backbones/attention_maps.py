@@ -95,7 +95,7 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """
     maps: dict[str, Tensor] = {}
     layers = attention_layers(model)
-    fused = {name: layer.fused_attn for name, layer in layers.items() if hasattr(layer, "fused_attn")}
+    was_fused = {name: layer.fused_attn for name, layer in layers.items() if hasattr(layer, "fused_attn")}
     softmaxes, handles = _Softmaxes(maps), []
     for name, layer in layers.items():
         if layout_of(layer).weights == "softmax":
@@ -103,12 +103,12 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         else:
             handles.append(layer.attn_drop.register_forward_pre_hook(_Recorder(maps, name)))  # type: ignore[union-attr]
     try:
-        for name in fused:
+        for name in was_fused:
             layers[name].fused_attn = False  # type: ignore[assignment]
         with softmaxes:
             yield maps
     finally:
         for handle in handles:
             handle.remove()
-        for name, usual in fused.items():
-            layers[name].fused_attn = usual
+        for name, is_fused in was_fused.items():
+            layers[name].fused_attn = is_fused

@@ -39,7 +39,7 @@ def arguments_to_try(model: nn.Module, image_size: Size, user_args: Mapping[str,
         user_args: The user's own arguments.
     """
     if isinstance(model, SwinTransformer | SwinTransformerV2) and min(image_size) < _USUAL_SIDE:
-        yield from _swin(model, image_size, user_args)
+        yield from _swin_arguments(model, image_size, user_args)
         return
     yield {}
     if has_equal_blocks(model):
@@ -66,16 +66,16 @@ def equal_patches(image_size: Size) -> list[int]:
     return sorted(sides, key=lambda p: (side // p != EQUAL_BEST, -p))
 
 
-def _swin(model: nn.Module, image_size: Size, user_args: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _swin_arguments(model: nn.Module, image_size: Size, user_args: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     sizes = [getattr(module, "window_size", (0,)) for module in model.modules()]
     own_patch, own_window = max(patch_size(model) or (4,)), max(max(size) for size in sizes if isinstance(size, tuple))
     stages = len(reductions(model))
     for patch in [own_patch] if "patch_size" in user_args else [p for p in (4, 2, 1) if p <= own_patch]:
-        extra = {} if patch == own_patch else {"patch_size": patch}
+        swin_arguments = {} if patch == own_patch else {"patch_size": patch}
         window = best_window(image_size, patch, stages)
         if "window_size" not in user_args and window != own_window:
-            extra["window_size"] = window
-        yield extra
+            swin_arguments["window_size"] = window
+        yield swin_arguments
 
 
 def best_window(image_size: Size, patch: int, stages: int) -> int:

@@ -51,37 +51,43 @@ def image_cost(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Cos
         >>> round(cost.parameters / 1e6, 1), round(cost.macs / 1e9, 1), round(cost.kept / 2**20)
         (11.7, 1.8, 21)
     """
-    return _cost(name, tuple(image_size), json.dumps(dict(arguments), sort_keys=True))
+    return _measured_cost(name, tuple(image_size), json.dumps(dict(arguments), sort_keys=True))
 
 
 @lru_cache(maxsize=16)
-def _cost(name: str, image_size: Size, arguments: str) -> Cost | None:
+def _measured_cost(name: str, image_size: Size, arguments: str) -> Cost | None:
     model = build_empty(name, json.loads(arguments)).train()
-    kept: dict[int, Tensor] = {}
+    saved_tensors: dict[int, Tensor] = {}
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         images = probe_images(model, image_size).repeat(2, 1, 1, 1).requires_grad_()  # batch norms need two images
         try:
-            with torch.autograd.graph.saved_tensors_hooks(_keep(kept), lambda tensor: tensor), counter, NoAttention():
+            with (
+                torch.autograd.graph.saved_tensors_hooks(_hook_that_keeps(saved_tensors), lambda tensor: tensor),
+                counter,
+                NoAttention(),
+            ):
                 model(images)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError):
             return None
-    of_parameters = {_storage(parameter) for parameter in model.parameters()}
-    sizes = [tensor.untyped_storage().nbytes() // 2 for key, tensor in kept.items() if key not in of_parameters]
+    parameter_storages = {_storage_address(parameter) for parameter in model.parameters()}
+    sizes = [
+        tensor.untyped_storage().nbytes() // 2 for key, tensor in saved_tensors.items() if key not in parameter_storages
+    ]
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Cost(parameters, counter.get_total_flops() // 4, sum(sizes), max(sizes, default=0))
 
 
-def _keep(kept: dict[int, Tensor]):
+def _hook_that_keeps(saved_tensors: dict[int, Tensor]):
     def keep(tensor: Tensor) -> Tensor:
-        kept[_storage(tensor)] = tensor
+        saved_tensors[_storage_address(tensor)] = tensor
         return tensor
 
     return keep
 
 
-def _storage(tensor: Tensor) -> int:
+def _storage_address(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 

@@ -112,14 +112,14 @@ class FeatureBackbone(nn.Module):
             mix_box: MixToken's box of cells (4,) int64, for models that mix tokens themselves (LV-ViT).
         """
         requests = (request,) if isinstance(request, FeatureRequest) else request
-        final, maps, tensors = self._run(images, requests, mix_box)
+        final, maps, tensors = self._run_model(images, requests, mix_box)
         size = (images.shape[-2], images.shape[-1])
         last = self._last_grid(final, maps, size)
         pooled = last_tensor(final)[:, 0] if self._plan.class_token else last.mean((2, 3))
-        logits, token_logits, distilled = self._classify(final, dense)
+        logits, token_logits, distilled = self._logits_of(final, dense)
         grid_of = partial(self._hooked_grid, tensors, size, (last.shape[2], last.shape[3]))
         features = [
-            Features(self._grids(item, last, maps, grid_of), pooled, logits, token_logits, distilled)
+            Features(self._requested_grids(item, last, maps, grid_of), pooled, logits, token_logits, distilled)
             for item in requests
         ]
         return features[0] if isinstance(request, FeatureRequest) else features
@@ -147,7 +147,7 @@ class FeatureBackbone(nn.Module):
             features = self.forward(probe_images(self.model, image_size or self.image_size), request)
         return [(grid.shape[1], grid.shape[2], grid.shape[3]) for grid in features.grids]
 
-    def _classify(self, final: Any, dense: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def _logits_of(self, final: Any, dense: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the logits of the image, of its tokens and of the distillation token; None for absent ones."""
         if dense:
             return *self.model.dense_logits(final), None  # type: ignore[operator]
@@ -155,7 +155,7 @@ class FeatureBackbone(nn.Module):
         # timm's models with a distillation token return a pair after `set_distilled_training`.
         return (logits[0], None, logits[1]) if isinstance(logits, tuple) else (logits, None, None)
 
-    def _run(
+    def _run_model(
         self, images: Tensor, requests: Sequence[FeatureRequest], mix_box: Tensor | None
     ) -> tuple[Any, list[Tensor] | None, dict[str, Any]]:
         stages = not self._plan.last_is_final or any(request.levels == "stages" for request in requests)
@@ -188,7 +188,7 @@ class FeatureBackbone(nn.Module):
             raise ValueError(f"no grid for images of {size} pixels in an output of {model_name(self.model)}")
         return grid
 
-    def _merging(self) -> tuple[str, ...]:
+    def _merging_layers(self) -> tuple[str, ...]:
         if not self._plan.merging:
             raise UserError(
                 f"{model_name(self.model)} has no layers that merge patches, unlike Swin; read 'stages' or 'blocks' "
@@ -196,7 +196,7 @@ class FeatureBackbone(nn.Module):
             )
         return self._plan.merging
 
-    def _grids(
+    def _requested_grids(
         self,
         request: FeatureRequest,
         last: Tensor,
@@ -209,7 +209,7 @@ class FeatureBackbone(nn.Module):
         if request.levels == "stages":
             grids = list(maps or [])
         elif request.levels == "merged":
-            grids = [*map(grid_of, self._merging()), last if norm is None else grid_of(norm)]
+            grids = [*map(grid_of, self._merging_layers()), last if norm is None else grid_of(norm)]
         elif self._plan.blocks:
             grids = [grid_of(name) for name in self._plan.blocks]
         else:

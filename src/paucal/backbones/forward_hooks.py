@@ -69,8 +69,8 @@ def block_names(model: nn.Module) -> list[str]:
         return []
     names: list[str] = []
     for name, module in model.named_modules():
-        inside = bool(names) and name.startswith(names[-1] + ".")
-        if name and not inside and not _ASIDE.search(name) and _is_block(module):
+        is_nested = bool(names) and name.startswith(names[-1] + ".")
+        if name and not is_nested and not _ASIDE.search(name) and _is_block(module):
             names.append(name)
     return names
 

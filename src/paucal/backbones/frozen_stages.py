@@ -39,7 +39,7 @@ class FrozenStages:
         self._kept: Tensor | None = None
         self._reading = False
         self._layout = torch.contiguous_format
-        self._handle = model.get_submodule(stage).register_forward_pre_hook(self._at_stage)
+        self._handle = model.get_submodule(stage).register_forward_pre_hook(self._enter_stage)
 
     @torch.no_grad()
     def activations(self, images: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class FrozenStages:
         """Remove the hook."""
         self._handle.remove()
 
-    def _at_stage(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _enter_stage(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if self._reading:
             raise _StageReached(inputs[0] if len(inputs) == 1 else None)
         return None if self._kept is None else (self._kept,)

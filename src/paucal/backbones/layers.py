@@ -19,8 +19,8 @@ def classifier_modules(model: nn.Module) -> tuple[str, ...]:
         >>> classifier_modules(timm.create_model("resnet18"))
         ('fc',)
     """
-    listed: Any = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
-    names = [listed] if isinstance(listed, str) else list(listed or ())
+    classifier: Any = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
+    names = [classifier] if isinstance(classifier, str) else list(classifier or ())
     if not names and hasattr(model, "get_classifier"):
         layers: Any = model.get_classifier()  # type: ignore[operator]
         outputs = layers if isinstance(layers, tuple | list) else [layers]
@@ -81,7 +81,7 @@ def count_stages(model: nn.Module) -> int:
     Raises:
         UserError: timm does not say where this model's stages begin and end.
     """
-    return max(_stages(model).values()) - 1
+    return max(_stage_numbers(model).values()) - 1
 
 
 def norms_and_biases(model: nn.Module) -> set[str]:
@@ -102,12 +102,12 @@ def norms_and_biases(model: nn.Module) -> set[str]:
 
 def first_stages(model: nn.Module, count: int) -> set[str]:
     """Return the names of the parameters of the stem and of the first `count` stages."""
-    stages, most = _stages(model), count_stages(model)
-    if not 0 <= count <= most:
-        available = "1 stage or block" if most == 1 else f"{most} stages or blocks"
+    stages, n_stages = _stage_numbers(model), count_stages(model)
+    if not 0 <= count <= n_stages:
+        available = "1 stage or block" if n_stages == 1 else f"{n_stages} stages or blocks"
         raise UserError(
             f"--freeze is {count} and {model_name(model)} has {available}: give a number from 0 (the stem "
-            f"alone) to {most}, or 'backbone'."
+            f"alone) to {n_stages}, or 'backbone'."
         )
     return {name for name, number in stages.items() if number <= count} - classifier_parameters(model)
 
@@ -118,10 +118,10 @@ def stage_parameters(model: nn.Module, number: int) -> list[str]:
     Raises:
         UserError: timm does not say where the model's stages are.
     """
-    return [name for name, stage in _stages(model).items() if stage == number]
+    return [name for name, stage in _stage_numbers(model).items() if stage == number]
 
 
-def _stages(model: nn.Module) -> dict[str, int]:
+def _stage_numbers(model: nn.Module) -> dict[str, int]:
     matcher = getattr(model, "group_matcher", None)
     if matcher is None:
         raise UserError(

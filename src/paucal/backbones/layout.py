@@ -75,9 +75,9 @@ def grid_sides(cells: int, image_size: Size) -> tuple[int, int] | None:
     """
     if cells < 1:
         return None
-    middle = math.floor(math.sqrt(cells * image_size[0] / image_size[1]))
+    estimate = math.floor(math.sqrt(cells * image_size[0] / image_size[1]))
     best, best_misfit = None, math.inf
-    for height in range(max(1, middle - 1), middle + 3):
+    for height in range(max(1, estimate - 1), estimate + 3):
         off = misfit(height, cells // height, image_size) if cells % height == 0 else None
         if off is not None and off < best_misfit:
             best, best_misfit = (height, cells // height), off

@@ -34,7 +34,7 @@ def init_mimetic(model: nn.Module, generator: torch.Generator) -> int:
         The number of layers initialised.
     """
     count = 0
-    for layer in _layers(model):
+    for layer in _layers_with_joint_weights(model):
         _init_layer(layer, generator)
         count += 1
     if not count:
@@ -45,7 +45,7 @@ def init_mimetic(model: nn.Module, generator: torch.Generator) -> int:
     return count
 
 
-def _layers(model: nn.Module) -> Iterator[nn.Module]:
+def _layers_with_joint_weights(model: nn.Module) -> Iterator[nn.Module]:
     for layer in attention_layers(model).values():
         joint, output = getattr(layer, "qkv", None), getattr(layer, "proj", None)
         if not (isinstance(joint, nn.Linear) and isinstance(output, nn.Linear)):
@@ -60,8 +60,8 @@ def _init_layer(layer: nn.Module, generator: torch.Generator) -> None:
     assert isinstance(joint, nn.Linear)
     assert isinstance(output, nn.Linear)
     dim = joint.in_features
-    pairs = [_factors(dim, QUERY_KEY, QUERY_KEY, dim // heads, generator) for _ in range(heads)]
-    value, out = _factors(dim, VALUE_OUTPUT, -VALUE_OUTPUT, dim, generator)
+    pairs = [_low_rank_factors(dim, QUERY_KEY, QUERY_KEY, dim // heads, generator) for _ in range(heads)]
+    value, out = _low_rank_factors(dim, VALUE_OUTPUT, -VALUE_OUTPUT, dim, generator)
     # A linear layer multiplies by the transpose of its weights.
     rows = [*(query.T for query, _ in pairs), *(key.T for _, key in pairs), value.T]
     joint.weight.copy_(torch.cat(rows))
@@ -71,9 +71,11 @@ def _init_layer(layer: nn.Module, generator: torch.Generator) -> None:
             nn.init.zeros_(bias)
 
 
-def _factors(dim: int, noise: float, identity: float, rank: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _low_rank_factors(
+    dim: int, noise: float, identity: float, rank: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Return A, B of (dim, rank) with A B^T the best approximation of that rank of noise * Z + identity * I."""
-    wanted = noise * torch.randn(dim, dim, generator=generator) / dim**0.5 + identity * torch.eye(dim)
-    left, values, right = torch.linalg.svd(wanted)
+    target = noise * torch.randn(dim, dim, generator=generator) / dim**0.5 + identity * torch.eye(dim)
+    left, values, right = torch.linalg.svd(target)
     roots = values[:rank].sqrt()
     return left[:, :rank] * roots, right[:rank].T * roots

@@ -53,8 +53,8 @@ def require_name(name: str) -> None:
     """Check that timm knows a model of that name."""
     if timm.is_model(name):
         return
-    near = nearest_names(name)
-    advice = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models() for the names."
+    similar = nearest_names(name)
+    advice = f"did you mean {' or '.join(similar)}?" if similar else "see timm.list_models() for the names."
     raise UserError(f"There is no model {name!r}: {advice}")
 
 
@@ -71,17 +71,17 @@ def require_harmless(name: str, arguments: Mapping[str, Any]) -> None:
     for key, value in arguments.items():
         if key in _RESERVED or (key == "pretrained" and value):
             raise UserError(f"Model argument {key!r} of {name} does not describe an architecture; remove it.")
-        most = MOST_BLOCKS if _COUNTS_BLOCKS.search(key) else MOST_UNITS
-        if _largest(value) > most:
-            raise UserError(f"Model argument {key}={value} of {name} is more than {most:,}, the limit.")
+        limit = MOST_BLOCKS if _COUNTS_BLOCKS.search(key) else MOST_UNITS
+        if _largest_number(value) > limit:
+            raise UserError(f"Model argument {key}={value} of {name} is more than {limit:,}, the limit.")
 
 
-def _largest(value: Any) -> float:
+def _largest_number(value: Any) -> float:
     """Return the largest number in a value, which may be nested; 0 where there is none."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
-        return max(map(_largest, value), default=0)
+        return max(map(_largest_number, value), default=0)
     return value if isinstance(value, int | float) else 0
 
 
@@ -103,11 +103,11 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
 
 
 def _explain_type_error(name: str, arguments: Mapping[str, Any], error: TypeError) -> str:
-    unknown, fixed = _UNEXPECTED.search(str(error)), _FIXED.search(str(error))
+    unknown, fixed_match = _UNEXPECTED.search(str(error)), _FIXED.search(str(error))
     if unknown is not None:
         return f"{name} has no argument {unknown[1]!r}; remove it."
-    if fixed is not None:
-        return f"{name} does not let {fixed[1]!r} be changed; remove it or choose another model."
+    if fixed_match is not None:
+        return f"{name} does not let {fixed_match[1]!r} be changed; remove it or choose another model."
     return f"{name} cannot be built with {arguments}: {_first_line(error)}."
 
 

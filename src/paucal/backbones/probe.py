@@ -108,10 +108,10 @@ def _deepest_map(model: nn.Module, images: Tensor) -> Tensor:
 
 def layout_facts(model: nn.Module) -> tuple[tuple[int, ...], bool]:
     """Return the numbers of leading tokens that outputs may have, and whether maps are (B, H, W, C)."""
-    return _prefixes(model), str(getattr(model, "output_fmt", "")).endswith("NHWC")
+    return _possible_prefixes(model), str(getattr(model, "output_fmt", "")).endswith("NHWC")
 
 
-def _prefixes(model: nn.Module) -> tuple[int, ...]:
+def _possible_prefixes(model: nn.Module) -> tuple[int, ...]:
     counted = getattr(model, "num_prefix_tokens", None)
     if counted is None:
         counted = int(_has_class_token(model))

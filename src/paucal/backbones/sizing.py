@@ -74,11 +74,11 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
         user_args = json.dumps(dict(arguments or {}), sort_keys=True)
     except (TypeError, ValueError) as error:
         raise UserError(f"The arguments of {name} must be of JSON types: {error}.") from error
-    return copy.deepcopy(_fit(name, tuple(image_size), user_args))
+    return copy.deepcopy(_fitted_sizing(name, tuple(image_size), user_args))
 
 
 @lru_cache(maxsize=32)
-def _fit(name: str, image_size: Size, arguments: str) -> Sizing:
+def _fitted_sizing(name: str, image_size: Size, arguments: str) -> Sizing:
     """Choose once per process, since trying takes up to a second and a run needs the result several times."""
     user_args = json.loads(arguments)
     model = _build_unfitted(name, image_size, user_args)
@@ -87,22 +87,22 @@ def _fit(name: str, image_size: Size, arguments: str) -> Sizing:
     # The model resizes its positions to any image, but is better built for this size if its patches change anyway.
     dynamic = bool(getattr(model, "dynamic_img_size", False))
     best: _Built | None = None
-    for extra in arguments_to_try(model, image_size, user_args):
-        built = _build(name, image_size, user_args, extra, dynamic and bool(extra))
+    for size_arguments in arguments_to_try(model, image_size, user_args):
+        built = _build_at_size(name, image_size, user_args, size_arguments, dynamic and bool(size_arguments))
         if built is not None and (best is None or built.side > best.side):
             best = built
         if best is not None and best.side >= wanted_side(model):
             break
     if best is None:
-        raise UserError(_refusal(name, model, image_size))
+        raise UserError(_size_refusal(name, model, image_size))
     grid = best.backbone.grid
     if grid == (1, 1):
-        raise UserError(_single_cell(name, best.backbone.model, image_size))
+        raise UserError(_single_cell_refusal(name, best.backbone.model, image_size))
     return Sizing(
         grid,
         {**best.size_argument, **best.extra},
-        _reason(name, image_size, best) if best.extra else None,
-        _warning(name, best.backbone) if best.side < STAGED_SIDE else None,
+        _size_reason(name, image_size, best) if best.extra else None,
+        _coarse_grid_warning(name, best.backbone) if best.side < STAGED_SIDE else None,
         sum(parameter.numel() for parameter in best.backbone.parameters()),
     )
 
@@ -128,8 +128,8 @@ def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mappin
         image_sizes: (height, width) in pixels; the model is built for the first.
         arguments: Complete constructor arguments for the first size.
     """
-    for extra in ({}, {"dynamic_img_size": True}):
-        extended = {**arguments, **extra}
+    for size_arguments in ({}, {"dynamic_img_size": True}):
+        extended = {**arguments, **size_arguments}
         if _takes_sizes(name, tuple((height, width) for height, width in image_sizes), CacheKey.of(extended)):
             return extended
     sizes = " and ".join(_times(size) for size in image_sizes)
@@ -156,7 +156,7 @@ class _Built:
         return min(self.backbone.grid)
 
 
-def _build(
+def _build_at_size(
     name: str, image_size: Size, user_args: dict[str, Any], extra: dict[str, Any], size_first: bool
 ) -> _Built | None:
     for size_argument in ({"img_size": image_size}, {}) if size_first else ({}, {"img_size": image_size}):
@@ -166,31 +166,31 @@ def _build(
     return None
 
 
-def _reason(name: str, image_size: Size, built: _Built) -> str:
+def _size_reason(name: str, image_size: Size, built: _Built) -> str:
     settings = " and ".join(f"{key}={value}" for key, value in built.extra.items())
     grid = _times(built.backbone.grid)
     return f"For {_times(image_size)} pixels {name} is built with {settings}, which gives a last grid of {grid}."
 
 
-def _warning(name: str, backbone: FeatureBackbone) -> str:
+def _coarse_grid_warning(name: str, backbone: FeatureBackbone) -> str:
     return (
         f"The last grid of {name} is {_times(backbone.grid)}, under 4x4: tasks on its cells (dense "
-        f"localization, regions, token labels) have too few cells to learn from; {_advice(backbone.model)}."
+        f"localization, regions, token labels) have too few cells to learn from; {_size_advice(backbone.model)}."
     )
 
 
-def _refusal(name: str, model: nn.Module, image_size: Size) -> str:
+def _size_refusal(name: str, model: nn.Module, image_size: Size) -> str:
     if min(image_size) < reductions(model)[-1] and not has_equal_blocks(model):
-        return _single_cell(name, model, image_size)
+        return _single_cell_refusal(name, model, image_size)
     patch = patch_size(model)
     if patch is not None and (image_size[0] % patch[0] or image_size[1] % patch[1]):
-        small = has_equal_blocks(model) and min(image_size) < wanted_side(model) * max(patch)
-        steps = (EQUAL_BEST, EQUAL_BEST) if small else patch
-        below = [max(1, side // step) * step for side, step in zip(image_size, steps, strict=True)]
-        above = [-(-side // step) * step for side, step in zip(image_size, steps, strict=True)]
+        is_too_small = has_equal_blocks(model) and min(image_size) < wanted_side(model) * max(patch)
+        steps = (EQUAL_BEST, EQUAL_BEST) if is_too_small else patch
+        smaller_size = [max(1, side // step) * step for side, step in zip(image_size, steps, strict=True)]
+        larger_size = [-(-side // step) * step for side, step in zip(image_size, steps, strict=True)]
         return (
             f"{name} cuts images into equal patches, which is impossible for {_times(image_size)} "
-            f"pixels; use {_times(below)} or {_times(above)}."
+            f"pixels; use {_times(smaller_size)} or {_times(larger_size)}."
         )
     default_size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[1:]
     return (
@@ -199,11 +199,11 @@ def _refusal(name: str, model: nn.Module, image_size: Size) -> str:
     )
 
 
-def _single_cell(name: str, model: nn.Module, image_size: Size) -> str:
-    return f"{name} sees {_times(image_size)} pixels as a single cell; {_advice(model)}."
+def _single_cell_refusal(name: str, model: nn.Module, image_size: Size) -> str:
+    return f"{name} sees {_times(image_size)} pixels as a single cell; {_size_advice(model)}."
 
 
-def _advice(model: nn.Module) -> str:
+def _size_advice(model: nn.Module) -> str:
     return f"use --img-size {STAGED_SIDE * reductions(model)[-1]} or more, or --model {_SMALL_MODEL}"
 
 

@@ -84,9 +84,9 @@ class BackboneSpec:
         _require_room(self, sizing.parameters, arguments)
         if drop_path_rate is not None:
             arguments = self._with_drop_path(arguments, drop_path_rate)
-        others = [(height, width) for height, width in image_sizes or () if (height, width) != self.image_size]
-        if others:
-            arguments = fit_to_image_sizes(self.name, [self.image_size, *others], arguments)
+        other_sizes = [(height, width) for height, width in image_sizes or () if (height, width) != self.image_size]
+        if other_sizes:
+            arguments = fit_to_image_sizes(self.name, [self.image_size, *other_sizes], arguments)
         model = create_model(
             self.name,
             pretrained=self.pretrained,
@@ -127,21 +127,21 @@ class BackboneSpec:
 
 def _require_room(spec: BackboneSpec, parameters: int, arguments: Mapping[str, Any]) -> None:
     """Refuse a model that, or one image in it, cannot fit in memory; a spec may come from an untrusted file."""
-    free, gib = available_memory(), 2**30
-    if BYTES * parameters > free:
+    free_bytes, gib = available_memory(), 2**30
+    if BYTES * parameters > free_bytes:
         size = f"{BYTES * parameters / gib:.3g} GiB"
         raise UserError(
             f"{spec.name} with {arguments} has {parameters / 1e6:,.0f} M parameters, {size}, "
-            f"and {free / gib:.3g} GiB of this machine's memory are free: choose a smaller model."
+            f"and {free_bytes / gib:.3g} GiB of this machine's memory are free: choose a smaller model."
         )
     if spec.image_size[0] * spec.image_size[1] <= LARGE_IMAGE:
         return
     cost = image_cost(spec.name, spec.image_size, arguments)
-    if cost is not None and 2 * cost.largest > free:  # input and output of a layer
+    if cost is not None and 2 * cost.largest > free_bytes:  # input and output of a layer
         raise UserError(
             f"one image of {spec.image_size[0]}x{spec.image_size[1]} pixels needs at least "
-            f"{2 * cost.largest / gib:.3g} GiB with {spec.name}, and {free / gib:.3g} GiB of this machine's memory are "
-            "free: choose smaller images."
+            f"{2 * cost.largest / gib:.3g} GiB with {spec.name}, and {free_bytes / gib:.3g} GiB of this machine's "
+            "memory are free: choose smaller images."
         )
 
 
@@ -157,8 +157,8 @@ def _accepts(name: str, key: CacheKey) -> bool:
 
 def _require_numbers(spec: BackboneSpec) -> None:
     size = spec.image_size
-    whole = isinstance(size, list | tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
-    if not whole:
+    is_size = isinstance(size, list | tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
+    if not is_size:
         raise UserError(f"The image size of {spec.name} is {size}; give height and width in whole pixels.")
     if type(spec.num_classes) is not int or not 0 <= spec.num_classes <= MOST_CLASSES:
         raise UserError(

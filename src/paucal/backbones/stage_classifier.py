@@ -51,10 +51,12 @@ def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
         model: timm model; a black image goes through it once.
         image_size: (height, width) in pixels.
     """
-    listed: Any = list(getattr(model, "feature_info", None) or [])
+    feature_info: Any = list(getattr(model, "feature_info", None) or [])
     modules = dict(model.named_modules())
-    names = [name for name in (entry.get("module") for entry in listed if isinstance(entry, dict)) if name in modules]
-    if len(names) != len(listed) or not names or not classifier_modules(model):
+    names = [
+        name for name in (entry.get("module") for entry in feature_info if isinstance(entry, dict)) if name in modules
+    ]
+    if len(names) != len(feature_info) or not names or not classifier_modules(model):
         return ()
     hooked = HookedTensors()
     handles = [hook_output(model, name, hooked) for name in names[-STAGES:]]
@@ -99,11 +101,11 @@ class StagePool:
 
     def join(self, features: Tensor) -> Tensor:
         """Return (B, D + S): (B, D) last features, the means of all maps, then their standard deviations."""
-        kept, self._hooked.tensors = self._hooked.tensors or {}, {}
-        if len(kept) < len(self.maps):
+        stage_outputs, self._hooked.tensors = self._hooked.tensors or {}, {}
+        if len(stage_outputs) < len(self.maps):
             raise RuntimeError("the maps of the last stages are missing: run the whole network, not its classifier")
-        pooled = [stage.pooled(kept[stage.name]) for stage in self.maps]
-        return torch.cat([features, *(mean for mean, _ in pooled), *(spread for _, spread in pooled)], 1)
+        pooled = [stage.pooled(stage_outputs[stage.name]) for stage in self.maps]
+        return torch.cat([features, *(mean for mean, _ in pooled), *(deviation for _, deviation in pooled)], 1)
 
     def close(self) -> None:
         """Remove the hooks."""

@@ -157,8 +157,8 @@ class StageMaps(nn.Module):
         with undisturbed(self), torch.enable_grad():
             images = probe_images(self.backbone.model, self.fixed_size or (side, side))
             total = sum((grid.sum() for grid in self(images)), start=images.new_zeros(()))
-            reached = torch.autograd.grad(total, parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, reached, strict=True):
+            gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             if gradient is None:
                 parameter.requires_grad_(False)
 
@@ -209,8 +209,8 @@ class _Rescale(nn.Module):
         doublings = round(math.log2(factor))
         widths = [max(1, channels // 2**n) for n in range(max(doublings, 0) + 1)]
         layers: list[nn.Module] = [nn.MaxPool2d(2) for _ in range(-doublings)]
-        for before, after in pairwise(widths):
-            layers += [nn.ConvTranspose2d(before, after, 2, 2), LayerNorm2d(after), nn.GELU()]
+        for in_width, out_width in pairwise(widths):
+            layers += [nn.ConvTranspose2d(in_width, out_width, 2, 2), LayerNorm2d(out_width), nn.GELU()]
         self.channels = widths[-1]
         # A norm and a GELU lie between two convolutions; the last one is followed by the reader of the map.
         self.layers = nn.Sequential(*(layers[:-2] if doublings > 0 else layers))

@@ -144,14 +144,14 @@ def _hiera(call: Call, weights: Tensor, image_size: Size) -> Places:
     n-th token. A list of indices is passed through the blocks like the tokens. Weights are (B, heads, units, Q, K), or
     (B, heads, Q, K) where all tokens see each other.
     """
-    whole = next(part for part in call.model.modules() if isinstance(part, Hiera))
-    rows, columns = (int(side) for side in whole.tokens_spatial_shape)
+    hiera = next(part for part in call.model.modules() if isinstance(part, Hiera))
+    rows, columns = (int(side) for side in hiera.tokens_spatial_shape)
     cells = torch.arange(rows * columns, device=weights.device).view(1, -1, 1)
-    keys = queries = ((rows, columns), whole.unroll(cells).flatten())
-    for block in whole.blocks:
+    keys = queries = ((rows, columns), hiera.unroll(cells).flatten())
+    for block in hiera.blocks:
         keys = queries
         if block.attn.q_stride > 1:  # type: ignore[union-attr, operator]
-            queries = _pool_cells(*keys, *whole.q_stride)
+            queries = _pool_cells(*keys, *hiera.q_stride)
         if block.attn is call.layer:
             break
     units = weights.shape[2] if weights.ndim == 5 else 1
@@ -160,9 +160,9 @@ def _hiera(call: Call, weights: Tensor, image_size: Size) -> Places:
 
 def _pool_cells(grid: Size, cells: Tensor, down: int, right: int) -> tuple[Size, Tensor]:
     """Return the coarser grid, and the index in it of each token, after tokens of these cells were pooled."""
-    kept = cells[: len(cells) // (down * right)]  # one of the cells of each pooled token
+    first_cells = cells[: len(cells) // (down * right)]  # one of the cells of each pooled token
     coarse = (grid[0] // down, grid[1] // right)
-    return coarse, kept // grid[1] // down * coarse[1] + kept % grid[1] // right
+    return coarse, first_cells // grid[1] // down * coarse[1] + first_cells % grid[1] // right
 
 
 _ATTN_DROP, _SOFTMAX = AttentionLayout("attn_drop"), AttentionLayout("softmax")

@@ -57,8 +57,8 @@ class PlainHelp(HelpFormatter):
 
     def add_usage(self, usage: Any, actions: Iterable[Action], groups: Any, prefix: Any = None) -> None:
         """Show a short usage line; the flags, up to a hundred, are listed below."""
-        words = [_usage_of(action) for action in actions if not action.option_strings]
-        super().add_usage(" ".join(("%(prog)s", *words, "[--flags]")), [], [], prefix)
+        usages = [_usage_of(action) for action in actions if not action.option_strings]
+        super().add_usage(" ".join(("%(prog)s", *usages, "[--flags]")), [], [], prefix)
 
     def _expand_help(self, action: Action) -> str:
         """Return the help text with the default, unformatted; argparse would read its % as formats."""
@@ -90,8 +90,8 @@ class VerbParser(ArgumentParser):
 
     def add_argument(self, *names: Any, **options: Any) -> Action:
         """Add an argument; one without a flag is shown in capitals."""
-        shown = {} if names[0].startswith("-") else {"metavar": names[0].upper()}
-        return super().add_argument(*names, **(shown | options))
+        display = {} if names[0].startswith("-") else {"metavar": names[0].upper()}
+        return super().add_argument(*names, **(display | options))
 
     @property
     def verb(self) -> str:
@@ -129,13 +129,13 @@ def showing_parsers() -> Iterator[None]:
 
 
 def _usage_of(action: Action) -> str:
-    forms = {"?": "[{0}]", "*": "[{0} ...]", "+": "{0} [{0} ...]"}
-    return forms.get(str(action.nargs), "{0}").format(action.metavar)
+    patterns = {"?": "[{0}]", "*": "[{0} ...]", "+": "{0} [{0} ...]"}
+    return patterns.get(str(action.nargs), "{0}").format(action.metavar)
 
 
 def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -> None:
     """Add one flag per field of a settings dataclass, under the fields' headings."""
-    hints, chosen = typing.get_type_hints(settings), chosen_settings(settings)
+    hints, chosen_names = typing.get_type_hints(settings), chosen_settings(settings)
     groups: dict[str, Any] = {}
     parser.kinds.append(settings)
     for item in fields(settings):
@@ -146,8 +146,8 @@ def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -
         group = (
             groups.setdefault(heading, parser.add_argument_group(heading)) if heading not in groups else groups[heading]
         )
-        action = _add_flag(group, item, hints[item.name], item.name in chosen)
-        action.chosen = item.name in chosen and "by default" not in action.help  # which says what is chosen
+        action = _add_flag(group, item, hints[item.name], item.name in chosen_names)
+        action.chosen = item.name in chosen_names and "by default" not in action.help  # which says what is chosen
         if action.chosen:
             parser.epilog = CHOICE
     for name, (_, earlier) in earlier_names(settings).items():
@@ -168,8 +168,8 @@ def parse_run(
     Returns:
         All values, the origin of each given value, and the settings made from them.
     """
-    parser, known = VerbParser(verb, description), {item.name: item for item in fields(settings)}
-    add_data(parser, known["data"].metadata["help"])
+    parser, fields_by_name = VerbParser(verb, description), {item.name: item for item in fields(settings)}
+    add_data(parser, fields_by_name["data"].metadata["help"])
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -179,28 +179,28 @@ def parse_run(
     )
     parser.hints["print_config"] = bool
     parser.add_argument("--print-config", action="store_true", help="print all settings with their reasons, and stop")
-    _add_places(parser)
+    _add_machine_flags(parser)
     add_settings(parser, settings, skip=["data"])
     values, given = parse(parser, argv)
     if given.pop("subject", None):
         if given.get("data") == "flag" and values.data != values.subject:
             raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: give one of them.")
         values.data, given["data"] = values.subject, "flag"
-    return values, given, {name: getattr(values, name) for name in given if name in known}
+    return values, given, {name: getattr(values, name) for name in given if name in fields_by_name}
 
 
-def _add_places(parser: VerbParser) -> None:
+def _add_machine_flags(parser: VerbParser) -> None:
     """Add the flags that choose the machines of a run."""
-    places, scripts = typing.Literal["slurm", "ray"], typing.Literal["slurm", "kuberay"]
-    parser.hints |= {"on": places, "slurm": list[str], "print_script": scripts}
+    clusters, scripts = typing.Literal["slurm", "ray"], typing.Literal["slurm", "kuberay"]
+    parser.hints |= {"on": clusters, "slurm": list[str], "print_script": scripts}
     parser.flags_alone |= {"on", "slurm", "print_script"}  # otherwise the started command would start another
     group = parser.add_argument_group("elsewhere")
     text = "run as a SLURM job or on a Ray cluster; resumed automatically when machines are lost"
-    group.add_argument("--on", metavar=_choices(places), help=text)
+    group.add_argument("--on", metavar=_choices_text(clusters), help=text)
     text = "options of the job, as submitit names them, such as slurm_partition=gpu timeout_min=600"
     group.add_argument("--slurm", nargs="+", metavar="NAME=VALUE", help=text)
     text = "print a script for a run on a cluster, and stop"
-    group.add_argument("--print-script", metavar=_choices(scripts), help=text)
+    group.add_argument("--print-script", metavar=_choices_text(scripts), help=text)
 
 
 def add_data(parser: VerbParser, help_of_data: str) -> None:
@@ -221,19 +221,19 @@ def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
             return group.add_argument(*flags, action=BooleanOptionalAction, **keywords)
         group.add_argument(flag(f"no_{item.name}"), action="store_false", dest=item.name, help=SUPPRESS)
         return group.add_argument(*flags, action="store_true", **keywords)
-    choices = _choices(inner)
+    choices = _choices_text(inner)
     if typing.get_origin(inner) is list:
         keywords["nargs"], inner, choices = "+", typing.get_args(inner)[0], None
-    words = TEXTS.get(item.name) or item.name.rsplit("_", 1)[-1].upper()
-    metavar = choices or NUMBERS.get(inner) or words
+    placeholder = TEXTS.get(item.name) or item.name.rsplit("_", 1)[-1].upper()
+    metavar = choices or NUMBERS.get(inner) or placeholder
     return group.add_argument(*flags, metavar=metavar, **keywords)
 
 
-def _choices(hint: Any) -> str | None:
+def _choices_text(hint: Any) -> str | None:
     members = [hint, *typing.get_args(hint)] if typing.get_origin(hint) is not typing.Literal else [hint]
-    words = [w for m in members if typing.get_origin(m) is typing.Literal for w in typing.get_args(m)]
-    words += [NUMBERS[kind] for kind in (int, float) if words and kind in members]
-    return "{" + ",".join(map(str, words)) + "}" if words else None
+    choices = [w for m in members if typing.get_origin(m) is typing.Literal for w in typing.get_args(m)]
+    choices += [NUMBERS[kind] for kind in (int, float) if choices and kind in members]
+    return "{" + ",".join(map(str, choices)) + "}" if choices else None
 
 
 def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
@@ -247,23 +247,23 @@ def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str,
     """
     if _showing.get():
         raise ParserShown(parser)
-    arguments = [_canonical(word) for word in argv]
+    arguments = [_dashed_flag(text) for text in argv]
     config = _config_of(parser, arguments)
     # Missing arguments keep `_ABSENT`, to distinguish them from arguments given with their default value.
     defaults = {action.dest: action.default for action in parser._actions}
     values, unknown = parser.parse_known_args(arguments, Namespace(**dict.fromkeys(defaults, _ABSENT)))
     if unknown:
-        known = [word for action in parser._actions for word in action.option_strings if word.startswith("--")]
-        word = unknown[0].partition("=")[0] if unknown[0].startswith("--") else unknown[0]
-        parser.error(f"unknown argument {word!r}{did_you_mean(word, known)}")
+        known_flags = [text for action in parser._actions for text in action.option_strings if text.startswith("--")]
+        text = unknown[0].partition("=")[0] if unknown[0].startswith("--") else unknown[0]
+        parser.error(f"unknown argument {text!r}{did_you_mean(text, known_flags)}")
     given = {name: value for name, value in vars(values).items() if value is not _ABSENT and value is not None}
-    typed = {name: _convert_argument(parser, name, value) for name, value in given.items()}
+    typed_values = {name: _convert_argument(parser, name, value) for name, value in given.items()}
     for kind in parser.kinds:
-        config, typed = with_current_names(config, kind), with_current_names(typed, kind)
+        config, typed_values = with_current_names(config, kind), with_current_names(typed_values, kind)
         defaults = {name: value for name, value in defaults.items() if name not in earlier_names(kind)}
-    values = Namespace(**{**defaults, **config, **typed})
+    values = Namespace(**{**defaults, **config, **typed_values})
     _refuse_odd_words(parser, values)
-    flagged = typed.keys() - {"config"}
+    flagged = typed_values.keys() - {"config"}
     return values, {**dict.fromkeys(config, "config"), **dict.fromkeys(flagged, "flag")}
 
 
@@ -278,28 +278,28 @@ def _convert_argument(parser: VerbParser, name: str, value: Any) -> Any:
 
 def _refuse_odd_words(parser: ArgumentParser, values: Namespace) -> None:
     positional = [action for action in parser._actions if not action.option_strings]
-    shown = {action.dest: action.metavar or action.dest.upper() for action in positional}
+    shown_names = {action.dest: action.metavar or action.dest.upper() for action in positional}
     for name, value in vars(values).items():
-        refuse_empty(str(shown.get(name, flag(name))), value)
-        for word in value if isinstance(value, list) else [value]:
-            if isinstance(word, str) and word.startswith("~"):
-                named_path(word, flag(name))
+        refuse_empty(str(shown_names.get(name, flag(name))), value)
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and text.startswith("~"):
+                named_path(text, flag(name))
 
 
 def _config_of(parser: VerbParser, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the settings of the `--config` files; later files override earlier ones."""
     config: dict[str, Any] = {}
     hints = {name: hint for name, hint in parser.hints.items() if name not in parser.flags_alone}
-    for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
-        name, equals, value = word.partition("=")
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
+        name, equals, value = argument.partition("=")
         if name == "--config" and "config" in parser.hints:
             config |= read_config(value if equals else following, hints, parser.verb)
     return config
 
 
-def _canonical(word: str) -> str:
+def _dashed_flag(argument: str) -> str:
     """Return an argument with the underscores in a flag's name replaced by dashes."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
     return name.replace("_", "-") + equals + value

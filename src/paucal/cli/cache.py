@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
     if folder is None:
         console.print(f"decoded images: not kept ({VARIABLE} is {OFF})", markup=False)
     else:
-        _show(folder, values.clear, console)
+        _print_cache(folder, values.clear, console)
     unpacked = unpacked_bytes()
     if unpacked:
         console.print(f"archives: {unpacked / MIB:.0f} MiB of unpacked masks, in {unpacked_folder()}", markup=False)
@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _show(folder: "Path", is_cleared: bool, console: "PlainConsole") -> None:
+def _print_cache(folder: "Path", is_cleared: bool, console: "PlainConsole") -> None:
     """Print the content of the image cache, and clear it if requested."""
     from paucal.data.decoded.cache_folder import (
         MOST_BYTES,

@@ -49,11 +49,11 @@ def run(argv: Sequence[str]) -> int:
 def named_arms(words: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the settings of arms given as 'NAME: FLAGS of paucal train', by name."""
     arms: dict[str, dict[str, Any]] = {}
-    for word in words:
-        name, colon, flags = word.partition(":")
+    for arm_text in words:
+        name, colon, flags = arm_text.partition(":")
         name = name.strip()
         if not colon or not name:
-            raise UserError(f"--arms: expected 'NAME: FLAGS of paucal train', got {word[:80]!r}.")
+            raise UserError(f"--arms: expected 'NAME: FLAGS of paucal train', got {arm_text[:80]!r}.")
         if name in arms:
             raise UserError(f"--arms: {name!r} is given twice: leave one out.")
         parser = VerbParser("train", "")

@@ -52,17 +52,17 @@ def whole_parser() -> argparse.ArgumentParser:
     """
     from paucal.cli.main import VERBS
 
-    models, recipes = tuple(model_names()), _recipes()
-    whole = argparse.ArgumentParser("paucal", allow_abbrev=False)
-    whole.add_argument("--version", action="store_true", help="print the version")
-    verbs = whole.add_subparsers(dest="verb")
+    models, recipes = tuple(model_names()), _recipe_names()
+    all_verbs = argparse.ArgumentParser("paucal", allow_abbrev=False)
+    all_verbs.add_argument("--version", action="store_true", help="print the version")
+    verbs = all_verbs.add_subparsers(dest="verb")
     for verb, purpose in VERBS.items():
-        own = verbs.add_parser(verb, help=_plain(purpose), allow_abbrev=False)
-        known = {**dict.fromkeys(MODELS, models), DEVICE: DEVICES, RECIPE: recipes.get(verb, ())}
+        verb_parser = verbs.add_parser(verb, help=_escape_percent(purpose), allow_abbrev=False)
+        choices_by_name = {**dict.fromkeys(MODELS, models), DEVICE: DEVICES, RECIPE: recipes.get(verb, ())}
         parser = _parser_of(verb)
         for action in parser._actions:
-            _mirror(own, action, parser.hints.get(action.dest), known)
-    return whole
+            _copy_argument(verb_parser, action, parser.hints.get(action.dest), choices_by_name)
+    return all_verbs
 
 
 def _parser_of(verb: str) -> VerbParser:
@@ -74,45 +74,45 @@ def _parser_of(verb: str) -> VerbParser:
     raise AssertionError(f"paucal {verb} has parsed nothing")
 
 
-def _mirror(
-    parser: argparse.ArgumentParser, action: argparse.Action, hint: Any, known: dict[str, tuple[str, ...]]
+def _copy_argument(
+    parser: argparse.ArgumentParser, action: argparse.Action, hint: Any, choices_by_name: dict[str, tuple[str, ...]]
 ) -> None:
     """Add an argument of a verb, with its typed value, to the parser of all verbs."""
     import shtab
 
     if action.dest == "help" or action.help == argparse.SUPPRESS:
         return
-    keywords: dict[str, Any] = {"help": _plain(action.help or "")}
+    keywords: dict[str, Any] = {"help": _escape_percent(action.help or "")}
     if action.nargs == 0:
         parser.add_argument(*action.option_strings, action="store_true", **keywords)
         return
-    words = known.get(action.dest) or _words(hint)
+    choices = choices_by_name.get(action.dest) or _literal_words(hint)
     names = action.option_strings or [action.dest]
-    keywords |= {"metavar": action.metavar, "nargs": action.nargs} | ({"choices": words} if words else {})
+    keywords |= {"metavar": action.metavar, "nargs": action.nargs} | ({"choices": choices} if choices else {})
     added = parser.add_argument(*names, **keywords)
-    if not words and _is_text(hint):
+    if not choices and _is_text(hint):
         added.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
-def _recipes() -> dict[str, tuple[str, ...]]:
+def _recipe_names() -> dict[str, tuple[str, ...]]:
     from paucal.recipes import detection, esvit, segmentation, table
 
-    known = {"train": table.RECIPES, "pretrain": esvit.RECIPES}
-    known |= {"segment": segmentation.RECIPES, "detect": detection.RECIPES}
-    return {verb: tuple(recipes) for verb, recipes in known.items()}
+    recipes_by_verb = {"train": table.RECIPES, "pretrain": esvit.RECIPES}
+    recipes_by_verb |= {"segment": segmentation.RECIPES, "detect": detection.RECIPES}
+    return {verb: tuple(recipes) for verb, recipes in recipes_by_verb.items()}
 
 
-def _words(hint: Any) -> tuple[str, ...]:
+def _literal_words(hint: Any) -> tuple[str, ...]:
     """Return the words of a Literal type, alone or in a union with other types."""
     if typing.get_origin(hint) is Literal:
         return tuple(map(str, typing.get_args(hint)))
-    return tuple(word for member in typing.get_args(hint) for word in _words(member))
+    return tuple(choice for member in typing.get_args(hint) for choice in _literal_words(member))
 
 
 def _is_text(hint: Any) -> bool:
     return hint in (None, str) or any(_is_text(member) for member in typing.get_args(hint) if member is not type(None))
 
 
-def _plain(text: str) -> str:
+def _escape_percent(text: str) -> str:
     """Return help text with % escaped for argparse."""
     return text.replace("%", "%%")

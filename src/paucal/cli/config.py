@@ -15,20 +15,20 @@ _LEFT_OUT = ("output", "overwrite", "time_limit")
 def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any]:
     """Return the settings of a config that have a value or, in that of a run, for which the run chose none."""
     settings = {}
-    content, chosen = _content(name)
+    content, chosen_by_run = _settings_of(name)
     for key, value in content.items():
-        word = str(key).replace("-", "_")
-        if word not in hints:
-            near = did_you_mean(word, hints)
-            raise UserError(f"unknown key {str(key)!r} in the config{near}; see 'paucal {verb} --help'.")
+        setting = str(key).replace("-", "_")
+        if setting not in hints:
+            suggestion = did_you_mean(setting, hints)
+            raise UserError(f"unknown key {str(key)!r} in the config{suggestion}; see 'paucal {verb} --help'.")
         if value is not None:
-            settings[word] = fitted(word, value, hints[word], verb, texts=True)
-        elif key in chosen:
-            settings[word] = None
+            settings[setting] = fitted(setting, value, hints[setting], verb, texts=True)
+        elif key in chosen_by_run:
+            settings[setting] = None
     return settings
 
 
-def _content(name: str) -> tuple[dict[Any, Any], set[Any]]:
+def _settings_of(name: str) -> tuple[dict[Any, Any], set[Any]]:
     """Return the settings of a config, and the names of those that a run chose by itself.
 
     The config of a run has its settings one level down.

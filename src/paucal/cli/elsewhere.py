@@ -41,9 +41,9 @@ def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | No
     command = command_of(verb, argv, values.output, values.resume)
     machines = _Machines(values.devices or 1, values.nodes or 1, values.device, options)
     if values.print_script is not None:
-        print(_script(values.print_script, command, machines), end="")
+        print(_script_of(values.print_script, command, machines), end="")
         return 0
-    return _start(str(values.on), command, machines)
+    return _start_job(str(values.on), command, machines)
 
 
 class _Machines(NamedTuple):
@@ -60,7 +60,7 @@ class _Machines(NamedTuple):
         return self.device in (None, "cuda")
 
 
-def _script(kind: str, command: "Command", machines: _Machines) -> str:
+def _script_of(kind: str, command: "Command", machines: _Machines) -> str:
     from paucal.runner.elsewhere.scripts import kuberay_job, slurm_script
 
     if kind == "kuberay":
@@ -72,7 +72,7 @@ def _script(kind: str, command: "Command", machines: _Machines) -> str:
     return script
 
 
-def _start(place: str, command: "Command", machines: _Machines) -> int:
+def _start_job(place: str, command: "Command", machines: _Machines) -> int:
     from paucal.runner.elsewhere import ray, slurm
 
     if place == "ray":

@@ -129,8 +129,8 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     verb = arguments[0]
     if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        similar = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f" (did you mean {similar[0]!r}?)" if similar else ""
         raise UserError(f"unknown verb {verb!r}{hint}; expected one of {', '.join(VERBS)}.")
     # Verbs are imported when used: torch takes seconds to load, and help should not.
     module = importlib.import_module(f"paucal.cli.{verb}")
@@ -141,12 +141,12 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _os_sentence(problem: OSError) -> str:
-    where = f" ({_name(problem.filename)})" if problem.filename else ""
+    file_text = f" ({_name_text(problem.filename)})" if problem.filename else ""
     advice = "check the path" if isinstance(problem, _MISPLACED) else _ADVICE.get(problem.errno or 0, _CHECK)
-    return sentence(f"{problem.strerror or problem}{where}: {advice}, then run again.")
+    return sentence(f"{problem.strerror or problem}{file_text}: {advice}, then run again.")
 
 
-def _name(filename: object) -> str:
+def _name_text(filename: object) -> str:
     return os.fsdecode(filename) if isinstance(filename, str | bytes | os.PathLike) else str(filename)
 
 
@@ -165,7 +165,7 @@ def restart_in_utf8() -> None:
 def tolerant_streams() -> Iterator[None]:
     """Escape characters that a stream cannot encode, and flush all output in the end; a closed pipe is not an error."""
     unread.clear()
-    codecs.register_error(ESCAPED, _escape)
+    codecs.register_error(ESCAPED, _replace_character)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed already: the next file to be opened would get its descriptor
@@ -193,16 +193,16 @@ def is_read() -> bool:
     return descriptor not in unread and not any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def _escape(problem: UnicodeError) -> tuple[str | bytes, int]:
+def _replace_character(problem: UnicodeError) -> tuple[str | bytes, int]:
     """Return the replacement of a character: the original byte of a file name, or a backslash escape."""
     if not isinstance(problem, UnicodeEncodeError):
         raise problem
-    place, wide = problem.start, problem.encoding.replace("_", "-").startswith(("utf-16", "utf-32"))
+    place, is_wide = problem.start, problem.encoding.replace("_", "-").startswith(("utf-16", "utf-32"))
     byte = ord(problem.object[place]) - 0xDC00
-    if 0x80 <= byte <= 0xFF and not wide:  # file names on Linux may be any bytes
+    if 0x80 <= byte <= 0xFF and not is_wide:  # file names on Linux may be any bytes
         return bytes([byte]), place + 1
-    one = UnicodeEncodeError(problem.encoding, problem.object, place, place + 1, problem.reason)
-    return codecs.backslashreplace_errors(one)
+    single = UnicodeEncodeError(problem.encoding, problem.object, place, place + 1, problem.reason)
+    return codecs.backslashreplace_errors(single)
 
 
 if __name__ == "__main__":

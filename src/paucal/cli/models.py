@@ -25,38 +25,38 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("pattern", nargs="?", type=str, default="*", help="names to list")
     parser.add_argument("--ours", action="store_true", help="list only what paucal adds to timm")
     values, _ = parse(parser, argv)
-    names, known = _names(values.pattern), stored()
-    unknown = [name for name in names if name not in known]
-    measured = {name: _measure(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)}
-    costs = {name: known.get(name) or measured[name] for name in names}
+    names, stored_costs = _matching_names(values.pattern), stored()
+    unknown = [name for name in names if name not in stored_costs]
+    new_costs = {name: _measure(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)}
+    costs = {name: stored_costs.get(name) or new_costs[name] for name in names}
     if values.ours:
         costs = {name: cost for name, cost in costs.items() if cost.source != TIMM}
     if not costs:
         raise UserError(f"no model name matches {values.pattern!r}; 'paucal models' lists all.")
     console = PlainConsole()
     if not console.is_terminal:  # no width limit in a file or a pipe, where rich would be slow
-        print("\n".join(_lines([tuple(COLUMNS), *(_row(name, cost) for name, cost in costs.items())])))
+        print("\n".join(_aligned_lines([tuple(COLUMNS), *(_table_row(name, cost) for name, cost in costs.items())])))
         return 0
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading, width in COLUMNS.items():
         table.add_column(heading, justify="right" if heading in NUMBERS else "left", min_width=width, overflow="fold")
     for name, cost in costs.items():
-        table.add_row(*_row(name, cost))
+        table.add_row(*_table_row(name, cost))
     console.print(table)
     return 0
 
 
-def _lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+def _aligned_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """Yield rows as lines with aligned columns, the first of them the headings."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(COLUMNS, row, widths, strict=True)
-        yield "  ".join(f"{word:{'>' if heading in NUMBERS else '<'}{width}}" for heading, word, width in cells)
+        yield "  ".join(f"{cell:{'>' if heading in NUMBERS else '<'}{width}}" for heading, cell, width in cells)
 
 
-def _names(pattern: str) -> list[str]:
-    wanted = pattern if any(c in pattern for c in "*?[") else f"*{pattern}*"
-    return [name for name in model_names() if fnmatch.fnmatch(name, wanted)]
+def _matching_names(pattern: str) -> list[str]:
+    glob_pattern = pattern if any(c in pattern for c in "*?[") else f"*{pattern}*"
+    return [name for name in model_names() if fnmatch.fnmatch(name, glob_pattern)]
 
 
 def _measure(name: str) -> Listed:
@@ -67,7 +67,7 @@ def _measure(name: str) -> Listed:
     return measure(name, default_weight(name)[0])
 
 
-def _row(name: str, cost: Listed) -> tuple[str, ...]:
+def _table_row(name: str, cost: Listed) -> tuple[str, ...]:
     return (
         name,
         "x".join(map(str, cost.image_size)),

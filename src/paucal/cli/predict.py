@@ -46,8 +46,8 @@ def run(argv: Sequence[str]) -> int:
     parser = VerbParser("predict", DESCRIPTION)
     parser.add_argument("run", type=str, help="run folder")
     # An optional positional argument would end at a flag, and words after the flag would be unknown.
-    many = "*" if any(word.partition("=")[0] == "--watch" for word in argv) else "+"
-    parser.add_argument("paths", nargs=many, type=str, help="images, folders or patterns; or videos, or camera:0")
+    n_paths = "*" if any(argument.partition("=")[0] == "--watch" for argument in argv) else "+"
+    parser.add_argument("paths", nargs=n_paths, type=str, help="images, folders or patterns; or videos, or camera:0")
     add_settings(parser, AnswerSettings)
     add_settings(parser, PredictSettings)
     add_settings(parser, MovingSettings)
@@ -62,31 +62,33 @@ def run(argv: Sequence[str]) -> int:
     settings, wanted = settings_among(values, PredictSettings), settings_among(values, AnswerSettings)
     check_ranges(settings)
     check_ranges(wanted)
-    moving, in_motion = settings_among(values, MovingSettings), _moves(values.paths, values.watch, given)
+    moving, in_motion = settings_among(values, MovingSettings), _is_for_streams(values.paths, values.watch, given)
     console, task = Console(PlainConsole(stderr=True)), task_of_model(values.run)
     if wanted.to is not None:
         from paucal.verbs.predict.layouts import predict_as_labels
 
-        _refuse(given, ("format", "pictures", *OF_CLASSIFIERS), "--{} is not supported with --to")
+        _refuse_flags(given, ("format", "pictures", *OF_CLASSIFIERS), "--{} is not supported with --to")
         if in_motion:
             raise UserError(
                 "--to writes labels of images and is not supported for videos, cameras and --watch: leave one out."
             )
         predict_as_labels(values.run, values.paths, settings, wanted, console)
         return 0
-    answer = {DETECTION: _detect, SEGMENTATION: _segment, REGRESSION: _number}.get(task, _classify)
+    predict = {DETECTION: _predict_boxes, SEGMENTATION: _predict_masks, REGRESSION: _predict_numbers}.get(
+        task, _predict_classes
+    )
     if task == REGRESSION:
-        _refuse(given, ("pictures", *OF_CLASSIFIERS), "--{} is for classifiers and detectors")
+        _refuse_flags(given, ("pictures", *OF_CLASSIFIERS), "--{} is for classifiers and detectors")
     if in_motion:
         from paucal.verbs.predict.moving import predict_moving
 
         predict_moving(values.run, values.paths, settings, wanted, moving, console)
     else:
-        answer(_Call(values.run, values.paths, settings, wanted, given, console))
+        predict(_Call(values.run, values.paths, settings, wanted, given, console))
     return 0
 
 
-def _moves(paths: Sequence[str], watch: str | None, given: Mapping[str, str]) -> bool:
+def _is_for_streams(paths: Sequence[str], watch: str | None, given: Mapping[str, str]) -> bool:
     """Return whether a call is for videos, cameras or a watched folder."""
     from paucal.verbs.predict.video import is_moving
 
@@ -97,38 +99,38 @@ def _moves(paths: Sequence[str], watch: str | None, given: Mapping[str, str]) ->
     return moves
 
 
-def _classify(call: _Call) -> None:
+def _predict_classes(call: _Call) -> None:
     """Write probabilities."""
     from paucal.verbs.predict.files import predict_to_files
 
-    _refuse(call.given, ["pictures"], "--{} draws detections, but this model is a classifier")
+    _refuse_flags(call.given, ["pictures"], "--{} draws detections, but this model is a classifier")
     for text in predict_to_files(call.run, call.paths, call.settings, call.wanted, call.console):
-        _show(text)
+        _print_text(text)
 
 
-def _detect(call: _Call) -> None:
+def _predict_boxes(call: _Call) -> None:
     """Write objects and their boxes."""
     from paucal.verbs.predict.detection import find_objects
 
-    _refuse(call.given, OF_CLASSIFIERS, "--{} is for classifiers, but this model is a detector")
-    output, form = call.table()
-    wanted = replace(call.wanted, format=form)
-    _hand_over(find_objects(call.run, call.paths, call.settings, wanted, call.console), output)
+    _refuse_flags(call.given, OF_CLASSIFIERS, "--{} is for classifiers, but this model is a detector")
+    output, table_format = call.table()
+    wanted = replace(call.wanted, format=table_format)
+    _write_table(find_objects(call.run, call.paths, call.settings, wanted, call.console), output)
 
 
-def _number(call: _Call) -> None:
+def _predict_numbers(call: _Call) -> None:
     """Write numbers and their intervals."""
     from paucal.export.reading import load_model
     from paucal.verbs.predict.launch import open_pictures
     from paucal.verbs.predict.regression import as_text, predict_numbers
 
-    output, form = call.table()
+    output, table_format = call.table()
     model = load_model(call.run, call.settings.device)
-    opened = open_pictures(model, list(call.paths), call.settings, call.console)
-    _hand_over(as_text(predict_numbers(*opened, call.console), form or "csv"), output)
+    prepared = open_pictures(model, list(call.paths), call.settings, call.console)
+    _write_table(as_text(predict_numbers(*prepared, call.console), table_format or "csv"), output)
 
 
-def _segment(call: _Call) -> None:
+def _predict_masks(call: _Call) -> None:
     """Write masks and print their folders."""
     from paucal.reading import named_path
     from paucal.runner.tables import FORMS, OTHER_FORMS
@@ -139,40 +141,43 @@ def _segment(call: _Call) -> None:
     if output is None:
         raise UserError("this model predicts masks: give --output, a new folder for them.")
     flags = ("batch_size", "format", "pictures", *OF_CLASSIFIERS)
-    _refuse(call.given, flags, "--{} is for classifiers and detectors, but this model predicts masks")
+    _refuse_flags(call.given, flags, "--{} is for classifiers and detectors, but this model predicts masks")
     folder = named_path(output)
     if folder.suffix.lower() in {**FORMS, **OTHER_FORMS}:
         raise UserError(f"--output: {output!r} is a file name, but masks need a folder: give a new one.")
-    found = segment_all(call.run, call.paths, folder, call.settings, call.console)
+    predictions = segment_all(call.run, call.paths, folder, call.settings, call.console)
     means = (
-        {name: sum(prediction.shares[name] for prediction in found) / len(found) for name in found[0].shares}
-        if found
+        {
+            name: sum(prediction.shares[name] for prediction in predictions) / len(predictions)
+            for name in predictions[0].shares
+        }
+        if predictions
         else {}
     )
     shares = ", ".join(f"{name} {percent(share)}" for name, share in list(means.items())[:8])
-    call.console.say(f"{counted(len(found), 'mask')} in {folder / MASKS}, overlays in {folder / OVERLAYS}")
+    call.console.say(f"{counted(len(predictions), 'mask')} in {folder / MASKS}, overlays in {folder / OVERLAYS}")
     if shares:
         call.console.say(f"share of the pixels: {shares}")
 
 
-def _refuse(given: Mapping[str, str], flags: Iterable[str], why: str) -> None:
+def _refuse_flags(given: Mapping[str, str], flags: Iterable[str], message: str) -> None:
     """Refuse flags that a model does not use, with a message in which {} is the flag's name."""
     for name in flags:
         if name in given:
-            raise UserError(f"{why.format(name.replace('_', '-'))}: leave it out.")
+            raise UserError(f"{message.format(name.replace('_', '-'))}: leave it out.")
 
 
-def _hand_over(text: str, output: "Path | None") -> None:
+def _write_table(text: str, output: "Path | None") -> None:
     """Write a table to its file or to standard output."""
     from paucal.runs import write_text
 
     if output is None:
-        _show(text)
+        _print_text(text)
     else:
         write_text(output, text)
 
 
-def _show(text: str) -> None:
+def _print_text(text: str) -> None:
     from paucal.wording import showable
 
     # Control characters in names are escaped for terminals only: a pipe gets the names unchanged.

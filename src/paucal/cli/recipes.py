@@ -29,6 +29,6 @@ def run(argv: Sequence[str]) -> int:
             console.print(f"  [bold]{name}[/]: {recipe.summary}")
             for heading in ("source", "cost", "expected"):
                 console.print(f"    {heading}: {getattr(recipe, heading)}", markup=False)
-            for flags, reached in recipe.also.items():
-                console.print(f"    with {flags}: {reached}", markup=False)
+            for flags, score in recipe.also.items():
+                console.print(f"    with {flags}: {score}", markup=False)
     return 0

@@ -24,9 +24,9 @@ killed and resumed."""
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 1 if a ledger shows lost or repeated images."""
     if list(argv[:1]) == ["verify"]:
-        return _verify(argv[1:])
+        return _verify_run(argv[1:])
     if list(argv[:1]) == ["fetch"]:
-        return _fetch(argv[1:])
+        return _fetch_run(argv[1:])
     parser = VerbParser("runs", DESCRIPTION)
     parser.add_argument("folder", nargs="?", type=str, default="runs", help="folder of the runs")
     add_settings(parser, RunsSettings)
@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _fetch(argv: Sequence[str]) -> int:
+def _fetch_run(argv: Sequence[str]) -> int:
     parser = VerbParser("runs fetch", FETCH)
     parser.add_argument("url", type=str, help="--output of the run")
     parser.add_argument("folder", type=str, help="new folder")
@@ -59,7 +59,7 @@ def _fetch(argv: Sequence[str]) -> int:
     return 0
 
 
-def _verify(argv: Sequence[str]) -> int:
+def _verify_run(argv: Sequence[str]) -> int:
     parser = VerbParser("runs verify", VERIFY)
     parser.add_argument("run", type=str, help="run folder")
     values, _ = parse(parser, list(argv))
@@ -78,10 +78,10 @@ def _verify(argv: Sequence[str]) -> int:
 
 def _join_sort_flag(argv: Sequence[str]) -> list[str]:
     """Join "--sort -test" into one word: argparse would parse the second word as a flag."""
-    words: list[str] = []
-    for word in argv:
-        if words and words[-1] == "--sort" and word.startswith("-") and not word.startswith("--"):
-            words[-1] = f"--sort={word}"
+    arguments: list[str] = []
+    for argument in argv:
+        if arguments and arguments[-1] == "--sort" and argument.startswith("-") and not argument.startswith("--"):
+            arguments[-1] = f"--sort={argument}"
         else:
-            words.append(word)
-    return words
+            arguments.append(argument)
+    return arguments

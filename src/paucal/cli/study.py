@@ -21,53 +21,55 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("shown", nargs="?", help="study to show, after 'show'")
     add_settings(parser, StudySettings)
     values, given = parse(parser, argv)
-    own = {name: getattr(values, name) for name in given if name in setting_fields(StudySettings)}
+    study_values = {name: getattr(values, name) for name in given if name in setting_fields(StudySettings)}
     if values.name in ("list", "show"):
-        if own:
-            raise UserError(f"'paucal study {values.name}' takes no flags: leave --{next(iter(own))} out.")
-        return _list(values.shown) if values.name == "list" else _show(values.shown)
+        if study_values:
+            raise UserError(f"'paucal study {values.name}' takes no flags: leave --{next(iter(study_values))} out.")
+        return _list_studies(values.shown) if values.name == "list" else _show_study(values.shown)
     if values.shown is not None:
         raise UserError(f"unknown word {values.shown!r} after {values.name!r}; expected flags, or 'show NAME'.")
     from paucal.studies.reading import find_study
 
     if find_study(values.name).kind == "facts":
-        if own:
-            raise UserError(f"{values.name} is a reference table; nothing to run: leave --{next(iter(own))} out.")
-        return _show(values.name)
+        if study_values:
+            raise UserError(
+                f"{values.name} is a reference table; nothing to run: leave --{next(iter(study_values))} out."
+            )
+        return _show_study(values.name)
     # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.studies.launch import run_study
 
     command = shlex.join(["paucal", "study", *argv])
-    result = run_study(values.name, StudySettings(**own), command, Console())
+    result = run_study(values.name, StudySettings(**study_values), command, Console())
     return 130 if values.jobs and not result.settled else int(bool(result.failed))
 
 
-def _list(extra: str | None) -> int:
-    if extra is not None:
-        raise UserError(f"unknown word {extra!r} after 'list'; to see one study use 'paucal study show {extra}'.")
+def _list_studies(surplus: str | None) -> int:
+    if surplus is not None:
+        raise UserError(f"unknown word {surplus!r} after 'list'; to see one study use 'paucal study show {surplus}'.")
     from paucal.studies.listing import overview
 
-    _print(*overview())
+    _print_table(*overview())
     return 0
 
 
-def _show(name: str | None) -> int:
+def _show_study(name: str | None) -> int:
     if name is None:
         raise UserError("'paucal study show' needs the NAME of a study: 'paucal study list' shows all.")
     from paucal.studies.listing import show
 
-    table, words = show(name)
-    _print(None, words[:1])
-    _print(table, words[1:])
+    table, sentences = show(name)
+    _print_table(None, sentences[:1])
+    _print_table(table, sentences[1:])
     return 0
 
 
-def _print(table: Any, words: Sequence[str]) -> None:
+def _print_table(table: Any, sentences: Sequence[str]) -> None:
     from paucal.runner.plain_console import PlainConsole
 
     console = PlainConsole(soft_wrap=True)
     if table is not None:
         PlainConsole().print(table)
-    for line in words:
+    for line in sentences:
         console.print(line, markup=False)

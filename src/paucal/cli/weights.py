@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     if values.action in ("list", "remove") and flags:
         raise UserError(f"'paucal weights {values.action}' takes no flags: leave --{flags[0].replace('_', '-')} out.")
     if values.action == "list":
-        _list()
+        _list_stored()
         return 0
     # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _list() -> None:
+def _list_stored() -> None:
     from paucal.runner.plain_console import PlainConsole
     from paucal.verbs.weights.listing import list_weights, weights_table
 

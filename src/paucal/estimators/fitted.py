@@ -71,12 +71,12 @@ class TrainedEstimator(ImageEstimator):
         table = store_columns({"image": images, column: values})
         folder = next_numbered(Path(self.runs)).resolve()
         parameters = self.get_params(deep=False).items()
-        own = {name: value for name, value in parameters if value is not None and name not in OWN}
+        own_settings = {name: value for name, value in parameters if value is not None and name not in OWN}
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31)
-        given = {"seed": int(seed), "test_fraction": FEWEST_TESTED, **own, **(self.settings or {})}
-        train(**table, **given, **fixed, output=folder)
+        run_settings = {"seed": int(seed), "test_fraction": FEWEST_TESTED, **own_settings, **(self.settings or {})}
+        train(**table, **run_settings, **fixed, output=folder)
         self.run_, self._loaded = str(folder), []
 
     def _load(self) -> TrainedModel:

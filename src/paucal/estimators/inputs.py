@@ -24,18 +24,20 @@ def list_images(images: Images) -> list[str | ImageInMemory]:
     """Return X as a list of paths and pictures."""
     if isinstance(images, str | os.PathLike | Image.Image):
         raise ValueError(f"X is a single image, {EXPECTED}.")
-    items = [os.fspath(image) if isinstance(image, os.PathLike) else image for image in _rows(images)]
+    items = [os.fspath(image) if isinstance(image, os.PathLike) else image for image in _rows_of(images)]
     if not items:
         raise ValueError("X has no images (0 samples), at least 1 is required.")
     for index, image in enumerate(items):
         is_array = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim in (2, 3)
         if not is_array and not isinstance(image, str | Image.Image):
-            what = f"an array of {image.shape} {image.dtype}" if isinstance(image, np.ndarray) else repr(type(image))
-            raise ValueError(f"X[{index}] is {what}, {EXPECTED}.")
+            description = (
+                f"an array of {image.shape} {image.dtype}" if isinstance(image, np.ndarray) else repr(type(image))
+            )
+            raise ValueError(f"X[{index}] is {description}, {EXPECTED}.")
     return items
 
 
-def _rows(images: Images) -> Iterable[Any]:
+def _rows_of(images: Images) -> Iterable[Any]:
     if is_frame(images) and hasattr(images, "columns"):
         columns = columns_of(images)
         if len(columns) != 1:

@@ -84,13 +84,13 @@ class ImageRegressor(RegressorMixin, TrainedEstimator):
 
     def predict(self, X: Images) -> NDArray[np.float64]:
         """Return the (N,) predicted numbers."""
-        return self._read(X)[0]
+        return self._predict_intervals(X)[0]
 
     def predict_interval(self, X: Images) -> NDArray[np.float64]:
         """Return the (N, 2) ends of 90 % prediction intervals; infinite after a fit to very few images."""
-        return self._read(X)[1:].T
+        return self._predict_intervals(X)[1:].T
 
-    def _read(self, X: Images) -> NDArray[np.float64]:
+    def _predict_intervals(self, X: Images) -> NDArray[np.float64]:
         """Return (3, N) predictions and ends of intervals."""
         rows: Any = predict(self._network(), list_images(X))
         return np.array([[row.predicted, row.low, row.high] for row in rows]).T

@@ -34,11 +34,11 @@ def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
     mapped = np.flatnonzero([key in maps for key in ordered.keys])
     positions = mapped[evenly_spaced(len(mapped), count)]
     reader = maps.rows(ordered, positions)
-    found = [reader(int(position)) for position in positions]
-    likeliest = [most_likely(entry["values"], entry["indices"], len(ordered.classes)) for entry in found]
-    shown = _frequent([classes for classes, _ in likeliest])
-    figure, pairs = _panels(ordered, positions)
-    for (plain, labelled), position, entry, likely in zip(pairs, positions, found, likeliest, strict=True):
+    entries = [reader(int(position)) for position in positions]
+    likeliest = [most_likely(entry["values"], entry["indices"], len(ordered.classes)) for entry in entries]
+    shown_classes = _frequent_classes([classes for classes, _ in likeliest])
+    figure, pairs = _new_panels(ordered, positions)
+    for (plain, labelled), position, entry, best_of_cell in zip(pairs, positions, entries, likeliest, strict=True):
         picture = np.asarray(ordered.store.read(int(position)))
         label = int(ordered.labels[position])
         title = ordered.classes[label] if label >= 0 else ""
@@ -50,9 +50,11 @@ def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
         across, down = entry.get("covered", torch.ones(2)).tolist()
         left, top = width * (1 - across) / 2 - 0.5, height * (1 - down) / 2 - 0.5
         extent = left, left + width * across, top + height * down, top
-        labelled.imshow(_colours(*likely, shown), extent=extent, interpolation="nearest")
+        labelled.imshow(_map_colours(*best_of_cell, shown_classes), extent=extent, interpolation="nearest")
         labelled.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
-    patches = [Patch(color=_colour(index), label=ordered.classes[number]) for index, number in enumerate(shown)]
+    patches = [
+        Patch(color=_class_colour(index), label=ordered.classes[number]) for index, number in enumerate(shown_classes)
+    ]
     figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 10), fontsize=8, frameon=False)
     return figure
 
@@ -66,17 +68,17 @@ def most_likely(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[
         classes: Number K of classes.
     """
     logits = values.double()
-    others = classes - len(logits)
-    if others > 0:
-        rest = torch.full_like(logits[:1], float(others)).log()
-        shares = torch.cat((logits, rest)).softmax(0)[: len(logits)]
+    n_others = classes - len(logits)
+    if n_others > 0:
+        other_logits = torch.full_like(logits[:1], float(n_others)).log()
+        shares = torch.cat((logits, other_logits)).softmax(0)[: len(logits)]
     else:
         shares = logits.softmax(0)
     best, place = shares.max(0)
     return indices.gather(0, place[None])[0].numpy(), best.numpy()
 
 
-def _panels(images: ImageSet, positions: NDArray[np.int64]) -> tuple[Figure, list[tuple[Axes, Axes]]]:
+def _new_panels(images: ImageSet, positions: NDArray[np.int64]) -> tuple[Figure, list[tuple[Axes, Axes]]]:
     """Return a figure with two panels for each image; the panels have about the aspect ratio of the images."""
     columns = min(COLUMNS, len(positions))
     rows = -(-len(positions) // columns)
@@ -90,18 +92,20 @@ def _panels(images: ImageSet, positions: NDArray[np.int64]) -> tuple[Figure, lis
     return figure, [(panels[2 * number], panels[2 * number + 1]) for number in range(len(positions))]
 
 
-def _frequent(maps: Sequence[NDArray[np.int64]]) -> list[int]:
+def _frequent_classes(maps: Sequence[NDArray[np.int64]]) -> list[int]:
     numbers, counts = np.unique(np.concatenate([label_map.ravel() for label_map in maps]), return_counts=True)
     return sorted(numbers[np.argsort(-counts, kind="stable")[:NAMED]].tolist())
 
 
-def _colours(classes: NDArray[np.int64], shares: NDArray[np.float64], shown: list[int]) -> NDArray[np.float64]:
+def _map_colours(
+    classes: NDArray[np.int64], shares: NDArray[np.float64], shown_classes: list[int]
+) -> NDArray[np.float64]:
     painted = np.full((*classes.shape, 4), 0.5)
-    for index, number in enumerate(shown):
-        painted[classes == number, :3] = _colour(index)
+    for index, number in enumerate(shown_classes):
+        painted[classes == number, :3] = _class_colour(index)
     painted[..., 3] = shares * STRONGEST
     return painted
 
 
-def _colour(index: int) -> tuple[float, float, float]:
+def _class_colour(index: int) -> tuple[float, float, float]:
     return colormaps["tab10"](index)[:3]

@@ -30,21 +30,23 @@ def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[P
     if not root.is_dir():
         raise UserError(f"--from-published: {str(folder)!r} is not a folder: give the folder with the class folders.")
     paths = [_map_path(key, root) for key in images.keys]
-    has = np.array([path.is_file() for path in paths], dtype=bool)
-    if not has.any():
+    has_map = np.array([path.is_file() for path in paths], dtype=bool)
+    if not has_map.any():
         raise UserError(
             f"--from-published: {str(folder)!r} holds no maps of {images.name} ({paths[0].relative_to(root)} is "
             "missing, for instance): give the folder that holds the class folders of these images."
         )
-    lacking = [key for key, there, part in zip(images.keys, has, images.declared, strict=True) if not there]
-    held_out = [part in ("val", "test") for there, part in zip(has, images.declared, strict=True) if not there]
+    lacking = [key for key, is_there, part in zip(images.keys, has_map, images.declared, strict=True) if not is_there]
+    held_out = [
+        part in ("val", "test") for is_there, part in zip(has_map, images.declared, strict=True) if not is_there
+    ]
     if not all(held_out):
         first = lacking[held_out.index(False)]
         raise UserError(
             f"--from-published: {held_out.count(False)} training images have no map, such as {first!r}: complete the "
             "maps, or use only the classes that have them with --classes."
         )
-    positions = np.flatnonzero(has)
+    positions = np.flatnonzero(has_map)
     files = [paths[position] for position in positions]
     _require_distinct(files)
     return positions, files
@@ -56,11 +58,11 @@ def read_map(path: Path, classes: int) -> tuple[Tensor, Tensor]:
     Returns:
         values (k, H, W) float16 and indices (k, H, W) int64.
     """
-    stored = _load(path)
-    if stored.ndim != 4 or stored.shape[0] != 2 or not stored.is_floating_point() or stored.numel() == 0:
-        kind = f"{tuple(stored.shape)} {str(stored.dtype).removeprefix('torch.')}"
+    tensor = _load_map(path)
+    if tensor.ndim != 4 or tensor.shape[0] != 2 or not tensor.is_floating_point() or tensor.numel() == 0:
+        kind = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
         raise UserError(f"{str(path)!r} holds a tensor {kind}, expected a map (2, k, rows, columns) of float16.")
-    values, indices = stored[0].float(), stored[1].float()
+    values, indices = tensor[0].float(), tensor[1].float()
     if not values.isfinite().all() or not torch.equal(indices, indices.round()):
         raise UserError(
             f"{str(path)!r} holds NaN or infinite logits, or fractional class numbers: download or make it again."
@@ -120,13 +122,13 @@ def _require_distinct(files: Sequence[Path]) -> None:
         )
 
 
-def _load(path: Path) -> Tensor:
+def _load_map(path: Path) -> Tensor:
     try:
         with zipfile.ZipFile(path) as archive:
             size = max(path.stat().st_size, sum(entry.file_size for entry in archive.infolist()))
         if size > MAX_BYTES:
             raise UserError(f"{str(path)!r} holds {size >> 20} MiB, expected a map of a few KiB.")
-        stored = torch.load(path, map_location="cpu", weights_only=True)
+        tensor = torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
     except Exception as problem:  # torch raises many types for a damaged or hostile file
@@ -134,8 +136,8 @@ def _load(path: Path) -> Tensor:
         raise UserError(
             f"{str(path)!r} is refused ({reason}): expected one tensor, saved by torch 1.6 or newer."
         ) from None
-    if not isinstance(stored, Tensor) or stored.layout != torch.strided or stored.is_quantized:
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
         raise UserError(f"{str(path)!r} does not hold a plain tensor: expected one of (2, k, rows, columns).")
-    if stored.numel() * stored.element_size() > stored.untyped_storage().nbytes():
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise UserError(f"{str(path)!r} holds a tensor that is larger than its storage: it is damaged.")
-    return stored
+    return tensor

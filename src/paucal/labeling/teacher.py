@@ -67,25 +67,25 @@ class DenseTeacher(nn.Module):
         model = self.backbone.model
         final = model.forward_features(images)  # type: ignore[operator]
         if self._dense is not None:
-            whole, tokens = self._dense(final)
-            return tokens.transpose(1, 2).unflatten(2, self.grid), whole
-        whole = model.forward_head(final)  # type: ignore[operator]
+            image_logits, tokens = self._dense(final)
+            return tokens.transpose(1, 2).unflatten(2, self.grid), image_logits
+        image_logits = model.forward_head(final)  # type: ignore[operator]
         if last_tensor(final).ndim == 2:
-            return self.backbone(images).grids[0], whole
+            return self.backbone(images).grids[0], image_logits
         stages = stage_classifier(model)
         if stages is None:
-            return self._cells(final), whole
+            return self._cell_logits(final), image_logits
         with stages.last_features_alone():
-            cells = self._cells(final)
+            cells = self._cell_logits(final)
         # The features of the stages are of the whole image, and the same for every cell.
-        return cells + (whole - cells.mean((2, 3)))[:, :, None, None], whole
+        return cells + (image_logits - cells.mean((2, 3)))[:, :, None, None], image_logits
 
-    def _cells(self, final: Tensor) -> Tensor:
+    def _cell_logits(self, final: Tensor) -> Tensor:
         final = last_tensor(final)
         rows, columns = self.grid
         batch = final.shape[0]
-        single = _single_cells(final, (rows, columns), int(getattr(self.backbone.model, "num_prefix_tokens", 0)))
-        logits = torch.cat([self.backbone.model.forward_head(some) for some in single.split(CHUNK)])  # type: ignore[operator]
+        cell_features = _single_cells(final, (rows, columns), int(getattr(self.backbone.model, "num_prefix_tokens", 0)))
+        logits = torch.cat([self.backbone.model.forward_head(chunk) for chunk in cell_features.split(CHUNK)])  # type: ignore[operator]
         return logits.reshape(batch, rows, columns, -1).permute(0, 3, 1, 2)
 
 
@@ -128,9 +128,9 @@ def check_teacher(
     """Return a teacher's accuracy on labelled images."""
     right = torch.zeros(2)
     for batch in make_eval_loader(images, positions, transform, batch_size):
-        maps, whole = teacher(batch.views[0].to(device))
+        maps, image_logits = teacher(batch.views[0].to(device))
         labels = batch.labels.to(device)
-        for which, logits in enumerate((whole, maps.mean((2, 3)))):
+        for which, logits in enumerate((image_logits, maps.mean((2, 3)))):
             right[which] += (logits.argmax(1) == labels).sum().item()
     shares = (right / max(len(positions), 1)).tolist()
     return TeacherCheck(len(positions), shares[0], shares[1])
@@ -153,16 +153,16 @@ def write_maps(
         advance: Function called with (images done, images in all).
     """
     todo, total = len(writer.missing), len(writer)
-    done = total - todo
+    n_done = total - todo
     device = next(teacher.parameters()).device
     for batch in loader:
         with torch.inference_mode():
             maps, _ = teacher(batch.to(device, non_blocking=True).views[0])
             values, indices = strongest(maps, top)
         writer.write(batch.ids.tolist(), values.cpu().numpy(), indices.cpu().numpy())
-        done += len(batch)
+        n_done += len(batch)
         if advance is not None:
-            advance(done, total)
+            advance(n_done, total)
 
 
 def strongest(maps: Tensor, top: int) -> tuple[Tensor, Tensor]:
@@ -179,6 +179,6 @@ def strongest(maps: Tensor, top: int) -> tuple[Tensor, Tensor]:
     values, indices = maps.topk(min(top, maps.shape[1]), 1)
     left = maps.shape[1] - values.shape[1]
     if left:
-        others = maps.scatter(1, indices, float("-inf")).logsumexp(1, keepdim=True)
-        values = values - (others - torch.tensor(float(left)).log())
+        other_logits = maps.scatter(1, indices, float("-inf")).logsumexp(1, keepdim=True)
+        values = values - (other_logits - torch.tensor(float(left)).log())
     return values.clamp(-LARGEST, LARGEST).half(), indices

@@ -220,28 +220,28 @@ def pool_grid(grid: Tensor, pool: Pool | int) -> Tensor:
 
 
 def _compute_loss(
-    outputs: tuple[Tensor, Tensor], pairs: Tensor, size: tuple[int, int], reading: DrLocReading
+    outputs: tuple[Tensor, Tensor], pairs: Tensor, size: tuple[int, int], options: DrLocReading
 ) -> Tensor:
-    if reading.mode in ("l1", "signed"):
-        target = pair_targets(pairs, *size, target=reading.target, scale=reading.scale)
-        return offset_l1(torch.cat(outputs, dim=-1), target, coordinates=reading.coordinates)
-    if reading.mode not in ("ce", "reg"):
-        raise ValueError(f"mode must be 'l1', 'signed', 'ce' or 'reg', got {reading.mode!r}")
-    needed = class_counts(*size, reading.classes)
-    if any(output.shape[-1] < count for output, count in zip(outputs, needed, strict=True)):
+    if options.mode in ("l1", "signed"):
+        target = pair_targets(pairs, *size, target=options.target, scale=options.scale)
+        return offset_l1(torch.cat(outputs, dim=-1), target, coordinates=options.coordinates)
+    if options.mode not in ("ce", "reg"):
+        raise ValueError(f"mode must be 'l1', 'signed', 'ce' or 'reg', got {options.mode!r}")
+    needed_classes = class_counts(*size, options.classes)
+    if any(output.shape[-1] < count for output, count in zip(outputs, needed_classes, strict=True)):
         raise ValueError(
-            f"a grid of {size[0]} x {size[1]} needs {needed} classes, the head has "
+            f"a grid of {size[0]} x {size[1]} needs {needed_classes} classes, the head has "
             f"{tuple(output.shape[-1] for output in outputs)}"
         )
-    classes = pair_classes(pairs, *size, classes=reading.classes).unbind(-1)
-    axes = [_class_loss(logits, index, reading) for logits, index in zip(outputs, classes, strict=True)]
+    classes = pair_classes(pairs, *size, classes=options.classes).unbind(-1)
+    axes = [_offset_class_loss(logits, index, options) for logits, index in zip(outputs, classes, strict=True)]
     return axes[0] + axes[1]
 
 
-def _class_loss(logits: Tensor, classes: Tensor, reading: DrLocReading) -> Tensor:
-    if reading.mode == "ce":
+def _offset_class_loss(logits: Tensor, classes: Tensor, options: DrLocReading) -> Tensor:
+    if options.mode == "ce":
         return offset_cross_entropy(logits, classes)
-    return offset_variance_regression(logits, classes, log_variance_factor=reading.log_variance_factor)
+    return offset_variance_regression(logits, classes, log_variance_factor=options.log_variance_factor)
 
 
 def _pool_to_side(grid: Tensor, side: int) -> Tensor:

@@ -18,7 +18,9 @@ def drloc_chance_level(height: int, width: int, reading: DrLocReading = PAPER) -
         >>> round(drloc_chance_level(7, 7), 4), round(drloc_chance_level(7, 7, DrLocReading(mode="ce")), 4)
         (0.1924, 4.8583)
     """
-    axis_loss = {"l1": _l1, "signed": _l1, "ce": _cross_entropy, "reg": _variance_regression}[reading.mode]
+    axis_loss = {"l1": _best_l1, "signed": _best_l1, "ce": _best_cross_entropy, "reg": _best_variance_regression}[
+        reading.mode
+    ]
     total = axis_loss(height, reading) + axis_loss(width, reading)
     averaged = reading.mode in ("l1", "signed") and reading.coordinates == "mean"
     return (total / 2 if averaged else total).item()
@@ -31,27 +33,27 @@ def _all_pairs(side: int) -> Tensor:
     return torch.stack((cells, torch.zeros_like(cells)), dim=-1)[None]
 
 
-def _l1(side: int, reading: DrLocReading) -> Tensor:
-    targets = pair_targets(_all_pairs(side), side, 1, target=reading.target, scale=reading.scale)
+def _best_l1(side: int, options: DrLocReading) -> Tensor:
+    targets = pair_targets(_all_pairs(side), side, 1, target=options.target, scale=options.scale)
     offsets = targets[0, :, 0].double()
     return (offsets - offsets.median()).abs().mean()
 
 
-def _classes(side: int, reading: DrLocReading) -> Tensor:
-    return pair_classes(_all_pairs(side), side, 1, classes=reading.classes)[0, :, 0]
+def _class_of_pairs(side: int, options: DrLocReading) -> Tensor:
+    return pair_classes(_all_pairs(side), side, 1, classes=options.classes)[0, :, 0]
 
 
-def _cross_entropy(side: int, reading: DrLocReading) -> Tensor:
-    counts = _classes(side, reading).bincount().double()
+def _best_cross_entropy(side: int, options: DrLocReading) -> Tensor:
+    counts = _class_of_pairs(side, options).bincount().double()
     return torch.distributions.Categorical(counts / counts.sum()).entropy()
 
 
-def _variance_regression(side: int, reading: DrLocReading, eps: float = 1e-8) -> Tensor:
-    classes = _classes(side, reading).double()
-    last = class_counts(side, side, reading.classes)[0] - 1
+def _best_variance_regression(side: int, options: DrLocReading, eps: float = 1e-8) -> Tensor:
+    classes = _class_of_pairs(side, options).double()
+    last = class_counts(side, side, options.classes)[0] - 1
     mean = torch.linspace(0, last, 10_001, dtype=torch.float64)
     error = (classes[:, None] - mean).square().mean(0)
     # The variance on {0, ..., last} is at most mean * (last - mean). The loss falls with the variance up to
     # error / factor, which is only reached if the factor is far above its usual 0.001.
-    variance = torch.minimum(mean * (last - mean), error / max(reading.log_variance_factor, 1e-12)) + eps
-    return (error / variance + reading.log_variance_factor * variance.log()).min()
+    variance = torch.minimum(mean * (last - mean), error / max(options.log_variance_factor, 1e-12)) + eps
+    return (error / variance + options.log_variance_factor * variance.log()).min()

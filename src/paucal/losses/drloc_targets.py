@@ -44,7 +44,7 @@ def sample_pairs(batch_size: int, n_pairs: int, height: int, width: int, *, gene
     if n_pairs < 1:
         raise ValueError(f"n_pairs must be at least 1, got {n_pairs}")
     shape = (batch_size, n_pairs, 2)
-    return _cells(torch.randint(height * width, shape, generator=generator, device=generator.device), width)
+    return _cell_positions(torch.randint(height * width, shape, generator=generator, device=generator.device), width)
 
 
 def permuted_pairs(batch_size: int, height: int, width: int, *, generator: torch.Generator) -> Tensor:
@@ -60,7 +60,7 @@ def permuted_pairs(batch_size: int, height: int, width: int, *, generator: torch
     noise = torch.rand(batch_size, height * width, generator=generator, device=generator.device)
     second = noise.argsort(dim=1)
     first = torch.arange(height * width, device=generator.device).expand_as(second)
-    return _cells(torch.stack((first, second), dim=-1), width)
+    return _cell_positions(torch.stack((first, second), dim=-1), width)
 
 
 def pair_index(pairs: Tensor, width: int) -> Tensor:
@@ -114,7 +114,7 @@ def pair_targets(
     """
     axes = [
         _axis_target(offset, side, target) / _divisor(side, target, scale)
-        for offset, side in zip(_offsets(pairs), (height, width), strict=True)
+        for offset, side in zip(_row_and_column_offsets(pairs), (height, width), strict=True)
     ]
     return torch.stack(axes, dim=-1)
 
@@ -129,8 +129,8 @@ def class_counts(height: int, width: int, classes: ClassSet = "signed") -> tuple
     counts = {"signed": (2, -1), "paper": (2, 1), "absolute": (1, 0)}
     if classes not in counts:
         raise ValueError(f"classes must be one of {list(counts)}, got {classes!r}")
-    factor, extra = counts[classes]
-    return factor * height + extra, factor * width + extra
+    factor, constant = counts[classes]
+    return factor * height + constant, factor * width + constant
 
 
 def pair_classes(pairs: Tensor, height: int, width: int, *, classes: ClassSet = "signed") -> Tensor:
@@ -142,12 +142,12 @@ def pair_classes(pairs: Tensor, height: int, width: int, *, classes: ClassSet = 
         [[3, 10], [4, 11], [3, 4]]
     """
     axes = []
-    for offset, count in zip(_offsets(pairs), class_counts(height, width, classes), strict=True):
+    for offset, count in zip(_row_and_column_offsets(pairs), class_counts(height, width, classes), strict=True):
         axes.append(offset.abs() if classes == "absolute" else offset + count // 2)
     return torch.stack(axes, dim=-1)
 
 
-def _offsets(pairs: Tensor) -> tuple[Tensor, Tensor]:
+def _row_and_column_offsets(pairs: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = (pairs[:, :, 0] - pairs[:, :, 1]).unbind(-1)
     return rows, columns
 
@@ -170,7 +170,7 @@ def _divisor(side: int, target: Target, scale: Scale) -> int:
     return divisors[scale] * (2 if target == "shifted" and scale != "none" else 1)
 
 
-def _cells(index: Tensor, width: int) -> Tensor:
+def _cell_positions(index: Tensor, width: int) -> Tensor:
     return torch.stack((index // width, index % width), dim=-1)
 
 

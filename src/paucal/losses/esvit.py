@@ -108,13 +108,13 @@ def esvit_loss(
     weights = task_weights(region is not None, view_weight, region_weight)
     images, crops = view.student.shape[:2]
     pairs = view.targets or view_targets(images, view.teacher.shape[1], crops, view.student.device)
-    of_views = _task_loss(view, pairs, *temperatures)
+    view_loss = _cross_entropy_of_task(view, pairs, *temperatures)
     if region is None:
-        return EsvitLoss(of_views, None, weights["view"] * of_views)
+        return EsvitLoss(view_loss, None, weights["view"] * view_loss)
     if region.targets is None:
         raise ValueError("cells need targets that say which of the teacher's each is compared with: region_targets")
-    of_regions = _task_loss(region, region.targets, *temperatures)
-    return EsvitLoss(of_views, of_regions, weights["view"] * of_views + weights["region"] * of_regions)
+    region_loss = _cross_entropy_of_task(region, region.targets, *temperatures)
+    return EsvitLoss(view_loss, region_loss, weights["view"] * view_loss + weights["region"] * region_loss)
 
 
 def task_weights(region: bool, view_weight: float | None = None, region_weight: float = 0.5) -> dict[str, float]:
@@ -234,7 +234,9 @@ def moved_centre(centre: Tensor, mean: Tensor, momentum: float) -> Tensor:
     return torch.where(torch.isfinite(mean).all(), centre * momentum + mean * (1 - momentum), centre)
 
 
-def _task_loss(task: EsvitTask, targets: Targets, student_temperature: float, teacher_temperature: float) -> Tensor:
+def _cross_entropy_of_task(
+    task: EsvitTask, targets: Targets, student_temperature: float, teacher_temperature: float
+) -> Tensor:
     sharpness = Sharpness(student_temperature, teacher_temperature, task.centre)
     pair = task.teacher, task.teacher_prototypes
     return prototype_cross_entropy(task.student, task.prototypes, *pair, targets, sharpness)

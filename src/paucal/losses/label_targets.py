@@ -47,14 +47,14 @@ class SparseTargets:
         The factor in the authors' code is 1 - amount + amount / K instead; see `smoothed_like_program`.
         """
         keep, add = 1 - amount, amount / self.num_classes
-        return self._scale(keep, add)
+        return self._scaled(keep, add)
 
     def smoothed_like_program(self, amount: float) -> "SparseTargets":
         """Return the targets smoothed as in the authors' code, which sum to 1 + amount / K."""
         add = amount / self.num_classes
-        return self._scale(1 - amount + add, add)
+        return self._scaled(1 - amount + add, add)
 
-    def _scale(self, factor: float, shift: float) -> "SparseTargets":
+    def _scaled(self, factor: float, shift: float) -> "SparseTargets":
         named = (self.named * factor + shift) * (self.classes >= 0)[:, None]
         return replace(self, named=named, other=self.other * factor + shift)
 
@@ -90,22 +90,22 @@ def sample_maps(
         cell; the share is None where `covered` is None.
     """
     with torch.autocast(maps.device.type, enabled=False):
-        return _averages(precise(maps), precise(geometry), size, None if covered is None else precise(covered))
+        return _cell_averages(precise(maps), precise(geometry), size, None if covered is None else precise(covered))
 
 
-def _averages(
+def _cell_averages(
     maps: Tensor, geometry: Tensor, size: tuple[int, int], covered: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     rows, columns = size
     to_map = geometry if covered is None else geometry / covered[:, :, None]
-    down, across = _samples(to_map, maps.shape[-2:], size)
-    most_down, most_across = _most(maps.shape[-2], rows), _most(maps.shape[-1], columns)
-    y, weight_y = _points(down, most_down, rows)
-    x, weight_x = _points(across, most_across, columns)
+    down, across = _points_per_cell(to_map, maps.shape[-2:], size)
+    most_down, most_across = _max_points(maps.shape[-2], rows), _max_points(maps.shape[-1], columns)
+    y, weight_y = _point_positions(down, most_down, rows)
+    x, weight_x = _point_positions(across, most_across, columns)
     points = torch.stack((x[:, None, :].expand(-1, y.shape[1], -1), y[:, :, None].expand(-1, -1, x.shape[1])), -1)
     ones = torch.ones_like(points[..., :1])
     at = torch.cat((points, ones), -1) @ to_map[:, None].transpose(-1, -2)
-    inside = _within(at)
+    inside = _within_view(at)
     sampled = functional.grid_sample(maps, at, padding_mode="border", align_corners=False)
     weight = weight_y[:, :, None] * weight_x[:, None, :]
 
@@ -116,7 +116,7 @@ def _averages(
     average = over_cells(sampled, inside)
     if covered is None:
         return average, None
-    in_image = _within(at * covered[:, None, None])
+    in_image = _within_view(at * covered[:, None, None])
     known = 1 - over_cells(torch.ones_like(sampled[:, :1]), in_image & ~inside)
     return average / known.clamp(min=1e-6), known.squeeze(1).clamp(min=0)
 
@@ -144,31 +144,31 @@ def map_targets(
         covered: (B, 2), as for `sample_maps`.
         teacher_classes: (B,) number of classes that the teacher knows, the K included; None if it knows no others.
     """
-    average, known = sample_maps(maps, geometry, size, covered)
+    average, known_share = sample_maps(maps, geometry, size, covered)
     logits = average.flatten(2).transpose(1, 2)
-    there = (classes >= 0)[:, None]
-    top = logits.masked_fill(~there, 0.0).amax(-1, keepdim=True).clamp(min=0)  # the other classes' logit is 0
-    weights = (logits - top).exp() * there
-    rest = (-top).exp()
+    is_listed = (classes >= 0)[:, None]
+    top = logits.masked_fill(~is_listed, 0.0).amax(-1, keepdim=True).clamp(min=0)  # the other classes' logit is 0
+    weights = (logits - top).exp() * is_listed
+    other_weight = (-top).exp()
     teachers = num_classes if teacher_classes is None else teacher_classes[:, None, None]
-    unnamed = teachers - there.sum(-1, keepdim=True)
-    total = weights.sum(-1, keepdim=True) + unnamed * rest
-    share = None if known is None else known.flatten(1)
-    targets = SparseTargets(classes, weights / total, (rest / total).squeeze(-1), num_classes, share)
-    return targets if teacher_classes is None else _without_foreign(targets)
+    unnamed = teachers - is_listed.sum(-1, keepdim=True)
+    total = weights.sum(-1, keepdim=True) + unnamed * other_weight
+    share = None if known_share is None else known_share.flatten(1)
+    targets = SparseTargets(classes, weights / total, (other_weight / total).squeeze(-1), num_classes, share)
+    return targets if teacher_classes is None else _spread_other_classes(targets)
 
 
-def _without_foreign(targets: SparseTargets) -> SparseTargets:
+def _spread_other_classes(targets: SparseTargets) -> SparseTargets:
     """Return targets over the K classes alone, with the others' probability spread over them in equal parts."""
-    own = (targets.classes >= 0) & (targets.classes < targets.num_classes)
-    named = targets.named * own[:, None]
-    unnamed = targets.num_classes - own.sum(-1, keepdim=True)
-    even = (1 - named.sum(-1) - unnamed * targets.other) / targets.num_classes
+    is_own = (targets.classes >= 0) & (targets.classes < targets.num_classes)
+    own_probabilities = targets.named * is_own[:, None]
+    unnamed = targets.num_classes - is_own.sum(-1, keepdim=True)
+    share_of_each = (1 - own_probabilities.sum(-1) - unnamed * targets.other) / targets.num_classes
     return replace(
         targets,
-        classes=targets.classes.masked_fill(~own, -1),
-        named=(named + even[..., None]) * own[:, None],
-        other=targets.other + even,
+        classes=targets.classes.masked_fill(~is_own, -1),
+        named=(own_probabilities + share_of_each[..., None]) * is_own[:, None],
+        other=targets.other + share_of_each,
     )
 
 
@@ -177,34 +177,34 @@ def transpose_geometry(geometry: Tensor) -> Tensor:
     return geometry[:, [1, 0]][:, :, [1, 0, 2]]
 
 
-def _within(points: Tensor) -> Tensor:
+def _within_view(points: Tensor) -> Tensor:
     return (points.abs() <= 1 + 1e-6).all(-1)
 
 
-def _samples(geometry: Tensor, sides: torch.Size, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def _points_per_cell(geometry: Tensor, sides: torch.Size, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Return how many points (B,) to take along the height and the width of a cell."""
-    scale = _vector_like(geometry, sides[1], sides[0])
+    scale = _new_vector(geometry, sides[1], sides[0])
     # A view is two units wide, and so is the map.
     spans = (geometry[:, :, :2] * scale[:, None]).norm(dim=1)  # the view's width and height, in cells of the map
-    counts = (spans / _vector_like(spans, size[1], size[0]) - 1e-4).ceil()
-    most = _vector_like(counts, _most(sides[1], size[1]), _most(sides[0], size[0]))
-    counts = counts.clamp(min=1).minimum(most)
+    counts = (spans / _new_vector(spans, size[1], size[0]) - 1e-4).ceil()
+    max_points = _new_vector(counts, _max_points(sides[1], size[1]), _max_points(sides[0], size[0]))
+    counts = counts.clamp(min=1).minimum(max_points)
     return counts[:, 1], counts[:, 0]
 
 
-def _vector_like(like: Tensor, *values: float) -> Tensor:
+def _new_vector(like: Tensor, *values: float) -> Tensor:
     """Return a vector made on the device: a copy from the CPU would wait for all queued work of the device."""
     return torch.stack([like.new_full((), value) for value in values])
 
 
-def _most(cells: int, bins: int) -> int:
+def _max_points(cells: int, bins: int) -> int:
     """Return the largest number of points along a cell: 1.5 times that of a whole image's view, for turned views."""
     return -(-3 * cells // (2 * bins))
 
 
-def _points(counts: Tensor, most: int, bins: int) -> tuple[Tensor, Tensor]:
+def _point_positions(counts: Tensor, max_points: int, bins: int) -> tuple[Tensor, Tensor]:
     """Return positions (B, bins * most) in [-1, 1] along a side of the view, and the weight of each."""
-    point = torch.arange(most, device=counts.device)
+    point = torch.arange(max_points, device=counts.device)
     offsets = (point + 0.5) / counts[:, None]
     starts = torch.arange(bins, device=counts.device)
     positions = (starts[None, :, None] + offsets[:, None]) / bins * 2 - 1

@@ -117,9 +117,9 @@ def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: fl
         for knot in range(knots):
             at = knot * step
             normal = math.exp(-0.5 * at * at)
-            real, imaginary = _joint_mean((at * along).cos()), _joint_mean((at * along).sin())
+            real_part, imaginary = _joint_mean((at * along).cos()), _joint_mean((at * along).sin())
             share = step if knot in (0, knots - 1) else 2 * step
-            total = total + share * normal * ((real - normal).square() + imaginary.square()).mean()
+            total = total + share * normal * ((real_part - normal).square() + imaginary.square()).mean()
         return len(embeddings) * world_size() * total
 
 
@@ -131,8 +131,8 @@ def unit_directions(dim: int, count: int, generator: torch.Generator) -> Tensor:
         >>> directions.shape, directions.square().sum(0).round(decimals=4).tolist()
         (torch.Size([4, 3]), [1.0, 1.0, 1.0])
     """
-    drawn = torch.randn(dim, count, generator=generator, device=generator.device)
-    return drawn / torch.linalg.vector_norm(drawn, dim=0)
+    normal_draws = torch.randn(dim, count, generator=generator, device=generator.device)
+    return normal_draws / torch.linalg.vector_norm(normal_draws, dim=0)
 
 
 def _joint_mean(values: Tensor) -> Tensor:
@@ -140,5 +140,5 @@ def _joint_mean(values: Tensor) -> Tensor:
 
     The trainer averages gradients over processes, which turns them into the gradient of the joint mean.
     """
-    own = values.mean(0)
-    return own + (all_reduce_mean(own) - own.detach())
+    own_mean = values.mean(0)
+    return own_mean + (all_reduce_mean(own_mean) - own_mean.detach())

@@ -28,7 +28,7 @@ def multi_label_loss(
         >>> multi_label_loss(torch.zeros(1, 3), torch.tensor([[1.0, 0.0, torch.nan]]))
         tensor(0.6931)
     """
-    known = ~targets.isnan()
-    wanted = torch.where(known, targets, 0.0) * (1 - label_smoothing) + label_smoothing / logits.shape[1]
-    each = F.binary_cross_entropy_with_logits(logits, wanted, pos_weight=pos_weight, reduction="none")
-    return (each * known).sum() / known.sum().clamp(min=1)
+    is_known = ~targets.isnan()
+    smoothed = torch.where(is_known, targets, 0.0) * (1 - label_smoothing) + label_smoothing / logits.shape[1]
+    losses = F.binary_cross_entropy_with_logits(logits, smoothed, pos_weight=pos_weight, reduction="none")
+    return (losses * is_known).sum() / is_known.sum().clamp(min=1)

@@ -124,30 +124,32 @@ class _Fused(torch.autograd.Function):
         kind = student.device.type
         dtype = _factor_dtype(kind)
         # Gradients are scaled to be near 1: otherwise small weights of small probabilities would be 0 in float16.
-        reach = weights.sum(-1).amax().clamp(min=torch.finfo(torch.float32).tiny)
-        weights = weights / reach
+        largest_weight = weights.sum(-1).amax().clamp(min=torch.finfo(torch.float32).tiny)
+        weights = weights / largest_weight
         dense, teacher_dense = prototypes.to(dtype), teacher_prototypes.to(dtype)
-        wanted = ctx.needs_input_grad[:2]
-        student_gradient = torch.zeros_like(student, dtype=torch.float32) if wanted[0] else None
-        dense_gradient = torch.zeros_like(prototypes, dtype=torch.float32) if wanted[1] else None
+        needs_gradient = ctx.needs_input_grad[:2]
+        student_gradient = torch.zeros_like(student, dtype=torch.float32) if needs_gradient[0] else None
+        dense_gradient = torch.zeros_like(prototypes, dtype=torch.float32) if needs_gradient[1] else None
         loss = torch.zeros((), device=student.device)
         with torch.autocast(kind, enabled=False):
-            for part in _parts(student, teacher, prototypes, chunk):
-                seen = student[part].flatten(0, 1).to(dtype)
-                goal, mass = _goal(teacher[part].to(dtype), teacher_dense, rows[part], weights[part], sharpness)
+            for part in _row_chunks(student, teacher, prototypes, chunk):
+                student_rows = student[part].flatten(0, 1).to(dtype)
+                target_sum, mass = _summed_targets(
+                    teacher[part].to(dtype), teacher_dense, rows[part], weights[part], sharpness
+                )
                 value, slope = _summed_cross_entropy(
-                    seen, dense, goal, mass, sharpness.student_temperature, any(wanted)
+                    student_rows, dense, target_sum, mass, sharpness.student_temperature, any(needs_gradient)
                 )
                 loss += value
                 slope = slope.to(dtype)
                 if student_gradient is not None:
                     student_gradient[part] = product(slope, dense).view_as(student[part])
                 if dense_gradient is not None:
-                    dense_gradient += product(slope.T, seen)
+                    dense_gradient += product(slope.T, student_rows)
         ctx.gradients = (student_gradient, dense_gradient)
-        ctx.scale = reach / (sharpness.student_temperature * len(student))
+        ctx.scale = largest_weight / (sharpness.student_temperature * len(student))
         ctx.dtypes = (student.dtype, prototypes.dtype)
-        return loss * reach / len(student)
+        return loss * largest_weight / len(student)
 
     @staticmethod
     @once_differentiable
@@ -180,36 +182,36 @@ def _factor_dtype(kind: str) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if rounds else torch.float32
 
 
-def _parts(student: Tensor, teacher: Tensor, prototypes: Tensor, chunk: int) -> list[slice]:
-    each = max(student.shape[1], teacher.shape[1]) * len(prototypes)
-    count = max(1, chunk // each)
+def _row_chunks(student: Tensor, teacher: Tensor, prototypes: Tensor, chunk: int) -> list[slice]:
+    largest_row = max(student.shape[1], teacher.shape[1]) * len(prototypes)
+    count = max(1, chunk // largest_row)
     return [slice(start, start + count) for start in range(0, len(student), count)]
 
 
-def _goal(
+def _summed_targets(
     teacher: Tensor, prototypes: Tensor, rows: Tensor, weights: Tensor, sharpness: Sharpness
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted sum of each student row's targets (b * R, K), and the sum of its weights (b * R, 1)."""
     images, width = teacher.shape[0], teacher.shape[1]
     scores = product(teacher.flatten(0, 1), prototypes.T)
-    likely = scores.sub_(sharpness.centre).div_(sharpness.teacher_temperature).softmax(1)
+    probabilities = scores.sub_(sharpness.centre).div_(sharpness.teacher_temperature).softmax(1)
     del scores
     first = torch.arange(images, device=rows.device)[:, None, None] * width
     flat, shares = (rows + first).flatten(0, 1), weights.flatten(0, 1)
-    goal = likely[flat[:, 0]].mul_(shares[:, :1])
+    target_sum = probabilities[flat[:, 0]].mul_(shares[:, :1])
     for index in range(1, flat.shape[1]):
-        goal.addcmul_(likely[flat[:, index]], shares[:, index : index + 1])
-    return goal, shares.sum(1, keepdim=True)
+        target_sum.addcmul_(probabilities[flat[:, index]], shares[:, index : index + 1])
+    return target_sum, shares.sum(1, keepdim=True)
 
 
 def _summed_cross_entropy(
-    student: Tensor, prototypes: Tensor, goal: Tensor, mass: Tensor, temperature: float, wanted: bool
+    student: Tensor, prototypes: Tensor, target_sum: Tensor, mass: Tensor, temperature: float, with_slope: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy and its slope (b * R, K) with respect to the tempered scores."""
     scores = product(student, prototypes.T).div_(temperature)
     normaliser = scores.logsumexp(1, keepdim=True)
-    aligned = torch.bmm(goal[:, None], scores[:, :, None])[:, :, 0]  # row by row, without another (b * R, K)
+    aligned = torch.bmm(target_sum[:, None], scores[:, :, None])[:, :, 0]  # row by row, without another (b * R, K)
     value = (mass * normaliser - aligned).sum()
-    if wanted:
-        scores.sub_(normaliser - mass.log()).exp_().sub_(goal)  # mass * softmax - goal, in few passes
+    if with_slope:
+        scores.sub_(normaliser - mass.log()).exp_().sub_(target_sum)  # mass * softmax - goal, in few passes
     return value, scores

@@ -36,12 +36,14 @@ def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
     if isinstance(targets, Tensor):
         targets = precise(targets)
         return targets.sum(-1) * normaliser - (targets * logits).sum(-1)
-    there = (targets.classes >= 0)[:, None]
+    is_listed = (targets.classes >= 0)[:, None]
     index = targets.classes.clamp(min=0)[:, None].expand_as(targets.named)
-    named = logits.gather(-1, index)
-    others = targets.num_classes - there.sum(-1)
-    mass = targets.named.sum(-1) + others * targets.other
-    aligned = ((targets.named - targets.other[..., None]) * named * there).sum(-1) + targets.other * logits.sum(-1)
+    listed_logits = logits.gather(-1, index)
+    n_others = targets.num_classes - is_listed.sum(-1)
+    mass = targets.named.sum(-1) + n_others * targets.other
+    aligned = ((targets.named - targets.other[..., None]) * listed_logits * is_listed).sum(
+        -1
+    ) + targets.other * logits.sum(-1)
     return mass * normaliser - aligned
 
 
@@ -71,9 +73,9 @@ def draw_mix_box(grid: tuple[int, int], generator: torch.Generator | None = None
     share, row, column = torch.rand(3, generator=generator).tolist()
     edges = []
     for cells, place in zip(grid, (row, column), strict=True):
-        half = int(cells * math.sqrt(1 - share)) // 2
+        half_side = int(cells * math.sqrt(1 - share)) // 2
         centre = int(place * cells)
-        edges.append((max(centre - half, 0), min(centre + half, cells)))
+        edges.append((max(centre - half_side, 0), min(centre + half_side, cells)))
     (top, bottom), (left, right) = edges
     return top, left, bottom, right
 
@@ -147,11 +149,11 @@ def token_label_loss(
     if (token_logits is None) != (token_targets is None):
         raise ValueError("logits and targets of the tokens belong together: give both, or neither")
     weights = reading or TokenLabelingReading()
-    whole = class_loss(logits, targets, kept, truth)
+    image_loss = class_loss(logits, targets, kept, truth)
     if token_logits is None or token_targets is None:
-        return TokenLabelLoss(whole, None, weights.class_weight * whole)
+        return TokenLabelLoss(image_loss, None, weights.class_weight * image_loss)
     tokens = dense_loss(token_logits, token_targets)
-    return TokenLabelLoss(whole, tokens, weights.class_weight * whole + weights.dense_weight * tokens)
+    return TokenLabelLoss(image_loss, tokens, weights.class_weight * image_loss + weights.dense_weight * tokens)
 
 
 def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targets | None = None) -> Tensor:
@@ -168,17 +170,17 @@ def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targe
     Returns:
         A scalar.
     """
-    places = logits[:, None]
+    positions = logits[:, None]
 
     def against(own: Targets, true: Targets | None) -> Tensor:
-        loss = soft_cross_entropy(places, own).squeeze(1)
+        loss = soft_cross_entropy(positions, own).squeeze(1)
         if isinstance(own, SparseTargets) and own.known is not None:
             loss = loss * (own.known.squeeze(1) > 0)
         if true is None:
             return loss
-        agreed = most_likely(own).squeeze(1) == most_likely(true).squeeze(1)
-        share = torch.where(agreed, RIGHT, WRONG).to(loss.dtype)
-        return share * loss + (1 - share) * soft_cross_entropy(places, true).squeeze(1)
+        is_agreed = most_likely(own).squeeze(1) == most_likely(true).squeeze(1)
+        share = torch.where(is_agreed, RIGHT, WRONG).to(loss.dtype)
+        return share * loss + (1 - share) * soft_cross_entropy(positions, true).squeeze(1)
 
     loss = against(targets, truth)
     if kept < 1:

@@ -64,8 +64,8 @@ def shape_loss(embeddings: Tensor, directions: Tensor) -> Tensor:
         along = rows @ directions.float()
         spread = along.std(0, correction=0).clamp(min=SMALLEST_DEVIATION)
         ordered = ((along - along.mean(0)) / spread).sort(0).values
-        places = (torch.arange(len(rows), device=rows.device) + 0.5) / len(rows)
-        quantiles = torch.special.ndtri(places.double()).to(ordered)[:, None]
+        ranks = (torch.arange(len(rows), device=rows.device) + 0.5) / len(rows)
+        quantiles = torch.special.ndtri(ranks.double()).to(ordered)[:, None]
         return mean.square().mean() + (deviation - 1).square().mean() + (ordered - quantiles).square().mean()
 
 

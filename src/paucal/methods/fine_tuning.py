@@ -45,11 +45,11 @@ def check_tuning(settings: TrainSettings, objective: Objective, per_class: Seque
             f"{min(per_class)}: leave it out."
         )
     names = ("layer_decay", "freeze", "freeze_epochs", "lora_rank")
-    asked = [name for name in names if getattr(settings, name) is not None]
-    asked = [name for name in asked if name != "freeze_epochs" or settings.freeze_epochs]
-    asked += ["eval_mode"] if settings.eval_mode else []
-    if asked and not isinstance(getattr(objective, "tuner", None), BackboneTuner):
-        raise UserError(f"{flag(asked[0])} is not supported for --method {settings.method}: leave it out.")
+    requested = [name for name in names if getattr(settings, name) is not None]
+    requested = [name for name in requested if name != "freeze_epochs" or settings.freeze_epochs]
+    requested += ["eval_mode"] if settings.eval_mode else []
+    if requested and not isinstance(getattr(objective, "tuner", None), BackboneTuner):
+        raise UserError(f"{flag(requested[0])} is not supported for --method {settings.method}: leave it out.")
     remarks = []
     if settings.freeze is not None:
         sizes = [

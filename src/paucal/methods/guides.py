@@ -11,10 +11,10 @@ from paucal.types import UserError
 
 def refuse_leaks(setting: str, run: RunFolder, run_images: RunImages) -> None:
     """Refuse a guide that was trained on validation or test images of the run, whose labels would leak."""
-    known = keys_with_seen_labels(run, run_images.images).intersection(run_images.held_out)
-    if known:
+    leaked = keys_with_seen_labels(run, run_images.images).intersection(run_images.held_out)
+    if leaked:
         raise UserError(
-            f"{flag(setting)} {run.path} was trained on {len(known)} of the validation and test images of this "
+            f"{flag(setting)} {run.path} was trained on {len(leaked)} of the validation and test images of this "
             "run, so it knows their labels: train it with this run's --seed and split."
         )
 

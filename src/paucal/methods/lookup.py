@@ -16,8 +16,8 @@ def known_name(name: str, value: str, table: Mapping[str, object]) -> str:
         UserError: The name is unknown; the message suggests the nearest one.
     """
     if value not in table:
-        near = difflib.get_close_matches(value, table, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
+        similar = difflib.get_close_matches(value, table, n=1)
+        hint = f"; did you mean {similar[0]!r}?" if similar else "."
         raise UserError(f"--{name}: {value!r} is unknown, expected one of {', '.join(table)}{hint}")
     return value
 
@@ -35,7 +35,7 @@ def refuse_unused(settings: Any, given: Mapping[str, str], used: Iterable[Entry]
     """
     unused, declared = unused_settings(used, known), setting_fields(settings)
     for name, origin in given.items():
-        silent = origin == "config" and getattr(settings, name) == declared[name].default
-        if name in unused and not silent:
+        is_default_of_config = origin == "config" and getattr(settings, name) == declared[name].default
+        if name in unused and not is_default_of_config:
             advice = unused[name].advice.format(flag=flag(name), method=settings.method)
             raise UserError(f"{flag(name)} has no effect {advice}.")

@@ -33,7 +33,7 @@ def method_of(settings: PretrainSettings) -> PretrainingMethod:
 
 
 def with_recipe(settings: PretrainSettings, given: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
-    """Fill in the open settings from `--recipe`; raises a UserError for an unknown recipe."""
+    """Fill in the settings that were not given from `--recipe`; raise a UserError for an unknown recipe."""
     left_out = method_of(settings).superseded(settings, given)
     return fill_in(settings, given, RECIPES, settings.recipe, left_out)
 

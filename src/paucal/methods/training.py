@@ -64,17 +64,19 @@ def unused_by(settings: TrainSettings) -> set[str]:
 
 
 def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
-    """Fill in the open settings from `--recipe`.
+    """Fill in the settings that were not given from `--recipe`.
 
     Raises:
         UserError: The recipe is unknown, or timm has no permitted weights of the recipe's model.
     """
     recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
-    said = {} if recipe is None else recipe.settings
-    losses = {name: said[name] for name in ("method", "add") if name in said and name not in given}
+    recipe_settings = {} if recipe is None else recipe.settings
+    losses = {
+        name: recipe_settings[name] for name in ("method", "add") if name in recipe_settings and name not in given
+    }
     settings, origin = fill_in(settings, given, RECIPES, settings.recipe, unused_by(replace(settings, **losses)))
     if recipe is not None:
-        settings, origin = _of_other_length(settings, origin, recipe)
+        settings, origin = _scale_to_length(settings, origin, recipe)
     if settings.recipe is not None and recipe is not None and recipe.imagenet_alone and settings.init == "timm":
         tagged = imagenet_alone(settings.model, settings.recipe)
         if tagged != settings.model:
@@ -83,23 +85,23 @@ def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[Trai
     return settings, origin
 
 
-def _of_other_length(
+def _scale_to_length(
     settings: TrainSettings, origin: dict[str, str], recipe: Recipe
 ) -> tuple[TrainSettings, dict[str, str]]:
     """Scale the cosine and the warm-up of a recipe to another number of epochs.
 
     Otherwise a longer run would stay at the lowest rate, and a short one would never leave the warm-up.
     """
-    whole, words = recipe.of_model(settings.model).settings.get("epochs"), f"recipe {settings.recipe}"
-    if whole is None or settings.epochs in (None, whole) or origin.get("epochs") == words:
+    recipe_epochs, recipe_origin = recipe.of_model(settings.model).settings.get("epochs"), f"recipe {settings.recipe}"
+    if recipe_epochs is None or settings.epochs in (None, recipe_epochs) or origin.get("epochs") == recipe_origin:
         return settings, origin
-    if origin.get("schedule_epochs") == words:
+    if origin.get("schedule_epochs") == recipe_origin:
         settings = replace(settings, schedule_epochs=None)
         origin = {name: text for name, text in origin.items() if name != "schedule_epochs"}
-    if origin.get("warmup_epochs") == words and settings.warmup_epochs and settings.epochs < whole:
-        share = settings.warmup_epochs / whole
+    if origin.get("warmup_epochs") == recipe_origin and settings.warmup_epochs and settings.epochs < recipe_epochs:
+        share = settings.warmup_epochs / recipe_epochs
         settings = replace(settings, warmup_epochs=round(share * settings.epochs, 3))
-        origin = {**origin, "warmup_epochs": f"{words}: its share of {settings.warmup_epochs / share:g} epochs"}
+        origin = {**origin, "warmup_epochs": f"{recipe_origin}: its share of {settings.warmup_epochs / share:g} epochs"}
     return settings, origin
 
 

@@ -56,8 +56,8 @@ def wilson_share(share: float, total: float, level: float = 0.95) -> Score:
     """Return a share with the Wilson score interval for a possibly fractional number of images."""
     z = NormalDist().inv_cdf(0.5 + level / 2)
     centre = (share + z * z / (2 * total)) / (1 + z * z / total)
-    half = z / (1 + z * z / total) * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    return Score(share, max(0.0, centre - half), min(1.0, centre + half))
+    half_width = z / (1 + z * z / total) * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    return Score(share, max(0.0, centre - half_width), min(1.0, centre + half_width))
 
 
 def images_needed(share: float, half_width: float, level: float = 0.95) -> int:
@@ -153,8 +153,8 @@ class Bootstrap:
             if self.multinomial:
                 counts = generator.multinomial(n_images, np.full(n_images, 1 / n_images), size=rows)
             else:
-                drawn = generator.integers(n_images, size=(rows, n_images)) + np.arange(rows)[:, None] * n_images
-                counts = np.bincount(drawn.ravel(), minlength=rows * n_images).reshape(rows, n_images)
+                drawn_images = generator.integers(n_images, size=(rows, n_images)) + np.arange(rows)[:, None] * n_images
+                counts = np.bincount(drawn_images.ravel(), minlength=rows * n_images).reshape(rows, n_images)
             yield counts.astype(np.float64)
 
     def scores(self, measures: Sequence[Measure], n_images: int) -> list[NDArray[np.float64]]:

@@ -33,9 +33,9 @@ def hits(scores: Tensor, labels: Tensor, top: int = 1) -> NDArray[np.float64]:
         >>> hits(torch.tensor([[3.0, 1.0, 0.0], [1.0, 1.0, 0.0]]), torch.tensor([0, 0]))
         array([1. , 0.5])
     """
-    own = scores.gather(1, labels[:, None])
-    above, equal = (scores > own).sum(1), (scores == own).sum(1)
-    return ((top - above) / equal).clamp(0, 1).double().cpu().numpy()
+    own_score = scores.gather(1, labels[:, None])
+    n_above, n_equal = (scores > own_score).sum(1), (scores == own_score).sum(1)
+    return ((top - n_above) / n_equal).clamp(0, 1).double().cpu().numpy()
 
 
 class Mean:
@@ -91,8 +91,8 @@ class MacroF1:
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D,) scores for (D, N) weights."""
         right = sum_by_class(weights * (self._labels == self._answers), self._labels, self._n_classes)
-        true, given = (sum_by_class(weights, counts, self._n_classes) for counts in (self._labels, self._answers))
-        return _mean_f1(right, true + given)
+        true, predicted = (sum_by_class(weights, counts, self._n_classes) for counts in (self._labels, self._answers))
+        return _mean_f1(right, true + predicted)
 
 
 class MacroF1OfSeveral:
@@ -177,7 +177,7 @@ class RocAuc:
     """The probability that a positive image has a higher score than a negative image, with ties counting half."""
 
     def __init__(self, scores: Tensor, labels: Tensor) -> None:
-        self._order, self._group = _ranking(scores.double().cpu().numpy())
+        self._order, self._group = _rank_by_score(scores.double().cpu().numpy())
         self._positive = labels.cpu().numpy()[self._order] > 0
 
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
@@ -211,7 +211,7 @@ class AveragePrecision:
         self._classes: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]] = []
         for score, label in zip(scores.double().cpu().numpy().T, labels.cpu().numpy().T, strict=True):
             known = np.flatnonzero(label >= 0)
-            order, group = _ranking(score[known])
+            order, group = _rank_by_score(score[known])
             self._classes.append((known[order], group, label[known][order] > 0))
 
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
@@ -220,10 +220,12 @@ class AveragePrecision:
 
     def per_class(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D, K) scores for (D, N) weights; NaN for a class without a positive image."""
-        found = [self._of_class(weights[:, order], group, positive) for order, group, positive in self._classes]
+        found = [self._area_of_class(weights[:, order], group, positive) for order, group, positive in self._classes]
         return np.stack(found, axis=1)
 
-    def _of_class(self, ordered: Weights, group: NDArray[np.int64], positive: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def _area_of_class(
+        self, ordered: Weights, group: NDArray[np.int64], positive: NDArray[np.bool_]
+    ) -> NDArray[np.float64]:
         if not len(group):
             return np.full(len(ordered), np.nan)
         right = np.add.reduceat(ordered * positive, group, axis=1).cumsum(1)
@@ -257,7 +259,7 @@ def precision_at(
     return np.stack([row[np.searchsorted(reached, recalls)] for row, reached in zip(padded, recall, strict=True)])
 
 
-def _ranking(scores: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _rank_by_score(scores: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the order of descending scores, and where each group of equal scores begins in it."""
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]
@@ -293,8 +295,8 @@ def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
         if scores.shape[1] != 2:
             raise ValueError(f"roc_auc needs two classes, got {scores.shape[1]}")
         return RocAuc(scores[:, 1] - scores[:, 0], labels)
-    each = hits(scores, labels)
-    return Mean(each) if name == "accuracy" else MeanPerClass(each, labels.numpy(), scores.shape[1])
+    image_hits = hits(scores, labels)
+    return Mean(image_hits) if name == "accuracy" else MeanPerClass(image_hits, labels.numpy(), scores.shape[1])
 
 
 class PixelScores:
@@ -316,7 +318,7 @@ class PixelScores:
 
     def mean_iou(self, weights: Weights) -> NDArray[np.float64]:
         """Return the (D,) means over the classes that occur among labels or answers; NaN without any."""
-        return _mean_of_found(self.iou(weights))
+        return _mean_over_known(self.iou(weights))
 
     def accuracy(self, weights: Weights) -> NDArray[np.float64]:
         """Return the (D,) shares of the pixels that are right; NaN without any pixels."""
@@ -324,12 +326,12 @@ class PixelScores:
 
     def mean_accuracy(self, weights: Weights) -> NDArray[np.float64]:
         """Return the (D,) means over labelled classes of the share of pixels that are right; NaN without any."""
-        return _mean_of_found(_ratio(weights @ self._hits, weights @ self._labels))
+        return _mean_over_known(_ratio(weights @ self._hits, weights @ self._labels))
 
 
-def _ratio(above: NDArray[np.float64], below: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.divide(above, below, out=np.full(below.shape, np.nan), where=below > 0)
+def _ratio(numerators: NDArray[np.float64], denominators: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.divide(numerators, denominators, out=np.full(denominators.shape, np.nan), where=denominators > 0)
 
 
-def _mean_of_found(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mean_over_known(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isnan(values).all(1), np.nan, mean_over_classes(values))

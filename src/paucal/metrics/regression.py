@@ -42,8 +42,8 @@ class R2:
         """Return (D,) scores for (D, N) weights."""
         mean = (weights * self._truth).sum(1, keepdims=True) / weights.sum(1, keepdims=True)
         total = (weights * (self._truth - mean) ** 2).sum(1)
-        rest = (weights * self._squares).sum(1)
-        return np.where(total > 0, 1 - rest / np.where(total > 0, total, 1), np.nan)
+        residual = (weights * self._squares).sum(1)
+        return np.where(total > 0, 1 - residual / np.where(total > 0, total, 1), np.nan)
 
 
 class QuadraticKappa:
@@ -61,13 +61,13 @@ class QuadraticKappa:
         """Return (D,) scores for (D, N) weights; NaN where all grades are equal."""
         shares = weights / weights.sum(1, keepdims=True)
         means = [shares @ values for values in (self._truth, self._predicted)]
-        spread = sum(
+        within = sum(
             (shares * (values - mean[:, None]) ** 2).sum(1)
             for values, mean in zip((self._truth, self._predicted), means, strict=True)
         )
-        by_chance = spread + (means[0] - means[1]) ** 2
+        expected = within + (means[0] - means[1]) ** 2
         off = shares @ (self._truth - self._predicted) ** 2
-        return np.where(by_chance > 0, 1 - off / np.where(by_chance > 0, by_chance, 1), np.nan)
+        return np.where(expected > 0, 1 - off / np.where(expected > 0, expected, 1), np.nan)
 
 
 @dataclass(frozen=True)

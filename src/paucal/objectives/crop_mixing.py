@@ -35,7 +35,7 @@ def mixed_targets(teacher: Tensor, targets: Targets, shares: Tensor) -> tuple[Te
         targets: Rows (B, V, J) and weights (V, J) of unmixed crops.
         shares: (V,).
     """
-    both = torch.cat([teacher, teacher.roll(1, 0)], 1)
+    rows_of_both = torch.cat([teacher, teacher.roll(1, 0)], 1)
     rows = torch.cat([targets.rows, targets.rows + teacher.shape[1]], 2)
-    own = shares.to(targets.weights.device, non_blocking=targets.weights.is_cuda)[:, None]
-    return both, Targets(rows, torch.cat([targets.weights * own, targets.weights * (1 - own)], 1))
+    own_share = shares.to(targets.weights.device, non_blocking=targets.weights.is_cuda)[:, None]
+    return rows_of_both, Targets(rows, torch.cat([targets.weights * own_share, targets.weights * (1 - own_share)], 1))

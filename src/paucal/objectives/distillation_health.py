@@ -37,13 +37,13 @@ def task_health(
         goal: (B, P), the teacher's features of another crop.
         sharpness: Temperatures and centre.
     """
-    likely = teacher(goal).float().sub(sharpness.centre).div(sharpness.teacher_temperature).softmax(1)
+    teacher_probabilities = teacher(goal).float().sub(sharpness.centre).div(sharpness.teacher_temperature).softmax(1)
     guessed = student(seen).float().div(sharpness.student_temperature).softmax(1)
     return {
-        "teacher_entropy": entropy(likely).mean(),
+        "teacher_entropy": entropy(teacher_probabilities).mean(),
         "student_entropy": entropy(guessed).mean(),
-        "batch_entropy": entropy(likely.mean(0)),
-        "agreement": (likely.argmax(1) == guessed.argmax(1)).float().mean(),
+        "batch_entropy": entropy(teacher_probabilities.mean(0)),
+        "agreement": (teacher_probabilities.argmax(1) == guessed.argmax(1)).float().mean(),
         "feature_spread": feature_spread(goal),
         "effective_rank": effective_rank(goal),
         "feature_norm": torch.linalg.vector_norm(goal.float(), dim=1).mean(),
@@ -54,7 +54,9 @@ def task_health(
 @torch.no_grad()
 def teacher_distance(student: DistilledNetwork, teacher: DistilledNetwork) -> Tensor:
     """Return the length of the difference of the backbones' weights over the length of the student's weights."""
-    ours, theirs = list(teacher.backbone.parameters()), list(student.backbone.parameters())
-    apart = torch.stack([(a - b).square().sum() for a, b in zip(ours, theirs, strict=True)]).sum()
-    ratio = (apart / torch.stack([b.square().sum() for b in theirs]).sum()).sqrt()
+    teacher_parameters, student_parameters = list(teacher.backbone.parameters()), list(student.backbone.parameters())
+    squared_distance = torch.stack(
+        [(a - b).square().sum() for a, b in zip(teacher_parameters, student_parameters, strict=True)]
+    ).sum()
+    ratio = (squared_distance / torch.stack([b.square().sum() for b in student_parameters]).sum()).sqrt()
     return ratio.full_tensor() if isinstance(ratio, DTensor) else ratio  # a DTensor if the weights are sharded

@@ -31,7 +31,7 @@ class DistilledNetwork(nn.Module):
         super().__init__()
         self.backbone = backbone
         names = options.weights()
-        self.heads = nn.ModuleDict({name: _head(backbone.dim, options, trained) for name in names})
+        self.heads = nn.ModuleDict({name: _build_head(backbone.dim, options, trained) for name in names})
 
     def see(self, crops: Sequence[Tensor]) -> Seen:
         """Run the backbone once per resolution."""
@@ -79,16 +79,16 @@ def follow(teacher: nn.Module, student: nn.Module, momentum: float, buffers: boo
         momentum: Share of the old teacher.
         buffers: Whether running statistics are averaged too; counts are copied.
     """
-    for ours, theirs in zip(teacher.parameters(), student.parameters(), strict=True):
-        ours.lerp_(theirs, 1 - momentum)
-    for ours, theirs in zip(teacher.buffers(), student.buffers(), strict=True) if buffers else ():
-        if ours.is_floating_point():
-            ours.lerp_(theirs, 1 - momentum)
+    for own_value, student_value in zip(teacher.parameters(), student.parameters(), strict=True):
+        own_value.lerp_(student_value, 1 - momentum)
+    for own_value, student_value in zip(teacher.buffers(), student.buffers(), strict=True) if buffers else ():
+        if own_value.is_floating_point():
+            own_value.lerp_(student_value, 1 - momentum)
         else:
-            ours.copy_(theirs)
+            own_value.copy_(student_value)
 
 
-def _head(dim: int, options: SelfDistillationOptions, trained: bool) -> ProjectionHead:
+def _build_head(dim: int, options: SelfDistillationOptions, trained: bool) -> ProjectionHead:
     return ProjectionHead(
         dim,
         options.out_dim,

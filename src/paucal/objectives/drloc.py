@@ -136,5 +136,5 @@ class DrLoc(Term):
         if self._classifies and (height, width) != size:
             raise ValueError(f"the classes are those of a grid of {size}, got {(height, width)}")
         pairs = draw_pairs(world_size() * batch, self.options.n_pairs, height, width, generator=generator)
-        own = pairs[rank() * batch : (rank() + 1) * batch]
-        return drloc_loss(grid, head, self.options, pairs=own)
+        own_pairs = pairs[rank() * batch : (rank() + 1) * batch]
+        return drloc_loss(grid, head, self.options, pairs=own_pairs)

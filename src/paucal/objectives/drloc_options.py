@@ -49,12 +49,12 @@ class DrLocOptions(DrLocReading):
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed and not (name == "pool" and type(value) is int and value > 0):
-                more = " or a number of cells" if name == "pool" else ""
-                raise UserError(f"The DrLoc option {name} is {value!r}; choose one of {', '.join(allowed)}{more}.")
-        for name, least in _LEAST.items():
+                pool_text = " or a number of cells" if name == "pool" else ""
+                raise UserError(f"The DrLoc option {name} is {value!r}; choose one of {', '.join(allowed)}{pool_text}.")
+        for name, minimum in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise UserError(f"The DrLoc option {name} is {value!r}; give a number of at least {least}.")
+            if value is not None and not value >= minimum:
+                raise UserError(f"The DrLoc option {name} is {value!r}; give a number of at least {minimum}.")
         if self.schedule == "ramp" and self.horizon_epochs <= self.warmup_epochs:
             raise UserError(
                 f"The DrLoc option horizon_epochs is {self.horizon_epochs}; give more epochs than the "
@@ -143,10 +143,10 @@ def preset_options(preset: str, *, model_name: str | None = None, **overrides: A
     """
     if preset not in PRESETS:
         raise UserError(f"DrLoc has no preset {preset!r}; choose one of {', '.join(PRESETS)}.")
-    known = sorted(field.name for field in fields(DrLocOptions))
+    option_names = sorted(field.name for field in fields(DrLocOptions))
     for name in overrides:
-        if name not in known:
-            raise UserError(f"DrLoc has no option {name!r}; choose among {', '.join(known)}.")
+        if name not in option_names:
+            raise UserError(f"DrLoc has no option {name!r}; choose among {', '.join(option_names)}.")
     settings = {} if model_name is None else _backbone_settings(preset, model_name)
     return replace(PRESETS[preset], **{**settings, **overrides})
 

@@ -78,14 +78,16 @@ class BackboneTuner:
     def __init__(self, model: nn.Module, options: FineTuning, prefix: str = "backbone.model.") -> None:
         self.options = options
         self._model = model
-        below = {name for name, _ in model.named_parameters()} - classifier_parameters(model)
+        body_names = {name for name, _ in model.named_parameters()} - classifier_parameters(model)
         self._frozen = frozen_parameters(model, options.freeze if options.lora_rank is None else "backbone")
         for name in self._frozen:
             model.get_parameter(name).requires_grad_(False)
-        self._held = below - self._frozen if options.freeze_epochs else set()
-        still = model.modules() if options.eval_mode else quiet_modules(model, self._frozen, self._frozen == below)
-        self._still = list(still)
-        self._held_modules = list(quiet_modules(model, below, whole=True)) if self._held else []
+        self._held = body_names - self._frozen if options.freeze_epochs else set()
+        still_modules = (
+            model.modules() if options.eval_mode else quiet_modules(model, self._frozen, self._frozen == body_names)
+        )
+        self._still = list(still_modules)
+        self._held_modules = list(quiet_modules(model, body_names, whole=True)) if self._held else []
         self._labels, self._scales = self._groups(prefix)
 
     def label(self, name: str) -> str:
@@ -94,7 +96,7 @@ class BackboneTuner:
 
     def scales(self, progress: Progress) -> GroupScales:
         """Return the factors per label at this point of the run."""
-        share = self._share(progress) if self._held else 1.0
+        share = self._rate_factor(progress) if self._held else 1.0
         return {name: GroupScale(scale * share, weight_decay=float(share > 0)) for name, scale in self._scales.items()}
 
     def before_step(self, progress: Progress) -> None:
@@ -114,7 +116,7 @@ class BackboneTuner:
         """Return whether only the classifier learns at this step."""
         return progress.step < self.options.freeze_epochs * progress.steps_per_epoch
 
-    def _share(self, progress: Progress) -> float:
+    def _rate_factor(self, progress: Progress) -> float:
         """Return the factor on the backbone's rate: 0 while it is frozen, then rising to 1."""
         if self.holds(progress):
             return 0.0
@@ -126,11 +128,11 @@ class BackboneTuner:
         if decay is None or decay == 1:
             return {prefix + name: "backbone" for name in self._held}, {"backbone": 1.0} if self._held else {}
         labels, scales = {}, {}
-        by_name, kept = layer_scales(self._model, decay), classifier_parameters(self._model)
+        scale_by_name, classifier_names = layer_scales(self._model, decay), classifier_parameters(self._model)
         for name, number in layer_ids(self._model).items():
-            if name not in kept and name not in self._frozen:
+            if name not in classifier_names and name not in self._frozen:
                 labels[prefix + name] = f"layer {number}"
-                scales[f"layer {number}"] = by_name[name]
+                scales[f"layer {number}"] = scale_by_name[name]
         return labels, scales
 
 
@@ -143,8 +145,8 @@ def frozen_parameters(model: nn.Module, freeze: Frozen) -> set[str]:
     if freeze is None:
         return set()
     if freeze in ("backbone", "weights"):
-        kept = norms_and_biases(model) if freeze == "weights" else set()
-        return {name for name, _ in model.named_parameters()} - classifier_parameters(model) - kept
+        trained_names = norms_and_biases(model) if freeze == "weights" else set()
+        return {name for name, _ in model.named_parameters()} - classifier_parameters(model) - trained_names
     return first_stages(model, 0 if freeze == "stem" else freeze)
 
 

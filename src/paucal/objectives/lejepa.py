@@ -83,7 +83,7 @@ class LeJepa(OneNetwork):
     def compare(self, projected: Sequence[Tensor], progress: Progress) -> LossTerms:
         """Return the losses "prediction" and "sigreg" of the projected views."""
         options = self.options
-        found = lejepa_loss(
+        loss_parts = lejepa_loss(
             projected,
             self.directions(progress, projected[0].device),
             global_views=self.global_views,
@@ -91,12 +91,12 @@ class LeJepa(OneNetwork):
             knots=options.knots,
             limit=options.limit,
         )
-        values = {"prediction": found.prediction, "sigreg": found.sigreg}
+        values = {"prediction": loss_parts.prediction, "sigreg": loss_parts.sigreg}
         return LossTerms(values, {"prediction": 1 - options.weight, "sigreg": options.weight})
 
     def directions(self, progress: Progress, device: torch.device) -> Tensor:
         """Draw directions from the seed and the forward pass only, so that all processes have the same."""
         generator = torch.Generator(device=device)
         generator.manual_seed(stream_seed(self.options.seed, progress.micro_step))
-        drawn = unit_directions(self.options.projection_dim, self.options.directions, generator)
-        return drawn.to(device, non_blocking=True)
+        directions = unit_directions(self.options.projection_dim, self.options.directions, generator)
+        return directions.to(device, non_blocking=True)

@@ -51,7 +51,10 @@ class LocalityGuidance(GuidedTerm):
         with torch.no_grad():
             stages = self.guide(images, FeatureRequest("stages")).grids[-len(self.blocks) :]
         levels = zip(self.blocks, self.projections, stages, strict=True)
-        losses = [guidance_loss(head(features.grids[block]), seen) / guide_energy(seen) for block, head, seen in levels]
+        losses = [
+            guidance_loss(head(features.grids[block]), guide_map) / guide_energy(guide_map)
+            for block, head, guide_map in levels
+        ]
         return torch.stack(losses).sum()
 
     def weight(self, progress: Progress) -> float:

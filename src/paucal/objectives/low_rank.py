@@ -24,12 +24,12 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Linear]:
         >>> list(attention_layers(timm.create_model("vit_tiny_patch16_224", depth=1)))
         ['blocks.0.attn.qkv', 'blocks.0.attn.proj']
     """
-    found = {}
+    layers = {}
     for name, module in model.named_modules():
         *parents, last = name.split(".")
         if isinstance(module, nn.Linear) and last in LAYERS and any("attn" in parent for parent in parents):
-            found[name] = module
-    return found
+            layers[name] = module
+    return layers
 
 
 class LowRankAdapters(nn.Module):
@@ -53,8 +53,8 @@ class LowRankAdapters(nn.Module):
         self.up = nn.ParameterList(torch.zeros(layer.out_features, rank) for layer in self._layers)
         self._weights: list[Tensor] = []
         self._before: list[Tensor] = []
-        objective.register_forward_pre_hook(self._attach)
-        objective.register_forward_hook(self._detach, always_call=True)
+        objective.register_forward_pre_hook(self._attach_products)
+        objective.register_forward_hook(self._restore_weights, always_call=True)
 
     def products(self) -> list[Tensor]:
         """Return the (out, in) change of each layer's weights."""
@@ -74,17 +74,17 @@ class LowRankAdapters(nn.Module):
     def after_step(self) -> None:
         """Update the weights with the adapters."""
         with torch.no_grad():
-            for layer, new, old in zip(self._layers, self.products(), self._before, strict=True):
-                layer.weight.add_(new - old)
+            for layer, new_product, old_product in zip(self._layers, self.products(), self._before, strict=True):
+                layer.weight.add_(new_product - old_product)
         self._before = []
 
-    def _attach(self, *_: Any) -> None:
+    def _attach_products(self, *_: Any) -> None:
         self._weights = [layer.weight for layer in self._layers]
         for layer, weight, product in zip(self._layers, self._weights, self.products(), strict=True):
             # Equal to the weight, with the gradient of the product.
             layer._parameters["weight"] = weight + (product - product.detach())  # type: ignore[assignment]
 
-    def _detach(self, *_: Any) -> None:
+    def _restore_weights(self, *_: Any) -> None:
         for layer, weight in zip(self._layers, self._weights, strict=True):
             layer._parameters["weight"] = weight  # type: ignore[assignment]
         self._weights = []

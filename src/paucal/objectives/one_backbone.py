@@ -51,8 +51,8 @@ class OneBackbone(Objective):
 
     def add_terms(self, losses: LossTerms, features: Sequence[Features], batch: Batch, progress: Progress) -> None:
         """Add the terms and their weights to the losses; `features` answer `requests`."""
-        for name, term, seen in zip(self.names, self._terms(), features, strict=True):
-            losses.values[name] = term(seen, batch, progress)
+        for name, term, term_features in zip(self.names, self._terms(), features, strict=True):
+            losses.values[name] = term(term_features, batch, progress)
             losses.weights[name] = term.weight(progress)
 
     def chance_levels(self) -> dict[str, float]:

@@ -55,7 +55,7 @@ class OneNetwork(Objective):
             for number, view_features in zip(members, features.chunk(len(members)), strict=True):
                 pooled[number] = view_features
         if self.training and progress.step % min(HEALTH_EVERY, progress.steps_per_epoch) == 0:
-            self._look(pooled[0].detach())
+            self._record_health(pooled[0].detach())
         return pooled
 
     def deployable(self) -> nn.Module:
@@ -80,10 +80,10 @@ class OneNetwork(Objective):
         return newest
 
     @torch.no_grad()
-    def _look(self, features: Tensor) -> None:
-        found = {
+    def _record_health(self, features: Tensor) -> None:
+        health = {
             "feature_spread": feature_spread(features),
             "effective_rank": effective_rank(features),
             "feature_norm": torch.linalg.vector_norm(features.float(), dim=1).mean(),
         }
-        self._health = dict(zip(found, all_reduce_mean(torch.stack(list(found.values()))), strict=True))
+        self._health = dict(zip(health, all_reduce_mean(torch.stack(list(health.values()))), strict=True))

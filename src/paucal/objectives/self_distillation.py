@@ -88,21 +88,25 @@ class SelfDistillation(Objective):
         """Return the losses "view" and, with the region task, "region"."""
         crops = batch.views
         with torch.no_grad():
-            goal = self.teacher.see(crops[: self.global_views])
+            teacher_seen = self.teacher.see(crops[: self.global_views])
         shares = None
         if self.options.mixup and self.training:
             crops, shares = mixed_crops(crops, self.options.mixup)
-        seen = self.student.see(crops)
+        student_seen = self.student.see(crops)
         temperature = self.options.temperature(progress.epoch)
-        found = esvit_loss(
-            self._view_task(seen, goal, shares),
-            self._region_task(seen, goal) if "region" in self.options.weights() else None,
+        loss_parts = esvit_loss(
+            self._view_task(student_seen, teacher_seen, shares),
+            self._region_task(student_seen, teacher_seen) if "region" in self.options.weights() else None,
             student_temperature=self.options.student_temperature,
             teacher_temperature=temperature,
         )
-        values = {"view": found.view} if found.region is None else {"view": found.view, "region": found.region}
+        values = (
+            {"view": loss_parts.view}
+            if loss_parts.region is None
+            else {"view": loss_parts.view, "region": loss_parts.region}
+        )
         if self.training and progress.step % min(HEALTH_EVERY, progress.steps_per_epoch) == 0:
-            self._look(seen, goal, temperature)
+            self._record_health(student_seen, teacher_seen, temperature)
         return LossTerms(values, self.options.weights())
 
     def backbones(self) -> Sequence[FeatureBackbone]:
@@ -130,10 +134,15 @@ class SelfDistillation(Objective):
     def after_step(self, progress: Progress) -> None:
         """Move the teacher towards the student, and the centres towards the teacher's mean scores."""
         # The momentum is that of the completed step, whose number is one less.
-        made = Progress(progress.step - 1, progress.total_steps, progress.steps_per_epoch)
-        follow(self.teacher, self.student, self.options.teacher_momentum(made), self.options.teacher_norm == "running")
+        finished_step = Progress(progress.step - 1, progress.total_steps, progress.steps_per_epoch)
+        follow(
+            self.teacher,
+            self.student,
+            self.options.teacher_momentum(finished_step),
+            self.options.teacher_norm == "running",
+        )
         for name, means in self._means.items():
-            centre = self._centre(name)
+            centre = self._centre_of(name)
             centre.copy_(moved_centre(centre, torch.stack(means).mean(0), self.options.centre_momentum))
         self._means = {}
 
@@ -146,45 +155,49 @@ class SelfDistillation(Objective):
         newest, self._health = self._health, {}
         return newest
 
-    def _view_task(self, seen: Seen, goal: Seen, shares: Tensor | None) -> EsvitTask:
-        images, pooled = seen.pooled.shape[0], goal.pooled
-        targets = view_targets(images, self.global_views, self.all_views, seen.pooled.device)
+    def _view_task(self, student_seen: Seen, teacher_seen: Seen, shares: Tensor | None) -> EsvitTask:
+        images, pooled = student_seen.pooled.shape[0], teacher_seen.pooled
+        targets = view_targets(images, self.global_views, self.all_views, student_seen.pooled.device)
         if shares is not None:
             pooled, targets = mixed_targets(pooled, targets, shares)
-        return self._task("view", seen.pooled, pooled, targets)
+        return self._project_task("view", student_seen.pooled, pooled, targets)
 
-    def _region_task(self, seen: Seen, goal: Seen) -> EsvitTask:
-        targets = region_targets([cells.detach() for cells in seen.cells], goal.cells, self.options.similarity)
-        return self._task("region", torch.cat(seen.cells, 1), torch.cat(goal.cells, 1), targets)
+    def _region_task(self, student_seen: Seen, teacher_seen: Seen) -> EsvitTask:
+        targets = region_targets(
+            [cells.detach() for cells in student_seen.cells], teacher_seen.cells, self.options.similarity
+        )
+        return self._project_task("region", torch.cat(student_seen.cells, 1), torch.cat(teacher_seen.cells, 1), targets)
 
-    def _task(self, name: str, student: Tensor, teacher: Tensor, targets: Targets) -> EsvitTask:
+    def _project_task(self, name: str, student: Tensor, teacher: Tensor, targets: Targets) -> EsvitTask:
         """Project the rows (B, R, P) of student and teacher, and record the teacher's mean score for its centre."""
         with torch.no_grad():
-            goal, prototypes = self.teacher.project(name, teacher), self.teacher.prototypes(name)
-            mean = mean_score(goal, prototypes)
+            teacher_rows, prototypes = self.teacher.project(name, teacher), self.teacher.prototypes(name)
+            mean = mean_score(teacher_rows, prototypes)
         if self.training:
             self._means.setdefault(name, []).append(mean)
-        own = self.student.project(name, student)
-        return EsvitTask(own, self.student.prototypes(name), goal, prototypes, self._centre(name), targets)
+        student_rows = self.student.project(name, student)
+        return EsvitTask(
+            student_rows, self.student.prototypes(name), teacher_rows, prototypes, self._centre_of(name), targets
+        )
 
     @torch.no_grad()
-    def _look(self, seen: Seen, goal: Seen, temperature: float) -> None:
-        found: dict[str, Tensor] = {}
+    def _record_health(self, student_seen: Seen, teacher_seen: Seen, temperature: float) -> None:
+        health: dict[str, Tensor] = {}
         other = min(1, self.all_views - 1)  # a crop that is not the teacher's first
         rows = {
-            "view": (seen.pooled[:, other], goal.pooled[:, 0]),
-            "region": (_middle(seen.cells[other]), _middle(goal.cells[0])),
+            "view": (student_seen.pooled[:, other], teacher_seen.pooled[:, 0]),
+            "region": (_middle_cell(student_seen.cells[other]), _middle_cell(teacher_seen.cells[0])),
         }
         for name in self.options.weights():
-            sharpness = Sharpness(self.options.student_temperature, temperature, self._centre(name))
+            sharpness = Sharpness(self.options.student_temperature, temperature, self._centre_of(name))
             heads = self.student.head(name), self.teacher.head(name)
             values = task_health(*heads, rows[name][0].detach(), rows[name][1], sharpness)
-            found |= {name_of(name, key): value for key, value in values.items()}
-        found["teacher_distance"] = teacher_distance(self.student, self.teacher)
-        found["teacher_temperature"] = found["teacher_distance"].new_full((), temperature)
-        self._health = dict(zip(found, all_reduce_mean(torch.stack(list(found.values()))), strict=True))
+            health |= {name_of(name, key): value for key, value in values.items()}
+        health["teacher_distance"] = teacher_distance(self.student, self.teacher)
+        health["teacher_temperature"] = health["teacher_distance"].new_full((), temperature)
+        self._health = dict(zip(health, all_reduce_mean(torch.stack(list(health.values()))), strict=True))
 
-    def _centre(self, name: str) -> Tensor:
+    def _centre_of(self, name: str) -> Tensor:
         return self.get_buffer(f"centre_{name}")
 
 
@@ -198,7 +211,7 @@ def name_of(task: str, scalar: str) -> str:
     return scalar if task == "view" else f"{task}_{scalar}"
 
 
-def _middle(cells: Tensor) -> Tensor:
+def _middle_cell(cells: Tensor) -> Tensor:
     return cells[:, cells.shape[1] // 2]
 
 

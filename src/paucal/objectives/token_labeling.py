@@ -82,8 +82,8 @@ class TokenLabeling(OneBackbone):
         self.options = options or TokenLabelingOptions()
         wants_tokens = self.options.reading.dense_weight > 0
         self.dense = wants_tokens and backbone.classifies_tokens
-        own = wants_tokens and not self.dense
-        self.aux_head = new_classifier(backbone.dim, backbone.num_classes) if own else None
+        needs_own_head = wants_tokens and not self.dense
+        self.aux_head = new_classifier(backbone.dim, backbone.num_classes) if needs_own_head else None
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
         """Return the losses named "class" and "tokens", and one per term.
@@ -96,17 +96,17 @@ class TokenLabeling(OneBackbone):
         if self.training:
             self.tuner.set_modes(progress)
         box = self._draw_box(progress) if self.training and self.options.mix_token else None
-        features = self._see(batch.views[0], box)
+        features = self._extract_mixed(batch.views[0], box)
         reading, first = self.options.reading, features[0]
-        whole, tokens = self._targets(batch)
-        truth = self._truth(batch) if reading.use_truth else None
-        kept = kept_share(box, self.backbone.grid)
+        image_targets, tokens = self._targets(batch)
+        truth = self._true_targets(batch) if reading.use_truth else None
+        kept_area = kept_share(box, self.backbone.grid)
         assert first.logits is not None
         pair = (self._token_logits(first, box), tokens) if reading.dense_weight > 0 else (None, None)
-        found = token_label_loss(first.logits, whole, *pair, kept=kept, truth=truth, reading=reading)
-        losses = LossTerms({"class": found.whole}, {"class": reading.class_weight})
-        if found.tokens is not None:
-            losses.values["tokens"], losses.weights["tokens"] = found.tokens, reading.dense_weight
+        loss_parts = token_label_loss(first.logits, image_targets, *pair, kept=kept_area, truth=truth, reading=reading)
+        losses = LossTerms({"class": loss_parts.whole}, {"class": reading.class_weight})
+        if loss_parts.tokens is not None:
+            losses.values["tokens"], losses.weights["tokens"] = loss_parts.tokens, reading.dense_weight
         self.add_terms(losses, features[1:], batch, progress)
         return losses
 
@@ -115,7 +115,7 @@ class TokenLabeling(OneBackbone):
         generator = torch.Generator().manual_seed(stream_seed(self.options.seed, progress.micro_step))
         return draw_mix_box(self.backbone.grid, generator)
 
-    def _see(self, images: Tensor, box: Box | None) -> list[Features]:
+    def _extract_mixed(self, images: Tensor, box: Box | None) -> list[Features]:
         requests = [FeatureRequest(), *self.requests]
         if not self.dense:
             mixed = images if box is None else paste(images, box, self.backbone.grid)
@@ -135,26 +135,28 @@ class TokenLabeling(OneBackbone):
 
     def _targets(self, batch: Batch) -> tuple[SparseTargets, SparseTargets]:
         """Return the targets of the whole views and of their cells."""
-        stored, geometry = batch.label_maps, batch.geometry
-        assert stored is not None
+        label_maps, geometry = batch.label_maps, batch.geometry
+        assert label_maps is not None
         assert geometry is not None
-        classes, options = stored["classes"], self.options
-        maps = compact_maps(stored["values"], stored["slots"], classes.shape[1])
+        classes, options = label_maps["classes"], self.options
+        maps = compact_maps(label_maps["values"], label_maps["slots"], classes.shape[1])
         # The authors' code also uses maps of central squares as maps of whole images.
         theta = transpose_geometry(geometry[0]) if options.like_program else geometry[0]
-        covered = None if options.like_program else stored.get("covered")
+        covered = None if options.like_program else label_maps.get("covered")
         sizes, count = ((1, 1), self.backbone.grid), self.backbone.num_classes
-        known = stored.get("teacher_classes")
-        whole, cells = (map_targets(maps, classes, theta, size, count, covered, known) for size in sizes)
+        n_teacher_classes = label_maps.get("teacher_classes")
+        image_targets, cells = (
+            map_targets(maps, classes, theta, size, count, covered, n_teacher_classes) for size in sizes
+        )
         if options.like_program:
-            return tuple(t.smoothed_like_program(options.label_smoothing) for t in (whole, cells))  # type: ignore[return-value]
-        return whole.smoothed(options.label_smoothing), cells.smoothed(options.label_smoothing)
+            return tuple(t.smoothed_like_program(options.label_smoothing) for t in (image_targets, cells))  # type: ignore[return-value]
+        return image_targets.smoothed(options.label_smoothing), cells.smoothed(options.label_smoothing)
 
-    def _truth(self, batch: Batch) -> SparseTargets:
+    def _true_targets(self, batch: Batch) -> SparseTargets:
         if batch.labels is None:
             raise ValueError("the true class is to be mixed into the targets, but the batch has no labels")
-        count, named = self.backbone.num_classes, torch.ones_like(batch.labels[:, None, None], dtype=torch.float32)
-        exact = SparseTargets(batch.labels[:, None], named, torch.zeros_like(named[..., 0]), count)
+        count, ones = self.backbone.num_classes, torch.ones_like(batch.labels[:, None, None], dtype=torch.float32)
+        exact = SparseTargets(batch.labels[:, None], ones, torch.zeros_like(ones[..., 0]), count)
         return exact.smoothed(self.options.label_smoothing)
 
 

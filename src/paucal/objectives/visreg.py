@@ -18,6 +18,6 @@ class VisReg(LeJepa):
     def compare(self, projected: Sequence[Tensor], progress: Progress) -> LossTerms:
         """Return the losses "prediction" and "shape" of the projected views."""
         weight = self.options.weight
-        found = visreg_loss(projected, self.directions(progress, projected[0].device), weight=weight)
-        values = {"prediction": found.prediction, "shape": found.regularisation}
+        loss_parts = visreg_loss(projected, self.directions(progress, projected[0].device), weight=weight)
+        values = {"prediction": loss_parts.prediction, "shape": loss_parts.regularisation}
         return LossTerms(values, {"prediction": 1 - weight, "shape": weight})

@@ -86,7 +86,7 @@ _SUMMARIES = {
 }
 
 
-def _recipe(kind: str, length: str) -> Recipe:
+def _coco_recipe(kind: str, length: str) -> Recipe:
     settings = {**_COCO, **_KINDS[kind], **_LENGTHS[length], "drop_path": _DROP_PATHS[kind, length]}
     return Recipe(
         f"{_SUMMARIES[kind]}: {settings['epochs']} passes, the rate falling after "
@@ -100,5 +100,5 @@ def _recipe(kind: str, length: str) -> Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    f"{kind}-coco-{length}": _recipe(kind, length) for kind in ("detector", "cascade") for length in ("1x", "3x")
+    f"{kind}-coco-{length}": _coco_recipe(kind, length) for kind in ("detector", "cascade") for length in ("1x", "3x")
 }

@@ -66,7 +66,7 @@ _T2T_SCORES = "ImageNet-1K: T2T-ViT-14 81.5 (its authors), 80.7 in DrLoc's run a
 _COST = "100 epochs at 224 pixels; the paper used eight V100 with 128 images each (--devices 8)"
 
 
-def _without(settings: dict[str, Any]) -> dict[str, Any]:
+def _without_own(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in _OWN}
 
 
@@ -89,7 +89,7 @@ RECIPES: dict[str, Recipe] = {
         "arXiv:2106.03746, section 4",
         _COST,
         _TUNED_SCORES,
-        {**_without(_PAPER), **_TUNED},
+        {**_without_own(_PAPER), **_TUNED},
         2.5e-4,
         tunes=_FROM,
         imagenet_alone=True,
@@ -99,7 +99,7 @@ RECIPES: dict[str, Recipe] = {
         "the paper's protocol, its code's loss",
         _COST,
         _TUNED_SCORES,
-        {**_without(_REFERENCE), **_TUNED, "schedule_epochs": 100},
+        {**_without_own(_REFERENCE), **_TUNED, "schedule_epochs": 100},
         2.5e-4,
         tunes=_FROM,
         imagenet_alone=True,

@@ -75,8 +75,8 @@ class Recipe:
 def find_recipe(recipes: Mapping[str, Recipe], name: str) -> Recipe:
     """Return a recipe by its name."""
     if name not in recipes:
-        near = difflib.get_close_matches(name, recipes, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
+        similar = difflib.get_close_matches(name, recipes, n=1)
+        hint = f"; did you mean {similar[0]!r}?" if similar else "."
         raise UserError(f"--recipe: {name!r} is unknown, expected one of {', '.join(recipes)}{hint}")
     return recipes[name]
 
@@ -99,7 +99,7 @@ def require_start(recipes: Mapping[str, Recipe], name: str | None, init: str | N
 def fill_in(
     settings: S, given: Mapping[str, str], recipes: Mapping[str, Recipe], name: str | None, left_out: Container[str]
 ) -> tuple[S, dict[str, str]]:
-    """Fill in the open settings from a named recipe.
+    """Fill in the settings that were not given from a named recipe.
 
     Args:
         settings: The user's settings.

@@ -28,17 +28,17 @@ def imagenet_alone(model: str, recipe: str) -> str:
     published = [name.partition(".")[2] for name in timm.list_models(f"{model}.*", pretrained=True)]
     config = timm.get_pretrained_cfg(model)
     default = config.tag if config is not None else None
-    alone = [tag for tag in published if _is_alone(tag or "")]
-    if not published or (default in alone and TORCHVISION not in alone):
+    matching_tags = [tag for tag in published if _is_alone(tag or "")]
+    if not published or (default in matching_tags and TORCHVISION not in matching_tags):
         return model
-    if not alone:
+    if not matching_tags:
         raise UserError(
             f"--recipe {recipe} needs weights trained on ImageNet-1k alone; timm has none for {model}: choose another "
             f"--model, name other weights, as --model {model}.{default or published[0]} does, or give --init."
         )
-    return f"{model}.{TORCHVISION if TORCHVISION in alone else alone[0]}"
+    return f"{model}.{TORCHVISION if TORCHVISION in matching_tags else matching_tags[0]}"
 
 
 def _is_alone(tag: str) -> bool:
-    words = set(tag.split("_"))
-    return LABELS in words and not words & MORE
+    tag_words = set(tag.split("_"))
+    return LABELS in tag_words and not tag_words & MORE

@@ -30,12 +30,12 @@ def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) ->
         UserError: the name is unknown, or the backbone cannot take images of that size.
     """
     size, name = height_and_width(settings.img_size), settings.model
-    given = model_arguments(settings.model_args)
-    sizing = fit_to_image_size(name, size, given)
+    user_arguments = model_arguments(settings.model_args)
+    sizing = fit_to_image_size(name, size, user_arguments)
     notes = [text for text in (sizing.reason, sizing.warning) if text]
     # Stored with the run, so that it can be rebuilt even if later versions choose other arguments.
-    chosen = {key: value for key, value in sizing.arguments.items() if key != "img_size"}
-    arguments = {**chosen, **given}
+    size_arguments = {key: value for key, value in sizing.arguments.items() if key != "img_size"}
+    arguments = {**size_arguments, **user_arguments}
     return BackboneSpec(name, n_classes, in_chans=channels, image_size=size, arguments=arguments), notes
 
 
@@ -62,20 +62,21 @@ def backbone_shape(model: str | None, model_args: Sequence[str] | None, img_size
     Raises:
         UserError: as `backbone_spec` does.
     """
-    return _shape(model or "", height_and_width(img_size or USUAL_SIDE), tuple(model_args or ()))
+    return _shape_of(model or "", height_and_width(img_size or USUAL_SIDE), tuple(model_args or ()))
 
 
 @lru_cache(maxsize=8)
-def _shape(name: str, size: tuple[int, int], words: tuple[str, ...]) -> Shape:
-    given = model_arguments(words)
-    sizing = fit_to_image_size(name, size, given)
-    model = build_empty(name, {**sizing.arguments, **given})
+def _shape_of(name: str, size: tuple[int, int], model_args: tuple[str, ...]) -> Shape:
+    user_arguments = model_arguments(model_args)
+    sizing = fit_to_image_size(name, size, user_arguments)
+    model = build_empty(name, {**sizing.arguments, **user_arguments})
     layers = (module for module in model.modules() if isinstance(module, nn.Conv2d))
     overlapping = any(max(layer.kernel_size) > max(layer.stride) for layer in layers)
-    return Shape(sizing.grid, int(model.num_features), overlapping and not attention_layers(model), _stages(model))  # type: ignore[arg-type]
+    width = int(model.num_features)  # type: ignore[arg-type]
+    return Shape(sizing.grid, width, overlapping and not attention_layers(model), _number_of_stages(model))
 
 
-def _stages(model: nn.Module) -> int:
+def _number_of_stages(model: nn.Module) -> int:
     try:
         return count_stages(model)
     except UserError:
@@ -85,9 +86,11 @@ def _stages(model: nn.Module) -> int:
 def takes_sides(model: str | None, model_args: Sequence[str] | None, sides: Sequence[int]) -> bool:
     """Return whether a backbone built for the first of several image sizes runs at all of them."""
     name, sizes = model or "", [(side, side) for side in sides]
-    given = model_arguments(model_args)
+    user_arguments = model_arguments(model_args)
     try:
-        fit_to_image_sizes(name, sizes, {**fit_to_image_size(name, sizes[0], given).arguments, **given})
+        fit_to_image_sizes(
+            name, sizes, {**fit_to_image_size(name, sizes[0], user_arguments).arguments, **user_arguments}
+        )
     except UserError:
         return False
     return True
@@ -101,12 +104,12 @@ def model_arguments(words: Sequence[str] | None) -> dict[str, Any]:
         {'patch_size': 2, 'depths': [2, 2], 'qkv_bias': False}
     """
     arguments = {}
-    for word in words or ():
-        name, equals, value = word.partition("=")
+    for argument in words or ():
+        name, equals, value = argument.partition("=")
         if not equals or not name.isidentifier():
-            raise UserError(f"--model-args: {word!r} is not of the form NAME=VALUE, for instance patch_size=4.")
+            raise UserError(f"--model-args: {argument!r} is not of the form NAME=VALUE, for instance patch_size=4.")
         try:
             arguments[name] = parse_yaml(value)
         except ValueError:
-            raise UserError(f"--model-args: the value of {word!r} cannot be read; quote it.") from None
+            raise UserError(f"--model-args: the value of {argument!r} cannot be read; quote it.") from None
     return arguments

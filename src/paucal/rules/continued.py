@@ -33,9 +33,9 @@ def epochs(facts: DataAndMachine, device: str | None) -> Choice:
     """Take a few passes from pretrained weights, and the usual number from random ones."""
     if not goes_on(facts):
         return crops.epochs(facts, device)
-    seen = CPU_VIEWS if device == "cpu" else VIEWS
-    chosen = max(FEWEST, min(MOST, round(seen / facts.n_train)))
-    return chosen, f"pretrained weights: a few passes, about {seen:,} images seen"
+    n_views = CPU_VIEWS if device == "cpu" else VIEWS
+    n_epochs = max(FEWEST, min(MOST, round(n_views / facts.n_train)))
+    return n_epochs, f"pretrained weights: a few passes, about {n_views:,} images seen"
 
 
 def freeze(

@@ -75,8 +75,8 @@ def local_size(img_size: Sides, local_crops: Sides) -> Choice:
     if side == PAPER_SIDE:
         return [PAPER_LOCAL] * groups, PAPER
     step = 16 if side > SMALL else 4
-    chosen = max(step, round(side * (0.5 if side <= SMALL else PAPER_LOCAL / PAPER_SIDE) / step) * step)
-    return [chosen] * groups, f"about half of the global crops' {side} pixels"
+    local_side = max(step, round(side * (0.5 if side <= SMALL else PAPER_LOCAL / PAPER_SIDE) / step) * step)
+    return [local_side] * groups, f"about half of the global crops' {side} pixels"
 
 
 def global_scale(local_crops: Sides, pipeline: str | None) -> Choice:
@@ -134,8 +134,8 @@ def epochs(facts: DataAndMachine, device: str | None) -> Choice:
     if facts.hinted_epochs:
         return QUICK_EPOCHS, "a first look at this data set"
     if device == "cpu":
-        chosen = max(10, min(PAPER_EPOCHS, round(CPU_VIEWS / facts.n_train)))
-        return chosen, f"affordable on a CPU; the paper's {PAPER_EPOCHS} are better"
+        n_epochs = max(10, min(PAPER_EPOCHS, round(CPU_VIEWS / facts.n_train)))
+        return n_epochs, f"affordable on a CPU; the paper's {PAPER_EPOCHS} are better"
     return PAPER_EPOCHS, PAPER
 
 

@@ -14,16 +14,16 @@ LIGHT_QUICK = "light: strong augmentation needs more passes"
 
 def crop(img_size: Sides) -> Choice:
     """Padded crops keep small images whole."""
-    if _side(img_size) <= SMALL:
+    if _shortest_side(img_size) <= SMALL:
         return "padded", "small images stay whole: shifted by up to an eighth"
     return "random-resized", "the paper's crop"
 
 
 def crop_scale(facts: DataAndMachine, crop: str | None, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's smallest crop, if crops have a scale."""
-    why = _light(facts, model, img_size, time)
-    if crop == "random-resized" and why:
-        return 0.5, why
+    reason = _reason_for_light(facts, model, img_size, time)
+    if crop == "random-resized" and reason:
+        return 0.5, reason
     return (0.08, PAPER) if crop == "random-resized" else (None, "")
 
 
@@ -34,36 +34,36 @@ def hflip(facts: DataAndMachine) -> Choice:
 
 def rand_augment(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's policy; none for tiny images, which it makes unreadable."""
-    if why := _light(facts, model, img_size, time):
-        return "none", why
-    if _side(img_size) < 32:
+    if reason := _reason_for_light(facts, model, img_size, time):
+        return "none", reason
+    if _shortest_side(img_size) < 32:
         return "none", "images under 32 pixels become unreadable"
     return "rand-m9-mstd0.5-inc1", "the paper's policy"
 
 
 def erase(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's probability of random erasing; none for tiny images."""
-    if why := _light(facts, model, img_size, time):
-        return 0.0, why
-    return (0.0, "images under 32 pixels become unreadable") if _side(img_size) < 32 else (0.25, PAPER)
+    if reason := _reason_for_light(facts, model, img_size, time):
+        return 0.0, reason
+    return (0.0, "images under 32 pixels become unreadable") if _shortest_side(img_size) < 32 else (0.25, PAPER)
 
 
 def mixup(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's alpha; off for tiny images and for several labels."""
-    return _mixing(0.8, facts, img_size, model, time)
+    return _mixing_choice(0.8, facts, img_size, model, time)
 
 
 def cutmix(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's alpha; off for tiny images and for several labels."""
-    return _mixing(1.0, facts, img_size, model, time)
+    return _mixing_choice(1.0, facts, img_size, model, time)
 
 
-def _mixing(alpha: float, facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
+def _mixing_choice(alpha: float, facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     if facts.several_labels:
         return 0.0, SEVERAL
-    if why := _light(facts, model, img_size, time):
-        return 0.0, why
-    return (0.0, "images under 32 pixels become unreadable") if _side(img_size) < 32 else (alpha, PAPER)
+    if reason := _reason_for_light(facts, model, img_size, time):
+        return 0.0, reason
+    return (0.0, "images under 32 pixels become unreadable") if _shortest_side(img_size) < 32 else (alpha, PAPER)
 
 
 def normalise(facts: DataAndMachine) -> Choice:
@@ -76,11 +76,11 @@ def normalise(facts: DataAndMachine) -> Choice:
 RULES = (crop, crop_scale, hflip, rand_augment, erase, mixup, cutmix, normalise)
 
 
-def _side(img_size: Sides) -> int:
+def _shortest_side(img_size: Sides) -> int:
     return min(img_size or [224])
 
 
-def _light(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> str:
+def _reason_for_light(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> str:
     """Return why augmentation is light; "" if it is not."""
     if makes_few_passes(facts, time):
         return LIGHT

@@ -22,8 +22,8 @@ SOUP = 3  # epochs; Wortsman et al. 2022 gain most from the first few
 
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
     """A time that users accept; None if epochs, a recipe, the data set or the user's weights decide the length."""
-    named = facts.start is not None and not facts.start.chosen
-    if epochs is not None or recipe is not None or facts.hinted_epochs or named:
+    has_named_start = facts.start is not None and not facts.start.chosen
+    if epochs is not None or recipe is not None or facts.hinted_epochs or has_named_start:
         return None, ""
     if facts.device == "cuda":
         return "30m", "half an hour of a GPU; give --time 2h, or --epochs, for more"
@@ -42,11 +42,11 @@ def epochs(
     if init is not None:
         return PAPER_EPOCHS, "the paper's fine-tuning schedule"
     steps = steps_per_epoch(facts.n_train, effective_batch(batch_size, accumulate, devices, nodes))
-    wanted = math.ceil(MIN_STEPS / steps)
-    if wanted <= PAPER_EPOCHS:
+    needed_epochs = math.ceil(MIN_STEPS / steps)
+    if needed_epochs <= PAPER_EPOCHS:
         return PAPER_EPOCHS, "the paper's from-scratch schedule"
-    chosen = min(wanted, MAX_EPOCHS)
-    return chosen, f"{counted(steps, 'step')} an epoch: about {chosen * steps} steps in all"
+    n_epochs = min(needed_epochs, MAX_EPOCHS)
+    return n_epochs, f"{counted(steps, 'step')} an epoch: about {n_epochs * steps} steps in all"
 
 
 def batch_size(
@@ -67,12 +67,12 @@ def batch_size(
         steps = TUNING_STEPS if makes_few_passes(facts, time) and facts.device != "cuda" else FEW_PASSES_STEPS
         size = max(1, min(2 ** int(math.log2(max(share / steps, 16))), 128, share))
         return size, f"few passes: about {steps} steps each, with at least 16 images per step"
-    least = HINTED_STEPS if facts.hinted_epochs else STEPS
-    size = 2 ** int(math.log2(max(share / least, 16)))
+    min_steps = HINTED_STEPS if facts.hinted_epochs else STEPS
+    size = 2 ** int(math.log2(max(share / min_steps, 16)))
     size = max(1, min(size, 128, share))
     if size == 128:
         return size, "the paper's images per device"
-    return size, f"{facts.n_train} training images: at least {least} steps an epoch if possible"
+    return size, f"{facts.n_train} training images: at least {min_steps} steps an epoch if possible"
 
 
 def lr(
@@ -100,8 +100,8 @@ def lr(
         return SHORT_TUNING, "a compromise for networks with and without batch norm in short tuning"
     if init is not None:
         peak, source = 5e-4, "half of from scratch, as in the paper's fine-tuning"
-    chosen = round(peak * math.sqrt(batch / anchor), 8)
-    return chosen, f"{peak:g} at batch {anchor} ({source}), times sqrt({batch}/{anchor})"
+    rate = round(peak * math.sqrt(batch / anchor), 8)
+    return rate, f"{peak:g} at batch {anchor} ({source}), times sqrt({batch}/{anchor})"
 
 
 def min_lr(lr: float) -> Choice:
@@ -114,10 +114,10 @@ def warmup_epochs(init: str | None, epochs: int | None) -> Choice:
     if epochs is None:
         return None, ""
     if init is not None:
-        chosen = min(10.0, 0.1 * epochs)
-        return chosen, "a tenth of the epochs and at most 10, as in the paper's fine-tuning"
-    chosen = min(20.0, 0.2 * epochs)
-    return chosen, "a fifth of the epochs and at most 20, as in the paper"
+        n_epochs = min(10.0, 0.1 * epochs)
+        return n_epochs, "a tenth of the epochs and at most 10, as in the paper's fine-tuning"
+    n_epochs = min(20.0, 0.2 * epochs)
+    return n_epochs, "a fifth of the epochs and at most 20, as in the paper"
 
 
 def schedule_epochs(epochs: int | None) -> Choice:
@@ -131,8 +131,8 @@ def average(
     """An average over about the last twentieth of the run."""
     if epochs is None:
         return None, ""
-    each = steps_per_epoch(facts.n_train, effective_batch(batch_size, accumulate, devices, nodes))
-    steps = epochs * each
+    epoch_steps = steps_per_epoch(facts.n_train, effective_batch(batch_size, accumulate, devices, nodes))
+    steps = epochs * epoch_steps
     decay = round(min(0.9999, 1 - 1 / max(20.0, steps / 20)), 6)
     return decay, f"averages over about {round(1 / (1 - decay))} of {steps} steps"
 

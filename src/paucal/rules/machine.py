@@ -25,8 +25,8 @@ def nodes(facts: DataAndMachine) -> Choice:
 
 def strategy(devices: int | None, nodes: int | None) -> Choice:
     """A full copy of the model on each device; sharding is slower, and left to users who need the memory."""
-    several = (devices or 1) * (nodes or 1) > 1
-    return ("ddp", "each device has a full copy of the model") if several else (None, "")
+    has_several = (devices or 1) * (nodes or 1) > 1
+    return ("ddp", "each device has a full copy of the model") if has_several else (None, "")
 
 
 def precision(facts: DataAndMachine, device: str | None) -> Choice:
@@ -40,8 +40,8 @@ def workers(facts: DataAndMachine, device: str | None) -> Choice:
     """One less than the CPU cores, at most 8, with an accelerator; none for training on the CPU."""
     if device == "cpu":
         return 0, "the CPU is busy with training: loader processes would slow it down"
-    chosen = min(8, facts.cores - 1)
-    return chosen, f"{facts.cores} processor cores"
+    n_workers = min(8, facts.cores - 1)
+    return n_workers, f"{facts.cores} processor cores"
 
 
 PROCESSES = (device, devices, nodes, strategy)

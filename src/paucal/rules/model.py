@@ -38,8 +38,8 @@ def model(facts: DataAndMachine, img_size: Sides, recipe: str | None, epochs: in
     quick = facts.device == "cpu" and epochs is None and img_size is None and small_img_size(facts) is None
     if quick and facts.n_classes < MANY_CLASSES:
         return QUICK_MODEL, QUICK
-    name, why = dhvt_variant(size, facts.n_classes)
-    return name, f"{why}; from scratch {MEASURED}"
+    name, reason = dhvt_variant(size, facts.n_classes)
+    return name, f"{reason}; from scratch {MEASURED}"
 
 
 def model_args(facts: DataAndMachine, model: str | None) -> Choice:
@@ -54,16 +54,16 @@ def img_size(facts: DataAndMachine, model: str | None) -> Choice:
     """The size of the initial weights; else the images' own if small, else the backbone's default."""
     if facts.start is not None:
         size = facts.start.image_size
-        return _sides(size or _native(model)), f"the size for {facts.start.where}"
+        return _side_values(size or _native_size(model)), f"the size for {facts.start.where}"
     if model == QUICK_MODEL and small_img_size(facts) is None and facts.device == "cpu":
         return [SMALL], QUICK
-    return small_img_size(facts) or (_sides(_native(model)), "the default of this backbone")
+    return small_img_size(facts) or (_side_values(_native_size(model)), "the default of this backbone")
 
 
 def is_quick(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> bool:
     """Return whether a small network trains from scratch on a CPU in a limited time."""
-    small = min(img_size or [SMALL + 1]) <= SMALL
-    return facts.start is None and facts.device == "cpu" and model == QUICK_MODEL and small and time is not None
+    is_small = min(img_size or [SMALL + 1]) <= SMALL
+    return facts.start is None and facts.device == "cpu" and model == QUICK_MODEL and is_small and time is not None
 
 
 def small_img_size(facts: DataAndMachine) -> Choice | None:
@@ -76,8 +76,8 @@ def small_img_size(facts: DataAndMachine) -> Choice | None:
 
 def expected_side(facts: DataAndMachine, img_size: Sides) -> int:
     """Predict the side of the model's input, so that the choice of the model can depend on it."""
-    chosen = small_img_size(facts)
-    return min(img_size or (chosen[0] if chosen else [facts.median_side]))
+    size_and_reason = small_img_size(facts)
+    return min(img_size or (size_and_reason[0] if size_and_reason else [facts.median_side]))
 
 
 def drop_path(model: str | None) -> Choice:
@@ -92,12 +92,12 @@ def drop_path(model: str | None) -> Choice:
     return 0.0, "the paper's value for backbones other than Swin"
 
 
-def _native(model: str | None) -> tuple[int, int]:
+def _native_size(model: str | None) -> tuple[int, int]:
     config = timm.get_pretrained_cfg(model or "", allow_unregistered=True)
     return (config.input_size[1], config.input_size[2]) if config else (224, 224)
 
 
-def _sides(size: tuple[int, int]) -> list[int]:
+def _side_values(size: tuple[int, int]) -> list[int]:
     return [size[0]] if size[0] == size[1] else list(size)
 
 

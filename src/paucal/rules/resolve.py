@@ -45,16 +45,16 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
     for name, rule in rules.items():
         if getattr(settings, name) not in (None, "auto"):
             continue
-        wanted = inspect.signature(rule).parameters
-        value, reason = rule(**{name: facts if name == "facts" else getattr(settings, name) for name in wanted})
+        parameters = inspect.signature(rule).parameters
+        value, reason = rule(**{name: facts if name == "facts" else getattr(settings, name) for name in parameters})
         if value is not None:
             reasons[name], settings = reason, replace(settings, **{name: value})
-        elif type(None) not in typing.get_args(hints[name]) and not _awaits_epochs(name, settings):
+        elif type(None) not in typing.get_args(hints[name]) and not _depends_on_epochs(name, settings):
             raise RuntimeError(f"the rule for {name} has chosen no value")
     return settings, reasons
 
 
-def _awaits_epochs(name: str, settings: object) -> bool:
+def _depends_on_epochs(name: str, settings: object) -> bool:
     return name in OF_LENGTH and not getattr(settings, "epochs")  # noqa: B009 (any settings)
 
 

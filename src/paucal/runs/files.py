@@ -27,7 +27,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            _fill(file, write)
+            _write_file(file, write)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -40,7 +40,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     _sync_folder(path.parent)
 
 
-def _fill(file: BinaryIO, write: Callable[[BinaryIO], object]) -> None:
+def _write_file(file: BinaryIO, write: Callable[[BinaryIO], object]) -> None:
     noticing = _Noticing(file)
     try:
         write(noticing)  # type: ignore[arg-type]
@@ -95,13 +95,13 @@ def folder_in_place(path: Path) -> Iterator[Path]:
     The old folder is removed only when the new one is complete; a block that fails or is killed leaves it unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as beside:
-        made = Path(beside) / path.name  # a subfolder, since only the owner may read `beside` itself
-        made.mkdir()
-        yield made
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as temporary:
+        new_folder = Path(temporary) / path.name  # a subfolder, since only the owner may read `temporary` itself
+        new_folder.mkdir()
+        yield new_folder
         if path.exists():
-            path.rename(Path(beside) / "before")
-        made.rename(path)
+            path.rename(Path(temporary) / "before")
+        new_folder.rename(path)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -137,24 +137,24 @@ def _sync_folder(folder: Path) -> None:
 
 def try_folder(path: Path, flag: str = "--output") -> None:
     """Check whether files can be written into a folder, without leaving any."""
-    _try(path, LONGEST_NAME, path, flag)
+    _try_to_write(path, LONGEST_NAME, path, flag)
 
 
-def _try(path: Path, name: str, asked: Path, flag: str) -> None:
-    made: list[Path] = []
+def _try_to_write(path: Path, name: str, target: Path, flag: str) -> None:
+    created: list[Path] = []
     try:
         for folder in (*reversed(path.absolute().parents), path.absolute()):
             if folder.exists() and not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             if not folder.is_dir():
                 folder.mkdir()
-                made.append(folder)
+                created.append(folder)
         with tempfile.TemporaryDirectory(dir=path, prefix=".paucal-", ignore_cleanup_errors=True) as probe:
             Path(probe, name).touch()
     except (OSError, ValueError) as problem:
-        raise UserError(_sentence(asked, flag, problem)) from problem
+        raise UserError(_refusal_text(target, flag, problem)) from problem
     finally:
-        for folder in reversed(made):
+        for folder in reversed(created):
             try:
                 folder.rmdir()
             except OSError:  # another process uses it
@@ -164,16 +164,16 @@ def _try(path: Path, name: str, asked: Path, flag: str) -> None:
 def try_file(path: Path, flag: str = "--output") -> None:
     """Check whether a new file can be written, without leaving it."""
     try:
-        taken = path.exists() or path.is_symlink()
+        is_taken = path.exists() or path.is_symlink()
     except (OSError, ValueError) as problem:  # the name is too long
-        raise UserError(_sentence(path, flag, problem)) from problem
-    if taken:
+        raise UserError(_refusal_text(path, flag, problem)) from problem
+    if is_taken:
         raise UserError(f"{flag}: {str(path)!r} exists already: choose another name, or remove it.")
     temporary = f".{path.name}.{os.getpid()}.tmp"  # the file that `write_atomically` will write
-    _try(path.parent, temporary, path, flag)
+    _try_to_write(path.parent, temporary, path, flag)
 
 
-def _sentence(path: Path, flag: str, problem: Exception) -> str:
+def _refusal_text(path: Path, flag: str, problem: Exception) -> str:
     reason = getattr(problem, "strerror", None) or str(problem)
-    shown = str(path) if len(str(path)) <= 120 else f"{str(path)[:120]}..."
-    return f"{flag}: {shown!r} cannot be written ({reason[0].lower()}{reason[1:]}): give another folder or name."
+    path_text = str(path) if len(str(path)) <= 120 else f"{str(path)[:120]}..."
+    return f"{flag}: {path_text!r} cannot be written ({reason[0].lower()}{reason[1:]}): give another folder or name."

@@ -130,15 +130,15 @@ class RunFolder:
     @property
     def settings(self) -> dict[str, Any]:
         """The stored settings, unchecked; empty if the folder has only a model."""
-        stored = self.read_yaml(MARKER).get("settings") if self.config.exists() else None
-        return self.with_kept_frame(stored) if isinstance(stored, dict) else {}
+        values = self.read_yaml(MARKER).get("settings") if self.config.exists() else None
+        return self.with_kept_frame(values) if isinstance(values, dict) else {}
 
     def with_kept_frame(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return stored settings whose DATA is the DataFrame in this folder, also after the folder was moved."""
         data = settings.get("data")
         name = Path(data).name if isinstance(data, str) else ""
-        kept = FRAME.fullmatch(name) is not None and (self.path / name).is_file()
-        return {**settings, "data": str(self.path / name)} if kept else settings
+        is_kept = FRAME.fullmatch(name) is not None and (self.path / name).is_file()
+        return {**settings, "data": str(self.path / name)} if is_kept else settings
 
     def evaluation(self, name: str) -> Path:
         """Return the folder of an evaluation's results."""
@@ -158,7 +158,7 @@ class RunFolder:
         Raises:
             UserError: The file is missing, too large or not a YAML mapping.
         """
-        return _mapping(self.path / name, parse_yaml, MOST_CONFIG_BYTES)
+        return _read_mapping(self.path / name, parse_yaml, MOST_CONFIG_BYTES)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read a mapping written by `write_json`.
@@ -166,7 +166,7 @@ class RunFolder:
         Raises:
             UserError: The file is missing, too large or not a JSON mapping.
         """
-        return _mapping(self.path / name, parse_json, MAX_TEXT_BYTES)
+        return _read_mapping(self.path / name, parse_json, MAX_TEXT_BYTES)
 
     def write_rows(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Write `metrics.csv`; columns appear in the order in which the rows first name them."""
@@ -195,14 +195,14 @@ def create_run(output: Path | None, root: Path = Path("runs")) -> RunFolder:
         UserError: `output` exists and is not empty; the message says what to do.
     """
     if output is not None and is_taken(output):
-        raise UserError(f"--output: {str(output)!r} exists already{_ways_out(output)}.")
+        raise UserError(f"--output: {str(output)!r} exists already{_advice_on_run(output)}.")
     path = next_numbered(root) if output is None else output
     (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     (path / "plots").mkdir(exist_ok=True)
     return RunFolder(path)
 
 
-def _ways_out(output: Path) -> str:
+def _advice_on_run(output: Path) -> str:
     if not (output / MARKER).is_file():
         return " and is not empty: choose another folder" if output.is_dir() else " and is not a folder: choose another"
     if RunFolder(output).finished:
@@ -224,8 +224,8 @@ def open_run(path: str | Path) -> RunFolder:
         return RunFolder(path)
     runs = sorted(_runs_below(path), key=lambda run: (run / MARKER).stat().st_mtime)
     if not runs:
-        what = "holds no run" if path.exists() else "does not exist"
-        raise UserError(f"{str(path)!r} {what}: expected a run folder (with a {MARKER}), such as runs/1.")
+        problem = "holds no run" if path.exists() else "does not exist"
+        raise UserError(f"{str(path)!r} {problem}: expected a run folder (with a {MARKER}), such as runs/1.")
     return RunFolder(runs[-1])
 
 
@@ -258,7 +258,7 @@ def next_numbered(root: Path) -> Path:
             number += 1
 
 
-def _mapping(path: Path, parse: Callable[[str], Any], most: int) -> dict[str, Any]:
+def _read_mapping(path: Path, parse: Callable[[str], Any], most: int) -> dict[str, Any]:
     try:
         # File names may be any bytes, see `write_text`.
         value = parse(read_text(path, most, errors="surrogateescape"))
@@ -279,7 +279,7 @@ def describe_environment(device: str) -> dict[str, Any]:
         "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: _installed_version(name) for name in PACKAGES},
         "device": device,
         "accelerator": torch.cuda.get_device_name() if device.startswith("cuda") else None,
         "cpu_cores": usable_cores(),
@@ -287,7 +287,7 @@ def describe_environment(device: str) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
@@ -328,5 +328,5 @@ def with_ancestors(run: RunFolder | None) -> Iterator[RunFolder]:
         init = run.settings.get("init")
         if not isinstance(init, str):
             return
-        gone = init not in PUBLISHED and not Path(init).exists()
-        run = RunFolder(Path(init)) if gone else run_behind(init)
+        is_gone = init not in PUBLISHED and not Path(init).exists()
+        run = RunFolder(Path(init)) if is_gone else run_behind(init)

@@ -17,11 +17,11 @@ def is_grid(folder: Path) -> bool:
 
 def read_scores(folder: Path) -> Mapping[str, Mapping[str, float]]:
     """Return the scores of the additional evaluation of a run, by protocol."""
-    stored = RunFolder(folder).read_json(SCORES)
+    content = RunFolder(folder).read_json(SCORES)
     try:
         return {
-            str(protocol): {str(name): float(value) for name, value in by_name.items()}
-            for protocol, by_name in stored["scores"].items()
+            str(protocol): {str(name): float(value) for name, value in scores_by_name.items()}
+            for protocol, scores_by_name in content["scores"].items()
         }
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise UserError(f"{str(folder / SCORES)!r} is damaged ({problem}): remove it and run again.") from problem

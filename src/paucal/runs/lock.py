@@ -62,14 +62,14 @@ class RunLock:
         _HELD.add(self._token)  # before other threads see the claim, and think that its process is dead
         try:
             claim.write_text(json.dumps(asdict(holder)))
-            self._seize(self.path, claim)
+            self._take_over(self.path, claim)
         except BaseException:
             _HELD.discard(self._token)
             raise
         finally:
             claim.unlink(missing_ok=True)
         self._last_beat = time.monotonic()
-        threading.Thread(target=self._live, name="run lock", daemon=True).start()
+        threading.Thread(target=self._renew_until_ended, name="run lock", daemon=True).start()
 
     def release(self) -> None:
         """Release the lock, unless another process holds it by now."""
@@ -85,18 +85,18 @@ class RunLock:
             UserError: Another process holds it, since this one was suspended for long.
         """
         if time.monotonic() - self._last_beat > 3 * BEAT:  # the process and its thread may have been suspended
-            self._beat()
+            self._renew()
         if self.lost:
             raise UserError(
                 f"another process has taken over {self.what} {str(self.folder)!r} while this one was stopped for over "
                 f"{SILENCE:.0f} seconds, or its {LOCK} was removed: this one ends, and has written nothing since then."
             )
 
-    def _live(self) -> None:
+    def _renew_until_ended(self) -> None:
         while not self._ended.wait(BEAT) and not self.lost:
-            self._beat()
+            self._renew()
 
-    def _beat(self) -> None:
+    def _renew(self) -> None:
         try:
             self.lost = self.lost or _token_in(self.path) != self._token
             if not self.lost:
@@ -105,22 +105,22 @@ class RunLock:
         except OSError:  # a shared disk may be briefly unavailable
             pass
 
-    def _seize(self, path: Path, claim: Path) -> None:
+    def _take_over(self, path: Path, claim: Path) -> None:
         """Link the claim to `path`, if there is no lock or its holder is dead.
 
         If several processes find the same holder dead, only one may replace it: the first to create a mark with the
         identity of the dead lock. It then renames the mark to the lock in one step, so that there is always a lock. A
         mark of a dead process is taken over in the same way.
         """
-        while not _link(claim, path):
-            held, found = _holder(path), _identity(path)
-            if found is None:
+        while not _link_unless_there(claim, path):
+            holder, lock_identity = _read_holder(path), _file_identity(path)
+            if lock_identity is None:
                 continue
-            if _is_live(path, held, _modified(claim)):
-                raise UserError(_in_use(self.folder, self.what, held))
-            mark = self.folder / f".{LOCK}.after-{found}.tmp"
-            self._seize(mark, claim)
-            if _identity(path) == found:
+            if _is_live(path, holder, _modified_at(claim)):
+                raise UserError(_in_use_message(self.folder, self.what, holder))
+            mark = self.folder / f".{LOCK}.after-{lock_identity}.tmp"
+            self._take_over(mark, claim)
+            if _file_identity(path) == lock_identity:
                 mark.replace(path)
                 return
             mark.unlink(missing_ok=True)
@@ -149,40 +149,40 @@ def is_locked(folder: Path) -> bool:
     After a jump of the clock, a live holder counts as dead until its next renewal.
     """
     path = folder / LOCK
-    return path.exists() and _is_live(path, _holder(path), time.time(), patient=False)
+    return path.exists() and _is_live(path, _read_holder(path), time.time(), patient=False)
 
 
 def names_holder(folder: Path) -> bool:
     """Return whether a folder has a lock that names its holder, who may be dead."""
-    return _holder(folder / LOCK) is not None
+    return _read_holder(folder / LOCK) is not None
 
 
 def require_unlocked(folder: Path, what: str = RUN) -> None:
     """Refuse a folder that another process is writing into; nothing is changed."""
     path = folder / LOCK
-    if path.exists() and _is_live(path, _holder(path), time.time()):
-        raise UserError(_in_use(folder, what, _holder(path)))
+    if path.exists() and _is_live(path, _read_holder(path), time.time()):
+        raise UserError(_in_use_message(folder, what, _read_holder(path)))
 
 
-def _in_use(folder: Path, what: str, held: Holder | None) -> str:
-    who = f"process {held.pid} on {held.host}, since {held.since}" if held else "another process"
+def _in_use_message(folder: Path, what: str, holder: Holder | None) -> str:
+    holder_text = f"process {holder.pid} on {holder.host}, since {holder.since}" if holder else "another process"
     return (
-        f"{what} {str(folder)!r} is being written by {who}: wait for it or stop it first; a process that was "
+        f"{what} {str(folder)!r} is being written by {holder_text}: wait for it or stop it first; a process that was "
         f"killed counts as ended after {SILENCE:.0f} seconds."
     )
 
 
-def _is_live(path: Path, held: Holder | None, now: float, patient: bool = True) -> bool:
+def _is_live(path: Path, holder: Holder | None, now: float, patient: bool = True) -> bool:
     """Return whether a lock's holder is alive; `patient` waits for its next renewal if necessary."""
     try:
-        silent = now - _modified(path) > SILENCE
+        is_silent = now - _modified_at(path) > SILENCE
     except FileNotFoundError:
         return False
-    if held is None or held.space != process_space():
-        return not silent
-    if held.pid == os.getpid():
-        return held.token in _HELD
-    return is_running(held.pid) and (not silent or (patient and _is_renewed(path)))
+    if holder is None or holder.space != process_space():
+        return not is_silent
+    if holder.pid == os.getpid():
+        return holder.token in _HELD
+    return is_running(holder.pid) and (not is_silent or (patient and _is_renewed(path)))
 
 
 def _is_renewed(path: Path) -> bool:
@@ -190,9 +190,9 @@ def _is_renewed(path: Path) -> bool:
 
     A live holder may look silent after a jump of the clock or after its machine was asleep.
     """
-    before, end = _identity(path), time.monotonic() + 1.5 * BEAT
+    identity, end = _file_identity(path), time.monotonic() + 1.5 * BEAT
     while time.monotonic() < end:
-        if _identity(path) != before:
+        if _file_identity(path) != identity:
             return path.exists()
         time.sleep(0.05 * BEAT)
     return False
@@ -211,7 +211,7 @@ def is_running(pid: int) -> bool:
     return True
 
 
-def _holder(path: Path) -> Holder | None:
+def _read_holder(path: Path) -> Holder | None:
     """Return the holder stored in a lock; None if it is missing, incomplete or foreign."""
     try:
         content = json.loads(read_text(path, 1 << 16, errors="replace"))
@@ -221,11 +221,11 @@ def _holder(path: Path) -> Holder | None:
 
 
 def _token_in(path: Path) -> str | None:
-    held = _holder(path)
-    return None if held is None else held.token
+    holder = _read_holder(path)
+    return None if holder is None else holder.token
 
 
-def _identity(path: Path) -> str | None:
+def _file_identity(path: Path) -> str | None:
     """Return the unique identity of a lock file; None if it does not exist."""
     try:
         state = path.stat()
@@ -234,7 +234,7 @@ def _identity(path: Path) -> str | None:
     return f"{state.st_ino}-{state.st_mtime_ns}"
 
 
-def _link(source: Path, path: Path) -> bool:
+def _link_unless_there(source: Path, path: Path) -> bool:
     """Link `path` to the file `source`, unless it exists; return whether it was linked."""
     try:
         os.link(source, path)
@@ -251,19 +251,19 @@ def _link(source: Path, path: Path) -> bool:
         return False
 
 
-def _modified(path: Path) -> float:
+def _modified_at(path: Path) -> float:
     return path.stat().st_mtime
 
 
 def process_space() -> str:
     """Return the scope in which a process id is unique: boot of the machine, and container."""
     parts = [socket.gethostname()]
-    for read in (
+    for read_part in (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         lambda: os.readlink("/proc/self/ns/pid"),
     ):
         try:
-            parts.append(read())
+            parts.append(read_part())
         except OSError:
             continue
     return " ".join(parts)

@@ -57,7 +57,7 @@ def require_replaceable(path: Path) -> None:
             f"--overwrite replaces run folders only, and {str(path)!r} is not the folder of a run: "
             "choose another --output, or remove it yourself."
         )
-    if foreign := sorted(_foreign(path)):
+    if foreign := sorted(_foreign_names(path)):
         raise UserError(
             f"--overwrite would remove {foreign[0]!r} in {str(path)!r}, which no run has written: move it elsewhere, "
             "or choose another --output."
@@ -79,7 +79,7 @@ def is_run(path: Path) -> bool:
         return False
     if not run.config.exists() or not (path / "env.json").exists():
         is_empty = not any(entry.is_file() for entry in path.rglob("*"))
-        return (names_holder(path) or is_empty) and not _foreign(path)
+        return (names_holder(path) or is_empty) and not _foreign_names(path)
     try:
         config, environment = run.read_yaml(MARKER), run.read_json("env.json")
     except (UserError, OSError):
@@ -114,7 +114,7 @@ def put_back(path: Path) -> None:
     """Move the run that was set aside back; the files of the new one are removed."""
     aside = aside_of(path)
     if path.exists():
-        if foreign := sorted(_foreign(path)):
+        if foreign := sorted(_foreign_names(path)):
             raise UserError(
                 f"{str(path)!r} holds {foreign[0]!r}, which no run has written, and the previous run is in "
                 f"{str(aside)!r}: move one of the two elsewhere."
@@ -162,6 +162,6 @@ def sweep(path: Path) -> None:
                 file.unlink(missing_ok=True)
 
 
-def _foreign(path: Path) -> set[str]:
+def _foreign_names(path: Path) -> set[str]:
     names = {entry.name for entry in path.iterdir()} - FILES
-    return {name for name in names if not any(form.fullmatch(name) for form in (TEMPORARY, NUMBERED, FRAME))}
+    return {name for name in names if not any(pattern.fullmatch(name) for pattern in (TEMPORARY, NUMBERED, FRAME))}

@@ -84,28 +84,28 @@ def read_foreign(path: Path, max_bytes: int = MAX_BYTES) -> Tree:
     if not path.is_file():
         raise UserError(f"There is no file {str(path)!r}: check the path.")
     _require_size(path, unpacked_size(path), max_bytes)
-    content = read_weights(path) if path.suffix == ".safetensors" else _load(path)
-    tree = _plain(content, seen=set())
+    content = read_weights(path) if path.suffix == ".safetensors" else _load_tensors(path)
+    tree = _plain_mapping(content, seen_ids=set())
     if not tree:
         raise UserError(f"{str(path)!r} holds no tensors with names: give a file with a state dict.")
     return tree
 
 
-def _load(path: Path) -> Any:
+def _load_tensors(path: Path) -> Any:
     try:
         # Published checkpoints often contain their command line's Namespace, which only holds values.
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")  # warnings about old pickles
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as problem:  # torch raises many types for a damaged or hostile file
-        raise UserError(_sentence(path, problem)) from problem
+        raise UserError(_damage_text(path, problem)) from problem
 
 
-def _sentence(path: Path, problem: Exception) -> str:
+def _damage_text(path: Path, problem: Exception) -> str:
     text = str(problem)
-    found = _FORBIDDEN.search(text)
-    if found or isinstance(problem, pickle.UnpicklingError):
-        what = f"it holds Python objects ({found[1]})" if found else "it is not a weights file, or holds Python objects"
+    match = _FORBIDDEN.search(text)
+    if match or isinstance(problem, pickle.UnpicklingError):
+        what = f"it holds Python objects ({match[1]})" if match else "it is not a weights file, or holds Python objects"
         return (
             f"{str(path)!r} is refused: {what} that could run code when opened; give a file of tensors only, such as a "
             "state dict or safetensors."
@@ -122,10 +122,10 @@ def _require_size(path: Path, size: int, max_bytes: int) -> None:
         )
 
 
-def _plain(value: Any, seen: set[int], depth: int = 0) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or depth > MAX_DEPTH or id(value) in seen:
+def _plain_mapping(value: Any, seen_ids: set[int], depth: int = 0) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or depth > MAX_DEPTH or id(value) in seen_ids:
         return {}
-    seen.add(id(value))
+    seen_ids.add(id(value))
     plain: dict[str, Any] = {}
     for name, entry in value.items():
         if not isinstance(name, str):
@@ -133,7 +133,7 @@ def _plain(value: Any, seen: set[int], depth: int = 0) -> dict[str, Any]:
         if isinstance(entry, Tensor):
             if _is_plain(entry):
                 plain[name] = entry.detach()
-        elif inner := _plain(entry, seen, depth + 1):
+        elif inner := _plain_mapping(entry, seen_ids, depth + 1):
             plain[name] = inner
     return plain
 

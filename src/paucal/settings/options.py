@@ -82,28 +82,30 @@ def chosen_settings(settings: type) -> frozenset[str]:
 
 def earlier_names(settings: type) -> dict[str, tuple[str, EarlierName]]:
     """Return today's name and the description of each earlier name of a setting."""
-    found = {name: item.metadata["earlier"] for name, item in setting_fields(settings).items()}
-    return {earlier.name: (name, earlier) for name, earlier in found.items() if earlier is not None}
+    earlier_by_name = {name: item.metadata["earlier"] for name, item in setting_fields(settings).items()}
+    return {earlier.name: (name, earlier) for name, earlier in earlier_by_name.items() if earlier is not None}
 
 
 def with_current_names(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
     """Return values by the settings' current names."""
     current, earlier = {}, earlier_names(settings)
-    for word, value in values.items():
-        name, before = earlier.get(word, (word, None))
-        if name in current or (before is not None and name in values):
-            raise UserError(f"{flag(word)} is an earlier name of {flag(name)}: give one of them.")
-        current[name] = value if before is None else before.values.get(value, value)
+    for given_name, value in values.items():
+        name, earlier_name = earlier.get(given_name, (given_name, None))
+        if name in current or (earlier_name is not None and name in values):
+            raise UserError(f"{flag(given_name)} is an earlier name of {flag(name)}: give one of them.")
+        current[name] = value if earlier_name is None else earlier_name.values.get(value, value)
     return current
 
 
 def with_earlier_names(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
     """Return values by the first names of their settings, so that hashes of stored settings stay the same."""
-    named, first = dict(values), dict(earlier_names(settings).values())
+    renamed, first = dict(values), dict(earlier_names(settings).values())
     for name in first.keys() & values.keys():
-        value, earlier = named.pop(name), first[name]
-        named[earlier.name] = next((old for old, new in earlier.values.items() if new == value), value)
-    return named
+        value, earlier = renamed.pop(name), first[name]
+        renamed[earlier.name] = next(
+            (old_value for old_value, new_value in earlier.values.items() if new_value == value), value
+        )
+    return renamed
 
 
 def flag(name: str) -> str:
@@ -143,8 +145,8 @@ def check_ranges(settings: object) -> None:
 
 def refuse_empty(name: str, value: object) -> None:
     """Raise a UserError for an empty word or a list with one, such as an unset shell variable."""
-    for word in value if isinstance(value, list) else [value]:
-        if isinstance(word, str) and not word.strip():
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and not text.strip():
             or_none = f", or leave {name} out" if name.startswith("-") else ""
             raise UserError(f"{name} is empty: give a value{or_none}.")
 

@@ -44,17 +44,19 @@ def from_python(kind: type[S], values: Mapping[str, Any], name: str, verb: str) 
         TypeError: A setting does not exist; the message suggests the nearest one.
     """
     hints = hints_of(kind)
-    for word in values:
-        if word not in hints:
-            near = did_you_mean(word, setting_fields(kind))
-            raise TypeError(f"{name} has no setting {word!r}{near}; help({name}) lists all.")
-    given = {word: fitted(word, value, hints[word], verb) for word, value in values.items() if value is not None}
+    for setting in values:
+        if setting not in hints:
+            suggestion = did_you_mean(setting, setting_fields(kind))
+            raise TypeError(f"{name} has no setting {setting!r}{suggestion}; help({name}) lists all.")
+    given = {
+        setting: fitted(setting, value, hints[setting], verb) for setting, value in values.items() if value is not None
+    }
     return kind(**with_current_names(given, kind))
 
 
 def hints_of(kind: type) -> dict[str, Any]:
     """Return the type of each setting by its name, earlier names included."""
-    earlier = {word: item.hint for word, (_, item) in earlier_names(kind).items()}
+    earlier = {setting: item.hint for setting, (_, item) in earlier_names(kind).items()}
     return {**typing.get_type_hints(kind), **earlier}
 
 
@@ -70,16 +72,15 @@ def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False, sho
         shown: Name for the message; the flag by default.
     """
     plain = texts or name != "model_args"  # the only words whose values are read as YAML
-    words = _words_of(value, PAIRS[name], plain) if name in PAIRS else value
+    value_words = _words_of(value, PAIRS[name], plain) if name in PAIRS else value
     try:
-        return _fit(words, hint, texts)
+        return _convert_to_hint(value_words, hint, texts)
     except _Unfit:
         if _is_list(without_none(hint)) and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
             value = value[0]  # a flag's only word
-        what = DURATION if name in ("time", "time_limit", "hang_after") else expectation(*_allowed_types(hint))
-        raise UserError(
-            f"{shown or flag(name)}: {what}{got(_flow(value) if texts else value)}; see 'paucal {verb} --help'."
-        ) from None
+        expected = DURATION if name in ("time", "time_limit", "hang_after") else expectation(*_allowed_types(hint))
+        value_text = got(_yaml_on_one_line(value) if texts else value)
+        raise UserError(f"{shown or flag(name)}: {expected}{value_text}; see 'paucal {verb} --help'.") from None
 
 
 def given_names(values: Mapping[str, Any]) -> list[str]:
@@ -91,14 +92,16 @@ def shows_settings(kind: type) -> Callable[[F], F]:
     """Show the fields of `**settings` in a function's `help` and to editors."""
 
     def show(function: F) -> F:
-        own, hints = inspect.signature(function), typing.get_type_hints(kind)
-        first = [parameter for parameter in own.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-        more = [
+        signature, hints = inspect.signature(function), typing.get_type_hints(kind)
+        first = [
+            parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        new_parameters = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=hints[name])
             for name, item in setting_fields(kind).items()
-            if name not in own.parameters
+            if name not in signature.parameters
         ]
-        function.__signature__ = own.replace(parameters=[*first, *more])  # type: ignore[attr-defined]
+        function.__signature__ = signature.replace(parameters=[*first, *new_parameters])  # type: ignore[attr-defined]
         return function
 
     return show
@@ -115,8 +118,8 @@ def expectation(kinds: Iterable[type], choices: str = "") -> str:
         >>> expectation([int], "'auto'")
         "expected a whole number or one of 'auto'"
     """
-    words = [KINDS[kind] for kind in kinds] + ([f"one of {choices}"] if choices else [])
-    return f"expected {' or '.join(words)}" if words else "the value does not fit"
+    kind_names = [KINDS[kind] for kind in kinds] + ([f"one of {choices}"] if choices else [])
+    return f"expected {' or '.join(kind_names)}" if kind_names else "the value does not fit"
 
 
 def got(value: object) -> str:
@@ -143,7 +146,7 @@ def _is_list(hint: Any) -> bool:
     return typing.get_origin(hint) is list
 
 
-def _members(hint: Any) -> list[Any]:
+def _member_types(hint: Any) -> list[Any]:
     """Return the member types of a hint without None."""
     plain = _is_literal(hint) or _is_list(hint)
     return [hint] if plain else [m for m in typing.get_args(hint) if m is not type(None)] or [hint]
@@ -151,14 +154,14 @@ def _members(hint: Any) -> list[Any]:
 
 def _allowed_types(hint: Any) -> tuple[list[type], str]:
     """Return the plain types and the words that a hint, or the entries of its list, allows."""
-    members = [typing.get_args(m)[0] if _is_list(m) else m for m in _members(hint)]
-    words = [word for m in members if _is_literal(m) for word in typing.get_args(m)]
-    return [kind for kind in KINDS if kind in members], ", ".join(map(repr, words))
+    members = [typing.get_args(m)[0] if _is_list(m) else m for m in _member_types(hint)]
+    choices = [choice for m in members if _is_literal(m) for choice in typing.get_args(m)]
+    return [kind for kind in KINDS if kind in members], ", ".join(map(repr, choices))
 
 
-def _fit(value: Any, hint: Any, texts: bool) -> Any:
+def _convert_to_hint(value: Any, hint: Any, texts: bool) -> Any:
     """Return a value converted to one of a hint's types; raises `_Unfit` if it fits none."""
-    for member in _members(hint):
+    for member in _member_types(hint):
         try:
             return _as_list(value, member, texts) if _is_list(member) else _as_kind(value, member, texts)
         except _Unfit:
@@ -170,28 +173,28 @@ def _as_list(value: Any, hint: Any, texts: bool) -> list[Any]:
     entries = value if isinstance(value, list | tuple) else [value]
     if not entries:
         raise _Unfit
-    return [_fit(entry, typing.get_args(hint)[0], texts) for entry in entries]
+    return [_convert_to_hint(entry, typing.get_args(hint)[0], texts) for entry in entries]
 
 
 def _as_kind(value: Any, kind: Any, texts: bool) -> Any:
     if _is_literal(kind):
-        return _require(value, isinstance(value, str) and value in typing.get_args(kind))
+        return _require_fit(value, isinstance(value, str) and value in typing.get_args(kind))
     if kind is str:
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
-        return _require(text, isinstance(text, str))
+        return _require_fit(text, isinstance(text, str))
     if texts and isinstance(value, str) and kind in (int, float, bool):
-        value = _read(value, kind)
+        value = _read_plain(value, kind)
     if kind is bool:
-        return _require(value, isinstance(value, bool))
+        return _require_fit(value, isinstance(value, bool))
     number = not isinstance(value, bool)
     if kind is int:
-        return int(_require(value, number and isinstance(value, Integral)))
+        return int(_require_fit(value, number and isinstance(value, Integral)))
     if kind is float:
-        return _as_float(_require(value, number and isinstance(value, Real)))
+        return _as_float(_require_fit(value, number and isinstance(value, Real)))
     return value
 
 
-def _read(text: str, kind: type) -> Any:
+def _read_plain(text: str, kind: type) -> Any:
     """Return the number or boolean that a text represents."""
     try:
         return TRUTH[text.lower()] if kind is bool else kind(text)
@@ -201,19 +204,19 @@ def _read(text: str, kind: type) -> Any:
 
 def _words_of(value: Any, between: str, plain: bool) -> list[Any]:
     """Return a mapping, or each mapping in a list, as words with name and value."""
-    words = []
+    entries = []
     for entry in value if isinstance(value, list | tuple) else [value]:
         pairs = isinstance(entry, Mapping)
-        words += [f"{k}{between}{_flow(v, plain)}" for k, v in entry.items()] if pairs else [entry]
-    return words
+        entries += [f"{k}{between}{_yaml_on_one_line(v, plain)}" for k, v in entry.items()] if pairs else [entry]
+    return entries
 
 
-def _flow(value: Any, plain: bool = True) -> str:
+def _yaml_on_one_line(value: Any, plain: bool = True) -> str:
     """Return a value as YAML on one line; text that looks like another type is quoted unless `plain`."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {_flow(entry, plain)}" for name, entry in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {_yaml_on_one_line(entry, plain)}" for name, entry in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_flow(entry, plain) for entry in value) + "]"
+        return "[" + ", ".join(_yaml_on_one_line(entry, plain) for entry in value) + "]"
     if isinstance(value, str):
         return value if plain or _is_plain(value) else json.dumps(value)
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
@@ -231,10 +234,10 @@ def _as_float(value: Any) -> float | int:
         number = float(value)
     except OverflowError:  # an integer too large for a float: refused by the range check
         return value
-    return _require(number, math.isfinite(number))
+    return _require_fit(number, math.isfinite(number))
 
 
-def _require(value: Any, fits: bool) -> Any:
+def _require_fit(value: Any, fits: bool) -> Any:
     if not fits:
         raise _Unfit
     return value

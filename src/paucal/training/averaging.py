@@ -38,14 +38,14 @@ class MovingAverage(Callback):
     def update(self) -> None:
         """Update the average with the current weights."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        ours = {name: piece(value) for name, value in self.module.state_dict().items()}
-        theirs = {name: piece(value) for name, value in self.source.state_dict().items()}
-        floats = [name for name, value in ours.items() if value.is_floating_point()]
+        averages = {name: piece(value) for name, value in self.module.state_dict().items()}
+        current = {name: piece(value) for name, value in self.source.state_dict().items()}
+        floats = [name for name, value in averages.items() if value.is_floating_point()]
         torch._foreach_lerp_(  # pyright: ignore[reportPrivateImportUsage]
-            [ours[name] for name in floats], [theirs[name] for name in floats], 1 - decay
+            [averages[name] for name in floats], [current[name] for name in floats], 1 - decay
         )
-        for name in ours.keys() - set(floats):
-            ours[name].copy_(theirs[name])
+        for name in averages.keys() - set(floats):
+            averages[name].copy_(current[name])
         self.updates += 1
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -91,29 +91,29 @@ class KeptEpochs:
 
         The choice depends on the rows alone, so that a resumed run keeps the same epochs.
         """
-        best = self._best(rows)
+        best = self._best_rows(rows)
         if rows[-1] in best:
             save_weights(self.file(rows[-1]), module.state_dict())
-        wanted = {self.file(row) for row in best}
+        best_files = {self.file(row) for row in best}
         for path in self.files():
-            if path not in wanted:
+            if path not in best_files:
                 path.unlink(missing_ok=True)
 
     def kept(self, rows: Sequence[Mapping[str, float]]) -> list[Path]:
         """Return the existing files of the best epochs, best first."""
-        return [path for row in self._best(rows) if (path := self.file(row)).is_file()]
+        return [path for row in self._best_rows(rows) if (path := self.file(row)).is_file()]
 
     def files(self) -> list[Path]:
         """Return all files of epochs."""
-        named = (path for path in self.folder.glob(f"{PREFIX}*.safetensors"))
-        return sorted(path for path in named if re.fullmatch(rf"{PREFIX}\d+", path.stem))
+        epoch_files = (path for path in self.folder.glob(f"{PREFIX}*.safetensors"))
+        return sorted(path for path in epoch_files if re.fullmatch(rf"{PREFIX}\d+", path.stem))
 
     def clear(self) -> None:
         """Remove all files."""
         for path in self.files():
             path.unlink(missing_ok=True)
 
-    def _best(self, rows: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    def _best_rows(self, rows: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
         finite = [row for row in rows if math.isfinite(row[self.loss])]
         # If epochs are equal, the earlier one is kept, as for the best state.
         return sorted(finite, key=lambda row: (-row[self.score], row[self.loss], row["step"]))[: self.count]
@@ -135,15 +135,15 @@ def greedy_soup(
     Returns:
         The mean, the files that are in it, and its score.
     """
-    chosen = [files[0]]
+    chosen_files = [files[0]]
     mean = read_weights(files[0])
     score = judge(mean)
     for path in files[1:]:
-        tried = mean_of(mean, read_weights(path), len(chosen))
-        found = judge(tried)
-        if found >= score:
-            mean, score, chosen = tried, found, [*chosen, path]
-    return mean, chosen, score
+        candidate = mean_of(mean, read_weights(path), len(chosen_files))
+        candidate_score = judge(candidate)
+        if candidate_score >= score:
+            mean, score, chosen_files = candidate, candidate_score, [*chosen_files, path]
+    return mean, chosen_files, score
 
 
 def mean_of(mean: Mapping[str, Tensor], other: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:

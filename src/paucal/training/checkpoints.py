@@ -32,7 +32,7 @@ class AtomicCheckpoints(CheckpointIO):
 
 def checkpoint_step(path: Path) -> int:
     """Return the number of optimizer steps before a checkpoint."""
-    with _of_this_version(path):
+    with _refuse_other_versions(path):
         return int(load_checkpoint(path)["callbacks"]["RunKeeper"]["step"])
 
 
@@ -55,28 +55,28 @@ def checkpoint_rows(path: Path) -> list[dict[str, float]]:
     """
     if not path.exists():
         return []
-    with _of_this_version(path):
+    with _refuse_other_versions(path):
         return [dict(row) for row in load_checkpoint(path)["callbacks"]["RunKeeper"]["rows"]]
 
 
 def checkpoint_best(path: Path) -> tuple[int, dict[str, float]]:
     """Return the optimizer steps before a checkpoint, and the metrics of the best epoch until then."""
-    with _of_this_version(path):
-        kept = load_checkpoint(path)["callbacks"]["RunKeeper"]
-        return int(kept["step"]), dict(kept["best"])
+    with _refuse_other_versions(path):
+        keeper_state = load_checkpoint(path)["callbacks"]["RunKeeper"]
+        return int(keeper_state["step"]), dict(keeper_state["best"])
 
 
 def checkpoint_changes(path: Path) -> tuple[PlanChange, ...]:
     """Return the corrections of a run's length in a checkpoint; empty without a checkpoint."""
     if not path.exists():
         return ()
-    with _of_this_version(path):
-        stored = load_checkpoint(path)["callbacks"]["RunKeeper"].get("changes", [])
-        return tuple(PlanChange(*map(int, change)) for change in stored)
+    with _refuse_other_versions(path):
+        changes = load_checkpoint(path)["callbacks"]["RunKeeper"].get("changes", [])
+        return tuple(PlanChange(*map(int, change)) for change in changes)
 
 
 @contextmanager
-def _of_this_version(path: Path) -> Iterator[None]:
+def _refuse_other_versions(path: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError) as problem:

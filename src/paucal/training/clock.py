@@ -101,12 +101,12 @@ class RunClock:
         total = self._fitting_length(plan, step, left)
         if total == plan.last_step:
             return None
-        before = plan.threads or torch.get_num_threads()
-        threads = self._threads(trainer, module, batch, left) or before
+        current_threads = plan.threads or torch.get_num_threads()
+        threads = self._fastest_threads(trainer, module, batch, left) or current_threads
         # After a change of threads, the next checks measure the steps again.
-        return PlanChange(step, total if threads == before else plan.last_step, threads)
+        return PlanChange(step, total if threads == current_threads else plan.last_step, threads)
 
-    def _costs(self) -> tuple[float, float, float]:
+    def _current_costs(self) -> tuple[float, float, float]:
         """Return the seconds of a step, of a validation and of the work after the last step, at the current pace."""
         pace = self._pace or self._time.step
         slower = pace / max(self._time.step, 1e-9)
@@ -114,24 +114,26 @@ class RunClock:
         return pace, evaluation, self._time.closing * slower
 
     def _seconds_left(self, plan: Plan, step: int) -> float:
-        pace, evaluation, closing = self._costs()
+        pace, evaluation, closing = self._current_costs()
         evaluations = math.ceil(plan.last_step / plan.steps_per_epoch) - (step - 1) // plan.steps_per_epoch
         return (plan.last_step - step) * pace + evaluations * evaluation + closing
 
     def _fitting_length(self, plan: Plan, step: int, left: float) -> int:
         """Return the total steps with which the run ends in time; at least the steps already made."""
-        pace, evaluation, closing = self._costs()
-        more = (left - closing - evaluation) / (pace + evaluation / plan.steps_per_epoch)
-        total = min(step + max(0, int(more)), self._time.most_steps)
-        extra = total % plan.steps_per_epoch
+        pace, evaluation, closing = self._current_costs()
+        steps_left = (left - closing - evaluation) / (pace + evaluation / plan.steps_per_epoch)
+        total = min(step + max(0, int(steps_left)), self._time.most_steps)
+        surplus = total % plan.steps_per_epoch
         return (
-            total - extra if extra < SHORT_EPOCH * plan.steps_per_epoch and total - extra > step else max(total, step)
+            total - surplus
+            if surplus < SHORT_EPOCH * plan.steps_per_epoch and total - surplus > step
+            else max(total, step)
         )
 
-    def _threads(self, trainer: Trainer, module: TrainingModule, batch: Batch, left: float) -> int | None:
+    def _fastest_threads(self, trainer: Trainer, module: TrainingModule, batch: Batch, left: float) -> int | None:
         """Return the number of threads with which a step is fastest; None if measuring would take too long."""
-        several = trainer.world_size > 1 or module.device.type != "cpu"
-        if several or SPARE_STEPS * (self._pace or 0.0) > SPARE_SHARE * left or left > self._next_threads:
+        cannot_measure = trainer.world_size > 1 or module.device.type != "cpu"
+        if cannot_measure or SPARE_STEPS * (self._pace or 0.0) > SPARE_SHARE * left or left > self._next_threads:
             return None
         self._next_threads = left - 0.1 * self._time.budget
         objective = module.objective
@@ -145,6 +147,6 @@ class RunClock:
         with torch.random.fork_rng(devices=[]):
             threads = choose_threads(spare_step)
         objective.zero_grad(set_to_none=True)
-        for buffer, kept in buffers:
-            buffer.copy_(kept)
+        for buffer, saved in buffers:
+            buffer.copy_(saved)
         return threads

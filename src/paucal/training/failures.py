@@ -51,15 +51,15 @@ def largest_batch(
         device: Device of the training.
         precision: Precision by Lightning's names.
     """
-    before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
+    initial_state = {name: value.detach().clone() for name, value in objective.state_dict().items()}
     try:
         for size in sizes:
-            if _fits(objective, make_batch(size), device, precision):
+            if _batch_fits(objective, make_batch(size), device, precision):
                 return size
     finally:
         objective.zero_grad(set_to_none=True)
         objective.to("cpu")
-        objective.load_state_dict(before)
+        objective.load_state_dict(initial_state)
         if device.type == "cuda":
             torch.cuda.empty_cache()
     fit = "1 image fits" if sizes[-1] == 1 else f"{sizes[-1]} images fit"
@@ -68,7 +68,7 @@ def largest_batch(
     )
 
 
-def _fits(objective: Objective, batch: Batch, device: torch.device, precision: str) -> bool:
+def _batch_fits(objective: Objective, batch: Batch, device: torch.device, precision: str) -> bool:
     dtype = torch.float16 if precision.startswith("16") else torch.bfloat16
     try:
         objective.to(device).train()
@@ -88,11 +88,11 @@ def _fits(objective: Objective, batch: Batch, device: torch.device, precision: s
 
 def is_of_compiler(problem: BaseException | None) -> bool:
     """Return whether an exception, or one that led to it, comes from torch's compilers."""
-    seen: set[int] = set()
-    while problem is not None and id(problem) not in seen:
+    seen_ids: set[int] = set()
+    while problem is not None and id(problem) not in seen_ids:
         if any(kind.__module__.startswith(COMPILERS) for kind in type(problem).__mro__):
             return True
-        seen.add(id(problem))
+        seen_ids.add(id(problem))
         problem = problem.__cause__ or problem.__context__
     return False
 
@@ -106,12 +106,12 @@ def compile_advice(plan: Plan) -> Iterator[None]:
         if plan.hardware.compile_backend is None or is_out_of_memory(problem) or not is_of_compiler(problem):
             raise
         raise UserError(
-            f"--compile failed with {_reason(problem)}: the error is in torch's compiler, not in your data; leave "
-            "--compile out."
+            f"--compile failed with {_error_reason(problem)}: the error is in torch's compiler, not in your data; "
+            "leave --compile out."
         ) from problem
 
 
-def _reason(problem: Exception) -> str:
+def _error_reason(problem: Exception) -> str:
     """Return the type of an error and the first line of its text, without advice for developers of the compiler."""
     inner = getattr(problem, "inner_exception", problem)
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]

@@ -112,11 +112,11 @@ def fit(
         average = MovingAverage(objective.deployable(), optimization.average_decay)
     get_model = objective.deployable if average is None else lambda: average.module
     cut = plan.hardware.strategy == "fsdp"
-    evaluated = WholeCopy(get_model).filled if cut else lambda: _alike(get_model())
+    evaluated = WholeCopy(get_model).filled if cut else lambda: _shared_buffers(get_model())
     health = FiniteWatch()
     clock = None if plan.time is None else RunClock(plan, records.on_change)
     keeper = RunKeeper(records, evaluated, stop, health, clock, plan.changes)
-    kept: list[LightningCallback] = [
+    own_callbacks: list[LightningCallback] = [
         AfterStep(),
         *([EqualBuffers()] if cut else []),
         *([average] if average else []),
@@ -128,13 +128,13 @@ def fit(
     module, last = TrainingModule(objective, optimization, plan, make_loader), records.run.last
     with (
         _without_advice(),
-        _threads(plan),
+        _limited_threads(plan),
         interruptible(),
         memory_advice(plan),
         compile_advice(plan),
         fitting_state(last),
     ):
-        trainer = build_trainer(plan, records.run.path, [*kept, *callbacks])
+        trainer = build_trainer(plan, records.run.path, [*own_callbacks, *callbacks])
         trainer.fit(module, ckpt_path=last if last.exists() else None)
     plan = module.plan
     return Outcome(keeper.step >= plan.last_step, keeper.step, keeper.rows, keeper.best, keeper.seconds, plan)
@@ -174,7 +174,7 @@ def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Tr
 
 
 @contextmanager
-def _alike(module: nn.Module) -> Iterator[nn.Module]:
+def _shared_buffers(module: nn.Module) -> Iterator[nn.Module]:
     """Return a module with the first process's buffers on every process.
 
     DDP lets the batch norms of the processes differ within a step, and saves those of the first. Without this, scores
@@ -185,15 +185,15 @@ def _alike(module: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def _threads(plan: Plan) -> Iterator[None]:
+def _limited_threads(plan: Plan) -> Iterator[None]:
     """Let torch use the run's number of threads, which affects the last bits of sums."""
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     if plan.threads is not None and plan.hardware.accelerator == "cpu":
         torch.set_num_threads(min(plan.threads, usable_cores()))
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
 @contextmanager

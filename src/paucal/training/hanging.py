@@ -20,15 +20,15 @@ class HangLimit(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Set the limit."""
-        _limit(self.limit)
+        _set_timeout(self.limit)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Restore torch's limit."""
         if dist.is_initialized():
-            _limit(distributed_c10d._get_default_timeout(dist.get_backend()))  # nccl has a shorter default
+            _set_timeout(distributed_c10d._get_default_timeout(dist.get_backend()))  # nccl has a shorter default
 
 
-def _limit(limit: timedelta) -> None:
+def _set_timeout(limit: timedelta) -> None:
     if dist.is_initialized():
         # Before torch 2.15 the function was private.
         set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout

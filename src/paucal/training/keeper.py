@@ -130,7 +130,7 @@ class RunKeeper(Callback):
         if self._meters:
             pl_module.meters.load_state_dict(self._meters, pl_module.device)
         # The run may have been killed between writing the files of its best epoch and the checkpoint.
-        if self._selects and self.records.run.best.exists():
+        if self._selects_by_score and self.records.run.best.exists():
             step, best = checkpoint_best(self.records.run.best)
             self.best = best if step > self.step else self.best
         if trainer.is_global_zero:
@@ -153,7 +153,7 @@ class RunKeeper(Callback):
         if not stepped(pl_module, batch_idx):
             return
         self.step = trainer.global_step
-        changed = self.clock is not None and self.clock.correct(trainer, pl_module, batch)
+        length_changed = self.clock is not None and self.clock.correct(trainer, pl_module, batch)
         plan, begin = pl_module.plan, time.monotonic()
         self.changes = plan.changes
         finished = self.step >= plan.last_step
@@ -163,8 +163,8 @@ class RunKeeper(Callback):
                 self._finish_epoch(trainer, pl_module, model)
         stopping = self.stop.requested(trainer) or self._asked_to_stop
         # Save a checkpoint after a correction: resuming from an older one would repeat the correction differently.
-        if stopping or finished or changed or self.health.hopeless or self._save_is_due(trainer, plan):
-            self._save(trainer, pl_module)
+        if stopping or finished or length_changed or self.health.hopeless or self._save_is_due(trainer, plan):
+            self._save_checkpoint(trainer, pl_module)
         if self.clock is not None:
             self.clock.pause(time.monotonic() - begin if evaluates else None)
         if self.health.hopeless and not stopping:  # a stopping run may be rolled back
@@ -183,31 +183,31 @@ class RunKeeper(Callback):
         module.meters.reset()
         if self.records.watch is not None:
             row |= self.records.watch.validate(model, module.device)
-        self._tick()
+        self._count_seconds()
         row["seconds"] = self.seconds
         self.rows.append(row)
         if trainer.is_global_zero:
             self.records.run.write_rows(self.rows)
-            if (kept := self.records.kept) is not None:
-                kept.after_epoch(self.rows, model)
-        asked = False
+            if (kept_epochs := self.records.kept) is not None:
+                kept_epochs.after_epoch(self.rows, model)
+        stop_requested = False
         if self.records.on_epoch is not None and trainer.is_global_zero:
             # The last epoch may be incomplete.
             epoch, epochs = (
                 math.ceil(steps / module.plan.steps_per_epoch) for steps in (self.step, module.plan.last_step)
             )
-            asked = bool(self.records.on_epoch(epoch, epochs, row))
-        self._asked_to_stop = trainer.strategy.broadcast(asked)
+            stop_requested = bool(self.records.on_epoch(epoch, epochs, row))
+        self._asked_to_stop = trainer.strategy.broadcast(stop_requested)
         if self._improves(row):
             self.best = row
             if trainer.is_global_zero:
                 self.records.save_model(model)
-            if self._selects:  # otherwise the newest state counts as the best
+            if self._selects_by_score:  # otherwise the newest state counts as the best
                 # Saved after the model, since this file proves to a resumed run that the model exists.
                 trainer.save_checkpoint(self.records.run.best, weights_only=False)
 
     @property
-    def _selects(self) -> bool:
+    def _selects_by_score(self) -> bool:
         return self.records.watch is not None and self.records.watch.score is not None
 
     def _improves(self, row: dict[str, float]) -> bool:
@@ -218,13 +218,13 @@ class RunKeeper(Callback):
             return watch.floor is None or row[watch.score] > watch.floor
         return (row[watch.score], -row[watch.loss]) > (self.best[watch.score], -self.best[watch.loss])
 
-    def _save(self, trainer: Trainer, module: TrainingModule) -> None:
+    def _save_checkpoint(self, trainer: Trainer, module: TrainingModule) -> None:
         self._meters = module.meters.state_dict()
-        self._tick()
+        self._count_seconds()
         trainer.save_checkpoint(self.records.run.last, weights_only=False)
         self._last_save = time.monotonic()
 
-    def _tick(self) -> None:
+    def _count_seconds(self) -> None:
         now = time.monotonic()
         self.seconds += now - self._last_tick
         self._last_tick = now

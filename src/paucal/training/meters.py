@@ -42,20 +42,20 @@ class Meters:
         """Add the losses of a forward pass; non-finite ones are counted but not averaged."""
         for name, value in {"loss": total, **terms.values}.items():
             value = value.detach().float()
-            self._sum(f"train_{name}", value)
+            self._add_finite(f"train_{name}", value)
             self.nonfinite[name] = (~torch.isfinite(value)).float() + self.nonfinite.get(name, 0.0)
         self.weights = dict(terms.weights)
 
     def add_step(self, norm: Tensor, skipped: Tensor) -> None:
         """Add an optimizer step: the gradient's L2 norm, and 1 if the step was skipped, else 0."""
-        self._sum("gradient_norm", norm.detach().float())
-        self._sum("skipped_steps", skipped)
+        self._add_finite("gradient_norm", norm.detach().float())
+        self._add_finite("skipped_steps", skipped)
         self.skipped = skipped + self.skipped
 
     def add_diagnostics(self, values: dict[str, Tensor]) -> None:
         """Add the objective's health metrics."""
         for name, value in values.items():
-            self._sum(name, value.detach().float())
+            self._add_finite(name, value.detach().float())
 
     def read(self) -> dict[str, float]:
         """Return means since the last reset, but the number of skipped steps, over all processes.
@@ -64,13 +64,13 @@ class Meters:
         """
         if not self.sums:
             return {}
-        sums, counts = _joint(self.sums), _joint(self.counts)
+        sums, counts = _joint_means(self.sums), _joint_means(self.counts)
         counts["skipped_steps"] = torch.ones_like(next(iter(counts.values())))
         values = torch.stack([sums[name] / counts[name] for name in sums]).tolist()
         means = dict(zip(sums, values, strict=True))
         return {**means, **{f"weight_{n}": w for n, w in self.weights.items()}, "lr": self.rate}
 
-    def _sum(self, name: str, value: Tensor) -> None:
+    def _add_finite(self, name: str, value: Tensor) -> None:
         finite = torch.isfinite(value)
         self.sums[name] = torch.where(finite, value, torch.zeros_like(value)) + self.sums.get(name, 0.0)
         self.counts[name] = finite.float() + self.counts.get(name, 0.0)
@@ -81,14 +81,14 @@ class Meters:
 
     def culprits(self) -> list[str]:
         """Return the names of losses that were ever not finite, in any process; every process must call this."""
-        return [name for name, count in _joint(self.nonfinite).items() if name != "loss" and float(count) > 0]
+        return [name for name, count in _joint_means(self.nonfinite).items() if name != "loss" and float(count) > 0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint in the middle of an epoch stores; every process must call this.
 
         It is the mean over the processes, since each resumes with it.
         """
-        return {"sums": _joint(self.sums), "counts": _joint(self.counts), "skipped": float(self.skipped)}
+        return {"sums": _joint_means(self.sums), "counts": _joint_means(self.counts), "skipped": float(self.skipped)}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Restore the state of a checkpoint."""
@@ -97,7 +97,7 @@ class Meters:
         self.skipped = state["skipped"]
 
 
-def _joint(values: dict[str, Tensor]) -> dict[str, Tensor]:
+def _joint_means(values: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the means over all processes, in one collective call."""
     if not values or not (dist.is_available() and dist.is_initialized()):
         return dict(values)
@@ -136,17 +136,17 @@ class FiniteWatch(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Read the number of skipped steps, which waits for the device."""
         step, plan = trainer.global_step, pl_module.plan
-        due = step % self.every == 0 or step >= plan.total_steps
-        if not due or (batch_idx + 1) % plan.accumulate:
+        is_due = step % self.every == 0 or step >= plan.total_steps
+        if not is_due or (batch_idx + 1) % plan.accumulate:
             return
         skipped = float(pl_module.meters.skipped)
-        new, self._seen = skipped - self._seen, skipped
+        n_new, self._seen = skipped - self._seen, skipped
         steps, self._looked = step - self._looked, step
-        if new <= 0:
+        if n_new <= 0:
             return
         names = ", ".join(repr(name) for name in pl_module.meters.culprits()) or "none; a gradient overflowed"
         window = "the last step" if steps == 1 else f"the last {steps} steps"
-        if new >= steps >= min(self.every, plan.total_steps):
+        if n_new >= steps >= min(self.every, plan.total_steps):
             self.hopeless = (
                 f"{window} {'was' if steps == 1 else 'were all'} skipped because "
                 "the loss or its gradient was not finite "
@@ -154,5 +154,5 @@ class FiniteWatch(Callback):
                 "or use --precision 32-true. The run folder keeps the earlier weights."
             )
             return
-        what = f"{window} was" if steps == 1 else f"{new:.0f} of {window} {was(int(new))}"
-        log.warning("%s skipped: not finite (losses concerned: %s)", what, names)
+        subject = f"{window} was" if steps == 1 else f"{n_new:.0f} of {window} {was(int(n_new))}"
+        log.warning("%s skipped: not finite (losses concerned: %s)", subject, names)

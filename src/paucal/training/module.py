@@ -150,8 +150,8 @@ class TrainingModule(LightningModule):
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
     """Scale gradients down to a global L2 norm of `max_norm`, if any; return the norm before that, on the device."""
-    present = [p for p in parameters if p.grad is not None]
-    norm = total_norm([p.grad for p in present if p.grad is not None])
-    if max_norm and present:
-        torch.nn.utils.clip_grads_with_norm_(present, max_norm, norm)
+    with_gradient = [p for p in parameters if p.grad is not None]
+    norm = total_norm([p.grad for p in with_gradient if p.grad is not None])
+    if max_norm and with_gradient:
+        torch.nn.utils.clip_grads_with_norm_(with_gradient, max_norm, norm)
     return norm

@@ -39,8 +39,8 @@ def parameter_groups(
     Returns:
         Dictionaries with `params`, `names`, `label` and `decayed`, in a stable order.
     """
-    small = (name for name, parameter in module.named_parameters() if parameter.ndim <= 1 or name.endswith(".bias"))
-    undecayed = set(small if decays_tables else undecayed_parameters(module))
+    vectors = (name for name, parameter in module.named_parameters() if parameter.ndim <= 1 or name.endswith(".bias"))
+    undecayed = set(vectors if decays_tables else undecayed_parameters(module))
     groups: dict[tuple[str, bool], dict[str, Any]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
@@ -55,19 +55,19 @@ def parameter_groups(
 def undecayed_parameters(module: nn.Module) -> Iterator[str]:
     """Yield the full names of the parameters that get no weight decay."""
     patterns = list(_listed_patterns(module))
-    for prefix, owner in module.named_modules():
-        is_norm = NORM.search(type(owner).__name__) is not None
-        for short, parameter in owner.named_parameters(recurse=False):
-            name = f"{prefix}.{short}" if prefix else short
-            listed = any(fnmatch(name, pattern) for pattern in patterns)
-            if is_norm or parameter.ndim <= 1 or short.endswith("bias") or UNDECAYED.search(name) or listed:
+    for prefix, parent in module.named_modules():
+        is_norm = NORM.search(type(parent).__name__) is not None
+        for local_name, parameter in parent.named_parameters(recurse=False):
+            name = f"{prefix}.{local_name}" if prefix else local_name
+            is_listed = any(fnmatch(name, pattern) for pattern in patterns)
+            if is_norm or parameter.ndim <= 1 or local_name.endswith("bias") or UNDECAYED.search(name) or is_listed:
                 yield name
 
 
 def _listed_patterns(module: nn.Module) -> Iterator[str]:
     """Yield the full names of parameters that timm models exclude from weight decay."""
-    for prefix, owner in module.named_modules():
-        listing = getattr(owner, "no_weight_decay", None)
+    for prefix, parent in module.named_modules():
+        listing = getattr(parent, "no_weight_decay", None)
         if callable(listing):
             names: Any = listing()
             for name in names:

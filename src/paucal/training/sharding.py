@@ -37,12 +37,12 @@ def shard(module: nn.Module, parts: Iterable[nn.Module], mesh: DeviceMesh) -> No
     for parameter in module.parameters():  # torch cannot shard weights in channels-last layout
         parameter.data = parameter.data.contiguous()
     for part in parts:
-        part.register_forward_hook(_own_memory, prepend=True)
+        part.register_forward_hook(_copy_views, prepend=True)
         fully_shard(part, mesh=mesh)
     fully_shard(module, mesh=mesh)
 
 
-def _own_memory(module: nn.Module, inputs: Any, output: Any) -> Any:
+def _copy_views(module: nn.Module, inputs: Any, output: Any) -> Any:
     # An in-place operation on a view would drop the hook that gathers the weights for the backward pass.
     return output.clone() if isinstance(output, Tensor) and output._base is not None else output
 
@@ -85,8 +85,10 @@ def load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     Raises:
         RuntimeError: The state belongs to another module.
     """
-    mine = module.state_dict()
-    module.load_state_dict({name: cut_like(v, mine[name]) if name in mine else v for name, v in state.items()})
+    module_state = module.state_dict()
+    module.load_state_dict(
+        {name: cut_like(v, module_state[name]) if name in module_state else v for name, v in state.items()}
+    )
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -117,9 +119,9 @@ class WholeCopy:
     def filled(self) -> Iterator[nn.Module]:
         """Return the copy with the current weights on their device; every process must call this."""
         source = self._source().state_dict()
-        mine = self._module.to(next(iter(source.values())).device).state_dict()
+        copy_state = self._module.to(next(iter(source.values())).device).state_dict()
         for name, value in source.items():
-            mine[name].copy_(whole(value))
+            copy_state[name].copy_(whole(value))
         try:
             yield self._module
         finally:
@@ -178,12 +180,12 @@ class ShardedStrategy(ModelParallelStrategy):
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             pieces = {
-                number: {name: _cut_moment(value, parameters[number]) for name, value in values.items()}
+                number: {name: _shard_moment(value, parameters[number]) for name, value in values.items()}
                 for number, values in state["state"].items()
             }
             optimizer.load_state_dict({**state, "state": pieces})
 
 
-def _cut_moment(value: Any, parameter: Tensor) -> Any:
+def _shard_moment(value: Any, parameter: Tensor) -> Any:
     """Shard the optimizer's state per entry of a parameter, but not its step count."""
     return cut_like(value, parameter) if isinstance(value, Tensor) and value.shape == parameter.shape else value

@@ -30,8 +30,10 @@ class StopSignal(Callback):
         self.slow_start = slow_start
         self._signals = (signal.SIGINT, *stop_signals())
         # Lightning adds its own handler to a SIGTERM that another program handles or ignores.
-        others = signal.getsignal(signal.SIGTERM)
-        self._kept = {} if signal.SIGTERM in self._signals or others is None else {signal.SIGTERM: others}
+        previous_handler = signal.getsignal(signal.SIGTERM)
+        self._kept = (
+            {} if signal.SIGTERM in self._signals or previous_handler is None else {signal.SIGTERM: previous_handler}
+        )
         self._previous: dict[int, signal._HANDLER] = {}
 
     def requested(self, trainer: Trainer) -> bool:
@@ -56,7 +58,7 @@ class StopSignal(Callback):
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may install handlers
         self.slow_start = self.slow_start and trainer.world_size == 1
-        for number, handler in {**self._kept, **dict.fromkeys(self._signals, self._receive)}.items():
+        for number, handler in {**self._kept, **dict.fromkeys(self._signals, self._receive_signal)}.items():
             self._previous[number] = signal.signal(number, handler)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
@@ -65,18 +67,18 @@ class StopSignal(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Restore the previous signal handlers."""
-        self._restore()
+        self._restore_handlers()
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Restore the previous signal handlers."""
-        self._restore()
+        self._restore_handlers()
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def _receive_signal(self, number: int, frame: FrameType | None) -> None:
         if self.slow_start or (self.received and number == signal.SIGINT):
             raise KeyboardInterrupt
         self.received = True
 
-    def _restore(self) -> None:
+    def _restore_handlers(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
@@ -85,12 +87,12 @@ class StopSignal(Callback):
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Let a second SIGINT interrupt a call: Lightning would exit with 1, and ignore SIGINT from then on."""
-    before = signal.getsignal(signal.SIGINT)
+    previous_handler = signal.getsignal(signal.SIGINT)
     try:
         yield
     except SystemExit as end:
         if not isinstance(end.__context__, KeyboardInterrupt):
             raise
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous_handler)
         raise KeyboardInterrupt from None

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback
 from paucal.methods.pretraining import resolve_pretraining as resolve
 from paucal.methods.pretraining import with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
-from paucal.methods.self_distillation.entry import _options
+from paucal.methods.self_distillation.entry import _loss_options
 from paucal.recipes.esvit import RECIPES
 from paucal.rules.facts import DataAndMachine
 from paucal.tasks.pretraining.crops import crop_groups
@@ -168,5 +168,5 @@ def test_model__is_one_for_all_images_that_are_brought_to_one_size(sides, size):
 def test_preset__of_the_program_decays_tables_beside_any_recipe():
     """1.7: "Everything >= 2-D is decayed: relative-position tables, ..."."""
     for given in ({}, {"recipe": "esvit-swin-tiny"}):
-        assert not _options(chosen(**given)).decays_tables
-        assert _options(chosen(**given, esvit_preset="reference")).decays_tables
+        assert not _loss_options(chosen(**given)).decays_tables
+        assert _loss_options(chosen(**given, esvit_preset="reference")).decays_tables

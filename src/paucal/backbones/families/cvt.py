@@ -82,13 +82,13 @@ class ConvAttention(nn.Module):
         """Return tokens (B, P + H * W, C) of tokens whose cells lie on a grid (H, W)."""
         prefix, cells = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
         cells = as_map(cells.contiguous(), grid)  # copied once for the three convolutions
-        query = self._heads(self.proj_q, prefix, self.conv_proj_q(cells))
-        key = self._heads(self.proj_k, prefix, self.conv_proj_k(cells))
-        value = self._heads(self.proj_v, prefix, self.conv_proj_v(cells))
+        query = self._project_to_heads(self.proj_q, prefix, self.conv_proj_q(cells))
+        key = self._project_to_heads(self.proj_k, prefix, self.conv_proj_k(cells))
+        value = self._project_to_heads(self.proj_v, prefix, self.conv_proj_v(cells))
         x = attend(query, key, value, None, self.scale, self.fused_attn, self.attn_drop)
         return self.proj_drop(self.proj(join_heads(x)))
 
-    def _heads(self, proj: nn.Module, prefix: Tensor, cells: Tensor) -> Tensor:
+    def _project_to_heads(self, proj: nn.Module, prefix: Tensor, cells: Tensor) -> Tensor:
         tokens = to_tokens(cells)
         tokens = torch.cat((prefix, tokens), 1) if self.num_prefix_tokens else tokens
         return proj(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)

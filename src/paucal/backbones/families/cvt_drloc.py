@@ -50,12 +50,12 @@ class DeviationNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normed tokens (B, N, C)."""
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        off = wide - wide.mean(-1, keepdim=True)
+        floats = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        centred = floats - floats.mean(-1, keepdim=True)
         # The norm of a vector has gradient zero at zero, where the root of a variance has no gradient.
-        deviation = torch.linalg.vector_norm(off, dim=-1, keepdim=True) * off.shape[-1] ** -0.5
+        deviation = torch.linalg.vector_norm(centred, dim=-1, keepdim=True) * centred.shape[-1] ** -0.5
         # A product, since the gradient of a quotient of maps takes three more passes over them.
-        return torch.addcmul(self.bias, off * (deviation + EPS).reciprocal(), self.weight).to(x.dtype)
+        return torch.addcmul(self.bias, centred * (deviation + EPS).reciprocal(), self.weight).to(x.dtype)
 
 
 class SharedConvAttention(nn.Module):

@@ -94,9 +94,9 @@ def hidden_cells(grid: Grid, window: Grid, like: Tensor) -> Tensor:
 
 
 def _hidden_cells(grid: Grid, window: Grid, device: torch.device) -> Tensor:
-    inside = torch.zeros(1, *grid, 1, device=device)
+    bias = torch.zeros(1, *grid, 1, device=device)
     fill = (0, 0, 0, -grid[1] % window[1], 0, -grid[0] % window[0])
-    return partition(functional.pad(inside, fill, value=float("-inf")), window)[:, None, None, :, 0]
+    return partition(functional.pad(bias, fill, value=float("-inf")), window)[:, None, None, :, 0]
 
 
 @lru_cache(maxsize=64)
@@ -178,26 +178,26 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Return tokens (B, H * W, C) of tokens on a grid (H, W)."""
         window = window_of(grid, self.window_size[0], self.padding)
-        beyond = (-grid[0] % window[0], -grid[1] % window[1])
-        full = (grid[0] + beyond[0], grid[1] + beyond[1])
-        x = self._project_cells(x, grid, beyond)
+        padding = (-grid[0] % window[0], -grid[1] % window[1])
+        full = (grid[0] + padding[0], grid[1] + padding[1])
+        x = self._project_cells(x, grid, padding)
         query, key, value = split_heads(self.qkv(partition(x, window)), 3, self.num_heads)
-        hidden = hidden_cells(grid, window, x) if any(beyond) and self.padding != "published" else None
-        bias = self._bias(window, hidden, x.shape[0])
+        hidden = hidden_cells(grid, window, x) if any(padding) and self.padding != "published" else None
+        bias = self._position_bias(window, hidden, x.shape[0])
         x = attend(query, key, value, bias, self.scale, self.fused_attn, self.attn_drop)
         x = join(join_heads(x), window, full)[:, : grid[0], : grid[1]].flatten(1, 2)
         return self.proj_drop(self.proj(x))
 
-    def _project_cells(self, x: Tensor, grid: Grid, beyond: Grid) -> Tensor:
+    def _project_cells(self, x: Tensor, grid: Grid, padding: Grid) -> Tensor:
         """Return the convolved cells (B, H', W', C), padded to whole windows."""
-        fill = (0, 0, 0, beyond[1], 0, beyond[0])
-        if any(beyond) and self.padding == "published":
+        fill = (0, 0, 0, padding[1], 0, padding[0])
+        if any(padding) and self.padding == "published":
             x = functional.pad(x.unflatten(1, grid), fill)
             return self.conv_proj(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         x = to_tokens(self.conv_proj(as_map(x, grid))).unflatten(1, grid)
-        return functional.pad(x, fill) if any(beyond) else x
+        return functional.pad(x, fill) if any(padding) else x
 
-    def _bias(self, window: Grid, hidden: Tensor | None, batch_size: int) -> Tensor | None:
+    def _position_bias(self, window: Grid, hidden: Tensor | None, batch_size: int) -> Tensor | None:
         hidden = None if hidden is None else hidden.repeat(batch_size, 1, 1, 1)
         table = self.relative_position_bias_table
         if table is None:
@@ -288,14 +288,14 @@ class EsvitCvt(CvtBackbone):
             drop_rate=drop_rate,
         )
         self.norm = make_norm(embed_dims[-1])
-        self.apply(_init)
+        self.apply(_init_layer)
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the tables of relative biases."""
         return {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
 
 
-def _init(module: nn.Module) -> None:
+def _init_layer(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Conv2d):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

@@ -175,8 +175,8 @@ class CvtBackbone(StagedBackbone):
         last = len(embed_dims) - 1
         self.stages = nn.ModuleList()
         for stage, (width, depth) in enumerate(zip(embed_dims, depths, strict=True)):
-            before, window = (in_chans, (7, 4, stem_padding)) if stage == 0 else (embed_dims[stage - 1], (3, 2, 1))
-            embed = self.embed_layer(before, width, *window, make_norm(width))
+            in_width, window = (in_chans, (7, 4, stem_padding)) if stage == 0 else (embed_dims[stage - 1], (3, 2, 1))
+            embed = self.embed_layer(in_width, width, *window, make_norm(width))
             blocks = [make_block(stage, number) for number in range(depth)]
             self.stages.append(CvtStage(embed, blocks, width, class_token and stage == last))
 
@@ -223,12 +223,12 @@ def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
     result = {}
     for name, value in state.items():
         plain = name.removeprefix(prefix)
-        ours = _rename(plain, rules)
-        result[ours] = _flatten_convolution(ours, value) if ours != plain else value
+        own_name = _renamed_key(plain, rules)
+        result[own_name] = _flatten_convolution(own_name, value) if own_name != plain else value
     return result
 
 
-def _rename(name: str, rules: Rules) -> str:
+def _renamed_key(name: str, rules: Rules) -> str:
     for pattern, replacement in rules:
         renamed, count = re.subn(rf"^(?:{pattern})", replacement, name)
         if count:

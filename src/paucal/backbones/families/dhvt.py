@@ -133,7 +133,7 @@ class Dhvt(TokenBackbone):
         options = DhvtParts(**parts)
         self.dynamic_img_size = dynamic_img_size
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
-        self.patch_embed = _patches(_pair(img_size), patch_size, in_chans, embed_dim, options)
+        self.patch_embed = _patch_stem(_as_pair(img_size), patch_size, in_chans, embed_dim, options)
         cells = self.patch_embed.grid_size[0] * self.patch_embed.grid_size[1]  # type: ignore[index]
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + cells, embed_dim)) if options.abs_pos else None
         rates: list[float] = calculate_drop_path_rates(drop_path_rate, depth)  # type: ignore[assignment]
@@ -176,11 +176,11 @@ class Dhvt(TokenBackbone):
         Args:
             img_size: Side, or (height, width), in pixels.
         """
-        size, before = _pair(img_size), self.patch_embed.grid_size
+        size, old_grid = _as_pair(img_size), self.patch_embed.grid_size
         self._require_whole_patches(size)
         self.patch_embed.set_input_size(size)
         if self.pos_embed is not None:
-            table = resample_positions(self.pos_embed.detach(), before, self.patch_embed.grid_size)
+            table = resample_positions(self.pos_embed.detach(), old_grid, self.patch_embed.grid_size)
             self.pos_embed = nn.Parameter(table.clone(), requires_grad=self.pos_embed.requires_grad)
         record_input_size(self, size)
 
@@ -208,7 +208,7 @@ class Dhvt(TokenBackbone):
         return resample_positions(table, built_grid, grid)
 
 
-def _patches(size: Size, patch: int, in_chans: int, embed_dim: int, parts: DhvtParts) -> Sope | PatchEmbed:
+def _patch_stem(size: Size, patch: int, in_chans: int, embed_dim: int, parts: DhvtParts) -> Sope | PatchEmbed:
     if parts.sope:
         return Sope(size, patch, in_chans, embed_dim, parts)
     _require_multiples(size, patch)
@@ -220,7 +220,7 @@ def _require_multiples(size: Size, patch: int) -> None:
         raise ValueError(f"images of {size[0]}x{size[1]} pixels do not divide into patches of {patch}; use multiples")
 
 
-def _pair(img_size: int | Sequence[int]) -> Size:
+def _as_pair(img_size: int | Sequence[int]) -> Size:
     sides = height_and_width(img_size)
     if any(not isinstance(side, int) or side < 1 for side in sides):
         raise ValueError(f"img_size is {img_size!r}; give a side, or (height, width), in whole pixels")
@@ -281,8 +281,8 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _variant_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {"first_conv": "patch_embed.proj"} if arguments.get("sope") is False else {}
 
 
-register_variants(__name__, Dhvt, _VARIANTS, checkpoint_filter_fn, 3, _changes)
+register_variants(__name__, Dhvt, _VARIANTS, checkpoint_filter_fn, 3, _variant_changes)

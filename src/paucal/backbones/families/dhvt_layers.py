@@ -64,14 +64,14 @@ class DhvtParts:
     aggregate: Aggregate | None = None
 
     def __post_init__(self) -> None:
-        self._require("sope_norm", Norm)
-        self._require("daff_norm", Norm)
-        self._require("local", Local, None)
-        self._require("aggregate", Aggregate, None)
+        self._require_choice("sope_norm", Norm)
+        self._require_choice("daff_norm", Norm)
+        self._require_choice("local", Local, None)
+        self._require_choice("aggregate", Aggregate, None)
         for name in ("sope", "pre_affine", "post_affine", "head_tokens", "abs_pos", "daff"):
-            self._require(name, Literal[True, False])
+            self._require_choice(name, Literal[True, False])
         for name in ("shortcut", "split_cls"):
-            self._require(name, Literal[True, False], None)
+            self._require_choice(name, Literal[True, False], None)
 
     def feed_forward(self) -> dict[str, Any]:
         """Return `local`, `shortcut`, `split_cls` and `aggregate` with None replaced by the default."""
@@ -81,7 +81,7 @@ class DhvtParts:
         options = {name: getattr(self, name) for name in defaults}
         return {name: defaults[name] if value is None else value for name, value in options.items()}
 
-    def _require(self, name: str, allowed: Any, *further: Any) -> None:
+    def _require_choice(self, name: str, allowed: Any, *further: Any) -> None:
         value, values = getattr(self, name), (*get_args(allowed), *further)
         if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in values):
             raise ValueError(f"{name} is {value!r}; give one of {', '.join(map(repr, values))}")
@@ -144,9 +144,9 @@ class Sope(nn.Module):
         units = int(math.log2(patch_size))
         widths = [in_chans, *(embed_dim >> (units - 1 - unit) for unit in range(units))]
         layers: list[nn.Module] = []
-        for before, after in itertools.pairwise(widths):
-            convolution = nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False)
-            layers += [nn.Sequential(convolution, map_norm(parts.sope_norm, after)), nn.GELU()]
+        for in_width, out_width in itertools.pairwise(widths):
+            convolution = nn.Conv2d(in_width, out_width, 3, stride=2, padding=1, bias=False)
+            layers += [nn.Sequential(convolution, map_norm(parts.sope_norm, out_width)), nn.GELU()]
         self.proj = nn.Sequential(*(layers if units == 1 else layers[:-1]))
         self.pre_affine = Affine(in_chans) if parts.pre_affine else nn.Identity()
         self.post_affine = Affine(embed_dim) if parts.post_affine else nn.Identity()

@@ -74,12 +74,12 @@ class EsvitViT(VisionTransformer):
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
         """Do as timm's method, with positions resized as in a forward pass."""
-        before: Any = self.patch_embed.grid_size
+        old_grid: Any = self.patch_embed.grid_size
         positions = self.pos_embed
         super().set_input_size(img_size, patch_size)
-        after: Any = self.patch_embed.grid_size
-        if positions is not None and before != after:
-            table = resample_positions(positions.detach(), before, after, self.num_prefix_tokens)
+        new_grid: Any = self.patch_embed.grid_size
+        if positions is not None and old_grid != new_grid:
+            table = resample_positions(positions.detach(), old_grid, new_grid, self.num_prefix_tokens)
             self.pos_embed = nn.Parameter(table.clone(), requires_grad=positions.requires_grad)
 
     def _pos_embed(self, x: Tensor) -> Tensor:
@@ -128,9 +128,9 @@ def _is_lucidrains(state: Mapping[str, Tensor]) -> bool:
 
 def _timm_name(name: str) -> str:
     for pattern, replacement in _LUCIDRAINS.items():
-        new, count = re.subn("^" + pattern, replacement, name)
+        new_name, count = re.subn("^" + pattern, replacement, name)
         if count:
-            return new
+            return new_name
     return name
 
 

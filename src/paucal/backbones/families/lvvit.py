@@ -189,10 +189,10 @@ class LvVit(TokenBackbone):
         Raises:
             ValueError: the size is not a multiple of the patch size.
         """
-        before = self.patch_embed.grid_size
+        old_grid = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size)
-        table = resample_positions(self.pos_embed.detach(), before, self.patch_embed.grid_size)
-        if table.shape != self.pos_embed.shape or before != self.patch_embed.grid_size:
+        table = resample_positions(self.pos_embed.detach(), old_grid, self.patch_embed.grid_size)
+        if table.shape != self.pos_embed.shape or old_grid != self.patch_embed.grid_size:
             self.pos_embed = nn.Parameter(table.clone(), requires_grad=self.pos_embed.requires_grad)
         record_input_size(self, self.patch_embed.img_size)
 
@@ -249,7 +249,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _variant_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if arguments.get("stem") in STEMS:  # other values are refused by the model itself
         changes["first_conv"] = first_convolution(arguments["stem"])
@@ -258,4 +258,4 @@ def _changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return changes
 
 
-register_variants(__name__, LvVit, _VARIANTS, checkpoint_filter_fn, 3, _changes)
+register_variants(__name__, LvVit, _VARIANTS, checkpoint_filter_fn, 3, _variant_changes)

@@ -75,7 +75,7 @@ class LvVitStem(nn.Module):
         width: int = 64,
     ) -> None:
         super().__init__()
-        plan = _plan(stem, patch_size)
+        plan = _stem_plan(stem, patch_size)
         self.patch_size = (patch_size, patch_size)
         self.set_input_size(img_size)
         self.count, stride = len(plan.hidden), patch_size
@@ -127,15 +127,15 @@ def first_convolution(stem: str) -> str:
     return "patch_embed.conv1" if STEMS[stem].hidden else "patch_embed.proj"
 
 
-def _plan(stem: str, patch_size: int) -> StemPlan:
+def _stem_plan(stem: str, patch_size: int) -> StemPlan:
     if stem not in STEMS:
         raise ValueError(f"stem is {stem!r}; choose one of {', '.join(STEMS)}")
-    plan, least = STEMS[stem], 1
+    plan, smallest_patch = STEMS[stem], 1
     for _, step in plan.hidden:
-        least *= step
-    least *= plan.overlap  # the padding of overlapping patches, (kernel - stride) / 2, must be whole
-    if patch_size < 1 or patch_size % least:
-        raise ValueError(f"patch_size is {patch_size}; the stem {stem!r} takes multiples of {least}")
+        smallest_patch *= step
+    smallest_patch *= plan.overlap  # the padding of overlapping patches, (kernel - stride) / 2, must be whole
+    if patch_size < 1 or patch_size % smallest_patch:
+        raise ValueError(f"patch_size is {patch_size}; the stem {stem!r} takes multiples of {smallest_patch}")
     return plan
 
 

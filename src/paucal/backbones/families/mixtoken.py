@@ -49,13 +49,13 @@ def exchange_tokens(tokens: Tensor, box: Box, grid: Grid) -> Tensor:
 def inside_box(box: Box, grid: Grid, device: torch.device | None = None) -> Tensor:
     """Return which cells of a grid lie in a box, (H, W) bool; arguments as in `exchange_box`."""
     if not isinstance(box, Tensor):
-        _require_within(box, grid)
+        _require_box_within(box, grid)
     top, left, bottom, right = box
     rows, columns = torch.arange(grid[0], device=device), torch.arange(grid[1], device=device)
     return ((rows >= top) & (rows < bottom))[:, None] & ((columns >= left) & (columns < right))
 
 
-def _require_within(box: tuple[int, int, int, int], grid: Grid) -> None:
+def _require_box_within(box: tuple[int, int, int, int], grid: Grid) -> None:
     top, left, bottom, right = box
     if not (0 <= top <= bottom <= grid[0] and 0 <= left <= right <= grid[1]):
         raise ValueError(

@@ -48,14 +48,14 @@ class ResNetCifar(ResNet):
         if stem_stride not in (1, 2):
             raise ValueError(f"stem_stride is {stem_stride!r}; give 1 or 2")
         allowed = {factor * stem_stride: factor * STEM_STRIDE for factor in (8, 4, 2)}  # ours: timm's
-        wanted = 8 * stem_stride if output_stride is None else output_stride
-        if wanted not in allowed:
+        stride = 8 * stem_stride if output_stride is None else output_stride
+        if stride not in allowed:
             raise ValueError(f"output_stride is {output_stride!r}; give one of {', '.join(map(str, allowed))}")
         if channels[0] % 2:
             raise ValueError(f"the first stage has {channels[0]} channels; give an even number")
         # timm only allows choosing the width of a deep stem; the stem is replaced below.
         stem = {"stem_type": "deep", "stem_width": channels[0] // 2}
-        sizes = {"in_chans": in_chans, "channels": channels, "output_stride": allowed[wanted]}
+        sizes = {"in_chans": in_chans, "channels": channels, "output_stride": allowed[stride]}
         super().__init__(block, layers, **sizes, **stem, **arguments)
         self.conv1 = nn.Conv2d(in_chans, channels[0], 3, stem_stride, padding=1, bias=False)
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")

@@ -41,9 +41,11 @@ def relative_bias(table: Tensor, of: Size, window: Size) -> Tensor:
     Returns:
         (heads, queries, keys).
     """
-    (high, wide), (rows, columns) = of, window
-    offsets = table.t().reshape(-1, 2 * high - 1, 2 * wide - 1)
-    offsets = offsets[:, high - rows : high + rows - 1, wide - columns : wide + columns - 1]
+    (window_height, window_width), (rows, columns) = of, window
+    offsets = table.t().reshape(-1, 2 * window_height - 1, 2 * window_width - 1)
+    offsets = offsets[
+        :, window_height - rows : window_height + rows - 1, window_width - columns : window_width + columns - 1
+    ]
     # [query row, query column, key row, key column] is then the offset query - key: keys run backwards.
     pairs = offsets.flip(1, 2).unfold(1, rows, 1).unfold(2, columns, 1).flip(1, 2)
     return pairs.reshape(-1, rows * columns, rows * columns)

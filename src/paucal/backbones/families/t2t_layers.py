@@ -55,8 +55,8 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, features: Tensor
     Returns:
         (B, N, e), in the precision of `value` or float32 if that is wider.
     """
-    wide = torch.promote_types(value.dtype, torch.float32)
-    query, key, value, features = (part.to(wide) for part in (query, key, value, features))
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    query, key, value, features = (part.to(dtype) for part in (query, key, value, features))
     query_exponents, key_exponents = _exponents(query, features), _exponents(key, features)
     query_top, key_top = (
         query_exponents.detach().amax(-1, keepdim=True),
@@ -289,28 +289,28 @@ class TokensToToken(nn.Module):
 
     def grid_of(self, height: int, width: int) -> Size:
         """Return (rows, columns) of the cells of images of that size in pixels."""
-        least = FIRST - 2 * padding(FIRST, self.stride)
-        if min(height, width) < least:
-            raise ValueError(f"images of {height}x{width} pixels hold no window; give {least} pixels or more")
-        rows, columns = ((side - least) // self.stride + 1 for side in (height, width))
+        smallest_side = FIRST - 2 * padding(FIRST, self.stride)
+        if min(height, width) < smallest_side:
+            raise ValueError(f"images of {height}x{width} pixels hold no window; give {smallest_side} pixels or more")
+        rows, columns = ((side - smallest_side) // self.stride + 1 for side in (height, width))
         return -(-rows // _LAST_STRIDES), -(-columns // _LAST_STRIDES)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Size]:
         """Return the tokens (B, H' * W', embed_dim) of images (B, C, H, W), row by row, and (H', W')."""
         x = x.permute(0, 2, 3, 1).contiguous()
-        x = self._step(self.attention1, x, FIRST, self.stride)
-        x = self._step(self.attention2, x, NEXT, 2)
+        x = self._mix_step(self.attention1, x, FIRST, self.stride)
+        x = self._mix_step(self.attention2, x, NEXT, 2)
         # A convolution would compute the same, but in TF32 on GPUs, where a matrix product is in float32.
         windows = cut_windows(x, NEXT, 2)
         channels = windows.shape[-1] // NEXT**2
         cells = functional.linear(windows, cells_last(self.project.weight, channels), self.project.bias)
         return cells.flatten(1, 2), (cells.shape[1], cells.shape[2])
 
-    def _step(self, layer: nn.Module, cells: Tensor, side: int, stride: int) -> Tensor:
+    def _mix_step(self, layer: nn.Module, cells: Tensor, side: int, stride: int) -> Tensor:
         if self.grad_checkpointing and self.training:
-            return checkpoint(_mix, layer, cells, side, stride)
-        return _mix(layer, cells, side, stride)
+            return checkpoint(_mix_windows, layer, cells, side, stride)
+        return _mix_windows(layer, cells, side, stride)
 
 
-def _mix(layer: nn.Module, cells: Tensor, side: int, stride: int) -> Tensor:
+def _mix_windows(layer: nn.Module, cells: Tensor, side: int, stride: int) -> Tensor:
     return layer(cut_windows(cells, side, stride))

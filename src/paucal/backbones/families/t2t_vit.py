@@ -154,9 +154,9 @@ class T2tVit(TokenBackbone):
         """
         self._require_size(x.shape[2], x.shape[3])
         cells, grid = self.tokens_to_token(x)
-        positions, own = self.pos_embed, self.tokens_to_token.grid_size
-        if grid != own:
-            positions = resample_positions(positions, own, grid)
+        positions, own_grid = self.pos_embed, self.tokens_to_token.grid_size
+        if grid != own_grid:
+            positions = resample_positions(positions, own_grid, grid)
         tokens = torch.cat((self.cls_token.expand(cells.shape[0], -1, -1), cells), 1)
         return self.pos_drop(tokens + positions), grid
 
@@ -172,10 +172,10 @@ class T2tVit(TokenBackbone):
             ValueError: the images are too small.
         """
         stem = self.tokens_to_token
-        before = stem.grid_size
+        old_grid = stem.grid_size
         stem.set_input_size(img_size, stem.patch_size[0])
-        if stem.grid_size != before:
-            table = resample_positions(self.pos_embed.detach(), before, stem.grid_size)
+        if stem.grid_size != old_grid:
+            table = resample_positions(self.pos_embed.detach(), old_grid, stem.grid_size)
             self.pos_embed = nn.Parameter(table, requires_grad=False)
         record_input_size(self, stem.img_size)
 
@@ -225,8 +225,8 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: T2tVit) -> dict[str
 
 def _with_channels(value: Tensor, parameter: Tensor, channels: int) -> Tensor:
     """Return new weights (..., C * 7 * 7) of the first layer for other channels; other tensors are left alone."""
-    count, rest = divmod(value.shape[-1], FIRST**2) if value.ndim else (0, 1)
-    if rest or not count or value.ndim != parameter.ndim or value.shape[:-1] != parameter.shape[:-1]:
+    count, remainder = divmod(value.shape[-1], FIRST**2) if value.ndim else (0, 1)
+    if remainder or not count or value.ndim != parameter.ndim or value.shape[:-1] != parameter.shape[:-1]:
         return value
     split = value.unflatten(-1, (count, FIRST, FIRST))
     if value.ndim == 1:
@@ -260,9 +260,9 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _variant_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     tokens = arguments.get("tokens_type")
     return {"first_conv": _FIRST[tokens]} if tokens in _FIRST else {}  # other values are refused by the model itself
 
 
-register_variants(__name__, T2tVit, _VARIANTS, checkpoint_filter_fn, 3, _changes)
+register_variants(__name__, T2tVit, _VARIANTS, checkpoint_filter_fn, 3, _variant_changes)

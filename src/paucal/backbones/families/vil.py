@@ -212,8 +212,8 @@ def _require_stages(columns: Sequence[Sequence[Any]], positions: str) -> None:
     names = ("patch_sizes", "embed_dims", "depths", "num_heads", "sparse", "global_tokens")
     stages = dict(zip(names, columns, strict=True))
     if len({len(values) for values in columns}) != 1 or not columns[0]:
-        listed = ", ".join(f"{name} {len(values)}" for name, values in stages.items())
-        raise ValueError(f"every stage needs one value of each, but there are {listed}; give equally many")
+        counts_text = ", ".join(f"{name} {len(values)}" for name, values in stages.items())
+        raise ValueError(f"every stage needs one value of each, but there are {counts_text}; give equally many")
     for name in names[:4]:
         if min(stages[name]) < 1:
             raise ValueError(f"{name} is {tuple(stages[name])}; every stage needs at least 1")
@@ -250,52 +250,54 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
     Query, key and value of sparse attention become one projection. If the global tokens share that projection, the file
     holds two copies. The copy of the global tokens wins, as in the published code, which loads it last.
     """
-    renamed = {_name(key): value for key, value in state.items() if not key.endswith("relative_position_index")}
-    of_model = model.state_dict()
-    joined = _join_positions(renamed, of_model) if any(_PART.match(key) for key in state) else renamed
-    return {key: _fit_to_model(key, value, of_model) for key, value in joined.items()}
+    renamed = {_model_key(key): value for key, value in state.items() if not key.endswith("relative_position_index")}
+    model_state = model.state_dict()
+    with_positions = _join_positions(renamed, model_state) if any(_PART.match(key) for key in state) else renamed
+    return {key: _fit_to_model(key, value, model_state) for key, value in with_positions.items()}
 
 
-def _name(key: str) -> str:
+def _model_key(key: str) -> str:
     match = _PART.match(key)
     if match is None:
         return key
-    stage, part, rest = int(match[1]) - 1, int(match[2]), match[3]
+    stage, part, suffix = int(match[1]) - 1, int(match[2]), match[3]
     if part == 0:
-        for old, new in _EMBEDDING.items():
-            rest = new + rest.removeprefix(old) if rest.startswith(old) else rest
-        return f"stages.{stage}.embed.{rest}"
+        for old_prefix, new_prefix in _EMBEDDING.items():
+            suffix = new_prefix + suffix.removeprefix(old_prefix) if suffix.startswith(old_prefix) else suffix
+        return f"stages.{stage}.embed.{suffix}"
     norm = "norm1." if part % 2 else "norm2."
-    rest = norm + rest.removeprefix("norm.") if rest.startswith("norm.") else rest
-    return f"stages.{stage}.blocks.{(part - 1) // 2}.{rest}"
+    suffix = norm + suffix.removeprefix("norm.") if suffix.startswith("norm.") else suffix
+    return f"stages.{stage}.blocks.{(part - 1) // 2}.{suffix}"
 
 
-def _join_positions(state: dict[str, Tensor], of_model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    joined = dict(state)
+def _join_positions(state: dict[str, Tensor], model_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    new_state = dict(state)
     for key in [key for key in state if ".attn.query." in key]:
         start, _, kind = key.rpartition(".attn.query.")
         prefix = f"{start}.attn."
-        shared = f"{prefix}query_global.{kind}" not in of_model and f"{prefix}query_global.{kind}" in state
+        shared = f"{prefix}query_global.{kind}" not in model_state and f"{prefix}query_global.{kind}" in state
         ending = "_global" if shared else ""
         if f"{prefix}kv{ending}.{kind}" not in state:
             continue
-        joined[f"{prefix}qkv.{kind}"] = torch.cat(
+        new_state[f"{prefix}qkv.{kind}"] = torch.cat(
             (state[f"{prefix}query{ending}.{kind}"], state[f"{prefix}kv{ending}.{kind}"])
         )
         for name in ("query", "kv") + (("query_global", "kv_global") if shared else ()):
-            joined.pop(f"{prefix}{name}.{kind}", None)
+            new_state.pop(f"{prefix}{name}.{kind}", None)
         if shared:
-            joined[f"{prefix}proj.{kind}"] = joined.pop(f"{prefix}proj_global.{kind}", state[f"{prefix}proj.{kind}"])
-    return {key: value for key, value in joined.items() if value.numel() or key in of_model}  # no empty tables
+            new_state[f"{prefix}proj.{kind}"] = new_state.pop(
+                f"{prefix}proj_global.{kind}", state[f"{prefix}proj.{kind}"]
+            )
+    return {key: value for key, value in new_state.items() if value.numel() or key in model_state}  # no empty tables
 
 
-def _fit_to_model(key: str, value: Tensor, of_model: Mapping[str, Tensor]) -> Tensor:
-    wanted = of_model.get(key)
-    if not key.endswith(("x_pos_embed", "y_pos_embed")) or wanted is None or value.ndim != 3:
+def _fit_to_model(key: str, value: Tensor, model_state: Mapping[str, Tensor]) -> Tensor:
+    parameter = model_state.get(key)
+    if not key.endswith(("x_pos_embed", "y_pos_embed")) or parameter is None or value.ndim != 3:
         return value
-    if value.shape[2] != wanted.shape[2] or not value.is_floating_point():
+    if value.shape[2] != parameter.shape[2] or not value.is_floating_point():
         return value
-    return resize_positions(value, wanted.shape[1])
+    return resize_positions(value, parameter.shape[1])
 
 
 FIRST_CONVOLUTION = "stages.0.embed.proj"

@@ -66,10 +66,12 @@ class VilAttention(nn.Module):
         self.proj = nn.Linear(width, width)
         self.proj_drop = nn.Dropout(settings.proj_drop)
         rows, columns = table_grid
-        self.local_relative_position_bias_table = _table(settings.relative, (2 * rows - 1) * (2 * columns - 1), heads)
+        self.local_relative_position_bias_table = _bias_table(
+            settings.relative, (2 * rows - 1) * (2 * columns - 1), heads
+        )
         with_global = settings.relative and self.global_tokens > 0
-        self.g2l_relative_position_bias = _table(with_global, 2, heads, self.global_tokens)
-        self.g2g_relative_position_bias = _table(with_global, heads, self.global_tokens, self.global_tokens)
+        self.g2l_relative_position_bias = _bias_table(with_global, 2, heads, self.global_tokens)
+        self.g2g_relative_position_bias = _bias_table(with_global, heads, self.global_tokens, self.global_tokens)
 
     def freeze_global(self) -> None:
         """Freeze the parameters that only affect the new values of the global tokens, which nothing reads."""
@@ -126,12 +128,12 @@ class FullAttention(VilAttention):
             cells = grid[0] * grid[1]
             local = functional.interpolate(picture[None].float(), size=(cells, cells), mode="bicubic")[0].to(table)
         local = self.with_global_keys(local)
-        of_global = self.global_bias(grid[0] * grid[1])
-        return local if of_global is None else torch.cat((of_global, local), 1)
+        global_bias = self.global_bias(grid[0] * grid[1])
+        return local if global_bias is None else torch.cat((global_bias, local), 1)
 
 
-def _table(wanted: bool, *shape: int) -> nn.Parameter | None:
-    if not wanted:
+def _bias_table(is_used: bool, *shape: int) -> nn.Parameter | None:
+    if not is_used:
         return None
     table = nn.Parameter(torch.empty(shape))
     trunc_normal_(table, std=0.02)
@@ -161,8 +163,8 @@ def _sparse_places(call: Call, weights: Tensor, image_size: Grid) -> Places:
     if pairs.hidden is not None:
         unseen = pairs.hidden.flatten(2).all(1).expand(pairs.chunks, -1)
         keys = torch.where(unseen, -first - 1, keys.expand(pairs.chunks, -1))
-    of_globals = torch.arange(first, device=weights.device).expand(pairs.chunks, -1)
-    keys = torch.cat((of_globals, keys.expand(pairs.chunks, -1) + first), 1)
+    global_positions = torch.arange(first, device=weights.device).expand(pairs.chunks, -1)
+    keys = torch.cat((global_positions, keys.expand(pairs.chunks, -1) + first), 1)
     return Places(layout, layout, queries + first, keys)
 
 
@@ -210,10 +212,14 @@ class SparseAttention(VilAttention):
         self.mode: Mode = mode
         self.random_neighbour = False
         self.to_all = GlobalAttention(self.scale, settings.attn_drop) if self.global_tokens else None
-        width, bias, own = settings.width, settings.qkv_bias, self.global_tokens > 0 and not share_projections
-        self.query_global = nn.Linear(width, width, bias=bias) if own else None
-        self.kv_global = nn.Linear(width, 2 * width, bias=bias) if own else None
-        self.proj_global = nn.Linear(width, width) if own else None
+        width, bias, has_own_projections = (
+            settings.width,
+            settings.qkv_bias,
+            self.global_tokens > 0 and not share_projections,
+        )
+        self.query_global = nn.Linear(width, width, bias=bias) if has_own_projections else None
+        self.kv_global = nn.Linear(width, 2 * width, bias=bias) if has_own_projections else None
+        self.proj_global = nn.Linear(width, width) if has_own_projections else None
 
     def freeze_global(self) -> None:
         """Do as in `VilAttention`, and freeze the global tokens' own projections if there are any."""
@@ -225,15 +231,15 @@ class SparseAttention(VilAttention):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Return tokens (B, g + H * W, C) attended to; `grid` is (H, W)."""
         qkv = self.project(self.qkv, x, 3)
-        cells = self._cells(qkv, grid)
+        cells = self._attend_from_cells(qkv, grid)
         if self.to_all is None:
             return self.proj_drop(self.proj(cells))
-        tokens = self._globals(x, qkv)
+        tokens = self._attend_from_globals(x, qkv)
         if self.proj_global is None:
             return self.proj_drop(self.proj(torch.cat((tokens, cells), 1)))
         return self.proj_drop(torch.cat((self.proj_global(tokens), self.proj(cells)), 1))
 
-    def _globals(self, x: Tensor, qkv: Tensor) -> Tensor:
+    def _attend_from_globals(self, x: Tensor, qkv: Tensor) -> Tensor:
         assert self.to_all is not None
         query, (key, value) = qkv[0, :, :, : self.global_tokens], qkv[1:]
         if self.query_global is not None and self.kv_global is not None:
@@ -241,24 +247,24 @@ class SparseAttention(VilAttention):
             key, value = self.project(self.kv_global, x, 2)
         return self.to_all(query, key, value, self.global_bias(x.shape[1] - self.global_tokens))
 
-    def _cells(self, qkv: Tensor, grid: Grid) -> Tensor:
+    def _attend_from_cells(self, qkv: Tensor, grid: Grid) -> Tensor:
         """Return the cells' output (B, H * W, C) from the projections (3, B, heads, g + H * W, d)."""
-        pairs = self._pairs(grid, qkv)
+        pairs = self._pairs_of_grid(grid, qkv)
         query = qkv[0, :, :, self.global_tokens :]
         if pairs.queries is not None:
             query = query.index_select(2, pairs.queries)
         query = query.unflatten(2, (pairs.chunks, -1))
         key, value = self._gather_chunks(qkv[1:], pairs).unbind(0)
-        out = self._attend(query, key, value, self._bias(pairs, query))
+        out = self._attend_in_chunks(query, key, value, self._chunk_bias(pairs, query))
         out = join_heads(out.flatten(2, 3))
         return out if pairs.restore is None else out.index_select(1, pairs.restore)
 
-    def _pairs(self, grid: Grid, like: Tensor) -> Pairs:
+    def _pairs_of_grid(self, grid: Grid, like: Tensor) -> Pairs:
         if not (self.training and self.random_neighbour):
             return sparse_pairs(grid, self.window, self.mode, like)
         pairs = sparse_pairs(grid, self.window, self.mode, like, whole=True)
-        drawn = torch.randint(NEIGHBOURS, (1,), device=like.device)
-        slots = torch.cat((torch.full_like(drawn, OWN_SLOT), drawn + (drawn >= OWN_SLOT)))
+        neighbour = torch.randint(NEIGHBOURS, (1,), device=like.device)
+        slots = torch.cat((torch.full_like(neighbour, OWN_SLOT), neighbour + (neighbour >= OWN_SLOT)))
         assert pairs.keys is not None
         hidden = None if pairs.hidden is None else pairs.hidden.index_select(2, slots)
         return pairs._replace(
@@ -273,7 +279,7 @@ class SparseAttention(VilAttention):
         first = torch.arange(self.global_tokens, device=cells.device).expand(pairs.chunks, -1)
         return tokens.index_select(3, torch.cat((first, cells), 1).flatten()).unflatten(3, (pairs.chunks, -1))
 
-    def _bias(self, pairs: Pairs, like: Tensor) -> Tensor | None:
+    def _chunk_bias(self, pairs: Pairs, like: Tensor) -> Tensor | None:
         """Return biases (heads or 1, chunks or 1, Q or 1, g + S * K), -inf where a key is hidden."""
         table, hidden = self.local_relative_position_bias_table, pairs.hidden
         bias = None
@@ -286,7 +292,7 @@ class SparseAttention(VilAttention):
             bias = like.new_zeros(1, 1, 1, hidden.shape[-1])
         return bias.masked_fill(hidden, -torch.inf)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    def _attend_in_chunks(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
         """Attend within chunks: query (B, heads, chunks, Q, d), key and value (B, heads, chunks, K, d)."""
         heads, chunks = query.shape[1:3]
         if self.fused_attn:  # fused kernels take four dimensions

@@ -64,7 +64,7 @@ def sparse_pairs(grid: Grid, window: int, mode: Mode, like: Tensor, whole: bool 
     """
     plain = type(like) in (Tensor, torch.nn.Parameter)
     if torch.compiler.is_compiling() or not plain:  # traced tensors must not outlive their trace
-        return _pairs(*grid, window, mode, whole, like.device)
+        return _build_pairs(*grid, window, mode, whole, like.device)
     return _kept_pairs(*grid, window, mode, whole, like.device)
 
 
@@ -78,26 +78,30 @@ def grid_offsets(grid: Grid, table: Grid, like: Tensor) -> Tensor:
     return _kept_grid_offsets(*grid, *table, like.device)
 
 
-def _pairs(height: int, width: int, window: int, mode: Mode, whole: bool, device: torch.device) -> Pairs:
-    rows = _axis(height, window, mode, whole, device)
-    columns = _axis(width, window, mode, whole, device)
-    keys = (_outer(rows.keys * width, columns.keys, torch.add)).flatten(0, 1)
-    shown = _outer(rows.shown, columns.shown, torch.logical_and).flatten(0, 1)
-    hidden = None if rows.all_shown and columns.all_shown else ~shown.unsqueeze(1)
-    reach = 2 * window - 1
-    offsets = _outer((rows.offsets + reach) * (2 * reach + 1), columns.offsets + reach, torch.add).flatten(0, 1)
+def _build_pairs(height: int, width: int, window: int, mode: Mode, whole: bool, device: torch.device) -> Pairs:
+    rows = _build_axis(height, window, mode, whole, device)
+    columns = _build_axis(width, window, mode, whole, device)
+    keys = (_join_axes(rows.keys * width, columns.keys, torch.add)).flatten(0, 1)
+    is_shown = _join_axes(rows.shown, columns.shown, torch.logical_and).flatten(0, 1)
+    hidden = None if rows.all_shown and columns.all_shown else ~is_shown.unsqueeze(1)
+    max_offset = 2 * window - 1
+    offsets = _join_axes(
+        (rows.offsets + max_offset) * (2 * max_offset + 1), columns.offsets + max_offset, torch.add
+    ).flatten(0, 1)
     if mode == "exact":
-        near = _outer(rows.offsets.abs() <= window, columns.offsets.abs() <= window, torch.logical_and).flatten(0, 1)
-        hidden = ~near.unsqueeze(0) if hidden is None else hidden | ~near
+        is_near = _join_axes(rows.offsets.abs() <= window, columns.offsets.abs() <= window, torch.logical_and).flatten(
+            0, 1
+        )
+        hidden = ~is_near.unsqueeze(0) if hidden is None else hidden | ~is_near
     chunks = rows.queries.shape[0] * columns.queries.shape[0]
     if chunks == 1 and not whole and rows.all_shown and columns.all_shown:
         return Pairs(1, None, None, None, hidden, offsets)
-    keys = keys.masked_fill(~shown, 0)
-    queries = _outer(rows.queries.clamp(max=height - 1) * width, columns.queries.clamp(max=width - 1), torch.add)
-    return Pairs(chunks, queries.flatten(), _restore(rows, columns, height, width), keys, hidden, offsets)
+    keys = keys.masked_fill(~is_shown, 0)
+    queries = _join_axes(rows.queries.clamp(max=height - 1) * width, columns.queries.clamp(max=width - 1), torch.add)
+    return Pairs(chunks, queries.flatten(), _rows_by_cell(rows, columns, height, width), keys, hidden, offsets)
 
 
-def _axis(length: int, window: int, mode: Mode, whole: bool, device: torch.device) -> _Axis:
+def _build_axis(length: int, window: int, mode: Mode, whole: bool, device: torch.device) -> _Axis:
     count = -(-length // window)
     if not whole and (count == 1 or (count == 2 and mode != "own")):
         cells = torch.arange(length, device=device)
@@ -121,7 +125,7 @@ def _axis(length: int, window: int, mode: Mode, whole: bool, device: torch.devic
     return _Axis(queries, keys, shown, offsets, shifts is None or even)
 
 
-def _outer(rows: Tensor, columns: Tensor, join) -> Tensor:
+def _join_axes(rows: Tensor, columns: Tensor, join) -> Tensor:
     """Join (a, b, ...) of the rows with (A, B, ...) of the columns to (a, A, b * B, ...)."""
     for dim in range(rows.ndim):
         rows, columns = rows.unsqueeze(2 * dim + 1), columns.unsqueeze(2 * dim)
@@ -131,7 +135,7 @@ def _outer(rows: Tensor, columns: Tensor, join) -> Tensor:
     return joined
 
 
-def _restore(rows: _Axis, columns: _Axis, height: int, width: int) -> Tensor:
+def _rows_by_cell(rows: _Axis, columns: _Axis, height: int, width: int) -> Tensor:
     device, deep, across = rows.queries.device, rows.queries.shape[1], columns.queries.shape[1]
     row, column = torch.arange(height, device=device)[:, None], torch.arange(width, device=device)
     chunk = row // deep * columns.queries.shape[0] + column // across
@@ -140,12 +144,12 @@ def _restore(rows: _Axis, columns: _Axis, height: int, width: int) -> Tensor:
 
 def _grid_offsets(height: int, width: int, deep: int, across: int, device: torch.device) -> Tensor:
     row, column = torch.arange(height, device=device), torch.arange(width, device=device)
-    rows = _limit(row[:, None] - row, deep - 1) + deep - 1
-    columns = _limit(column[:, None] - column, across - 1) + across - 1
+    rows = _clamp_offsets(row[:, None] - row, deep - 1) + deep - 1
+    columns = _clamp_offsets(column[:, None] - column, across - 1) + across - 1
     return (rows[:, None, :, None] * (2 * across - 1) + columns[None, :, None]).reshape(height * width, -1)
 
 
-def _limit(offsets: Tensor, most: int) -> Tensor:
+def _clamp_offsets(offsets: Tensor, most: int) -> Tensor:
     """Return offsets within -most and most.
 
     `clamp` does the same, but compiling for a GPU (torch 2.11) fails on the index arithmetic that it becomes.
@@ -156,7 +160,7 @@ def _limit(offsets: Tensor, most: int) -> Tensor:
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # else tensors first made in inference mode could not be used in training
 def _kept_pairs(height: int, width: int, window: int, mode: Mode, whole: bool, device: torch.device) -> Pairs:
-    return _pairs(height, width, window, mode, whole, device)
+    return _build_pairs(height, width, window, mode, whole, device)
 
 
 @lru_cache(maxsize=64)

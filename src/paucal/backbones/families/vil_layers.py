@@ -70,10 +70,10 @@ class GlobalPatchEmbedding(nn.Module):
         absolute = not settings.attention.relative
         self.proj = nn.Conv2d(settings.in_chans, width, settings.patch, settings.patch)
         self.norm = nn.LayerNorm(width, EPS)
-        self.cls_token = _tokens(count > 0, count, width)
-        self.cls_pos_embed = _tokens(absolute and count > 0, count, width)
-        self.x_pos_embed = _tokens(absolute, settings.grid[0], width // 2)  # the published code calls rows x
-        self.y_pos_embed = _tokens(absolute, settings.grid[1], width // 2)
+        self.cls_token = _global_tokens(count > 0, count, width)
+        self.cls_pos_embed = _global_tokens(absolute and count > 0, count, width)
+        self.x_pos_embed = _global_tokens(absolute, settings.grid[0], width // 2)  # the published code calls rows x
+        self.y_pos_embed = _global_tokens(absolute, settings.grid[1], width // 2)
         self.pos_drop = nn.Dropout(settings.shared.pos_drop)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
@@ -99,7 +99,7 @@ class VilBlock(nn.Module):
         super().__init__()
         width = settings.attention.width
         self.norm1 = nn.LayerNorm(width, EPS)
-        self.attn = _attention(settings)
+        self.attn = _build_attention(settings)
         self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
         self.norm2 = nn.LayerNorm(width, EPS)
         self.mlp = Mlp(width, int(width * settings.shared.mlp_ratio), drop=settings.attention.proj_drop)
@@ -151,10 +151,10 @@ def resize_positions(table: Tensor, length: int) -> Tensor:
 def require_multiple(size: Sequence[int], reduction: int) -> None:
     """Check that an image divides into whole cells."""
     if size[0] % reduction or size[1] % reduction:
-        near = [max(1, round(side / reduction)) * reduction for side in size]
+        nearest_size = [max(1, round(side / reduction)) * reduction for side in size]
         raise ValueError(
             f"images of {size[0]}x{size[1]} pixels do not divide into cells of {reduction} pixels; "
-            f"use {near[0]}x{near[1]}"
+            f"use {nearest_size[0]}x{nearest_size[1]}"
         )
 
 
@@ -169,15 +169,15 @@ def stage_grids(size: Grid, patches: Sequence[int]) -> list[Grid]:
     return [(size[0] // reduction, size[1] // reduction) for reduction in reductions]
 
 
-def _attention(settings: StageSettings) -> nn.Module:
+def _build_attention(settings: StageSettings) -> nn.Module:
     shared = settings.shared
     if not settings.sparse:
         return FullAttention(settings.attention, settings.grid, shared.bias_resize)
     return SparseAttention(settings.attention, shared.window_size, shared.mode, shared.share_projections)
 
 
-def _tokens(wanted: bool, count: int, width: int) -> nn.Parameter | None:
-    if not wanted:
+def _global_tokens(is_used: bool, count: int, width: int) -> nn.Parameter | None:
+    if not is_used:
         return None
     tokens = nn.Parameter(torch.empty(1, count, width))
     trunc_normal_(tokens, std=0.02)

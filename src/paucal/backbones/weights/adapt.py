@@ -60,32 +60,32 @@ def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # timm's table resampling indexes in an outdated way
-        return _fit(model, state, grid)
+        return _fit_tensors(model, state, grid)
 
 
-def _fit(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> Fitted:
-    of_model = model.state_dict()
+def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> Fitted:
+    model_state = model.state_dict()
     source = {name: value for name, value in state.items() if not is_computed(name)}
     # timm's conversions assume a square source grid, so positions of a known grid are not converted.
     positions = {name: source.pop(name) for name in list(source) if grid is not None and _POSITIONS.search(name)}
-    converted = {**_convert(model, source), **positions}
+    converted = {**_convert_by_timm(model, source), **positions}
     fitted = Fitted()
     fitted.unused += _dropped_names(source, converted)
     for name, value in converted.items():
-        if name not in of_model:
+        if name not in model_state:
             fitted.unused.append(name)
             continue
-        wanted = of_model[name]
+        parameter = model_state[name]
         has_other_grid = grid is not None and _POSITIONS.search(name) is not None
-        fits = value.shape == wanted.shape and not has_other_grid
-        result = value if fits else _resample(model, name, value, wanted, grid)
-        if result.shape != wanted.shape or result.is_floating_point() != wanted.is_floating_point():
+        fits = value.shape == parameter.shape and not has_other_grid
+        result = value if fits else _resample(model, name, value, parameter, grid)
+        if result.shape != parameter.shape or result.is_floating_point() != parameter.is_floating_point():
             fitted.mismatched[name] = value
             continue
         fitted.state[name] = result
-        before = state.get(name, value)
-        if result is not before:
-            fitted.changes[name] = _describe(name, before, result)
+        previous = state.get(name, value)
+        if result is not previous:
+            fitted.changes[name] = _describe_change(name, previous, result)
     return fitted
 
 
@@ -100,7 +100,7 @@ def position_grid(model: nn.Module) -> Size | None:
     return (int(grid[0]), int(grid[1])) if grid is not None else None
 
 
-def _convert(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _convert_by_timm(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     convert = _converter(model)
     if convert is None:
         return state
@@ -122,91 +122,92 @@ def _converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
 
 def _dropped_names(source: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> list[str]:
     """Return the names that a conversion has dropped; empty if it has built new tensors from old ones."""
-    kept = {id(value) for value in converted.values()}
-    old = {id(value) for value in source.values()}
-    if any(name not in source and id(value) not in old for name, value in converted.items()):
+    kept_ids = {id(value) for value in converted.values()}
+    source_ids = {id(value) for value in source.values()}
+    if any(name not in source and id(value) not in source_ids for name, value in converted.items()):
         return []
-    return [name for name, value in source.items() if name not in converted and id(value) not in kept]
+    return [name for name, value in source.items() if name not in converted and id(value) not in kept_ids]
 
 
-def _resample(model: nn.Module, name: str, value: Tensor, wanted: Tensor, grid: Size | None) -> Tensor:
+def _resample(model: nn.Module, name: str, value: Tensor, parameter: Tensor, grid: Size | None) -> Tensor:
     try:
         if _POSITIONS.search(name):
-            return _positions(model, value, wanted, grid)
+            return _resample_positions(model, value, parameter, grid)
         if name.endswith(_TABLE):
             module: Any = model.get_submodule(name.rpartition(".")[0])
-            return resize_rel_pos_bias_table(value, module.window_size, tuple(wanted.shape))  # type: ignore[arg-type]
-        if value.ndim == wanted.ndim == 4 and name.endswith(".weight"):
-            return _input_channels(model, name, _kernel(model, name, value, wanted), wanted)
+            return resize_rel_pos_bias_table(value, module.window_size, tuple(parameter.shape))  # type: ignore[arg-type]
+        if value.ndim == parameter.ndim == 4 and name.endswith(".weight"):
+            return _adapt_input_channels(model, name, _resample_kernel(model, name, value, parameter), parameter)
     except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         pass  # another kind of table; the comparison of shapes reports it
     return value
 
 
-def _positions(model: nn.Module, value: Tensor, own: Tensor, grid: Size | None) -> Tensor:
-    if value.ndim == own.ndim == 4:
-        return _map_of_positions(value, own, grid, antialiases(model))
-    if value.ndim != 3 or own.ndim != 3 or value.shape[-1] != own.shape[-1]:
+def _resample_positions(model: nn.Module, value: Tensor, parameter: Tensor, grid: Size | None) -> Tensor:
+    if value.ndim == parameter.ndim == 4:
+        return _map_of_positions(value, parameter, grid, antialiases(model))
+    if value.ndim != 3 or parameter.ndim != 3 or value.shape[-1] != parameter.shape[-1]:
         return value
-    new = position_grid(model) or _square(own.shape[1])
-    prefix = own.shape[1] - new[0] * new[1]
-    old = grid if grid is not None else _square(value.shape[1] - prefix)
-    if not 0 <= prefix <= _MOST_PREFIX or old[0] * old[1] + prefix != value.shape[1]:
+    new_grid = position_grid(model) or _square_grid(parameter.shape[1])
+    prefix = parameter.shape[1] - new_grid[0] * new_grid[1]
+    old_grid = grid if grid is not None else _square_grid(value.shape[1] - prefix)
+    if not 0 <= prefix <= _MOST_PREFIX or old_grid[0] * old_grid[1] + prefix != value.shape[1]:
         return value
-    return resample_positions(value, old, new, prefix, antialiases(model))
+    return resample_positions(value, old_grid, new_grid, prefix, antialiases(model))
 
 
-def _map_of_positions(value: Tensor, own: Tensor, grid: Size | None, antialias: bool) -> Tensor:
+def _map_of_positions(value: Tensor, parameter: Tensor, grid: Size | None, antialias: bool) -> Tensor:
     """Resample (1, H, W, C) or (1, C, H, W); NesT's (1, blocks, cells, C) is neither and is left alone."""
-    last = value.shape[-1] == own.shape[-1]
-    old, new = (value, own) if last else (value.permute(0, 2, 3, 1), own.permute(0, 2, 3, 1))
-    if old.shape[-1] != new.shape[-1] or tuple(old.shape[1:3]) != (grid or (old.shape[1], old.shape[1])):
+    last = value.shape[-1] == parameter.shape[-1]
+    old_map, new_map = (value, parameter) if last else (value.permute(0, 2, 3, 1), parameter.permute(0, 2, 3, 1))
+    old_grid = grid or (old_map.shape[1], old_map.shape[1])
+    if old_map.shape[-1] != new_map.shape[-1] or tuple(old_map.shape[1:3]) != old_grid:
         return value
-    cells = resample_map(old, (new.shape[1], new.shape[2]), antialias)
+    cells = resample_map(old_map, (new_map.shape[1], new_map.shape[2]), antialias)
     return cells if last else cells.permute(0, 3, 1, 2).contiguous()
 
 
-def _square(cells: int) -> Size:
+def _square_grid(cells: int) -> Size:
     side = math.isqrt(max(cells, 0))
     return side, side
 
 
-def _kernel(model: nn.Module, name: str, value: Tensor, own: Tensor) -> Tensor:
+def _resample_kernel(model: nn.Module, name: str, value: Tensor, parameter: Tensor) -> Tensor:
     """Resample the kernel of a patch projection without overlap; other kernels are left alone."""
     module = model.get_submodule(name.removesuffix(".weight"))
     patches = isinstance(module, nn.Conv2d) and module.kernel_size == module.stride
-    if not patches or value.shape[2:] == own.shape[2:]:
+    if not patches or value.shape[2:] == parameter.shape[2:]:
         return value
-    return resample_patch_embed(value, [own.shape[2], own.shape[3]])
+    return resample_patch_embed(value, [parameter.shape[2], parameter.shape[3]])
 
 
-def _input_channels(model: nn.Module, name: str, value: Tensor, own: Tensor) -> Tensor:
+def _adapt_input_channels(model: nn.Module, name: str, value: Tensor, parameter: Tensor) -> Tensor:
     first: Any = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv") or ()
     names = (first,) if isinstance(first, str) else tuple(first)
-    if name.removesuffix(".weight") not in names or value.shape[1] == own.shape[1]:
+    if name.removesuffix(".weight") not in names or value.shape[1] == parameter.shape[1]:
         return value
-    if own.shape[1] != getattr(model, "in_chans", own.shape[1]):
+    if parameter.shape[1] != getattr(model, "in_chans", parameter.shape[1]):
         return value  # the first layer reads something other than pixels
-    return adapt_input_conv(own.shape[1], value, base_chans=value.shape[1])
+    return adapt_input_conv(parameter.shape[1], value, base_chans=value.shape[1])
 
 
-def _describe(name: str, before: Tensor, after: Tensor) -> str:
+def _describe_change(name: str, old_value: Tensor, new_value: Tensor) -> str:
     if _POSITIONS.search(name):
-        return f"resampled from {_cells(before)} to {_cells(after)} positions"
+        return f"resampled from {_cells_text(old_value)} to {_cells_text(new_value)} positions"
     if name.endswith(_TABLE):
-        return f"resampled from {before.shape[0]} to {after.shape[0]} offsets"
-    if before.ndim == after.ndim == 4 and before.shape[0] == after.shape[0]:
+        return f"resampled from {old_value.shape[0]} to {new_value.shape[0]} offsets"
+    if old_value.ndim == new_value.ndim == 4 and old_value.shape[0] == new_value.shape[0]:
         parts = []
-        if before.shape[2:] != after.shape[2:]:
-            parts.append(f"kernel resampled from {_times(before.shape[2:])} to {_times(after.shape[2:])}")
-        if before.shape[1] != after.shape[1]:
-            parts.append(f"input channels from {before.shape[1]} to {after.shape[1]}")
+        if old_value.shape[2:] != new_value.shape[2:]:
+            parts.append(f"kernel resampled from {_times(old_value.shape[2:])} to {_times(new_value.shape[2:])}")
+        if old_value.shape[1] != new_value.shape[1]:
+            parts.append(f"input channels from {old_value.shape[1]} to {new_value.shape[1]}")
         if parts:
             return " and ".join(parts)
     return "converted by timm"
 
 
-def _cells(positions: Tensor) -> str:
+def _cells_text(positions: Tensor) -> str:
     return str(positions.shape[1]) if positions.ndim == 3 else _times(positions.shape[1:])
 
 
@@ -240,33 +241,33 @@ def keep_classifier(
         return {}, "none"
     if head == "fresh":
         return {}, "fresh, as requested"
-    kept, verdict = _match(loaded, shapes, loaded_classes, classes)
-    if head == "keep" and not kept:
+    kept_tensors, verdict = _match_classes(loaded, shapes, loaded_classes, classes)
+    if head == "keep" and not kept_tensors:
         raise UserError(f"--init-head keep: the classifier cannot be kept ({verdict}); leave the option out.")
-    return kept, verdict
+    return kept_tensors, verdict
 
 
-def _match(
-    loaded: Mapping[str, Tensor],
+def _match_classes(
+    loaded_tensors: Mapping[str, Tensor],
     shapes: Mapping[str, torch.Size],
     loaded_classes: Sequence[str] | None,
     classes: Sequence[str] | None,
 ) -> Kept:
-    if set(loaded) != set(shapes):
+    if set(loaded_tensors) != set(shapes):
         return {}, "fresh, since the loaded weights have none"
-    counts = {value.shape[0] if value.ndim and value.is_floating_point() else 0 for value in loaded.values()}
-    wanted, available = next(iter(shapes.values()))[0], max(counts)
+    counts = {value.shape[0] if value.ndim and value.is_floating_point() else 0 for value in loaded_tensors.values()}
+    n_classes, available = next(iter(shapes.values()))[0], max(counts)
     if loaded_classes is not None and classes is not None and len(loaded_classes) == available:
         if unknown := [name for name in classes if name not in set(loaded_classes)]:
             return {}, f"fresh, since the loaded weights have no class {some(unknown)}"
         rows = [loaded_classes.index(name) for name in classes]
-        verdict = f"kept, {wanted} of {available} classes found by name"
-    elif available == wanted:
-        rows = list(range(wanted))
-        verdict = f"kept, since the loaded weights also have {counted(wanted, 'class', 'classes')}, without names"
+        verdict = f"kept, {n_classes} of {available} classes found by name"
+    elif available == n_classes:
+        rows = list(range(n_classes))
+        verdict = f"kept, since the loaded weights also have {counted(n_classes, 'class', 'classes')}, without names"
     else:
         count_text = counted(available, "class", "classes")
-        return {}, f"fresh, since the loaded weights have {count_text} and this run {wanted}"
-    if len(counts) > 1 or any(value[:wanted].shape != shapes[name] for name, value in loaded.items()):
+        return {}, f"fresh, since the loaded weights have {count_text} and this run {n_classes}"
+    if len(counts) > 1 or any(value[:n_classes].shape != shapes[name] for name, value in loaded_tensors.items()):
         return {}, "fresh, since that of the loaded weights has another shape"
-    return {name: value[torch.tensor(rows)] for name, value in loaded.items()}, verdict
+    return {name: value[torch.tensor(rows)] for name, value in loaded_tensors.items()}, verdict

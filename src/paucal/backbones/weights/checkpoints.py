@@ -51,13 +51,13 @@ def candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidat
     mappings = sorted(_mappings(tree), key=lambda mapping: -len(mapping[1]))[:MOST_MAPPINGS]
     parts = [
         Candidate(
-            _describe(path, prefix),
+            _describe_part(path, prefix),
             {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)},
         )
         for path, tensors in mappings
         for prefix in _prefixes(tensors, names)
     ]
-    return sorted(parts, key=lambda part: _rank(part.part))
+    return sorted(parts, key=lambda part: _preference_rank(part.part))
 
 
 def _mappings(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict]]:
@@ -81,13 +81,13 @@ def _prefixes(tensors: Mapping[str, Tensor], names: Collection[str]) -> list[str
     return list(dict.fromkeys([*voted, *reversed(wrapped), ""]))
 
 
-def _describe(path: tuple[str, ...], prefix: str) -> str:
+def _describe_part(path: tuple[str, ...], prefix: str) -> str:
     return ", ".join([*([".".join(path)] if path else []), *([repr(prefix)] if prefix else [])])
 
 
-def _rank(part: str) -> int:
-    words = set(re.split(r"[\W_]+", part.lower()))
-    return 0 if words & set(PREFERRED) else 2 if words & set(LAST) else 1
+def _preference_rank(part: str) -> int:
+    name_words = set(re.split(r"[\W_]+", part.lower()))
+    return 0 if name_words & set(PREFERRED) else 2 if name_words & set(LAST) else 1
 
 
 State = dict[str, Tensor]

@@ -29,7 +29,7 @@ def require_reachable(config: Any) -> None:
     """
     if not getattr(config, "hf_hub_id", None) or getattr(config, "file", None) or is_cached(config):
         return
-    name, revision, files = _whereabouts(config)
+    name, revision, files = _repository_of(config)
     if constants.is_offline_mode():
         raise ConnectionError("they are not in the cache, and HF_HUB_OFFLINE forbids fetching them")
     url = huggingface_hub.hf_hub_url(name, files[0], revision=revision)
@@ -39,18 +39,18 @@ def require_reachable(config: Any) -> None:
     except (EntryNotFoundError, GatedRepoError):
         return  # the hub has answered; fetching will show whether it has the weights
     except Exception as problem:  # any exception from the layers below the client
-        raise ConnectionError(f"{constants.ENDPOINT} cannot be reached: {_reason(problem)}") from problem
+        raise ConnectionError(f"{constants.ENDPOINT} cannot be reached: {_error_reason(problem)}") from problem
 
 
 def is_cached(config: Any) -> bool:
     """Return whether published weights are in the hub's cache on this machine; uses no network."""
     if config is None or not getattr(config, "hf_hub_id", None):
         return False
-    name, revision, files = _whereabouts(config)
+    name, revision, files = _repository_of(config)
     return any(isinstance(huggingface_hub.try_to_load_from_cache(name, file, revision=revision), str) for file in files)
 
 
-def _whereabouts(config: Any) -> tuple[str, str | None, Sequence[str]]:
+def _repository_of(config: Any) -> tuple[str, str | None, Sequence[str]]:
     """Return the repository, the revision and the possible files of published weights."""
     name, _, revision = str(config.hf_hub_id).partition("@")
     return name, revision or None, [config.hf_hub_filename] if getattr(config, "hf_hub_filename", None) else _FILES
@@ -70,5 +70,5 @@ def hushed() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _reason(problem: Exception) -> str:
+def _error_reason(problem: Exception) -> str:
     return (str(problem).split("\n")[0].split(". ")[0] or type(problem).__name__).rstrip(".")

@@ -43,23 +43,25 @@ class LoadReport:
 
     def lines(self) -> list[str]:
         """Return sentences for the user: how much was loaded, then only what is unexpected."""
-        where = "; ".join(word for word in (self.program and f"written by {self.program}", self.part) if word)
-        part = f" ({where})" if where else ""
+        origin = "; ".join(
+            part_text for part_text in (self.program and f"written by {self.program}", self.part) if part_text
+        )
+        part = f" ({origin})" if origin else ""
         count = len(self.loaded) + len(self.adapted)
         lines = [
             f"starts from {self.source}{part}: {count} tensors loaded, {rounded_down(self.share)} of the parameters "
             f"below the classifier; classifier: {self.classifier}"
         ]
         for change in dict.fromkeys(self.adapted.values()):
-            names = [name for name, what in self.adapted.items() if what == change]
+            names = [name for name, description in self.adapted.items() if description == change]
             lines.append(f"adapted: {some(names)}: {change}")
         mismatched = set(self.fresh) & set(self.unused)
-        for names, what in (
+        for names, description in (
             ([name for name in self.fresh if name in mismatched], "not loaded, since the shape differs"),
             ([name for name in self.fresh if name not in mismatched], "not loaded, since the file lacks them"),
             ([name for name in self.unused if name not in mismatched], "in the file, not used by the model"),
         ):
-            lines += [f"{what}: {some(names)}"] if names else []
+            lines += [f"{description}: {some(names)}"] if names else []
         lines += [f"left out, as part of the training method: {some(self.method)}"] if self.method else []
         return lines
 
@@ -99,9 +101,9 @@ def some(names: Iterable[str]) -> str:
         >>> some(["a", "b", "c", "d", "e"])
         'a, b, c and 2 more'
     """
-    listed = list(names)
-    more = len(listed) - SHOWN
-    return ", ".join(listed) if more <= 1 else f"{', '.join(listed[:SHOWN])} and {more} more"
+    name_list = list(names)
+    n_more = len(name_list) - SHOWN
+    return ", ".join(name_list) if n_more <= 1 else f"{', '.join(name_list[:SHOWN])} and {n_more} more"
 
 
 def rounded_down(share: float) -> str:

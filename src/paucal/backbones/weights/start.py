@@ -72,14 +72,14 @@ def start_from(
     best = _best_fit(model, weights)
     fitted = best.fitted
     if best.share < MIN_SHARE:
-        raise UserError(_too_little(model, weights, best))
-    of_classifier = classifier_modules(model)
-    _require_shapes(model, weights.source, best, of_classifier)
-    from_classifier = _take_classifier(fitted, of_classifier)
-    own = model.state_dict()
-    shapes = {name: value.shape for name, value in own.items() if within(name, of_classifier)}
-    kept, verdict = keep_classifier(from_classifier, shapes, weights.classes, classes, head)  # type: ignore[arg-type]
-    state = {**fitted.state, **kept}
+        raise UserError(_too_little_message(model, weights, best))
+    classifier_names = classifier_modules(model)
+    _require_shapes(model, weights.source, best, classifier_names)
+    from_classifier = _take_classifier(fitted, classifier_names)
+    model_state = model.state_dict()
+    shapes = {name: value.shape for name, value in model_state.items() if within(name, classifier_names)}
+    kept_classifier, verdict = keep_classifier(from_classifier, shapes, weights.classes, classes, head)  # type: ignore[arg-type]
+    state = {**fitted.state, **kept_classifier}
     _require_finite(state, weights.source)
     model.load_state_dict(state, strict=False)
     return LoadReport(
@@ -88,8 +88,8 @@ def start_from(
         best.share,
         verdict,
         loaded=tuple(name for name in state if name not in fitted.changes),
-        adapted={name: what for name, what in fitted.changes.items() if name in state},
-        fresh=tuple(name for name in own if name not in state and name not in shapes and not _is_count(name)),
+        adapted={name: change for name, change in fitted.changes.items() if name in state},
+        fresh=tuple(name for name in model_state if name not in state and name not in shapes and not _is_count(name)),
         unused=tuple([*fitted.unused, *fitted.mismatched]),
         program=best.program.name if best.program else "",
         method=tuple(best.method),
@@ -107,13 +107,14 @@ def take_whole(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tenso
         The tensors, and a report of what was adapted and left out.
     """
     best = _best_fit(model, weights)
-    of_classifier, fitted = classifier_modules(model), best.fitted
-    classifier = _take_classifier(fitted, of_classifier)
-    needed = [name for name in model.state_dict() if not within(name, of_classifier) and not _is_count(name)]
-    missing = [name for name in needed if name not in fitted.state and not is_computed(name)]
+    classifier_names, fitted = classifier_modules(model), best.fitted
+    classifier = _take_classifier(fitted, classifier_names)
+    needed_names = [name for name in model.state_dict() if not within(name, classifier_names) and not _is_count(name)]
+    missing = [name for name in needed_names if name not in fitted.state and not is_computed(name)]
     if missing:
         raise UserError(
-            f"{weights.source} does not hold the weights of {model_name(model)}: {len(missing)} of its {len(needed)} "
+            f"{weights.source} does not hold the weights of {model_name(model)}: {len(missing)} of its "
+            f"{len(needed_names)} "
             f"tensors are missing or have another shape (such as {missing[0]!r}); give the --model that the weights "
             "belong to."
         )
@@ -121,7 +122,7 @@ def take_whole(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tenso
     _require_finite(state, weights.source, "")
     verdict = "kept" if classifier else "none"
     unused = tuple([*fitted.unused, *fitted.mismatched])
-    adapted = {name: what for name, what in fitted.changes.items() if name in state}
+    adapted = {name: change for name, change in fitted.changes.items() if name in state}
     program = best.program.name if best.program else ""
     return state, LoadReport(
         weights.source, best.part, best.share, verdict, tuple(state), adapted, (), unused, program, tuple(best.method)
@@ -194,69 +195,69 @@ def _fit_part(model: nn.Module, part: Candidate, grid: Size | None) -> Fit:
         state, method = program.without_method(state)
         state = program.rename(state)
     fitted = fit_to_model(model, state, grid)
-    return Fit(part.part, fitted, _share(model, fitted), program, method)
+    return Fit(part.part, fitted, _loaded_share(model, fitted), program, method)
 
 
-def _share(model: nn.Module, fitted: Fitted) -> float:
-    outside = classifier_modules(model)
-    sizes = {name: p.numel() for name, p in model.named_parameters() if not within(name, outside)}
+def _loaded_share(model: nn.Module, fitted: Fitted) -> float:
+    classifier_names = classifier_modules(model)
+    sizes = {name: p.numel() for name, p in model.named_parameters() if not within(name, classifier_names)}
     return sum(size for name, size in sizes.items() if name in fitted.state) / max(sum(sizes.values()), 1)
 
 
-def _too_little(model: nn.Module, weights: StartWeights, best: Fit) -> str:
-    name, of_model, fitted = model_name(model), model.state_dict(), best.fitted
-    fitting = f"{len(fitted.state)} of the {len(of_model)} tensors of {name} in the right shape"
+def _too_little_message(model: nn.Module, weights: StartWeights, best: Fit) -> str:
+    name, model_state, fitted = model_name(model), model.state_dict(), best.fitted
+    loaded_text = f"{len(fitted.state)} of the {len(model_state)} tensors of {name} in the right shape"
     if weights.model is not None and weights.model != name:
         reason = f"it holds a {weights.model}, so choose --model {weights.model}"
     elif fitted.mismatched:
         misfit, value = next(iter(fitted.mismatched.items()))
-        in_file, in_model = _describe_difference(value, of_model[misfit])
+        in_file, in_model = _describe_difference(value, model_state[misfit])
         example = f"for example, {misfit!r} is {in_file} in the file and {in_model} in the model"
         reason = f"{example}, so choose the --model and --model-args that the weights belong to"
-        if value.shape == of_model[misfit].shape:
+        if value.shape == model_state[misfit].shape:
             reason = f"{example}: convert the weights to floats"
     else:
-        example_name = next(iter(_names(weights.tree)), "nothing")
+        example_name = next(iter(_names_in_file(weights.tree)), "nothing")
         reason = (
-            f"its tensors have names such as {example_name!r}, the model's such as {next(iter(of_model))!r}; choose "
+            f"its tensors have names such as {example_name!r}, the model's such as {next(iter(model_state))!r}; choose "
             "the --model that the weights belong to"
         )
-    return f"--init: {weights.source} has only {fitting} ({rounded_down(best.share)} of the parameters): {reason}."
+    return f"--init: {weights.source} has only {loaded_text} ({rounded_down(best.share)} of the parameters): {reason}."
 
 
-def _take_classifier(fitted: Fitted, of_classifier: Sequence[str]) -> dict[str, Tensor]:
+def _take_classifier(fitted: Fitted, classifier_names: Sequence[str]) -> dict[str, Tensor]:
     """Remove the classifier's tensors from the matched and the mismatched tensors, and return them."""
-    names = [name for name in (*fitted.state, *fitted.mismatched) if within(name, of_classifier)]
+    names = [name for name in (*fitted.state, *fitted.mismatched) if within(name, classifier_names)]
     return {name: (fitted.state if name in fitted.state else fitted.mismatched).pop(name) for name in names}
 
 
-def _require_shapes(model: nn.Module, source: str, best: Fit, of_classifier: Sequence[str]) -> None:
+def _require_shapes(model: nn.Module, source: str, best: Fit, classifier_names: Sequence[str]) -> None:
     """Refuse a published checkpoint that fits only in part: it belongs to another variant."""
-    wrong = [name for name in best.fitted.mismatched if not within(name, of_classifier)]
-    if best.program is None or not wrong:
+    mismatched = [name for name in best.fitted.mismatched if not within(name, classifier_names)]
+    if best.program is None or not mismatched:
         return
-    misfit, wanted = best.fitted.mismatched[wrong[0]], model.state_dict()[wrong[0]]
-    in_file, in_model = _describe_difference(misfit, wanted)
-    what, advice = ("shapes", "choose the --model and --model-args that the weights belong to")
-    if misfit.shape == wanted.shape:
-        what, advice = ("types", "convert the weights to floats")
+    misfit, parameter = best.fitted.mismatched[mismatched[0]], model.state_dict()[mismatched[0]]
+    in_file, in_model = _describe_difference(misfit, parameter)
+    noun, advice = ("shapes", "choose the --model and --model-args that the weights belong to")
+    if misfit.shape == parameter.shape:
+        noun, advice = ("types", "convert the weights to floats")
     raise UserError(
-        f"--init: {source} holds weights as {best.program.name} writes them, but {len(wrong)} of its tensors have "
-        f"other {what} than in {model_name(model)}: for example, {wrong[0]!r} is {in_file} in the file and {in_model} "
-        f"in the model; {advice}."
+        f"--init: {source} holds weights as {best.program.name} writes them, but {len(mismatched)} of its tensors have "
+        f"other {noun} than in {model_name(model)}: for example, {mismatched[0]!r} is {in_file} in the file and "
+        f"{in_model} in the model; {advice}."
     )
 
 
-def _names(tree: Mapping[str, Any]) -> list[str]:
+def _names_in_file(tree: Mapping[str, Any]) -> list[str]:
     """Return the names in the largest mapping of a file."""
-    inner = [_names(value) for value in tree.values() if isinstance(value, Mapping)]
+    inner = [_names_in_file(value) for value in tree.values() if isinstance(value, Mapping)]
     return max([[name for name, value in tree.items() if isinstance(value, Tensor)], *inner], key=len)
 
 
 def _describe_difference(in_file: Tensor, in_model: Tensor) -> tuple[str, str]:
     """Return the difference between two tensors as text: their shapes, or else their types."""
     if in_file.shape != in_model.shape:
-        return _times(in_file), _times(in_model)
+        return _shape_text(in_file), _shape_text(in_model)
     return _dtype_name(in_file), _dtype_name(in_model)
 
 
@@ -264,7 +265,7 @@ def _dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _times(tensor: Tensor) -> str:
+def _shape_text(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "a number"
 
 

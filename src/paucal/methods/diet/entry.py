@@ -21,8 +21,8 @@ SCRATCH_RATE = 1e-3
 
 def diet_classes(facts: DataAndMachine) -> Choice:
     """One class per image, up to the limit of a classifier."""
-    chosen = max(2, min(max(facts.n_images, facts.n_train), MOST_CLASSES))
-    return chosen, f"one for each image, at most {MOST_CLASSES}"
+    n_classes = max(2, min(max(facts.n_images, facts.n_train), MOST_CLASSES))
+    return n_classes, f"one for each image, at most {MOST_CLASSES}"
 
 
 def local_crops(local_size: Sequence[int] | None) -> Choice:
@@ -37,9 +37,9 @@ def lr(facts: DataAndMachine, batch_size: int, accumulate: int, devices: int | N
     return SCRATCH_RATE, "DIET's value"
 
 
-def _build(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Objective:
-    still = lejepa.still_stages(settings)
-    return Diet(spec, groups, settings.diet_classes, settings.diet_smoothing, settings.drop_path, still)
+def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Objective:
+    frozen_stages = lejepa.still_stages(settings)
+    return Diet(spec, groups, settings.diet_classes, settings.diet_smoothing, settings.drop_path, frozen_stages)
 
 
 OWN = rules_by_name((diet_classes, local_crops, lr))
@@ -54,7 +54,7 @@ METHOD = PretrainingMethod(
     },  # the order matters: the last rate depends on the peak
     advice="with --method {method}: leave it out, or give --method diet",
     title=lambda settings: "DIET: every image is its own class",
-    build=_build,
+    build=_build_objective,
     weight_decay=lambda settings: settings.weight_decay,
     clip=lambda settings: settings.clip,
     judge=lejepa.judge_features,

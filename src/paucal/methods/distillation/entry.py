@@ -19,14 +19,14 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 
 
-def _card(name: str) -> ModelCard:
+def _teacher_card(name: str) -> ModelCard:
     """Describe a teacher: a run, or a timm model with its published weights."""
-    found = find_named(name, "--teacher")
-    if not isinstance(found, RunFolder):
-        if imagenet_classes(found) is None:
+    named = find_named(name, "--teacher")
+    if not isinstance(named, RunFolder):
+        if imagenet_classes(named) is None:
             raise UserError(f"--teacher {name} has no published weights for classes of ImageNet: give a run.")
-        return published_card(found)
-    card = read_card(found)
+        return published_card(named)
+    card = read_card(named)
     if card.several or not card.classes:
         raise UserError(f"--teacher {name} does not predict one class per image: give a classifier that does.")
     return card
@@ -35,18 +35,21 @@ def _card(name: str) -> ModelCard:
 def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
     if settings.teacher is None:
         raise UserError("--add distillation needs a teacher: give a run or a timm model as --teacher.")
-    card, weight = _card(settings.teacher), settings.distillation_weight
+    card, weight = _teacher_card(settings.teacher), settings.distillation_weight
     answer_apart = getattr(backbone.model, "set_distilled_training", None)
     if callable(answer_apart):
         answer_apart(True)  # separate logits of class token and distillation token
-    own = card.backbone
-    arguments = {**own.arguments, **fit_to_image_size(own.name, own.image_size, own.arguments).arguments}
-    fits = takes_sizes(own.name, [own.image_size, spec.image_size], arguments)
+    teacher_spec = card.backbone
+    arguments = {
+        **teacher_spec.arguments,
+        **fit_to_image_size(teacher_spec.name, teacher_spec.image_size, teacher_spec.arguments).arguments,
+    }
+    fits = takes_sizes(teacher_spec.name, [teacher_spec.image_size, spec.image_size], arguments)
     return Distillation(
         open_named(settings.teacher).module,
         spec.num_classes,
         WEIGHT if weight is None else weight,
-        None if fits else own.image_size,
+        None if fits else teacher_spec.image_size,
         settings.distillation_targets == "probabilities",
         card.temperature,
     )
@@ -54,7 +57,7 @@ def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term
 
 def _settle(settings: Any, term: Distillation, run_images: RunImages) -> None:
     """Give the teacher its own normalisation, and put its classes in the order of the run."""
-    card, images = _card(settings.teacher), run_images.images
+    card, images = _teacher_card(settings.teacher), run_images.images
     if images.multi_hot is not None:
         raise UserError(
             "--add distillation learns one class per image, but these images have several labels: leave it out."

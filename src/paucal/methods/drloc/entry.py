@@ -77,13 +77,13 @@ def given_options(settings: Any) -> dict[str, Any]:
 
 def check_options(settings: Any) -> None:
     """Refuse settings without effect on the chosen variant, and settings that contradict each other."""
-    for name, needs in NEEDS.items():
-        chosen = in_effect(settings, needs.setting)
-        if getattr(settings, name) is not None and chosen not in needs.values:
-            text = " or ".join(needs.values)
+    for name, requirement in NEEDS.items():
+        value = in_effect(settings, requirement.setting)
+        if getattr(settings, name) is not None and value not in requirement.values:
+            text = " or ".join(requirement.values)
             raise UserError(
-                f"{flag(name)} has no effect with {flag(needs.setting)} {chosen}, since {needs.why}: leave it out, or "
-                f"give {flag(needs.setting)} {text}."
+                f"{flag(name)} has no effect with {flag(requirement.setting)} {value}, since {requirement.why}: leave "
+                f"it out, or give {flag(requirement.setting)} {text}."
             )
     _check_pool(settings)
     _check_ramp(settings)
@@ -109,8 +109,8 @@ def _check_ramp(settings: Any) -> None:
 
 def in_effect(settings: Any, name: str) -> Any:
     """Return the value of a setting, by default that of the preset."""
-    given = getattr(settings, name)
-    return getattr(PRESETS[settings.drloc_preset], name.removeprefix("drloc_")) if given is None else given
+    value = getattr(settings, name)
+    return getattr(PRESETS[settings.drloc_preset], name.removeprefix("drloc_")) if value is None else value
 
 
 PAPER_PAIRS, PAPER_HIDDEN = 64, 512

@@ -37,8 +37,8 @@ def lr(
     batch = effective_batch(batch_size, accumulate, devices, nodes)
     if continued.goes_on(facts):
         return continued.continued_rate(batch)
-    narrow = backbone_shape(model, model_args, img_size).dim < NARROW
-    peak, source = (RATE, "their minimal example") if narrow else (CAREFUL, "their README")
+    is_narrow = backbone_shape(model, model_args, img_size).dim < NARROW
+    peak, source = (RATE, "their minimal example") if is_narrow else (CAREFUL, "their README")
     return round(
         peak * math.sqrt(batch / BATCH), 8
     ), f"{peak:g} at batch {BATCH} ({source}), times sqrt({batch}/{BATCH})"
@@ -79,8 +79,8 @@ def local_size(
     if set(img_size or [PAPER_SIDE]) == {PAPER_SIDE}:
         if takes_sides(model, model_args, (PAPER_SIDE, LOCAL_SIDE)):
             return [LOCAL_SIDE] * len(local_crops or [0]), AUTHORS
-        chosen, _ = crops.local_size(img_size, local_crops)
-        return chosen, f"{model} does not take the authors' {LOCAL_SIDE} pixels beside {PAPER_SIDE}"
+        side, _ = crops.local_size(img_size, local_crops)
+        return side, f"{model} does not take the authors' {LOCAL_SIDE} pixels beside {PAPER_SIDE}"
     return crops.local_size(img_size, local_crops)
 
 
@@ -126,8 +126,8 @@ def still_stages(settings: Any) -> FineTuning:
 
 def judge_features(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
     """Return the verdict on the health of the features."""
-    words = {} if patience is None else {"patience": patience}
-    return find_feature_collapse(rows, scale.feature_dim, batch=scale.batch, grace_steps=scale.grace_steps, **words)
+    keywords = {} if patience is None else {"patience": patience}
+    return find_feature_collapse(rows, scale.feature_dim, batch=scale.batch, grace_steps=scale.grace_steps, **keywords)
 
 
 RULES = rules_by_name(

@@ -18,7 +18,7 @@ from paucal.types import Crops, UserError
 
 
 def _build(settings: Any, spec: BackboneSpec, crops: Sequence[Crops]) -> Objective:
-    objective = SelfDistillation(spec, crops, _options(settings), settings.drop_path)
+    objective = SelfDistillation(spec, crops, _loss_options(settings), settings.drop_path)
     if settings.processes > 1 and settings.device == "cuda":  # as published; torch has no such norm for CPUs
         for network in (objective.student, objective.teacher):
             network.backbone.model = nn.SyncBatchNorm.convert_sync_batchnorm(network.backbone.model)
@@ -26,7 +26,7 @@ def _build(settings: Any, spec: BackboneSpec, crops: Sequence[Crops]) -> Objecti
     return objective
 
 
-def _options(settings: Any) -> SelfDistillationOptions:
+def _loss_options(settings: Any) -> SelfDistillationOptions:
     return SelfDistillationOptions(
         tasks=settings.tasks,
         similarity=settings.similarity,
@@ -52,7 +52,7 @@ def _options(settings: Any) -> SelfDistillationOptions:
     )
 
 
-def _check(settings: Any) -> None:
+def _check_tasks(settings: Any) -> None:
     """Refuse tasks that contradict each other."""
     if settings.mixup and settings.tasks not in ("view", None):
         raise UserError(
@@ -69,10 +69,10 @@ def _check(settings: Any) -> None:
         )
 
 
-def _judge(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
-    words = {} if patience is None else {"patience": patience}
+def _judge_collapse(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
+    keywords = {} if patience is None else {"patience": patience}
     return find_collapse(
-        rows, settings.out_dim, scale.feature_dim, batch=scale.batch, grace_steps=scale.grace_steps, **words
+        rows, settings.out_dim, scale.feature_dim, batch=scale.batch, grace_steps=scale.grace_steps, **keywords
     )
 
 
@@ -91,7 +91,7 @@ def calmer(settings: Any, kind: str) -> dict[str, float]:
     return {"teacher_temperature": 1.25 * temperature, **slower} if kind == "constant output" else slower
 
 
-def _stage(settings: Any, epochs: int) -> Any:
+def _stage_at(settings: Any, epochs: int) -> Any:
     """The region task may join later (EsViT, section 4.1, figure 4: at epoch 200 of 300)."""
     if not settings.region_after or epochs >= settings.region_after:
         return settings
@@ -100,10 +100,12 @@ def _stage(settings: Any, epochs: int) -> Any:
 
 def _superseded_settings(settings: Any, given: Mapping[str, str]) -> Collection[str]:
     """Return the settings of a recipe that do not apply beside the given ones."""
-    found = ["region_after"] if settings.tasks == "view" and "tasks" in given else []
-    found += ["tasks"] if settings.region_after is not None and "region_after" in given else []
-    found += ["global_scale", "local_scale"] if settings.pipeline in ("alike", "deit") and "pipeline" in given else []
-    return [*found, "drop_path"] if "model" in given else found
+    superseded = ["region_after"] if settings.tasks == "view" and "tasks" in given else []
+    superseded += ["tasks"] if settings.region_after is not None and "region_after" in given else []
+    superseded += (
+        ["global_scale", "local_scale"] if settings.pipeline in ("alike", "deit") and "pipeline" in given else []
+    )
+    return [*superseded, "drop_path"] if "model" in given else superseded
 
 
 METHOD = PretrainingMethod(
@@ -111,17 +113,17 @@ METHOD = PretrainingMethod(
     summary="a student learns the outputs of its own moving average: EsViT, and DINO with --tasks view",
     settings=SelfDistillationSettings,
     rules=rules_by_name(RULES),
-    check=_check,
+    check=_check_tasks,
     advice="with --method {method}: leave it out, or give --method self-distillation",
     superseded=_superseded_settings,
     title=lambda settings: f"self-distillation of {settings.tasks.replace('+', 's and ')}s",
     build=_build,
     # The highest weight decay; the objective scales it down in each step.
     weight_decay=lambda settings: max(settings.weight_decay, settings.weight_decay_end),
-    judge=_judge,
+    judge=_judge_collapse,
     calmer=calmer,
     prototypes=lambda settings: settings.out_dim,
-    stage=_stage,
+    stage=_stage_at,
     changes_after=lambda settings: settings.region_after,
     stage_news="the region task starts: its head is new, everything else continues",
 )

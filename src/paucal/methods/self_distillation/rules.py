@@ -37,8 +37,8 @@ def lr(
         return published
     if batch >= PAPER_BATCH:
         return round(5e-4 * batch / 256, 8), f"EsViT's 5e-4 for 256 images, here {batch}"
-    narrow = backbone_shape(model, model_args, img_size).dim < NARROW
-    anchor, source = (64, "tried for small backbones") if narrow else (PAPER_BATCH, "EsViT's")
+    is_narrow = backbone_shape(model, model_args, img_size).dim < NARROW
+    anchor, source = (64, "tried for small backbones") if is_narrow else (PAPER_BATCH, "EsViT's")
     rate = round(1e-3 * math.sqrt(batch / anchor), 8)
     return rate, f"1e-3 at batch {anchor} ({source}), times sqrt({batch}/{anchor})"
 
@@ -72,9 +72,9 @@ def tasks(region_after: int | None, epochs: int | None) -> Choice:
 
 def out_dim(facts: DataAndMachine) -> Choice:
     """The paper's number of prototypes for a million images, fewer for smaller sets."""
-    chosen = 2 ** round(math.log2(max(facts.n_train / 4, 1)))
-    chosen = max(256, min(PAPER_PROTOTYPES, chosen))
-    return chosen, f"{facts.n_train} images: about one for 4 of them, at most EsViT's {PAPER_PROTOTYPES}"
+    n_prototypes = 2 ** round(math.log2(max(facts.n_train / 4, 1)))
+    n_prototypes = max(256, min(PAPER_PROTOTYPES, n_prototypes))
+    return n_prototypes, f"{facts.n_train} images: about one for 4 of them, at most EsViT's {PAPER_PROTOTYPES}"
 
 
 def hidden_dim(model: str | None, model_args: Words, img_size: Sides) -> Choice:

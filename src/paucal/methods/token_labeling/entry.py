@@ -39,7 +39,7 @@ def cutmix(method: str) -> Choice:
     return mixup(method)
 
 
-def _check(settings: Any) -> None:
+def _check_settings(settings: Any) -> None:
     for name in ("mixup", "cutmix"):
         if getattr(settings, name):
             raise UserError(
@@ -52,7 +52,7 @@ _TOKENS: dict[str, Any] = {
     "settings": TokenLabelingSettings,
     "paths": ("labels",),
     "rules": rules_by_name((mixup, cutmix)),
-    "check": _check,
+    "check": _check_settings,
     "advice": "with --method {method}: give --method token-labeling",
     "build": _build,
     "label_maps": True,

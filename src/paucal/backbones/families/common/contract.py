@@ -62,10 +62,10 @@ def register_variants(
         changes: Returns the changes that constructor arguments make to a variant's configuration.
     """
     for name, settings in variants.items():
-        register_model(_variant(module, name, kind, settings, filter_fn, out_indices, changes))
+        register_model(_variant_builder(module, name, kind, settings, filter_fn, out_indices, changes))
 
 
-def _variant(
+def _variant_builder(
     module: str,
     name: str,
     kind: type[nn.Module],
@@ -104,9 +104,9 @@ def take_indices(count: int, indices: Indices) -> list[int]:
         if not 0 < indices <= count:
             raise ValueError(f"indices is {indices}, but the model has {count} levels: give 1 to {count}")
         return list(range(count - indices, count))
-    wrong = [index for index in indices if not -count <= index < count]
-    if wrong:
-        raise ValueError(f"indices has {wrong}, but the model has {count} levels: give {-count} to {count - 1}")
+    invalid = [index for index in indices if not -count <= index < count]
+    if invalid:
+        raise ValueError(f"indices has {invalid}, but the model has {count} levels: give {-count} to {count - 1}")
     return [index % count for index in indices]
 
 
@@ -202,8 +202,8 @@ def init_table(table: Tensor) -> None:
 def like(model: nn.Module, new: nn.Module) -> nn.Module:
     """Move a new part to a model's device, precision and mode."""
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
-    moved = new if weight is None else new.to(device=weight.device, dtype=weight.dtype)
-    return moved.train(model.training)
+    moved_part = new if weight is None else new.to(device=weight.device, dtype=weight.dtype)
+    return moved_part.train(model.training)
 
 
 def to_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:

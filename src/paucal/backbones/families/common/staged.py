@@ -78,30 +78,30 @@ class StagedBackbone(Classifying):
         """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt is {output_fmt!r}; maps come as 'NCHW'")
-        wanted, last = take_indices(len(self.stages), indices), len(self.feature_info) - 1
-        kept, prefix, index = {}, None, 0
-        for index, stage in enumerate(self.stages[: max(wanted) + 1] if stop_early else self.stages):
+        selected, last = take_indices(len(self.stages), indices), len(self.feature_info) - 1
+        outputs, prefix, index = {}, None, 0
+        for index, stage in enumerate(self.stages[: max(selected) + 1] if stop_early else self.stages):
             x, prefix = stage(x)
-            kept[index] = x
+            outputs[index] = x
         final = self._norm_grid(x, prefix) if index == last else x
         if norm and index == last:
-            kept[last] = (
+            outputs[last] = (
                 final if final.ndim == 4 else to_map(final[:, self.num_prefix_tokens :], (x.shape[2], x.shape[3]))
             )
-        maps = [kept[index].contiguous() for index in wanted]
+        maps = [outputs[index].contiguous() for index in selected]
         return maps if intermediates_only else (final, maps)
 
     def prune_intermediate_layers(
         self, indices: Indices = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop the stages after the last requested one, and optionally the final norm and the classifier."""
-        wanted = take_indices(len(self.stages), indices)
-        self.stages = self.stages[: max(wanted) + 1]
+        selected = take_indices(len(self.stages), indices)
+        self.stages = self.stages[: max(selected) + 1]
         if prune_norm:
             self.norm = nn.Identity()
         if prune_head:
             self.reset_classifier(0, "")
-        return wanted
+        return selected
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Compute blocks again in the backward pass instead of keeping what they computed."""

@@ -100,32 +100,32 @@ class TokenBackbone(Classifying):
         Returns:
             (final features, list), or the list.
         """
-        wanted = take_indices(len(self.blocks), indices)
+        selected = take_indices(len(self.blocks), indices)
         x, grid = self.embed(x)
-        kept = {}
-        for index, block in enumerate(self.blocks[: max(wanted) + 1] if stop_early else self.blocks):
+        outputs = {}
+        for index, block in enumerate(self.blocks[: max(selected) + 1] if stop_early else self.blocks):
             x = self.run_block(block, x, grid)
-            if index in wanted:
-                kept[index] = self.norm(x) if norm else x
+            if index in selected:
+                outputs[index] = self.norm(x) if norm else x
         first = self.num_prefix_tokens
-        maps: list[Any] = [kept[index][:, first:] for index in wanted]
+        maps: list[Any] = [outputs[index][:, first:] for index in selected]
         if output_fmt == "NCHW":
             maps = [to_map(tokens, grid) for tokens in maps]
         if return_prefix_tokens:
-            maps = [(grid_map, kept[index][:, :first]) for grid_map, index in zip(maps, wanted, strict=True)]
+            maps = [(grid_map, outputs[index][:, :first]) for grid_map, index in zip(maps, selected, strict=True)]
         return maps if intermediates_only else (self.norm(x), maps)
 
     def prune_intermediate_layers(
         self, indices: Indices = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop the blocks after the last requested one, and optionally the final norm and the classifier."""
-        wanted = take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[: max(wanted) + 1]
+        selected = take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: max(selected) + 1]
         if prune_norm:
             self.norm = nn.Identity()
         if prune_head:
             self.reset_classifier(0, "")
-        return wanted
+        return selected
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return how parameters are grouped by depth, for layer-wise learning rates."""

@@ -106,16 +106,16 @@ def _kept_apart(windows: Windows, device: torch.device) -> Tensor:
     for size, padded, shift in zip(windows.size, windows.padded, windows.shift, strict=True):
         index = torch.arange(padded, device=device)
         sides.append((index >= padded - shift, (index + shift) % padded >= size))
-    (below, low), (beside, far) = sides
-    region = _cut(below[:, None] * 2 + beside, windows)
-    apart = region[:, :, None] != region[:, None, :]
+    (row_region, low), (column_region, far) = sides
+    region = _cut_into_windows(row_region[:, None] * 2 + column_region, windows)
+    is_separate = region[:, :, None] != region[:, None, :]
     if windows.hides_padding:
-        padding = _cut(low[:, None] | far, windows)
-        apart = apart | (padding[:, None, :] & ~padding[:, :, None])
-    return apart
+        padding = _cut_into_windows(low[:, None] | far, windows)
+        is_separate = is_separate | (padding[:, None, :] & ~padding[:, :, None])
+    return is_separate
 
 
-def _cut(cells: Tensor, windows: Windows) -> Tensor:
+def _cut_into_windows(cells: Tensor, windows: Windows) -> Tensor:
     """Return (H, W) values of the cells as (windows, cells of a window)."""
     (down, across), (rows, columns) = windows.counts, windows.window
     return cells.view(down, rows, across, columns).transpose(1, 2).reshape(down * across, rows * columns)
