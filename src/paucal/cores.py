@@ -55,7 +55,7 @@ def cpu_quota(membership: Path = _MEMBERSHIP, root: Path = _CGROUP) -> float:
     # A group is also limited by its parents. In a container the path may be the one on the host, which is not mounted;
     # the container's own group is mounted at the top.
     folders = {folder for mount in _MOUNTS for group in groups for folder in _and_parents(root / mount, group)}
-    return min(map(_limit, folders), default=math.inf)
+    return min(map(_quota_of, folders), default=math.inf)
 
 
 def prepare_threads() -> None:
@@ -116,10 +116,10 @@ def cores_are_shared() -> bool:
 
 def slowdown() -> float:
     """Return the current ratio of a thread's wall time to its time on a core of its own."""
-    begin, own = time.perf_counter(), time.thread_time()
-    while (used := time.thread_time() - own) < SAMPLE:
+    begin, cpu_begin = time.perf_counter(), time.thread_time()
+    while (cpu_seconds := time.thread_time() - cpu_begin) < SAMPLE:
         pass
-    return max(1.0, (time.perf_counter() - begin) / used)
+    return max(1.0, (time.perf_counter() - begin) / cpu_seconds)
 
 
 def choose_threads(step: Callable[[], object]) -> int:
@@ -164,7 +164,7 @@ def _and_parents(mount: Path, group: str) -> list[Path]:
     return [folder, *(parent for parent in folder.parents if parent.is_relative_to(mount))]
 
 
-def _limit(folder: Path) -> float:
+def _quota_of(folder: Path) -> float:
     for names in _LIMITS:
         try:
             quota, period = " ".join((folder / name).read_text() for name in names).split()

@@ -121,7 +121,7 @@ def test_check__knows_several_labels(run, capsys):
     ("words", "sentence"),
     [
         (["--method", "relabel", "--labels", "maps"], "needs one label for each image"),
-        (["--sampling", "balanced"], "--sampling balanced shows equally many images of every class"),
+        (["--sampling", "balanced"], "--sampling balanced draws equally many images of every class"),
         (["--few-labels", "3"], "--few-labels takes a number of images of each class"),
     ],
 )

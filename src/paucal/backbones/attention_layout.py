@@ -146,8 +146,8 @@ def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:
     """
     # In models with stages (CvT, ViL) the token belongs to a stage.
     names = [
-        word
-        for word, attribute in (("class", "cls_token"), ("distillation", "dist_token"))
+        token_name
+        for token_name, attribute in (("class", "cls_token"), ("distillation", "dist_token"))
         if any(getattr(part, attribute, None) is not None for part in model.modules())
     ]
     other = "register" if getattr(model, "reg_token", None) is not None else "token"

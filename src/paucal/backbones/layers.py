@@ -94,9 +94,9 @@ def norms_and_biases(model: nn.Module) -> set[str]:
     """
     return {
         f"{prefix}.{name}" if prefix else name
-        for prefix, owner in model.named_modules()
-        for name, _ in owner.named_parameters(recurse=False)
-        if "norm" in type(owner).__name__.lower() or name.endswith("bias")
+        for prefix, module in model.named_modules()
+        for name, _ in module.named_parameters(recurse=False)
+        if "norm" in type(module).__name__.lower() or name.endswith("bias")
     }
 
 

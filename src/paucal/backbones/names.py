@@ -53,8 +53,8 @@ def require_name(name: str) -> None:
     """Check that timm knows a model of that name."""
     if timm.is_model(name):
         return
-    similar = nearest_names(name)
-    advice = f"did you mean {' or '.join(similar)}?" if similar else "see timm.list_models() for the names."
+    near_names = nearest_names(name)
+    advice = f"did you mean {' or '.join(near_names)}?" if near_names else "see timm.list_models() for the names."
     raise UserError(f"There is no model {name!r}: {advice}")
 
 

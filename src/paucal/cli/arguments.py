@@ -150,8 +150,8 @@ def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -
         action.chosen = item.name in chosen_names and "by default" not in action.help  # which says what is chosen
         if action.chosen:
             parser.epilog = CHOICE
-    for name, (_, earlier) in earlier_names(settings).items():
-        parser.hints[name] = earlier.hint
+    for name, (_, earlier_name) in earlier_names(settings).items():
+        parser.hints[name] = earlier_name.hint
         parser.add_argument(flag(name), help=SUPPRESS)
 
 

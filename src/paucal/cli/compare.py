@@ -26,23 +26,23 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, TrainSettings, skip=[*TAKEN, *REFUSED])
     values, given = parse(parser, argv)
     grid_values = {name: getattr(values, name) for name in given if name in setting_fields(GridSettings)}
-    shared = {name: getattr(values, name) for name in given if name in train and name not in grid_values}
+    shared_settings = {name: getattr(values, name) for name in given if name in train and name not in grid_values}
     if values.subject is not None:
-        if shared.get("data", values.subject) != values.subject:
+        if shared_settings.get("data", values.subject) != values.subject:
             raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: give one of them.")
-        shared["data"] = values.subject
+        shared_settings["data"] = values.subject
     # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.compare.launch import compare_all, resume_comparison
 
     grid_settings = GridSettings(**grid_values)
     if values.resume is not None:
-        if shared:
+        if shared_settings:
             raise UserError("--resume continues a stored comparison: leave DATA and its settings out.")
         result = resume_comparison(Path(values.resume), grid_settings, Console())
     else:
         command = shlex.join(["paucal", "compare", *argv])
-        result = compare_all(grid_settings, shared, named_arms(grid_settings.arms or ()), command, Console())
+        result = compare_all(grid_settings, shared_settings, named_arms(grid_settings.arms or ()), command, Console())
     return 130 if grid_settings.jobs and not result.settled else int(bool(result.failed))
 
 

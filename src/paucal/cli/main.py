@@ -129,8 +129,8 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     verb = arguments[0]
     if verb not in VERBS:
-        similar = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f" (did you mean {similar[0]!r}?)" if similar else ""
+        near_verbs = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f" (did you mean {near_verbs[0]!r}?)" if near_verbs else ""
         raise UserError(f"unknown verb {verb!r}{hint}; expected one of {', '.join(VERBS)}.")
     # Verbs are imported when used: torch takes seconds to load, and help should not.
     module = importlib.import_module(f"paucal.cli.{verb}")
@@ -201,8 +201,8 @@ def _replace_character(problem: UnicodeError) -> tuple[str | bytes, int]:
     byte = ord(problem.object[place]) - 0xDC00
     if 0x80 <= byte <= 0xFF and not is_wide:  # file names on Linux may be any bytes
         return bytes([byte]), place + 1
-    single = UnicodeEncodeError(problem.encoding, problem.object, place, place + 1, problem.reason)
-    return codecs.backslashreplace_errors(single)
+    error_of_one = UnicodeEncodeError(problem.encoding, problem.object, place, place + 1, problem.reason)
+    return codecs.backslashreplace_errors(error_of_one)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ def run(argv: Sequence[str]) -> int:
     values, _ = parse(parser, argv)
     names, stored_costs = _matching_names(values.pattern), stored()
     unknown = [name for name in names if name not in stored_costs]
-    new_costs = {name: _measure(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)}
+    new_costs = {
+        name: _measure_model(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)
+    }
     costs = {name: stored_costs.get(name) or new_costs[name] for name in names}
     if values.ours:
         costs = {name: cost for name, cost in costs.items() if cost.source != TIMM}
@@ -59,7 +61,7 @@ def _matching_names(pattern: str) -> list[str]:
     return [name for name in model_names() if fnmatch.fnmatch(name, glob_pattern)]
 
 
-def _measure(name: str) -> Listed:
+def _measure_model(name: str) -> Listed:
     """Measure a model of a newer timm that is missing in the stored table."""
     from paucal.models.measuring import measure
     from paucal.objectives import default_weight

@@ -114,8 +114,8 @@ def _predict_boxes(call: _Call) -> None:
 
     _refuse_flags(call.given, OF_CLASSIFIERS, "--{} is for classifiers, but this model is a detector")
     output, table_format = call.table()
-    wanted = replace(call.wanted, format=table_format)
-    _write_table(find_objects(call.run, call.paths, call.settings, wanted, call.console), output)
+    answer_settings = replace(call.wanted, format=table_format)
+    _write_table(find_objects(call.run, call.paths, call.settings, answer_settings, call.console), output)
 
 
 def _predict_numbers(call: _Call) -> None:

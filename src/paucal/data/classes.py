@@ -90,10 +90,10 @@ def plain_if_distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 def with_plain_classes(images: ImageSet) -> ImageSet:
     """Return a set whose classes have plain names; classes of the same plain name are joined, with a note."""
-    plain = plain_names(images.classes)
-    if empty := [name for name, new in plain.items() if not new]:
+    plain_of = plain_names(images.classes)
+    if empty := [name for name, plain in plain_of.items() if not plain]:
         raise UserError(f"the name of a class is {empty[0][:20]!r}, which cannot be seen: rename it.")
-    names = [plain[name] for name in images.classes]
+    names = [plain_of[name] for name in images.classes]
     if names == list(images.classes):
         return images
     classes = list(dict.fromkeys(names))
@@ -102,18 +102,19 @@ def with_plain_classes(images: ImageSet) -> ImageSet:
     rows = None
     if images.multi_hot is not None:
         rows = np.full((len(images), len(classes)), -1, dtype=np.int8)
-        for old, new in enumerate(numbers[:-1]):  # a known label wins over an unknown one if columns are joined
-            rows[:, new] = np.maximum(rows[:, new], images.multi_hot[:, old])
+        # A known label wins over an unknown one if columns are joined.
+        for old_column, new_column in enumerate(numbers[:-1]):
+            rows[:, new_column] = np.maximum(rows[:, new_column], images.multi_hot[:, old_column])
     return replace(
         images,
         classes=tuple(classes),
         labels=numbers[images.labels],
         multi_hot=rows,
-        notes=(*images.notes, *_notes(plain)),
+        notes=(*images.notes, *_notes_on_names(plain_of)),
     )
 
 
-def _notes(plain: dict[str, str]) -> list[str]:
+def _notes_on_names(plain: dict[str, str]) -> list[str]:
     """Return notes on classes that were joined, or whose names were not UTF-8."""
     raw_names: dict[str, list[str]] = {}
     for name, new in plain.items():
@@ -205,18 +206,18 @@ def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
     names = read_class_list(source)
     if not images.classes:
         raise UserError(f"--classes {source} chooses classes, and {images.location} was opened without labels")
-    known = set(images.classes)
-    if unknown := [name for name in names if name not in known]:
+    known_names = set(images.classes)
+    if unknown := [name for name in names if name not in known_names]:
         raise UserError(
             f"{len(unknown)} of the {len(names)} classes of {source} are not in {images.location} "
             f"(such as '{unknown[0]}'{_suggest_classes(unknown[0], images.classes)}); correct the file or the data"
         )
     if len(names) < 2:
         raise UserError(f"{source} names only one class ('{names[0]}'); training a classifier needs at least two")
-    listed = set(names)
-    used_classes = tuple(name for name in images.classes if name in listed)
+    wanted_names = set(names)
+    used_classes = tuple(name for name in images.classes if name in wanted_names)
     numbers = np.asarray(
-        [used_classes.index(name) if name in listed else -1 for name in images.classes], dtype=np.int64
+        [used_classes.index(name) if name in wanted_names else -1 for name in images.classes], dtype=np.int64
     )
     note = f"{len(used_classes)} of {len(images.classes)} classes are used ({Path(source).name})"
     if images.multi_hot is not None:

@@ -145,9 +145,9 @@ class Line:
 def score_lines(report: Report) -> list[Line]:
     """Return every score of a report as text: first accuracy or mAP, then the score of a trivial classifier."""
     if isinstance(report, MultiLabelReport):
-        found = [_score_line(name, score, TITLES_OF_SEVERAL) for name, score in report.scores.items()]
+        score_rows = [_score_line(name, score, TITLES_OF_SEVERAL) for name, score in report.scores.items()]
         meaning = "mAP of a random order: the mean share of images of a class"
-        return [found[0], Line("by chance", percent(report.chance), "", meaning), *found[1:]]
+        return [score_rows[0], Line("by chance", percent(report.chance), "", meaning), *score_rows[1:]]
     lines = [_score_line(name, score) for name, score in report.scores.items()]
     source = "training images" if report.majority.from_train else "test images (training labels unknown)"
     meaning = f"always predicting {report.majority.name!r}, {report.majority.rank(len(report.per_class))} {source}"

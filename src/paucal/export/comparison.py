@@ -90,17 +90,19 @@ def compare(own: Tensor, exported: Tensor, label: Tensor | None, thresholds: Seq
         thresholds: (K,) thresholds of a model for several labels.
     """
     answered = exported.nan_to_num(-1.0)
-    ours, theirs = own.argmax(0), answered.argmax(0)
-    same = float((ours == theirs).double().mean())
+    own_classes, other_classes = own.argmax(0), answered.argmax(0)
+    agreement = float((own_classes == other_classes).double().mean())
     if thresholds is not None:
         least = torch.tensor(thresholds, dtype=own.dtype)
-        same = float(((own >= least) == (answered >= least)).all())
+        agreement = float(((own >= least) == (answered >= least)).all())
     largest = float((own.double() - exported.double()).abs().max()) if bool(exported.isfinite().all()) else math.inf
     counted = torch.ones((), dtype=torch.bool) if label is None or not label.ndim else label != IGNORED
     if label is None or not bool(counted.any()):
-        return Difference(largest, same, None)
-    first, second = (float((answer == label)[counted].double().mean()) for answer in (ours, theirs))
-    return Difference(largest, same, (first, second))
+        return Difference(largest, agreement, None)
+    first, second = (
+        float((answer_classes == label)[counted].double().mean()) for answer_classes in (own_classes, other_classes)
+    )
+    return Difference(largest, agreement, (first, second))
 
 
 def compare_objects(own: Tensor, exported: Tensor) -> Difference:

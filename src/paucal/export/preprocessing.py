@@ -116,10 +116,10 @@ class PixelInput(nn.Module):
         ratio = torch.ones_like(self.colour[0, 0, 0]) * page / resized
         width = ratio.clamp(min=1.0)
         centres = (self._number_range(size) + first + 0.5) * ratio
-        at = self._number_range(length) + (page - length) // 2 + 0.5
+        source_centres = self._number_range(length) + (page - length) // 2 + 0.5
         everywhere = self._number_range(page) + 0.5
         scale = 1 / width
-        weights = self._interpolation_kernel((at - centres[:, None]) * scale)
+        weights = self._interpolation_kernel((source_centres - centres[:, None]) * scale)
         weights = weights * (
             1 / self._interpolation_kernel((everywhere - centres[:, None]) * scale).sum(1, keepdim=True)
         )

@@ -185,7 +185,10 @@ def region_targets(student: Sequence[Tensor], teacher: Sequence[Tensor], similar
     starts = list(accumulate([part.shape[1] for part in teacher[:-1]], initial=0))
     rows, weights = [], []
     for number, cells in enumerate(student):
-        matched = [match_regions(cells, goal, similarity) + start for goal, start in zip(teacher, starts, strict=True)]
+        matched = [
+            match_regions(cells, teacher_cells, similarity) + start
+            for teacher_cells, start in zip(teacher, starts, strict=True)
+        ]
         rows.append(torch.stack(matched, 2))
         weights.append((pair[number] / cells.shape[1]).expand(cells.shape[1], -1))
     return Targets(torch.cat(rows, 1), torch.cat(weights))

@@ -104,9 +104,9 @@ def _cell_averages(
     x, weight_x = _point_positions(across, most_across, columns)
     points = torch.stack((x[:, None, :].expand(-1, y.shape[1], -1), y[:, :, None].expand(-1, -1, x.shape[1])), -1)
     ones = torch.ones_like(points[..., :1])
-    at = torch.cat((points, ones), -1) @ to_map[:, None].transpose(-1, -2)
-    inside = _within_view(at)
-    sampled = functional.grid_sample(maps, at, padding_mode="border", align_corners=False)
+    map_points = torch.cat((points, ones), -1) @ to_map[:, None].transpose(-1, -2)
+    inside = _within_view(map_points)
+    sampled = functional.grid_sample(maps, map_points, padding_mode="border", align_corners=False)
     weight = weight_y[:, :, None] * weight_x[:, None, :]
 
     def over_cells(values: Tensor, chosen: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def _cell_averages(
     average = over_cells(sampled, inside)
     if covered is None:
         return average, None
-    in_image = _within_view(at * covered[:, None, None])
+    in_image = _within_view(map_points * covered[:, None, None])
     known = 1 - over_cells(torch.ones_like(sampled[:, :1]), in_image & ~inside)
     return average / known.clamp(min=1e-6), known.squeeze(1).clamp(min=0)
 

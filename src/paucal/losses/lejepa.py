@@ -115,9 +115,9 @@ def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: fl
         step = limit / (knots - 1)
         total = along.new_zeros(())
         for knot in range(knots):
-            at = knot * step
-            normal = math.exp(-0.5 * at * at)
-            real_part, imaginary = _joint_mean((at * along).cos()), _joint_mean((at * along).sin())
+            frequency = knot * step
+            normal = math.exp(-0.5 * frequency * frequency)
+            real_part, imaginary = _joint_mean((frequency * along).cos()), _joint_mean((frequency * along).sin())
             share = step if knot in (0, knots - 1) else 2 * step
             total = total + share * normal * ((real_part - normal).square() + imaginary.square()).mean()
         return len(embeddings) * world_size() * total

@@ -41,7 +41,7 @@ def visreg_loss(embeddings: Sequence[Tensor], directions: Tensor, *, weight: flo
         weight: Lambda, the share of the regularisation.
 
     Raises:
-        ValueError: there are fewer than two views, or the weight is no share.
+        ValueError: there are fewer than two views, or the weight is not a share between 0 and 1.
     """
     if len(embeddings) < 2 or not 0 <= weight <= 1:
         raise ValueError(f"expected 2 views or more and a weight from 0 to 1, got {len(embeddings)} and {weight}")

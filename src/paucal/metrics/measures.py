@@ -210,9 +210,9 @@ class AveragePrecision:
         self._interpolated = interpolated
         self._classes: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]] = []
         for score, label in zip(scores.double().cpu().numpy().T, labels.cpu().numpy().T, strict=True):
-            known = np.flatnonzero(label >= 0)
-            order, group = _rank_by_score(score[known])
-            self._classes.append((known[order], group, label[known][order] > 0))
+            labelled = np.flatnonzero(label >= 0)
+            order, group = _rank_by_score(score[labelled])
+            self._classes.append((labelled[order], group, label[labelled][order] > 0))
 
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D,) scores for (D, N) weights."""
@@ -220,8 +220,8 @@ class AveragePrecision:
 
     def per_class(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D, K) scores for (D, N) weights; NaN for a class without a positive image."""
-        found = [self._area_of_class(weights[:, order], group, positive) for order, group, positive in self._classes]
-        return np.stack(found, axis=1)
+        areas = [self._area_of_class(weights[:, order], group, positive) for order, group, positive in self._classes]
+        return np.stack(areas, axis=1)
 
     def _area_of_class(
         self, ordered: Weights, group: NDArray[np.int64], positive: NDArray[np.bool_]
@@ -256,7 +256,9 @@ def precision_at(
     """
     best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
     padded = np.pad(best, ((0, 0), (0, 1)))
-    return np.stack([row[np.searchsorted(reached, recalls)] for row, reached in zip(padded, recall, strict=True)])
+    return np.stack(
+        [row[np.searchsorted(reached_recalls, recalls)] for row, reached_recalls in zip(padded, recall, strict=True)]
+    )
 
 
 def _rank_by_score(scores: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

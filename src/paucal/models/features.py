@@ -61,7 +61,7 @@ class ClassifierInputs(nn.Module):
         """
         self._kept = []
         try:
-            yield self._take
+            yield self._take_inputs
         finally:
             self._kept = None
 
@@ -76,7 +76,7 @@ class ClassifierInputs(nn.Module):
     def _keep_output(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self._keep_inputs(module, (output,))
 
-    def _take(self) -> Tensor:
+    def _take_inputs(self) -> Tensor:
         if not self._kept:
             raise RuntimeError("the classifier was not called")
         features = torch.stack([_flatten_features(inputs) for inputs in self._kept]).mean(0)

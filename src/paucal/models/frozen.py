@@ -116,11 +116,11 @@ def open_frozen(
     Raises:
         UserError: Nothing has that name, its weights do not fit, or torch cannot use the device.
     """
-    target, named = usable_device(device), find_named(name, files=True)
-    if isinstance(named, RunFolder):
-        return _frozen_run(named, target, image_size)
-    if isinstance(named, Path):
-        return _frozen_file(named, model, network, image_size, target)
+    target, found_model = usable_device(device), find_named(name, files=True)
+    if isinstance(found_model, RunFolder):
+        return _frozen_run(found_model, target, image_size)
+    if isinstance(found_model, Path):
+        return _frozen_file(found_model, model, network, image_size, target)
     spec = _backbone_spec(name, image_size, pretrained)
     backbone = random_backbone(spec, seed)
     if pretrained:

@@ -44,10 +44,11 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
         return open_model_folder(path)
     if timm.is_model(name):
         return name
-    near = ", ".join(nearest_names(name))
+    near_text = ", ".join(nearest_names(name))
     raise UserError(
         f"{setting and f'{setting}: '}{name!r} is neither a run folder{', nor a weights file,' if files else ''} nor a "
-        f"timm model{f' (near: {near})' if near else ''}: give one, such as runs/1; 'paucal models' lists timm's."
+        f"timm model{f' (near: {near_text})' if near_text else ''}: give one, such as runs/1; 'paucal models' lists "
+        "timm's."
     )
 
 

@@ -62,18 +62,18 @@ class LocalizationHead(nn.Module):
         cells = grid.flatten(2).transpose(1, 2).to(self.first.weight.dtype)
         index = pair_index(pairs, grid.shape[-1])
         # Per image the first layer costs 2 * dim * hidden multiplications per pair or, if applied to cells, per cell.
-        first_layer = _layer_per_cell if cells.shape[1] < index.shape[1] else _layer_per_pair
+        first_layer = _apply_per_cell if cells.shape[1] < index.shape[1] else _apply_per_pair
         hidden = self.second(first_layer(cells, index, self.first).relu()).relu()
         rows, columns = self.last(self.extra(hidden)).split(self.outputs, dim=-1)
         return rows, columns
 
 
-def _layer_per_pair(cells: Tensor, index: Tensor, layer: nn.Linear) -> Tensor:
+def _apply_per_pair(cells: Tensor, index: Tensor, layer: nn.Linear) -> Tensor:
     gathered = gather_cells(cells, index.flatten(1)).unflatten(1, index.shape[1:])
     return layer(gathered.flatten(2))
 
 
-def _layer_per_cell(cells: Tensor, index: Tensor, layer: nn.Linear) -> Tensor:
+def _apply_per_cell(cells: Tensor, index: Tensor, layer: nn.Linear) -> Tensor:
     # The layer on (a; b) is the sum of a part that reads a and a part that reads b: one product gives both parts
     # for every cell.
     parts = F.linear(cells, torch.cat(layer.weight.chunk(2, dim=1)))

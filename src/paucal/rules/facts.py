@@ -38,7 +38,7 @@ class StartFacts:
 
 
 def describe_undertrained(start: StartFacts) -> str:
-    """Return why weights are not fine-tuned carefully."""
+    """Return the reason for fine-tuning without care for the weights: they were trained on few images."""
     return f"{start.where} was trained on only {start.shown:,} images: not worth preserving"
 
 

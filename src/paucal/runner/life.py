@@ -276,7 +276,7 @@ def _execute(
             loggers.describe(setup.settings)
             while True:
                 watcher = job.watcher(run, setup, console)
-                outcome = _fit(job, run, setup, console, watcher, callbacks, loggers)
+                outcome = _fit_run(job, run, setup, console, watcher, callbacks, loggers)
                 if outcome.finished:
                     result = job.conclude(run, setup, outcome, watcher, console)
                     loggers.finish(result.test_scores, outcome.step)
@@ -334,7 +334,7 @@ def _next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, watcher: Watcher,
     return replace(setups[0], plan=replace(setups[0].plan, deadline=setup.plan.deadline))
 
 
-def _fit(
+def _fit_run(
     job: Job[S, A, Any],
     run: RunFolder,
     setup: A,

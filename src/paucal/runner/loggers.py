@@ -220,8 +220,8 @@ class Loggers:
             return
         record = self._run.read_json(RECORD)
         ids = record.get("ids")
-        checked = {name: checked_id(run_id) for name, run_id in ids.items()} if isinstance(ids, dict) else {}
-        self._ids = {name: run_id for name, run_id in checked.items() if run_id is not None}
+        checked_ids = {name: checked_id(run_id) for name, run_id in ids.items()} if isinstance(ids, dict) else {}
+        self._ids = {name: run_id for name, run_id in checked_ids.items() if run_id is not None}
         step = record.get("step")
         self._logged = step if isinstance(step, int) else 0
 

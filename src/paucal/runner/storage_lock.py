@@ -90,7 +90,7 @@ class StorageLock:
     def _acquire(self, path: str) -> None:
         """Create the object unless a living process holds it; only one process may replace a dead holder."""
         while not self._create(path):
-            holder = self._read(path)
+            holder = self._read_lock(path)
             if holder is None:  # it was just released
                 continue
             if self._is_holder_alive(path, holder):
@@ -109,14 +109,14 @@ class StorageLock:
                 return
 
     def _create(self, path: str) -> bool:
-        if self._read(path) is not None:  # some storage lacks conditional requests
+        if self._read_lock(path) is not None:  # some storage lacks conditional requests
             return False
         try:
             in_its_folder(
                 self._storage, path, lambda path: self._storage.pipe_file(path, self._content(), mode="create")
             )
         except Exception:  # some storage has its own error for an object that exists
-            if self._read(path) is None:
+            if self._read_lock(path) is None:
                 raise
         return self._token(path) == self._mine["token"]
 
@@ -129,15 +129,15 @@ class StorageLock:
                 return False
         end = time.monotonic() + SILENCE
         while time.monotonic() < end:
-            if (current := self._read(path)) != holder:
+            if (current := self._read_lock(path)) != holder:
                 return current is not None
             time.sleep(BEAT / 10)
         return False
 
     def _token(self, path: str) -> Any:
-        return (self._read(path) or {}).get("token")
+        return (self._read_lock(path) or {}).get("token")
 
-    def _read(self, path: str) -> dict[str, Any] | None:
+    def _read_lock(self, path: str) -> dict[str, Any] | None:
         def read() -> bytes | None:
             try:
                 return self._storage.cat_file(path, end=1 << 16)

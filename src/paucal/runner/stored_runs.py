@@ -167,12 +167,12 @@ class StoredRun:
             content = {"number": number, "files": manifest, "check": _manifest_digest(number, manifest)}
             name, text = MANIFESTS[number % 2], json.dumps(content).encode()
             retry(lambda: self._storage.pipe_file(self.path(name), text))
-        listed = {digest for digest, _ in (*manifest.values(), *self._kept.values())}
+        listed_digests = {digest for digest, _ in (*manifest.values(), *self._kept.values())}
         self._kept, self._number = manifest, number
         confirm()
         with suppress(Exception):  # the run is complete; credentials may not allow removal
             for path in self._storage.ls(self.path(OBJECTS), detail=False, refresh=True):
-                if path.rpartition("/")[2] not in listed:
+                if path.rpartition("/")[2] not in listed_digests:
                     self._storage.rm_file(path)
 
     def _publish_file(self, name: str, copy: Path, stamp: Stamp) -> tuple[str, int]:
@@ -340,6 +340,6 @@ def digest_of(file: Path) -> str:
     """Return the digest of a file's content."""
     digest = hashlib.blake2b(digest_size=32)
     with file.open("rb") as source:
-        while piece := source.read(_PIECE):
-            digest.update(piece)
+        while chunk := source.read(_PIECE):
+            digest.update(chunk)
     return digest.hexdigest()

@@ -105,10 +105,12 @@ def _damage_text(path: Path, problem: Exception) -> str:
     text = str(problem)
     match = _FORBIDDEN.search(text)
     if match or isinstance(problem, pickle.UnpicklingError):
-        what = f"it holds Python objects ({match[1]})" if match else "it is not a weights file, or holds Python objects"
+        reason_text = (
+            f"it holds Python objects ({match[1]})" if match else "it is not a weights file, or holds Python objects"
+        )
         return (
-            f"{str(path)!r} is refused: {what} that could run code when opened; give a file of tensors only, such as a "
-            "state dict or safetensors."
+            f"{str(path)!r} is refused: {reason_text} that could run code when opened; give a file of tensors only, "
+            "such as a state dict or safetensors."
         )
     reason = text.split("\n")[0].split(". ")[0][:200].rstrip(".") or type(problem).__name__
     return f"{str(path)!r} is damaged, cut short or not a weights file ({reason}): fetch or save it again."

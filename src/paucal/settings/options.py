@@ -83,14 +83,18 @@ def chosen_settings(settings: type) -> frozenset[str]:
 def earlier_names(settings: type) -> dict[str, tuple[str, EarlierName]]:
     """Return today's name and the description of each earlier name of a setting."""
     earlier_by_name = {name: item.metadata["earlier"] for name, item in setting_fields(settings).items()}
-    return {earlier.name: (name, earlier) for name, earlier in earlier_by_name.items() if earlier is not None}
+    return {
+        earlier_name.name: (name, earlier_name)
+        for name, earlier_name in earlier_by_name.items()
+        if earlier_name is not None
+    }
 
 
 def with_current_names(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
     """Return values by the settings' current names."""
-    current, earlier = {}, earlier_names(settings)
+    current, new_name_of = {}, earlier_names(settings)
     for given_name, value in values.items():
-        name, earlier_name = earlier.get(given_name, (given_name, None))
+        name, earlier_name = new_name_of.get(given_name, (given_name, None))
         if name in current or (earlier_name is not None and name in values):
             raise UserError(f"{flag(given_name)} is an earlier name of {flag(name)}: give one of them.")
         current[name] = value if earlier_name is None else earlier_name.values.get(value, value)

@@ -56,8 +56,8 @@ def from_python(kind: type[S], values: Mapping[str, Any], name: str, verb: str) 
 
 def hints_of(kind: type) -> dict[str, Any]:
     """Return the type of each setting by its name, earlier names included."""
-    earlier = {setting: item.hint for setting, (_, item) in earlier_names(kind).items()}
-    return {**typing.get_type_hints(kind), **earlier}
+    earlier_hints = {setting: item.hint for setting, (_, item) in earlier_names(kind).items()}
+    return {**typing.get_type_hints(kind), **earlier_hints}
 
 
 def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False, shown: str = "") -> Any:

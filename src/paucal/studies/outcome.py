@@ -108,7 +108,7 @@ def find_lines(
     lines = []
     for row in study.rows:
         for place, column in enumerate(study.columns):
-            measured, reason = _measure(study, row, column, evidence)
+            measured, reason = _measured_number(study, row, column, evidence)
             deviation = row.deviations[place] if row.deviations else None
             gain = _published_gain(study, row, place)
             lines.append(Line(row, column, row.values[place], deviation, gain, measured, reason))
@@ -130,7 +130,7 @@ def _published_gain(study: Study, row: Row, index: int) -> float | None:
     return value - other if isinstance(value, float) and isinstance(other, float) else None
 
 
-def _measure(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measured | None, str]:
+def _measured_number(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measured | None, str]:
     """Return the measured number of a row and column, or the reason why there is none."""
     if column.metric in COUNTED:
         value = counted_value(study, row, column)
@@ -148,7 +148,7 @@ def _measure(study: Study, row: Row, column: Column, evidence: Evidence) -> tupl
         low, high = (None, None) if spread.low == spread.high else (spread.low, spread.high)
         return Measured(spread.median, low=low, high=high), reason
     if column.metric in DERIVED and row in study.trained_rows:
-        return _derive(study, row, column, evidence)
+        return _derived_number(study, row, column, evidence)
     if column not in study.trained_columns or row not in study.trained_rows:
         return None, "quoted"
     return _measure_runs(study, row, column, evidence)
@@ -172,7 +172,7 @@ def _measure_runs(study: Study, row: Row, column: Column, evidence: Evidence) ->
     return None, "left out by --columns" if requested else "left out by --rows"
 
 
-def _derive(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measured | None, str]:
+def _derived_number(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measured | None, str]:
     """Return a number derived from a row's scores on all data sets, if all of them are measured."""
     sets = [_scores_by_seed(row, other, evidence) for other in study.trained_columns]
     if None in sets:

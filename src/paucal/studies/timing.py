@@ -192,10 +192,10 @@ class _Bench:
         base = _base_row(self._study, row)
         key = (self._model_key(row), self._model_key(base))
         if key not in self._measured:
-            self._measured[key] = self._measure(row, base, key[0] == key[1])
+            self._measured[key] = self._measure_pace(row, base, key[0] == key[1])
         return self._measured[key]
 
-    def _measure(self, row: Row, base: Row, is_base: bool) -> Pace:
+    def _measure_pace(self, row: Row, base: Row, is_base: bool) -> Pace:
         base_step = self._base_step(base)
         step = base_step if is_base else self._make_step(row)
         seconds = in_turns(step, base_step, self._effort.pairs)

@@ -139,7 +139,7 @@ def _set(path: str, value: Any) -> Callable[[Any], None]:
         (_set("annotations.0.image_id", 99), "segments of the image 99, which it does not list"),
         (_set("annotations.0.image_id", 1), "describe 'train2017/train1.jpg' twice"),
         (_set("images.0.file_name", "gone.jpg"), "describes 'gone.jpg', but there is no such image"),
-        (_set("images.0", {"id": 0}), "lacks 'images' with file_name, id in each"),
+        (_set("images.0", {"id": 0}), "lacks a list 'images' of entries with file_name, id"),
         (_set("categories.1.id", 1), "has 2 categories, expected 1 to 255 with an id and a name of its own"),
         (_set("categories.1.name", " "), "has 2 categories"),
         (_set("categories", []), "has 0 categories"),

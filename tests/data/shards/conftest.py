@@ -24,9 +24,9 @@ def cache(tmp_path, monkeypatch) -> Path:
 def fetched(monkeypatch) -> list[str]:
     """Names of the files that were fetched."""
     found: list[str] = []
-    get = RemoteShardFolder._get
+    get = RemoteShardFolder._download
     monkeypatch.setattr(
-        RemoteShardFolder, "_get", lambda self, name, target: (found.append(name), get(self, name, target))
+        RemoteShardFolder, "_download", lambda self, name, target: (found.append(name), get(self, name, target))
     )
     return found
 

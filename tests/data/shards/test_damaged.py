@@ -126,7 +126,7 @@ def test_shards_that_cannot_be_fetched__are_not_left_out_as_damaged(
     upload(folder, "memory://bucket/unindexed")
     assert len(open_images("memory://bucket/unindexed", skip_damaged=True)) == 100
     clear_fetched(tmp_path / "cache")
-    name = "_get" if form == "tar" else "open_file"
+    name = "_download" if form == "tar" else "open_file"
     bring = getattr(RemoteShardFolder, name)
 
     def fail(self, shard, *more):

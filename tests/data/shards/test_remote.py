@@ -94,7 +94,7 @@ def test_remote__missing_changed_and_unreachable_shards_are_named(storage, cache
         tries.append(1)
         raise ConnectionError("the network is down")
 
-    monkeypatch.setattr(RemoteShardFolder, "_get", fail)
+    monkeypatch.setattr(RemoteShardFolder, "_download", fail)
     with pytest.raises(UnreadableImage, match=r"cannot be downloaded from memory.*is down, after 3 tries in"):
         images.store.read(60)
     assert len(tries) == 3
@@ -102,7 +102,7 @@ def test_remote__missing_changed_and_unreachable_shards_are_named(storage, cache
 
 
 def test_remote__a_transfer_that_ends_early_is_tried_again(storage, cache, monkeypatch):
-    images, whole, tries = open_images(URL), RemoteShardFolder._get, []
+    images, whole, tries = open_images(URL), RemoteShardFolder._download, []
 
     def cut(self, name: str, target: Path) -> None:
         whole(self, name, target)
@@ -110,7 +110,7 @@ def test_remote__a_transfer_that_ends_early_is_tried_again(storage, cache, monke
         if len(tries) < 3:
             os.truncate(target, 100)
 
-    monkeypatch.setattr(RemoteShardFolder, "_get", cut)
+    monkeypatch.setattr(RemoteShardFolder, "_download", cut)
     assert number_of(images.store.read(60)) % 3 == images.labels[60]
     assert len(tries) == 3
     tries.clear()
@@ -125,7 +125,7 @@ def test_remote__a_full_disk_is_no_fault_of_the_network(storage, cache, monkeypa
     def fill(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(RemoteShardFolder, "_get", fill)
+    monkeypatch.setattr(RemoteShardFolder, "_download", fill)
     with pytest.raises(UserError, match=r"the disk of .* is full, and the shard shard-000002\.tar .* free some space"):
         images.store.read(60)
 

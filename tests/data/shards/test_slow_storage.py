@@ -97,7 +97,7 @@ def test_remote__what_ended_processes_have_left_is_removed(storage, cache):
 
 
 def test_remote__a_slow_shard_is_asked_for_again(storage, cache, monkeypatch):
-    images, whole, release, asked = open_images(URL), RemoteShardFolder._get, threading.Event(), []
+    images, whole, release, asked = open_images(URL), RemoteShardFolder._download, threading.Event(), []
 
     def slow_at_first(self, name: str, target: Path) -> None:
         asked.append(target)
@@ -105,7 +105,7 @@ def test_remote__a_slow_shard_is_asked_for_again(storage, cache, monkeypatch):
             release.wait(10)
         whole(self, name, target)
 
-    monkeypatch.setattr(RemoteShardFolder, "_get", slow_at_first)
+    monkeypatch.setattr(RemoteShardFolder, "_download", slow_at_first)
     monkeypatch.setattr(place_module, "_LEAST_PATIENCE", 0.05)
     images.store.read(0)
     begin = time.monotonic()

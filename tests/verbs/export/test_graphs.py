@@ -26,7 +26,7 @@ def test_weights_of_16_bits__may_differ_more_in_one_of_many_answers(unit, larges
     writer = GraphWriter(SimpleNamespace(unit=unit), ExportSettings(), SilentConsole())
     writer.pictures = Pictures([], None, "test images")
     found = Comparison(200, largest, 0.998, (1.0, 0.5))
-    monkeypatch.setattr(writer, "_write", lambda *file: None)
+    monkeypatch.setattr(writer, "_write_graph", lambda *file: None)
     monkeypatch.setattr(writer, "compare", lambda *file: found)
     if kept:
         assert writer.write("openvino", False, tmp_path) is found

@@ -112,17 +112,17 @@ def _build_axis(length: int, window: int, mode: Mode, whole: bool, device: torch
         queries = starts[:, None] + inner
         keys = queries[:, None] + shifts[:, None] * window
     offsets = queries[0][:, None, None] - keys[0]
-    shown = (keys >= 0) & (keys < length)
+    is_shown = (keys >= 0) & (keys < length)
     if mode == "cyclic":
         period = count * window
-        shown = keys % period < length
+        is_shown = keys % period < length
         if shifts is not None and count == 1:  # a single chunk is not its own neighbour
-            shown = shown & (shifts == 0)[:, None]
+            is_shown = is_shown & (shifts == 0)[:, None]
         keys = keys % period
         if count <= 2:  # the same cell lies in both directions; the nearer one counts
             offsets = (offsets + period // 2) % period - period // 2
-    even = mode in ("own", "cyclic") and length % window == 0 and (mode == "own" or count > 1)
-    return _Axis(queries, keys, shown, offsets, shifts is None or even)
+    is_even = mode in ("own", "cyclic") and length % window == 0 and (mode == "own" or count > 1)
+    return _Axis(queries, keys, is_shown, offsets, shifts is None or is_even)
 
 
 def _join_axes(rows: Tensor, columns: Tensor, join) -> Tensor:

@@ -51,22 +51,22 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         UserError: A file is not such JSON, two files describe one image, a box refers to an image or a category that
             its file does not list, or an image is missing.
     """
-    used = files
+    box_files = files
     if any(_starts_with(file, BOXES) for file in files):
-        used = [file for file in files if not _starts_with(file, *OTHERS)]
+        box_files = [file for file in files if not _starts_with(file, *OTHERS)]
     names = ImageNames(tree.images, tree)
-    kept, notes = _without_repetition([_File(tree, file, names).read() for file in used])
+    contents, notes = _without_repetition([_File(tree, file, names).read() for file in box_files])
     images: dict[str, AnnotatedImage] = {}
-    for content in kept:
+    for content in contents:
         for image in content.images:
             add_image(images, image, tree.shown)
-    if len(files) > 1 and used is not files:
-        others = [PurePosixPath(file).name for file in tree.ending(".json") if _starts_with(file, *OTHERS)]
-        text = f"{counted(len(others), 'file')} beside {BOXES}_*.json {was(len(others))} skipped"
-        notes += [f"{text}: {', '.join(others)}"] if others else []
-    numbers = _merge_numbers([content.numbers for content in kept], tree)
+    if len(files) > 1 and box_files is not files:
+        skipped_names = [PurePosixPath(file).name for file in tree.ending(".json") if _starts_with(file, *OTHERS)]
+        text = f"{counted(len(skipped_names), 'file')} beside {BOXES}_*.json {was(len(skipped_names))} skipped"
+        notes += [f"{text}: {', '.join(skipped_names)}"] if skipped_names else []
+    numbers = _merge_numbers([content.numbers for content in contents], tree)
     return AnnotationSet(
-        list(images.values()), numbers, (*(note for content in kept for note in content.notes), *notes)
+        list(images.values()), numbers, (*(note for content in contents for note in content.notes), *notes)
     )
 
 
@@ -118,15 +118,15 @@ class _File:
                 f"{self._shown!r} lacks 'images', 'annotations' or 'categories': give COCO's JSON of boxes."
             )
         categories, numbers = self._categories(content)
-        images = self._images(content)
-        boxes = self._rows(content, "annotations")
+        images = self._read_images(content)
+        boxes = self._listed_rows(content, "annotations")
         if boxes and all("score" in row for row in boxes):
             notes.append(f"the boxes of {self._file} have scores, like the predictions of a detector")
         for row in boxes:
             self._add_box(row, images, categories)
         return AnnotationSet(list(images.values()), numbers, tuple(notes))
 
-    def _rows(self, content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    def _listed_rows(self, content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         rows = content[name]
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise UserError(f"{self._shown!r} has {name!r} that are not a list of entries: give COCO's JSON of boxes.")
@@ -134,7 +134,7 @@ class _File:
 
     def _categories(self, content: Mapping[str, Any]) -> tuple[dict[Any, str], dict[str, int]]:
         """Return the name of each category by its id, and the number of each class by its name."""
-        rows = self._rows(content, "categories")
+        rows = self._listed_rows(content, "categories")
         if len(rows) > MOST_CLASSES:
             raise UserError(f"{self._shown!r} lists {len(rows):,} categories; at most {MOST_CLASSES:,} are read.")
         categories: dict[Any, str] = {}
@@ -149,17 +149,17 @@ class _File:
         are_integers = all(isinstance(number, int) for number in names)
         return names, {name: number if are_integers else index for index, (number, name) in enumerate(names.items(), 1)}
 
-    def _images(self, content: Mapping[str, Any]) -> dict[Any, AnnotatedImage]:
+    def _read_images(self, content: Mapping[str, Any]) -> dict[Any, AnnotatedImage]:
         """Return the images without their boxes, by their id."""
         images: dict[Any, AnnotatedImage] = {}
-        rows = self._rows(content, "images")
+        rows = self._listed_rows(content, "images")
         for row in rows:
             name, number = row.get("file_name"), _normalise_id(row.get("id"))
             if not isinstance(name, str) or not name or number is None:
                 raise UserError(f"{self._shown!r} has an image without an id or a file_name: {brief(row)}; correct it.")
             if number in images:
                 raise UserError(f"{self._shown!r} has two images with the id {number!r}: give each image its own id.")
-            images[number] = AnnotatedImage("", size=_size(row), declared=self._part, source=self._file)
+            images[number] = AnnotatedImage("", size=_stated_size(row), declared=self._part, source=self._file)
         keys = self._names.find_images([row["file_name"] for row in rows], self._file, self._part)
         for row, key, image in zip(rows, keys, images.values(), strict=True):
             if key is None:
@@ -189,9 +189,9 @@ class _File:
             )
         outline = row.get("segmentation")  # polygons or run lengths
         crowd = bool(_finite_number(row.get("iscrowd")) or 0)
-        images[image].add(self._box(row.get("bbox"), outline), categories[category], crowd, outline)
+        images[image].add(self._read_box(row.get("bbox"), outline), categories[category], crowd, outline)
 
-    def _box(self, box: Any, outline: Any) -> Corners:
+    def _read_box(self, box: Any, outline: Any) -> Corners:
         if not box and outline:
             outline_box = _box_of_outline(outline)
             if outline_box is not None:
@@ -223,14 +223,14 @@ def _finite_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _size(row: Mapping[str, Any]) -> tuple[int, int] | None:
+def _stated_size(row: Mapping[str, Any]) -> tuple[int, int] | None:
     sides = _finite_number(row.get("height")), _finite_number(row.get("width"))
     height, width = (0 if side is None else int(side) for side in sides)
     return (height, width) if min(height, width) > 0 else None  # some tools write 0 for an unknown size
 
 
 def _box_of_outline(outline: Any) -> Corners | None:
-    """Return the box around an outline; None if it is invalid, which reading the masks reports."""
+    """Return the box around an outline; None if it is invalid: the error is raised when the masks are read."""
     if isinstance(outline, dict):
         return box_of_runs(outline)
     polygons = [polygon for polygon in outline if isinstance(polygon, list)] if isinstance(outline, list) else []

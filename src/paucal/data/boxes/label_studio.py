@@ -91,7 +91,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
             for value in task.values:
                 _add_region(image, value, _Place(place, key, image.size or store.size(number)), unread)
             add_image(images, image, tree.shown)
-    notes += [f"{counted(tally[words], 'image')} {words}" for words in tally]
+    notes += [f"{counted(tally[reason], 'image')} {reason}" for reason in tally]
     all_images = list(images.values())
     return AnnotationSet(all_images, number_classes(all_images, tree.shown), (*notes, *unread_shapes_notes(unread)))
 

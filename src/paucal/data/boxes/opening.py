@@ -237,9 +237,9 @@ def _read_fullest(groups: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSe
     for name in [name for name in keys if name != fullest]:
         if not keys[name] <= keys[fullest]:
             raise UserError(
-                f"{tree.shown!r} has boxes of {counted(len(keys[fullest]), 'image')} as {fullest} and of "
-                f"{len(keys[name])}, "
-                f"which differ, as {name}: move one of them away, or give an annotation file as DATA."
+                f"{tree.shown!r} has boxes as {fullest} ({counted(len(keys[fullest]), 'image')}) and as {name} "
+                f"({counted(len(keys[name]), 'image')}) of different images: move one of them away, or give an "
+                "annotation file as DATA."
             )
         notes.append(f"the boxes were read as {fullest}, and those as {name} were skipped")
     return replace(annotations[fullest], notes=(*annotations[fullest].notes, *notes))

@@ -218,8 +218,8 @@ def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list
     rows: list[_Row] = []
     notes = [content.note] if content.note else []
     first = list(islice(_read_cells(content.text, file), HEAD_ROWS))
-    named = columns_of(first[0]) if first else None
-    columns = named or _columns_of_unnamed(first)
+    named_columns = columns_of(first[0]) if first else None
+    columns = named_columns or _columns_of_unnamed(first)
     if columns is None:
         raise NoLabelsError(f"{place!r} has no columns of an image, a class and the edges of a box: add them.")
     form = next(form for form in FORMS if set(form) <= columns.keys())
@@ -227,7 +227,7 @@ def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list
         notes.append(f"{file} has no column of classes, so all boxes are of one class, {ONE_CLASS!r}")
     cells = _read_cells(content.text, file)
     try:
-        for row in islice(cells, 1 if named else 0, None):
+        for row in islice(cells, 1 if named_columns else 0, None):
             if any(cell.strip() for cell in row):
                 if len(row) <= max(columns.values()):
                     raise UserError(f"line {cells.line_num} of {place!r} has {len(row)} cells, too few: correct it.")

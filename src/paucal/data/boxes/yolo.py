@@ -250,8 +250,8 @@ def _images_at(value: str, config: Config, tree: Tree, names: ImageNames, part: 
             break  # "train/images" is not "images"
         spelling = normalise_name("/".join(folders_above[index:]) or ".")
         if spelling in files:
-            listed = names.find_images(tree.lines(files[spelling])[0], files[spelling], part)
-            return {key for key in listed if key is not None} or None
+            image_keys = names.find_images(tree.lines(files[spelling])[0], files[spelling], part)
+            return {key for key in image_keys if key is not None} or None
         if spelling in folders and (folders_above[index:] or not folders_above):
             prefix = "" if folders[spelling] == "." else f"{folders[spelling]}/"
             return {image for image in tree.images if image.startswith(prefix)}

@@ -61,7 +61,7 @@ def npy_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
     Raises:
         ValueError: The array is not an image: it has another type or too many axes, or is cut short.
     """
-    with _open(source) as file:
+    with _open_source(source) as file:
         return _npy_header(file, channels)
 
 
@@ -71,7 +71,7 @@ def read_npy(source: ImageSource, channels: int | None = None) -> NDArray[np.gen
     Raises:
         ValueError: As `npy_shape`.
     """
-    with _open(source) as file:
+    with _open_source(source) as file:
         shape = _npy_header(file, channels)
         file.seek(0)
         return _channels_last(npy.read_array(file, allow_pickle=False), shape.axis)
@@ -172,7 +172,7 @@ def _first_bytes(source: ImageSource) -> bytes:
         return b""
 
 
-def _open(source: ImageSource) -> AbstractContextManager[BinaryIO]:
+def _open_source(source: ImageSource) -> AbstractContextManager[BinaryIO]:
     return nullcontext(io.BytesIO(source)) if isinstance(source, bytes) else source.open("rb")
 
 

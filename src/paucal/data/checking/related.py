@@ -233,4 +233,4 @@ def _several_in_each_class(names: Sequence[str | None], images: ImageSet) -> boo
     for name, label in zip(names, images.labels.tolist(), strict=True):
         if name is not None:
             groups_by_class.setdefault(label, set()).add(name)
-    return all(len(found) > 1 for found in groups_by_class.values())
+    return all(len(groups) > 1 for groups in groups_by_class.values())

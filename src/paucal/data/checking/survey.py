@@ -90,7 +90,7 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
     )
 
     def look(index: int) -> None:
-        picture, mode, size = _read(images.store, index, images.reading.value_range)
+        picture, mode, size = _read_for_display(images.store, index, images.reading.value_range)
         if images.reading.channels != RGB:
             images.store.check(index)  # a decodable image may have channels that a run cannot read
         digest = digest_of(images.store, index)
@@ -138,7 +138,7 @@ def digest_of(store: Store, index: int) -> bytes:
         raise UnreadableImage(f"image {store.name(index)} cannot be read: {problem.strerror}") from None
 
 
-def _read(
+def _read_for_display(
     store: Store, index: int, value_range: tuple[float, float] | None
 ) -> tuple[Image.Image, str, tuple[int, int]]:
     store, index = locate(store, index)

@@ -110,7 +110,7 @@ class _PreparationPass:
     def run(self, on_bad: OnBad) -> tuple[ImageSet, list[str]]:
         """Return the prepared set, and the keys of unreadable images."""
         if not (self.known.all() and self._entry()):
-            self._fill()
+            self._store_images()
         self._report(len(self.places))
         readable_set, names = drop_unreadable(self.seen, self.bad, on_bad)
         entry = self._entry()
@@ -118,13 +118,15 @@ class _PreparationPass:
             readable_set if entry is None else replace(readable_set, store=MappedStore(readable_set.store, entry))
         ), names
 
-    def _fill(self) -> None:
+    def _store_images(self) -> None:
         other_entries = _OtherEntries(self.folder, self.about)
         with EntryWriter(self.folder, len(self.places), self.room, self.seen.reading.channels) as writer:
-            self._for_each(np.flatnonzero(~self.known), lambda index: self._take(index, writer, other_entries))
+            self._for_each(np.flatnonzero(~self.known), lambda index: self._store_image(index, writer, other_entries))
             readable = self._readable_positions()
             if not self._entry():  # the entry exists already if all new images are unreadable, or if the set is a copy
-                self._for_each(np.flatnonzero(self.known), lambda index: self._take(index, writer, other_entries))
+                self._for_each(
+                    np.flatnonzero(self.known), lambda index: self._store_image(index, writer, other_entries)
+                )
                 readable = self._readable_positions()
                 if len(readable):
                     writer.table.digests[:] = self.digests
@@ -132,7 +134,7 @@ class _PreparationPass:
         self.memory.remember([self.stamps[index] for index in readable], self.digests[readable])
         free_space(self.folder, spare=self.folder / f"{self._key()}{PIXELS}")
 
-    def _take(self, index: int, writer: EntryWriter, other_entries: "_OtherEntries") -> None:
+    def _store_image(self, index: int, writer: EntryWriter, other_entries: "_OtherEntries") -> None:
         """Add an image to the entry: copied from another entry if possible, else decoded."""
         store, position = self.places[index]
         assert isinstance(store, EncodedStore)

@@ -98,11 +98,11 @@ class MapWriter:
 
     def write(self, positions: Sequence[int], values: NDArray, indices: NDArray) -> None:
         """Store maps (n, k, H, W); they count as done once they are on disk."""
-        at = np.asarray(positions)
-        self._values[at], self._indices[at] = values, indices
+        rows = np.asarray(positions)
+        self._values[rows], self._indices[rows] = values, indices
         self._values.flush()
         self._indices.flush()
-        self._done[at] = 1
+        self._done[rows] = 1
         self._done.flush()
 
 

@@ -45,12 +45,14 @@ def _are_classes(hits: Iterable[Hit]) -> bool:
 
 
 def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:
-    at = {(image.place, fold(image.stem)): image.key for image in images}
+    image_keys = {(image.place, fold(image.stem)): image.key for image in images}
     hits: dict[str, Hit] = {}
     for mask in masks:
         folder_splits = [(mask.place[:n] + mask.place[n + 1 :], mask.place[n]) for n in range(len(mask.place))]
         matches = [
-            (at[place, fold(mask.stem)], name) for place, name in folder_splits if (place, fold(mask.stem)) in at
+            (image_keys[place, fold(mask.stem)], name)
+            for place, name in folder_splits
+            if (place, fold(mask.stem)) in image_keys
         ]
         if len(matches) != 1:
             return None
@@ -75,13 +77,13 @@ def _match_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str,
 
 
 def _match_by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:
-    at: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    keys_by_place: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for image in images:
         for place in {image.place, (*image.place, fold(image.stem))}:
-            at[place].append(image.key)
+            keys_by_place[place].append(image.key)
     hits: dict[str, Hit] = {}
     for mask in masks:
-        keys, name = at.get(mask.place, []), _class_name(mask.stem)
+        keys, name = keys_by_place.get(mask.place, []), _class_name(mask.stem)
         if len(keys) != 1 or not mask.place or not name:
             return None
         hits[mask.key] = keys[0], name

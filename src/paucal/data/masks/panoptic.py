@@ -88,7 +88,9 @@ def _read_entries(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
         if not isinstance(entry_rows, list) or not all(
             isinstance(row, dict) and entries <= row.keys() for row in entry_rows
         ):
-            raise UserError(f"{place!r} lacks {name!r} with {', '.join(sorted(entries))} in each: give {NAME}.")
+            raise UserError(
+                f"{place!r} lacks a list {name!r} of entries with {', '.join(sorted(entries))}: give {NAME}."
+            )
     return rows  # type: ignore[return-value]
 
 

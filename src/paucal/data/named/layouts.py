@@ -59,9 +59,9 @@ class MiddleFrames:
     def __init__(self, root: str, split: str) -> None:
         base = Path(root) / "ucf101"
         lists = base / "ucfTrainTestlist"
-        self.classes = tuple(line.split()[1] for line in _lines(lists / "classInd.txt"))
+        self.classes = tuple(line.split()[1] for line in _lines_of_file(lists / "classInd.txt"))
         # The test list has no numbers, so the class is read from the folder in both lists.
-        videos = [line.split()[0] for line in _lines(lists / f"{split}list01.txt")]
+        videos = [line.split()[0] for line in _lines_of_file(lists / f"{split}list01.txt")]
         self.labels = [self.classes.index(video.split("/")[0]) for video in videos]
         self.paths = [base / "UCF-101" / video.replace(".avi", ".jpg") for video in videos]
 
@@ -78,7 +78,7 @@ class Memes:
     def __init__(self, root: str, file: str) -> None:
         base = Path(root) / "hateful_memes"
         self.classes = ("not hateful", "hateful")
-        rows = [json.loads(line) for line in _lines(base / file)]
+        rows = [json.loads(line) for line in _lines_of_file(base / file)]
         self.labels = [int(row["label"]) for row in rows]
         self.paths = [base / str(row["img"]) for row in rows]
 
@@ -108,7 +108,7 @@ class WebVisionList:
 
     def __init__(self, root: str, file: str, folder: str, inside: bool = False, labelled: bool = True) -> None:
         info = Path(root) / "info"
-        self.classes = _classes(info / SYNSETS)
+        self.classes = _listed_classes(info / SYNSETS)
         self.keys: list[str] = []
         self.labels = np.zeros(0, dtype=np.int64)
         if (Path(root) / folder).is_dir():
@@ -148,7 +148,7 @@ def _numbered_paths(file: Path, labelled: bool, n_classes: int) -> list[tuple[st
     return rows
 
 
-def _classes(path: Path) -> tuple[str, ...]:
+def _listed_classes(path: Path) -> tuple[str, ...]:
     if not path.exists():
         return tuple(map(str, range(N_CLASSES)))
     names = tuple(line.split()[0] for line in read_text(path, MOST_SYNSET_BYTES).splitlines() if line.strip())
@@ -164,7 +164,7 @@ def _parse_face(text: str) -> np.ndarray:
     return np.frombuffer(levels, dtype=np.uint8).reshape(SIDE, SIDE)
 
 
-def _lines(path: Path) -> list[str]:
+def _lines_of_file(path: Path) -> list[str]:
     return [line for line in _require_small(path).read_text(encoding="utf-8").splitlines() if line.strip()]
 
 

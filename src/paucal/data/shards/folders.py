@@ -296,7 +296,7 @@ class RemoteShardFolder:
 
     def _get_whole(self, shard: Shard, target: Path) -> None:
         """Download a shard; a transfer that ended early is a failed request, unlike a shard that was changed."""
-        self._get(shard.name, target)
+        self._download(shard.name, target)
         size = target.stat().st_size
         if size == shard.size:
             return
@@ -309,7 +309,7 @@ class RemoteShardFolder:
             "shards again."
         )
 
-    def _get(self, name: str, target: Path) -> None:
+    def _download(self, name: str, target: Path) -> None:
         files, root = self._storage()
         files.get_file(f"{root.rstrip('/')}/{name}", str(target))
 

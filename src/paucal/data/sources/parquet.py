@@ -53,18 +53,18 @@ def find_parquet(folder: Path) -> list[Path]:
     They may be in the folder itself, in `data/`, in train/val/test folders, or in the only subfolder with such files.
     """
     for suffix in (PARQUET_SUFFIX, ARROW_SUFFIX):
-        here, data, below = (
+        files_here, files_in_data, files_below = (
             sorted(path for path in folder.glob(pattern) if not any(map(ignored, path.relative_to(folder).parts)))
             for pattern in (f"*{suffix}", f"data/*{suffix}", f"*/*{suffix}")
         )
-        if here or data:
-            return here or data
-        if below and (
-            len({path.parent for path in below}) == 1
-            or all(_part_of_file(_relative_name(path, folder)) for path in below)
+        if files_here or files_in_data:
+            return files_here or files_in_data
+        if files_below and (
+            len({path.parent for path in files_below}) == 1
+            or all(_part_of_file(_relative_name(path, folder)) for path in files_below)
         ):
             require_readable(folder)
-            return below
+            return files_below
     return []
 
 

@@ -246,11 +246,11 @@ class ParquetStore(RowStore):
         if file not in self._readers:
             while len(self._readers) >= _MOST_OPEN:
                 self._readers.popitem(last=False)
-            self._readers[file] = self._open(file)
+            self._readers[file] = self._open_file(file)
         self._readers.move_to_end(file)
         return self._readers[file]
 
-    def _open(self, file: int) -> pq.ParquetFile:
+    def _open_file(self, file: int) -> pq.ParquetFile:
         try:
             return pq.ParquetFile(self._folder.local_path(self._files[file]), memory_map=True)
         except FileNotFoundError:  # the downloaded file was deleted in between to free space: download it again

@@ -230,9 +230,9 @@ def _part_columns(
         for index, name in enumerate(plain)
         if name in FLAG_COLUMNS and all(len(row) <= index or row[index].lower() in FLAGS for row in cells)
     ]
-    read = [column for column, _ in flags if split is None]
-    notes = [f"the parts are in the column {names[index]!r}" for index in read]
-    unread = [names[index] for index, name in enumerate(plain) if name in FLAG_COLUMNS and index not in read]
+    part_columns = [column for column, _ in flags if split is None]
+    notes = [f"the parts are in the column {names[index]!r}" for index in part_columns]
+    unread = [names[index] for index, name in enumerate(plain) if name in FLAG_COLUMNS and index not in part_columns]
     notes += [
         f"the column {name!r} is not read: expected true and false, without another column of parts" for name in unread
     ]
@@ -250,9 +250,9 @@ def _names_of_numbers(plain: Sequence[str], cells: Sequence[Sequence[str]], labe
         if name not in NAME_COLUMNS or index == label:
             continue
         pairs = {(row[label], row[index]) for row in cells if len(row) > max(label, index)}
-        different = {number for number, _ in pairs}, {text for _, text in pairs}
-        named = name in SURE_NAME_COLUMNS or not any(text.isdigit() for text in different[1])
-        if named and len(pairs) == len(different[0]) == len(different[1]):
+        distinct = {number for number, _ in pairs}, {text for _, text in pairs}
+        is_named = name in SURE_NAME_COLUMNS or not any(text.isdigit() for text in distinct[1])
+        if is_named and len(pairs) == len(distinct[0]) == len(distinct[1]):
             return index
     return label
 

@@ -86,10 +86,10 @@ def read_list(file: Path, labelled: bool, most: int | None = None) -> TableRows:
 
 def _csv_rows(file: Path, text: str, exact: bool) -> Iterator[TableRow]:
     """Yield the rows of a CSV file; an unclosed quote, which would join many lines to one cell, is refused."""
-    first, _, rest = text.partition("\n")
+    first, _, later_lines = text.partition("\n")
     delimiter = first.strip().lower()
     if delimiter.startswith("sep=") and len(delimiter) == 5:  # a line that Excel adds
-        delimiter, text = delimiter[4], f"\n{rest}"
+        delimiter, text = delimiter[4], f"\n{later_lines}"
     else:
         delimiter = _delimiter(file, text)
     strict, broken = True, 0

@@ -5,6 +5,7 @@ A list is a table without a header; its two columns are a path and a class numbe
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,10 +64,10 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
         files: Table of each part, as `find_tables` returns them; the key is "" for a table on its own.
         options: Options of the tables.
     """
-    tables, several, where = _name_classes(_read_tables(files, options), options)
+    tables, several, where_labels = _name_classes(_read_tables(files, options), options)
     if not tables.rows:
-        what = "a path and a label" if options.labelled else "a path"
-        raise UserError(f"{next(iter(files.values()))} has no row with {what}; give a table of images.")
+        needed_text = "a path and a label" if options.labelled else "a path"
+        raise UserError(f"{next(iter(files.values()))} has no row with {needed_text}; give a table of images.")
     columns = tables.columns[0]
     placed = _locate_rows(tables.rows, options.root, columns.boxes)
     rows, notes = _with_parts_of_folders(placed.rows)
@@ -76,12 +77,14 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
     if columns.marks:
         labels = from_columns(tuple(columns.classes), [row.marks for row in rows])
     elif options.labelled:
-        labels = from_names([row.names for row in rows], several, where)
+        labels = from_names([row.names for row in rows], several, where_labels)
     images = _image_set(files, placed._replace(rows=rows, notes=[*placed.notes, *notes]), labels, tables.notes)
-    others = {tuple(columns.names[index] for index in columns.others) for columns in tables.columns}
-    if len(others) != 1:  # the tables of the parts differ in their further columns
+    further_names = {tuple(columns.names[index] for index in columns.others) for columns in tables.columns}
+    if len(further_names) != 1:  # the tables of the parts differ in their further columns
         return images
-    return replace(images, columns={name: [row.others[n] for row in rows] for n, name in enumerate(others.pop())})
+    return replace(
+        images, columns={name: [row.others[n] for row in rows] for n, name in enumerate(further_names.pop())}
+    )
 
 
 def _read_tables(files: dict[str, Path], options: SourceOptions) -> _Tables:
@@ -117,8 +120,10 @@ def _read_table(
             )
     columns = find_columns(file, rows, options)
     notes += [text for text in (note, *columns.notes) if text]
-    others = columns.others
-    return [_listed_image(file, row, columns, others, own_part) for row in rows[1 if columns.names else 0 :]], columns
+    further_columns = columns.others
+    return [
+        _listed_image(file, row, columns, further_columns, own_part) for row in rows[1 if columns.names else 0 :]
+    ], columns
 
 
 def _listed_image(file: Path, row: TableRow, columns: Columns, others: Sequence[int], own_part: str) -> ListedImage:
@@ -150,15 +155,18 @@ def _name_classes(tables: _Tables, options: SourceOptions) -> tuple[_Tables, boo
     separator = "" if lists is not None else find_separator(cells, options.separator)
     names = [divided(cell, separator) for cell in cells] if lists is None else lists
     # If cells may have several names, an empty cell means "no class", and a cell of "nan" means "unknown".
-    known = [bool(cell) or bool(separator and not row.label) for cell, row in zip(cells, tables.rows, strict=True)]
-    several = bool(separator) or any(len(own) != 1 for own, is_known in zip(names, known, strict=True) if is_known)
-    rows = [row._replace(names=tuple(own)) for row, own, keep in zip(tables.rows, names, known, strict=True) if keep]
+    is_known = [bool(cell) or bool(separator and not row.label) for cell, row in zip(cells, tables.rows, strict=True)]
+    rows = [row._replace(names=tuple(row_names)) for row, row_names in zip(tables.rows, names, strict=True)]
+    labelled_rows = list(compress(rows, is_known))
+    several = bool(separator) or any(len(row.names) != 1 for row in labelled_rows)
     notes = tables.notes
-    if bare := len(known) - len(rows):
-        shown = ", ".join(sorted({row.label for row, keep in zip(tables.rows, known, strict=True) if not keep} - {""}))
-        notes = [*notes, f"{counted(bare, 'row')} without a label {was(bare)} left out{f' ({shown})' if shown else ''}"]
+    if n_unlabelled := len(rows) - len(labelled_rows):
+        unlabelled = compress(rows, np.logical_not(is_known))
+        cells_text = ", ".join(sorted({row.label for row in unlabelled} - {""}))
+        text = f"{counted(n_unlabelled, 'row')} without a label {was(n_unlabelled)} left out"
+        notes = [*notes, f"{text} ({cells_text})" if cells_text else text]
     where = "lists in cells" if lists is not None else separator_words(cells, separator)
-    return _Tables(rows, tables.columns, notes), several, where
+    return _Tables(labelled_rows, tables.columns, notes), several, where
 
 
 def _with_parts_of_folders(rows: list[ListedImage]) -> tuple[list[ListedImage], list[str]]:
@@ -189,9 +197,9 @@ def open_list(file: Path, options: SourceOptions) -> ImageSet:
     rows: list[ListedImage] = []
     notes: list[str] = []
     for part, path in lists.items():
-        found, note = read_list(path, options.labelled)
+        list_rows, note = read_list(path, options.labelled)
         notes += [note] if note else []
-        rows += [ListedImage(row.cells[0], part, row.line, path, names=(row.cells[1],)) for row in found]
+        rows += [ListedImage(row.cells[0], part, row.line, path, names=(row.cells[1],)) for row in list_rows]
     placed = _locate_rows(rows, options.root)
     labels = Labels.none(len(placed.rows))
     if options.labelled:
@@ -206,7 +214,11 @@ def _classes_of_numbers(rows: Sequence[ListedImage], numbers: Sequence[int]) -> 
     for row in rows:
         folders.setdefault(row.names[0], set()).add(row.key.rpartition("/")[0].rpartition("/")[2])
     names = ["/".join(folders[str(number)]) for number in numbers]
-    if all(len(own) == 1 for own in folders.values()) and "" not in names and len(set(names)) == len(names):
+    if (
+        all(len(folders_of_class) == 1 for folders_of_class in folders.values())
+        and "" not in names
+        and len(set(names)) == len(names)
+    ):
         return tuple(names)
     return tuple(map(str, numbers))
 
@@ -253,15 +265,15 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
     testing = [file for file, name in names.items() if name.part == held_out_part(parts[name.others])]
     if not testing:
         return images
-    here = f"{folder.resolve()}/"
-    held: set[str] = set()
+    folder_prefix = f"{folder.resolve()}/"
+    held_out_keys: set[str] = set()
     for file in testing:
         rows = read_list(file, labelled=False).rows
         located = locate([ListedImage(row.cells[0], names[file].part, row.line, file) for row in rows], root)
-        held.update(f"{located.folder}/{key}".removeprefix(here) for key in located.keys)
-    own = held_out_part(images.declared)
-    both = zip(images.keys, images.declared, strict=True)
-    declared = ["test" if key in held or (part and part == own) else part for key, part in both]
+        held_out_keys.update(f"{located.folder}/{key}".removeprefix(folder_prefix) for key in located.keys)
+    held_out = held_out_part(images.declared)
+    keys_and_parts = zip(images.keys, images.declared, strict=True)
+    declared = ["test" if key in held_out_keys or (part and part == held_out) else part for key, part in keys_and_parts]
     note = f"images of {' and '.join(file.name for file in testing)} are test images"
     return replace(images, declared=declared, notes=(*images.notes, note))
 
@@ -278,15 +290,15 @@ def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = ""
         UserError: Rows of one image differ, or as in `locate`.
     """
     located = locate(rows, root)
-    seen: dict[str, ListedImage] = {}
+    row_of_key: dict[str, ListedImage] = {}
     for row, key in zip(rows, located.keys, strict=True):
-        first = seen.setdefault(key, row._replace(key=key))
+        first = row_of_key.setdefault(key, row._replace(key=key))
         if (first.names, first.marks, first.part) != (row.names, row.marks, row.part):
             raise _conflict(key, first, row, boxes)
     notes = list(located.notes)
-    if repeated := len(rows) - len(seen):
+    if repeated := len(rows) - len(row_of_key):
         notes.append(f"{counted(repeated, 'repeated row')} of {rows[0].file.name} {was(repeated)} left out")
-    return _Placed(list(seen.values()), located.folder, notes)
+    return _Placed(list(row_of_key.values()), located.folder, notes)
 
 
 def _conflict(key: str, first: ListedImage, second: ListedImage, boxes: str) -> UserError:
@@ -307,7 +319,7 @@ def _image_set(files: Mapping[str, Path], placed: _Placed, labels: Labels, notes
     name = part_name(file)
     title = (name.title or file.resolve().parent.name) if name.part == "train" else file.stem
     keys = [row.key for row in placed.rows]
-    read = " and ".join(f"{path.parent.name}/{path.name}" if in_folders else path.name for path in files.values())
+    files_text = " and ".join(f"{path.parent.name}/{path.name}" if in_folders else path.name for path in files.values())
     return ImageSet(
         name=file.resolve().parent.parent.name if in_folders else title,
         location=str(placed.folder),
@@ -316,6 +328,6 @@ def _image_set(files: Mapping[str, Path], placed: _Placed, labels: Labels, notes
         labels=labels.numbers,
         declared=[row.part for row in placed.rows],
         store=FileStore(placed.folder, keys),
-        notes=(f"read from {read}", *notes, *placed.notes, *labels.notes),
+        notes=(f"read from {files_text}", *notes, *placed.notes, *labels.notes),
         multi_hot=labels.multi_hot,
     )

@@ -46,7 +46,7 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
     shown = {image: {name for name, sign in row.items() if sign == 1} for image, row in signs.items()}
     several = labelled and any(len(names) > 1 for names in shown.values())
     unlabelled = [image for image, names in shown.items() if labelled and not several and not names]
-    kept = sorted(set(shown) - set(unlabelled))
+    labelled_names = sorted(set(shown) - set(unlabelled))
     notes = [
         *encoding_notes,
         *(
@@ -56,27 +56,29 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
         ),
     ]
     finder = FileFinder((root / IMAGES).resolve())
-    files = {image: _file_of(finder, image, root) for image in kept}
-    missing = [image for image in kept if not files[image]]
-    if missing or not kept:
+    files = {image: _file_of(finder, image, root) for image in labelled_names}
+    missing = [image for image in labelled_names if not files[image]]
+    if missing or not labelled_names:
         problem = f"lack {missing[0]!r}, which is in the lists" if missing else "have no class in the lists"
         raise UserError(f"the images of {root / IMAGES} {problem}; restore them.")
-    classes = tuple(sorted({name for image in kept for name in shown[image]})) if labelled else ()
+    classes = tuple(sorted({name for image in labelled_names for name in shown[image]})) if labelled else ()
     number = {name: index for index, name in enumerate(classes)}
-    keys = [f"{IMAGES}/{files[image]}" for image in kept]
-    rows = np.asarray([[_MEANING[signs[image].get(name, -1)] for name in classes] for image in kept], dtype=np.int8)
+    keys = [f"{IMAGES}/{files[image]}" for image in labelled_names]
+    rows = np.asarray(
+        [[_MEANING[signs[image].get(name, -1)] for name in classes] for image in labelled_names], dtype=np.int8
+    )
     if several:
-        numbers = [-1] * len(kept)
-        notes += several_notes(rows, f"such as {max(kept, key=lambda image: len(shown[image]))!r}")
+        numbers = [-1] * len(labelled_names)
+        notes += several_notes(rows, f"such as {max(labelled_names, key=lambda image: len(shown[image]))!r}")
     else:
-        numbers = [number[min(shown[image])] if labelled else -1 for image in kept]
+        numbers = [number[min(shown[image])] if labelled else -1 for image in labelled_names]
     return ImageSet(
         name=root.resolve().name,
         location=str(root.resolve()),
         classes=classes,
         keys=keys,
         labels=np.asarray(numbers, dtype=np.int64),
-        declared=[parts[image] for image in kept],
+        declared=[parts[image] for image in labelled_names],
         store=FileStore(root.resolve(), keys),
         notes=(f"read from the lists in {LISTS}", *notes),
         multi_hot=rows if several else None,

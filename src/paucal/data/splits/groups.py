@@ -159,7 +159,7 @@ def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) ->
     own_parts = sorted(set(parts.tolist()) - {"unused"})
     groups_by_part = [set(groups[parts == part].tolist()) for part in own_parts]
     divided = set().union(
-        *(ids & earlier for index, ids in enumerate(groups_by_part) for earlier in groups_by_part[:index])
+        *(ids & earlier_ids for index, ids in enumerate(groups_by_part) for earlier_ids in groups_by_part[:index])
     )
     if divided:
         raise UserError(

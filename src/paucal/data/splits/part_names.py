@@ -67,10 +67,10 @@ def part_name(file: Path) -> PartName:
         words[-2:], parts[-2:] = [TRAINVAL], ["train"]
     if len(set(parts) - {""}) != 1 or not (parts[0] or parts[-1]):
         return PartName("", tuple(words), file.stem)
-    others = tuple(word for word, part in zip(words, parts, strict=True) if not part)
+    other_words = tuple(word for word, part in zip(words, parts, strict=True) if not part)
     end = re.fullmatch(rf"(.*?)[{_BETWEEN}]*(?:train[-_]val|{_WORD.pattern})[)\]]*", stem)
     title = end[1] if end and parts[-1] else ""
-    return PartName(next(filter(None, parts)), others, title, TRAINVAL in words)
+    return PartName(next(filter(None, parts)), other_words, title, TRAINVAL in words)
 
 
 def train_files(files: Sequence[Path]) -> list[Path]:

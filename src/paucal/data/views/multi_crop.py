@@ -177,7 +177,7 @@ def crop_views(
         >>> [count for _, count in views]
         [1, 1, 8]
     """
-    _check(pipeline, groups, image_size, blur)
+    _check_crops(pipeline, groups, image_size, blur)
     _check_probability("hflip", hflip)
     _check_probability("jitter_prob", jitter_prob)
     views: list[tuple[ViewTransform, int]] = []
@@ -211,7 +211,7 @@ def _uniform(low: float, high: float) -> float:
     return low + (high - low) * torch.rand(()).item()
 
 
-def _check(pipeline: str, groups: Sequence[Crops], image_size: Size, blur: tuple[float, float]) -> None:
+def _check_crops(pipeline: str, groups: Sequence[Crops], image_size: Size, blur: tuple[float, float]) -> None:
     if pipeline not in get_args(Pipeline):
         raise UserError(f"the pipeline of crops is {pipeline!r}; expected dino, alike or deit.")
     if not groups or groups[0].count < 1:

@@ -45,8 +45,8 @@ def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) 
         tile = to_pil_image(view).resize((width, height), Image.Resampling.NEAREST)
         page.paste(tile, corner)
         for line, text in enumerate(captions[number] if captions else []):
-            at = (corner[0], corner[1] + height + line * _CAPTION)
-            draw.text(at, text[: max(1, width // _CHARACTER)], fill="black")
+            text_corner = (corner[0], corner[1] + height + line * _CAPTION)
+            draw.text(text_corner, text[: max(1, width // _CHARACTER)], fill="black")
     return page
 
 

@@ -2,7 +2,7 @@
 
 Mehri et al. 2025, "LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions" (CVPR,
 arXiv 2411.16760). Gradient times input adds up to the output only if an operation is linear in the inputs that get a
-gradient. So no gradient flows through the divisor of a norm (but through its mean), or through the gate of GELU and
+gradient. So no gradient flows through the divisor of a norm, only through its mean, nor through the gate of GELU and
 similar functions (x times a gate of x). In a product of two tensors either each factor gets half of the gradient, or
 the attention weights get none. Values do not change. Written from the paper, without the authors' code.
 """

@@ -263,7 +263,7 @@ def _sum_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[st
         )
     if carries(first) and carries(second):
         return Sum.apply(first, second)  # type: ignore[return-value]
-    return _keep_one(torch.add, first, second)
+    return _one_carrier_rule(torch.add, first, second)
 
 
 def _product_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
@@ -277,7 +277,7 @@ def _product_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dic
         return product if factor is None else Unchanged.apply(product, product.detach() * factor)  # type: ignore
     if matrix:
         return func(*args, **keywords)
-    scaled = _keep_one(torch.mul, first, second)
+    scaled = _one_carrier_rule(torch.mul, first, second)
     if carries(first) and isinstance(second, float):
         scaled.unscaled = (first, second)  # type: ignore[attr-defined]
     return scaled
@@ -287,7 +287,7 @@ def _mean_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[s
     return Mean.apply(args[0], lambda x: func(x, *args[1:], **keywords))  # type: ignore[return-value]
 
 
-def _keep_one(apply: Callable[[Any, Any], Tensor], first: Any, second: Any) -> Tensor:
+def _one_carrier_rule(apply: Callable[[Any, Any], Tensor], first: Any, second: Any) -> Tensor:
     """Give all relevance to the operand that carries any."""
     carrying = first if carries(first) else second
     with torch.no_grad():

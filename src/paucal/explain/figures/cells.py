@@ -16,7 +16,7 @@ from paucal.explain.features import Correspondence
 from paucal.explain.figures.pictures import PANEL, Picture, cell_centre, cell_heat, colour_bar, panels, title
 
 TRUE, PREDICTED = "#00b4d8", "#f77f00"
-MARGIN, BEYOND = 0.03, 0.5  # shares of the picture: margin around an arrow's end, and limit of what an edge is moved
+MARGIN, BEYOND = 0.03, 0.5  # shares of the picture: margin around an arrow's end, and the furthest that an edge moves
 YELLOW, BLUE, RED = "#f5d400", "#1f77ff", "#e3342f"
 ENLARGED = 1.4  # factor on a panel's side, to make room for the numbers
 SMALLEST, LARGEST = 5.0, 7.0  # font sizes in points of the numbers, which shrink with the cells

@@ -21,18 +21,18 @@ from paucal.types import UserError
 
 def _teacher_card(name: str) -> ModelCard:
     """Describe a teacher: a run, or a timm model with its published weights."""
-    named = find_named(name, "--teacher")
-    if not isinstance(named, RunFolder):
-        if imagenet_classes(named) is None:
+    run_or_name = find_named(name, "--teacher")
+    if not isinstance(run_or_name, RunFolder):
+        if imagenet_classes(run_or_name) is None:
             raise UserError(f"--teacher {name} has no published weights for classes of ImageNet: give a run.")
-        return published_card(named)
-    card = read_card(named)
+        return published_card(run_or_name)
+    card = read_card(run_or_name)
     if card.several or not card.classes:
         raise UserError(f"--teacher {name} does not predict one class per image: give a classifier that does.")
     return card
 
 
-def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
+def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
     if settings.teacher is None:
         raise UserError("--add distillation needs a teacher: give a run or a timm model as --teacher.")
     card, weight = _teacher_card(settings.teacher), settings.distillation_weight
@@ -80,6 +80,6 @@ TERM = ExtraLoss(
     settings=DistillationSettings,
     paths=("teacher",),
     advice="without --add distillation: add it, or leave {flag} out",
-    build=_build,
+    build=_build_term,
     settle=_settle,
 )

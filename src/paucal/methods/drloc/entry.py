@@ -143,7 +143,7 @@ def drloc_hidden(model: str | None, model_args: Sequence[str] | None, img_size: 
     return 2 * dim, f"twice the {dim} channels of the grid; the paper has {PAPER_HIDDEN} for 384 and more"
 
 
-def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
+def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
     # The sizes of the grids depend on the level alone, not on the rest of the options.
     shapes = backbone.shapes(FeatureRequest(in_effect(settings, "drloc_levels")))
     return DrLoc.from_preset(
@@ -162,7 +162,7 @@ TERM = ExtraLoss(
     rules=rules_by_name((drloc_weight, drloc_pairs, drloc_hidden)),
     check=check_options,
     advice="with --method {method}: leave it out, or add the loss with --add drloc",
-    build=_build,
+    build=_build_term,
 )
 METHOD = TrainingMethod(
     name="drloc",

@@ -105,7 +105,7 @@ def projection_hidden(model: str | None, model_args: Sequence[str] | None, img_s
     return 4 * dim, f"four times the {dim} channels of the backbone"
 
 
-def _build(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Objective:
+def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Objective:
     options = LeJepaOptions(
         weight=settings.sigreg_weight,
         directions=settings.sigreg_directions,
@@ -143,7 +143,7 @@ METHOD = PretrainingMethod(
     rules=RULES,
     advice="with --method {method}: leave it out, or give --method lejepa",
     title=lambda settings: "LeJEPA: views predict their centre",
-    build=_build,
+    build=_build_objective,
     weight_decay=lambda settings: settings.weight_decay,
     clip=lambda settings: settings.clip,
     judge=judge_features,

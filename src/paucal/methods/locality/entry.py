@@ -21,7 +21,7 @@ def guide_weight() -> Choice:
     return WEIGHT, "as in the published code"
 
 
-def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
+def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
     if settings.guide is None:
         raise UserError(
             "--add locality needs a guide: train a small CNN on the same images and give its run as --guide."
@@ -53,6 +53,6 @@ TERM = ExtraLoss(
     rules=rules_by_name((guide_weight,)),
     paths=("guide",),
     advice="without --add locality: add it, or leave {flag} out",
-    build=_build,
+    build=_build_term,
     settle=_settle,
 )

@@ -17,7 +17,7 @@ from paucal.settings.options import flag
 from paucal.types import Crops, UserError
 
 
-def _build(settings: Any, spec: BackboneSpec, crops: Sequence[Crops]) -> Objective:
+def _build_objective(settings: Any, spec: BackboneSpec, crops: Sequence[Crops]) -> Objective:
     objective = SelfDistillation(spec, crops, _loss_options(settings), settings.drop_path)
     if settings.processes > 1 and settings.device == "cuda":  # as published; torch has no such norm for CPUs
         for network in (objective.student, objective.teacher):
@@ -117,7 +117,7 @@ METHOD = PretrainingMethod(
     advice="with --method {method}: leave it out, or give --method self-distillation",
     superseded=_superseded_settings,
     title=lambda settings: f"self-distillation of {settings.tasks.replace('+', 's and ')}s",
-    build=_build,
+    build=_build_objective,
     # The highest weight decay; the objective scales it down in each step.
     weight_decay=lambda settings: max(settings.weight_decay, settings.weight_decay_end),
     judge=_judge_collapse,

@@ -16,7 +16,7 @@ from paucal.types import UserError
 RELABEL = "relabel"
 
 
-def _build(settings: Any, backbone: FeatureBackbone, terms: Mapping[str, Term]) -> Objective:
+def _build_objective(settings: Any, backbone: FeatureBackbone, terms: Mapping[str, Term]) -> Objective:
     reading = TokenLabelingReading.from_preset(settings.token_preset)
     if settings.token_weight is not None:
         reading = replace(reading, dense_weight=settings.token_weight)
@@ -54,7 +54,7 @@ _TOKENS: dict[str, Any] = {
     "rules": rules_by_name((mixup, cutmix)),
     "check": _check_settings,
     "advice": "with --method {method}: give --method token-labeling",
-    "build": _build,
+    "build": _build_objective,
     "label_maps": True,
     "contrast": ("supervised", "the same with plain labels, without the teacher"),
 }

@@ -15,7 +15,7 @@ from paucal.objectives.visreg import VisReg
 from paucal.types import Crops
 
 
-def _build(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Objective:
+def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Objective:
     options = LeJepaOptions(
         weight=settings.visreg_weight,
         directions=settings.visreg_directions,
@@ -36,7 +36,7 @@ METHOD = PretrainingMethod(
     rules=lejepa.RULES,
     advice="with --method {method}: leave it out, or give --method visreg",
     title=lambda settings: "VISReg: views predict their mean",
-    build=_build,
+    build=_build_objective,
     weight_decay=lambda settings: settings.weight_decay,
     clip=lambda settings: settings.clip,
     judge=lejepa.judge_features,

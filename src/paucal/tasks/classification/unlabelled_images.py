@@ -60,14 +60,14 @@ def usable_images(settings: TrainSettings, data: SplitImages, most: int, console
     if copies_of_run.any() and len(held_out):
         indices = np.flatnonzero(copies_of_run)
         copies_of_held_out[indices] = copies_among(images.select(indices), held_out)[0]
-    for which, what in (
+    for which, meaning in (
         (copies_of_held_out, "a validation or test image"),
         (copies_of_run & ~copies_of_held_out, "a training image"),
         (copies_of_others & ~copies_of_run, "another of them"),
     ):
         if which.any():
             verb = "looks" if which.sum() == 1 else "look"
-            console.say(f"left out: {counted(int(which.sum()), 'image')} without labels that {verb} like {what}")
+            console.say(f"left out: {counted(int(which.sum()), 'image')} without labels that {verb} like {meaning}")
     return images.select(np.flatnonzero(~copies_of_run & ~copies_of_others))
 
 

@@ -153,7 +153,7 @@ def assemble(
     if run is None and settings.init == COCO:
         settings, given = adopt_published(settings, given, outlined=not boxed.without_outline)
     start = start_of(settings, run)
-    data = _split(settings, boxed, run)
+    data = _split_images(settings, boxed, run)
     settings, reasons = resolve(settings, _box_facts(boxed, data, start.facts), RULES)
     boxed = _with_chosen_masks(settings, boxed)
     boxed, data = _decode(settings, boxed, data, bars, run)
@@ -172,7 +172,7 @@ def assemble(
         settings,
         origins(settings, given, reasons),
         data,
-        _plan(settings, len(data.part("train"))),
+        _steps_plan(settings, len(data.part("train"))),
         objective,
         card,
         tuple(remarks),
@@ -182,7 +182,7 @@ def assemble(
     )
 
 
-def _split(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) -> SplitImages:
+def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) -> SplitImages:
     """Return the images with the split of the run or a new one; drop training images without objects if requested."""
     if run is not None:
         return SplitImages(boxed.images, stored_split(run, boxed.images))
@@ -247,7 +247,7 @@ def _decode(
     decoded_set = replace(boxed, images=images)
     if len(images) == len(boxed.images):
         return decoded_set, replace(data, images=images)
-    return decoded_set, _split(settings, decoded_set, run)
+    return decoded_set, _split_images(settings, decoded_set, run)
 
 
 def detector_backbone(settings: DetectSettings) -> tuple[BackboneSpec, list[str]]:
@@ -298,7 +298,7 @@ def _build_detector(
     return objective, card, notes
 
 
-def _plan(settings: DetectSettings, n_train: int) -> Plan:
+def _steps_plan(settings: DetectSettings, n_train: int) -> Plan:
     """Return the length in steps; 1 step until the length has been planned for the time."""
     plan = trainer_plan(settings, n_train)
     total = settings.steps or (plan.total_steps if settings.epochs else 1)

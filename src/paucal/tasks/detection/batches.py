@@ -117,18 +117,18 @@ class BoxedDataset(Dataset[BoxSample]):
             return [self._sample(key) for key in keys]
 
     def _sample(self, key: SampleKey) -> BoxSample:
-        image, target = self._read(key.index)
+        image, target = self._read_view(key.index)
         reseed(self._seed, *key)
         viewed, target = self._view(image, target)
         other = None if self._pasting is None else self._pasting.partner(key.index)
         if self._pasting is not None and other is not None:
-            viewed, target = self._pasting((viewed, target), self._view(*self._read(other)))
+            viewed, target = self._pasting((viewed, target), self._view(*self._read_view(other)))
         boxes = torch.as_tensor(target["boxes"]).as_subclass(Tensor).float()
         masks = target["masks"].as_subclass(Tensor) if "masks" in target else None
         size = self._boxed.boxes_of(key.index).size
         return BoxSample(key.index, viewed.as_subclass(Tensor), boxes, target["labels"], size, masks)
 
-    def _read(self, index: int) -> tuple[tv_tensors.Image, Target]:
+    def _read_view(self, index: int) -> tuple[tv_tensors.Image, Target]:
         """Return a stored image with its boxes, labels and masks, without crowds and small boxes."""
         image = tv_tensors.Image(self._boxed.images.store.read(index))
         boxes = self._boxed.boxes_of(index)

@@ -173,7 +173,7 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
     require_metrics()
     from torchmetrics.detection import MeanAveragePrecision
 
-    with_masks = all(each.masks is not None for each in (*detections, *truth))
+    with_masks = all(objects_of_image.masks is not None for objects_of_image in (*detections, *truth))
     kinds = ("bbox", "segm") if with_masks else ("bbox",)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of more than 100 detections, which detectors do not return

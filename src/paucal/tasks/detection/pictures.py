@@ -93,10 +93,10 @@ def sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Imag
     draw = ImageDraw.Draw(page)
     for number, tile in enumerate(tiles):
         row, column = divmod(number, columns)
-        at = (GAP + column * (TILE + GAP), GAP + sum(heights[:row]))
-        page.paste(tile, at)
+        corner = (GAP + column * (TILE + GAP), GAP + sum(heights[:row]))
+        page.paste(tile, corner)
         if captions:
-            draw.text((at[0], at[1] + tile.height + 2), _printable(captions[number])[: TILE // 6], fill="black")
+            draw.text((corner[0], corner[1] + tile.height + 2), _printable(captions[number])[: TILE // 6], fill="black")
     return page
 
 

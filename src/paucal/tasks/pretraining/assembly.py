@@ -114,7 +114,7 @@ def _open_and_resolve(
     size = settings.img_size or resolve_pretraining(settings, _facts(undecoded, start))[0].img_size
     with bars("reading images") as advance:
         images = decoded(undecoded, settings, reading_for(size, base_reading), advance)
-    data = SplitImages(images, _split(images) if run is None else stored_split(run, images))
+    data = SplitImages(images, _split_images(images) if run is None else stored_split(run, images))
     facts = replace(data.facts(), start=start.facts)
     settings, reasons = resolve_pretraining(settings, facts)
     if settings.img_size is not None and reading_for(settings.img_size).side != images.reading.side:
@@ -123,7 +123,7 @@ def _open_and_resolve(
 
 
 def _facts(images: ImageSet, start: Start) -> DataAndMachine:
-    return replace(SplitImages(images, _split(images)).facts(), start=start.facts)
+    return replace(SplitImages(images, _split_images(images)).facts(), start=start.facts)
 
 
 def _build_objective(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
@@ -195,7 +195,7 @@ def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
     )
 
 
-def _split(images: ImageSet) -> Split:
+def _split_images(images: ImageSet) -> Split:
     """Use all images except the test images of supervised training on the same data."""
     part = held_out_part(images.declared)
     held_out = np.asarray([bool(part) and declared == part for declared in images.declared])

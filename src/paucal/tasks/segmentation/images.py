@@ -87,11 +87,11 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
             images, pairs, settings.mask_values, settings.ignore, class_names, advance, card and card.coding
         )
     require_enough(masked)
-    split = _split(settings, masked.images) if run is None else stored_split(run, masked.images)
+    split = _split_images(settings, masked.images) if run is None else stored_split(run, masked.images)
     return SegmentationData(masked.images, split, masked=masked)
 
 
-def _split(settings: SegmentSettings, images: ImageSet) -> Split:
+def _split_images(settings: SegmentSettings, images: ImageSet) -> Split:
     """Split the images so that each split has its share of every class in the masks."""
     shares = {
         name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None

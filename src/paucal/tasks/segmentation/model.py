@@ -98,17 +98,17 @@ class SegmentationCard(ModelCard):
         coding = MaskCoding(masks["kind"], tuple(masks["values"]), masks["ignore"])
         if not isinstance(overlap, float | int) or not 0 <= overlap <= 0.9:
             raise UserError(f"model.json has windows that overlap by {overlap!r}, expected 0 to 0.9: restore it.")
-        whole, sides = stored.get("whole", False), stored.get("resize_to")  # missing in older cards
-        if type(whole) is not bool or not (sides is None or _are_sides(sides)):
+        is_whole, sides = stored.get("whole", False), stored.get("resize_to")  # missing in older cards
+        if type(is_whole) is not bool or not (sides is None or _are_sides(sides)):
             raise UserError(
-                f"model.json has whole {whole!r} and resize_to {sides!r}, expected true or false and two sides up to "
-                f"{MAX_SIDE}: restore it."
+                f"model.json has whole {is_whole!r} and resize_to {sides!r}, expected true or false and two sides up "
+                f"to {MAX_SIDE}: restore it."
             )
         return coding.count, {
             "head": Head(stored["head"]["width"], stored["head"]["dropout"]),
             "coding": coding,
             "overlap": float(overlap),
-            "whole": whole,
+            "whole": is_whole,
             "resize_to": None if sides is None else tuple(sides),
         }
 

@@ -207,8 +207,8 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
 def also(path: Path, verb: str) -> list[Finding]:
     """Return a note on each other kind of labels in the set, which this check ignores."""
     return [
-        Finding(f"also-{ALSO[other]}", "note", f"there are also {words}: check them with --verb {other}")
-        for other, words in recognise(path).items()
+        Finding(f"also-{ALSO[other]}", "note", f"there are also {contents_text}: check them with --verb {other}")
+        for other, contents_text in recognise(path).items()
         if other != verb
     ]
 
@@ -227,22 +227,24 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
     readable = [annotated for annotated in annotations if annotated.key in index_of]
     corners = [np.asarray(annotated.boxes, dtype=np.float64).reshape(-1, 4) for annotated in readable]
     sides = [boxes[:, 2:] - boxes[:, :2] for boxes in corners]
-    at = [index_of[annotated.key] for annotated in readable]
+    indices = [index_of[annotated.key] for annotated in readable]
     return [
         *_size_findings(sides),
         *_rare_class_findings(readable),
         *_marked_finding(
-            at,
+            indices,
             [np.asarray((side < SMALLEST).any(axis=1)) for side in sides],
             "empty-boxes",
             "without an area",
             "draw them anew",
         ),
-        *_marked_finding(at, [_is_outside(*two) for two in zip(readable, corners, strict=True)], *_OUTSIDE),
-        *_marked_finding(at, [np.asarray((side < TINY).any(1) & (side >= SMALLEST).all(1)) for side in sides], *_TINY),
-        *_marked_finding(at, [_is_repeated(*two) for two in zip(readable, corners, strict=True)], *_REPEATED),
+        *_marked_finding(indices, [_is_outside(*two) for two in zip(readable, corners, strict=True)], *_OUTSIDE),
+        *_marked_finding(
+            indices, [np.asarray((side < TINY).any(1) & (side >= SMALLEST).all(1)) for side in sides], *_TINY
+        ),
+        *_marked_finding(indices, [_is_repeated(*two) for two in zip(readable, corners, strict=True)], *_REPEATED),
         *_images_without_boxes(
-            [index for index, boxes in zip(at, corners, strict=True) if not len(boxes)], len(readable)
+            [index for index, boxes in zip(indices, corners, strict=True) if not len(boxes)], len(readable)
         ),
     ]
 
@@ -251,9 +253,9 @@ def _class_findings(annotated: Sequence[AnnotatedImage], keys: Sequence[str]) ->
     counts = _count_trained_boxes(annotated)
     text = f"{counted(len(keys), 'image')} with {counted(counts.total(), 'box', 'boxes')} of "
     text += f"{counted(len(counts), 'class', 'classes')}: this is data for paucal detect"
-    listed = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(SHOWN))
+    counts_text = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(SHOWN))
     omitted = f", and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
-    return [Finding(BOXES, "note", text), Finding("boxes-per-class", "note", f"boxes: {listed}{omitted}")]
+    return [Finding(BOXES, "note", text), Finding("boxes-per-class", "note", f"boxes: {counts_text}{omitted}")]
 
 
 def _count_trained_boxes(annotated: Sequence[AnnotatedImage]) -> Counter[str]:
@@ -270,8 +272,8 @@ def _size_findings(sides: Sequence[np.ndarray]) -> list[Finding]:
     shares = [(areas < SMALL).mean(), ((areas >= SMALL) & (areas < LARGE)).mean(), (areas >= LARGE).mean()]
     small, medium, large = (percent(float(share), ".0f") for share in shares)
     text = f"{small} of the boxes are small (under 32x32 pixels), {medium} medium, {large} large (from 96x96 up); "
-    half = f"half have a side under {np.median(np.sqrt(areas.clip(0))):.0f} pixels"
-    return [Finding("box-sizes", "note", text + half)]
+    half_text = f"half have a side under {np.median(np.sqrt(areas.clip(0))):.0f} pixels"
+    return [Finding("box-sizes", "note", text + half_text)]
 
 
 def _rare_class_findings(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
@@ -285,13 +287,13 @@ def _rare_class_findings(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
 
 
 def _marked_finding(
-    at: Sequence[int], marks: Sequence[np.ndarray], name: str, description: str, advice: str
+    indices: Sequence[int], marks: Sequence[np.ndarray], name: str, description: str, advice: str
 ) -> list[Finding]:
     """Return a finding on the boxes that `marks` selects, with their images."""
     count = sum(int(mark.sum()) for mark in marks)
     if not count:
         return []
-    groups = tuple((index,) for index, mark in zip(at, marks, strict=True) if mark.any())
+    groups = tuple((index,) for index, mark in zip(indices, marks, strict=True) if mark.any())
     level = "misleads" if name == "outside-boxes" else "warning"
     text = f"{counted(count, 'box', 'boxes')} {description}, in {counted(len(groups), 'image')}"
     return [Finding(name, level, text, advice, groups)]

@@ -126,7 +126,7 @@ def compare_all(
     """Create or extend a grid, and compute it; see `compare`. `named_arms` are settings of further arms by name."""
     # A stored grid can be shown without workers; they are checked only if there is something to compute.
     is_stored = grid_settings.output is not None and is_grid(named_path(grid_settings.output))
-    _check(grid_settings, 0 if is_stored else grid_settings.jobs)
+    _check_workers(grid_settings, 0 if is_stored else grid_settings.jobs)
     arms = make_arms(grid_settings, named_arms)
     threads = torch.get_num_threads()
     try:
@@ -140,7 +140,7 @@ def compare_all(
 
 def resume_comparison(folder: Path, grid_settings: GridSettings, console: Console) -> Comparison:
     """Compute a stored grid."""
-    _check(grid_settings, 0)
+    _check_workers(grid_settings, 0)
     names = ("methods", "models", "arms", "seeds", "labels", "lrs", "output")
     given = [name for name in names if getattr(grid_settings, name)]
     if given:
@@ -161,7 +161,7 @@ def resume_comparison(folder: Path, grid_settings: GridSettings, console: Consol
         torch.set_num_threads(threads)
 
 
-def _check(grid_settings: GridSettings, workers: int) -> None:
+def _check_workers(grid_settings: GridSettings, workers: int) -> None:
     check_ranges(grid_settings)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("paucal compare starts its workers itself: call it without a launcher, with --jobs N.")

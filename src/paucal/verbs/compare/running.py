@@ -203,12 +203,12 @@ class ProgressReporter:
         if previous is not None:
             for cell, state in progress.states.items():
                 if state.settled and not previous.get(cell, State("pending")).settled:
-                    self._say(f"{place}: {_end_message(cell, state)}", progress)
+                    self._say_with_progress(f"{place}: {_end_message(cell, state)}", progress)
         if previous is not None and time.monotonic() - self._last_message > MAX_SILENCE:
-            self._say(f"{place} ended, {progress.count('running')} running", progress)
+            self._say_with_progress(f"{place} ended, {progress.count('running')} running", progress)
         return progress
 
-    def _say(self, text: str, progress: Progress) -> None:
+    def _say_with_progress(self, text: str, progress: Progress) -> None:
         self._last_message = time.monotonic()
         self._console.say("; ".join(part for part in (text, progress.words()) if part))
 

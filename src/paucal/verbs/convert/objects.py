@@ -42,8 +42,8 @@ def _class_areas(content: Content, item: Item) -> Iterator[Thing]:
 def without_crowds(content: Content, item: Item) -> list[Thing]:
     """Return the objects of an image except crowds, which are counted as lost."""
     objects = objects_of(content, item)
-    content.lost[CROWDS] += sum(each.crowd for each in objects)
-    return [each for each in objects if not each.crowd]
+    content.lost[CROWDS] += sum(thing.crowd for thing in objects)
+    return [thing for thing in objects if not thing.crowd]
 
 
 def polygon_of(thing: Thing) -> list[float] | None:

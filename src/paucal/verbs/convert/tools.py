@@ -91,7 +91,7 @@ def write_cvat(content: Content, folder: Path) -> None:
         height, width = item.size if content.kind != "train" else content.images.store.size(item.index)
         shapes = []
         for thing in without_crowds(content, item):
-            tag, place = _shape(item, thing)
+            tag, place = _shape_tag(item, thing)
             kinds.add(tag)
             shapes.append(f'<{tag} label={quoteattr(thing.name)} source="{source}" occluded="0" {place} z_order="0"/>')
         shapes += [f'<tag label={quoteattr(name)} source="{source}"/>' for name in item.labels]
@@ -113,7 +113,7 @@ def write_cvat(content: Content, folder: Path) -> None:
     save_text(folder / "annotations.xml", "\n".join([*lines, *rows, "</annotations>"]) + "\n")
 
 
-def _shape(item: Item, thing: Thing) -> tuple[str, str]:
+def _shape_tag(item: Item, thing: Thing) -> tuple[str, str]:
     """Return the tag of an object, and the attributes with its position."""
     polygon = polygon_of(thing)
     if polygon is not None:

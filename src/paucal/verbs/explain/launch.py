@@ -72,10 +72,10 @@ def explain_images(
     sources = list_sources(images)
     typed_settings = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
     console = RecordingConsole()
-    drawn = explain_all(
+    result = explain_all(
         model if isinstance(model, TrainedModel) else path_text(model, "the model"), sources, typed_settings, console
     )
-    return Explanations(drawn.folder, drawn.pictures, drawn.method, tuple(console.said))
+    return Explanations(result.folder, result.pictures, result.method, tuple(console.said))
 
 
 def explain_all(

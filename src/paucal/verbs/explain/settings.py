@@ -59,9 +59,9 @@ _USED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def require_use(views: Sequence[str], settings: ExplainSettings) -> None:
     """Raise a UserError for a setting that no picture would use."""
-    for name, (does, users) in _USED_BY.items():
+    for name, (effect, users) in _USED_BY.items():
         if getattr(settings, name) is not None and not set(users) & set(views):
-            raise UserError(f"--{name.replace('_', '-')} {does}: add --show {' or '.join(users)}.")
+            raise UserError(f"--{name.replace('_', '-')} {effect}: add --show {' or '.join(users)}.")
     if settings.method != "auto" and "attribution" not in views:
         raise UserError("--method chooses how the attribution is computed: add --show attribution.")
     if settings.token and "attention" not in views and not any(map(CELL.fullmatch, settings.token)):

@@ -145,14 +145,14 @@ def _keep_best(
 
 
 def _write_files(
-    subject: Subject, formats: Sequence[str], settings: ExportSettings, work: Path, console: Console
+    subject: Subject, formats: Sequence[str], settings: ExportSettings, work_folder: Path, console: Console
 ) -> Iterator[Candidate]:
     """Write every file of a model, and yield those that agree with the model."""
     writer = GraphWriter(subject, settings, console, process_time)
     with one_thread():
         writer.open(formats, JUDGED)
         for name, int8 in _list_files(subject, formats, settings):
-            folder = work / file_name(name, int8)
+            folder = work_folder / file_name(name, int8)
             folder.mkdir(parents=True)
             try:
                 comparison = writer.write(name, int8, folder)
@@ -168,7 +168,7 @@ def _measure_students(
     formats: Sequence[str],
     limits: Limits,
     settings: ExportSettings,
-    work: Path,
+    work_folder: Path,
     console: Console,
 ) -> Iterator[tuple[Student, list[Candidate]]]:
     """Yield possible students with the files of the untrained network, until one fits."""
@@ -185,7 +185,7 @@ def _measure_students(
         with one_thread():
             writer.open(formats, pictures=pictures)
             for number, (format_name, int8) in enumerate(_list_files(student, formats, settings)):
-                folder = work / f"untrained-{name}-{side}-{number}"
+                folder = work_folder / f"untrained-{name}-{side}-{number}"
                 folder.mkdir(parents=True)
                 try:
                     comparison = writer.measure(format_name, int8, folder)
@@ -238,10 +238,13 @@ def _evaluate_file(
 ) -> tuple[Comparison, str]:
     """Compare a file with the run's model on test images; return the comparison and a description of the images."""
     pictures = compared_images(settings.data, settings.images, subject, console)
-    own, student = candidate.subject, None
-    if own is not subject:
-        student = own, compared_images(settings.data, settings.images, own, console).pictures
-    writer = GraphWriter(own, settings, console)
+    candidate_subject, student = candidate.subject, None
+    if candidate_subject is not subject:
+        student = (
+            candidate_subject,
+            compared_images(settings.data, settings.images, candidate_subject, console).pictures,
+        )
+    writer = GraphWriter(candidate_subject, settings, console)
     with one_thread(), console.progress(f"evaluating {candidate.name}") as advance:
         network = GRAPHS[candidate.format].run(candidate.folder / candidate.name)
         comparison = compare_all(

@@ -106,7 +106,7 @@ class GraphWriter:
             UserError: The network cannot be written in this format, or the file's answers differ from the model's.
         """
         entry, path = GRAPHS[name], folder / file_name(name, int8)
-        self._write(name, int8, path)
+        self._write_graph(name, int8, path)
         if not entry.runs_here:
             self.console.say(
                 f"{path.name} ({_folder_size(folder) / 2**20:.1f} MiB): converted, and its shapes are right; it was "
@@ -132,10 +132,10 @@ class GraphWriter:
     def measure(self, name: str, int8: bool, folder: Path) -> Comparison:
         """Write a format into a folder, and return its comparison with the model, even if they differ."""
         path = folder / file_name(name, int8)
-        self._write(name, int8, path)
+        self._write_graph(name, int8, path)
         return self.compare(name, path)
 
-    def _write(self, name: str, int8: bool, path: Path) -> None:
+    def _write_graph(self, name: str, int8: bool, path: Path) -> None:
         entry, source = GRAPHS[name], self.sources[self.pixels(name)]
         if int8:
             assert entry.quantise is not None

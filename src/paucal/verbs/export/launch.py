@@ -250,15 +250,15 @@ def _add_to_report(run: RunFolder, subject: Subject, comparisons: Mapping[str, A
     """Show the comparisons in the run's report, beside those of earlier exports."""
     if not (run.path / REPORT).is_file():
         return
-    earlier = run.read_json(EXPORTS) if (run.path / EXPORTS).is_file() else {}
-    run.write_json(EXPORTS, {**earlier, **comparisons})
+    earlier_comparisons = run.read_json(EXPORTS) if (run.path / EXPORTS).is_file() else {}
+    run.write_json(EXPORTS, {**earlier_comparisons, **comparisons})
     REPORTS[subject.unit](run.path)
 
 
 def _export_record(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
     return {
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
-        "comparisons": {name: asdict(found) for name, found in comparisons.items()},
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "comparisons": {name: asdict(version) for name, version in comparisons.items()},
     }
 
 

@@ -147,7 +147,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
         device: Device for the model.
     """
     check_size(image_size)
-    model, found = open_named(name, device, image_size, "--teacher"), find_named(name)
+    model, run_or_name = open_named(name, device, image_size, "--teacher"), find_named(name)
     card, prepare = model.require_classifier().card, model.card.preprocessing
     if card.several:
         raise UserError(
@@ -159,7 +159,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
             f"--teacher: {name} reads {prepare.channels} channels, but label maps are made from RGB images: give "
             "another teacher."
         )
-    run = found if isinstance(found, RunFolder) else None
+    run = run_or_name if isinstance(run_or_name, RunFolder) else None
     size, normalisation = prepare.image_size, Normalisation(prepare.mean, prepare.std)
     transform = WholeImage(size, normalisation, "bicubic" if run is None else prepare.interpolation)
     dense = DenseTeacher(model.module, size).to(model.device)

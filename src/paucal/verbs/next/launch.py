@@ -195,13 +195,13 @@ def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, co
         images = images.select(np.flatnonzero(~is_seen))
     if settings.copies == "leave-out" and len(images):
         copies_of_run, copies_of_others = copies_among(images, _images_of(run, images, console))
-        for which, what in (
+        for which, meaning in (
             (copies_of_run, "an image of the run"),
             (copies_of_others & ~copies_of_run, "another of them"),
         ):
             if which.any():
                 verb = "looks" if which.sum() == 1 else "look"
-                console.say(f"left out: {counted(int(which.sum()), 'image')} that {verb} like {what}")
+                console.say(f"left out: {counted(int(which.sum()), 'image')} that {verb} like {meaning}")
         images = images.select(np.flatnonzero(~copies_of_run & ~copies_of_others))
     if not len(images):
         raise UserError(f"all images of {settings.data} are labelled, or look like images that are: nothing to label.")

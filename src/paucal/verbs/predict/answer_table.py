@@ -42,7 +42,7 @@ class AnswerTable:
 
     def __enter__(self) -> "AnswerTable":
         if self.path is None or self.part is None:
-            self._write([self.header])
+            self._write_rows([self.header])
             return self
         goes_on = self.part.is_dir()
         if goes_on:
@@ -66,7 +66,7 @@ class AnswerTable:
         """Write complete frames."""
         if self.part is not None:
             self._lock.check()
-        self._write(rows)
+        self._write_rows(rows)
         self.rows += len(rows)
 
     def finish(self) -> None:
@@ -77,7 +77,7 @@ class AnswerTable:
             with suppress(OSError):
                 self.part.rmdir()
 
-    def _write(self, rows: Sequence[Sequence[object]]) -> None:
+    def _write_rows(self, rows: Sequence[Sequence[object]]) -> None:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows)
         if self.path is None:
@@ -120,7 +120,7 @@ class AnswerTable:
         self._file.truncate(end)
         self._file.seek(end)
         if not end:
-            self._write([self.header])
+            self._write_rows([self.header])
 
 
 def _read_records(file: BinaryIO) -> Iterator[tuple[int, int, list[str]]]:

@@ -123,10 +123,10 @@ def csv_header(card: ModelCard, top_k: int | None = None) -> list[str]:
 
 def csv_words(row: Prediction, top_k: int | None = None) -> list[str | None]:
     """Return the cells of one line of `csv_lines`."""
-    words = [row.predicted, _format_share(row.confidence)] if row.thresholds is None else [";".join(row.labels)]
+    first_cells = [row.predicted, _format_share(row.confidence)] if row.thresholds is None else [";".join(row.labels)]
     if top_k is None:
-        return [row.path, *words, *map(_format_share, row.shares.tolist())]
-    return [row.path, *words, *(word for name, share in row.top(top_k) for word in (name, _format_share(share)))]
+        return [row.path, *first_cells, *map(_format_share, row.shares.tolist())]
+    return [row.path, *first_cells, *(word for name, share in row.top(top_k) for word in (name, _format_share(share)))]
 
 
 def json_lines(rows: Iterable[Prediction], top_k: int | None = None) -> Iterator[str]:

@@ -64,7 +64,7 @@ class Journal:
         self._lock.acquire()
         try:
             if not created:
-                self._check()
+                self._check_journal()
         except BaseException:
             self._lock.release()
             raise
@@ -99,14 +99,14 @@ class Journal:
         """
         self._lock.check()
         if not self._stack:
-            self._open()
+            self._open_part()
         self._writer.write_batch(_record_batch(block))
         self._file.flush()
         self.done += len(block)
 
     def blocks(self) -> Iterator[Block]:
         """Yield all stored blocks."""
-        for path in self._parts():
+        for path in self._part_files():
             for block in _read_blocks(path):
                 if block.shares.shape[1] != (self.classes if len(block.shares) else 0):
                     raise UserError(f"{str(path)!r} is damaged: remove its folder to begin anew.")
@@ -116,31 +116,31 @@ class Journal:
         """Remove the stored blocks, once they have been written elsewhere."""
         while self._stack:
             self._stack.pop().close()
-        for path in self._parts():
+        for path in self._part_files():
             path.unlink()
 
-    def _parts(self) -> list[Path]:
+    def _part_files(self) -> list[Path]:
         parts = sorted(self.folder.glob(_PARTS))
         return [require_regular(path) for path in parts]
 
-    def _open(self) -> None:
-        path = self.folder / f"{len(self._parts()):04d}.arrow"
+    def _open_part(self) -> None:
+        path = self.folder / f"{len(self._part_files()):04d}.arrow"
         self._file = path.open("xb")
         self._stack.append(self._file)
         schema = _SCHEMA.with_metadata({_KEY: json.dumps(self._about, sort_keys=True).encode()})
         self._writer = pa.ipc.new_stream(self._file, schema)
         self._stack.append(self._writer)
 
-    def _check(self) -> None:
+    def _check_journal(self) -> None:
         """Refuse a folder with other files, or with predictions of another model or other settings."""
         names = {path.name for path in self.folder.iterdir()} - {LOCK}
-        other_files = sorted(names - {path.name for path in self._parts()})
+        other_files = sorted(names - {path.name for path in self._part_files()})
         if [name for name in other_files if not name.startswith(f".{LOCK}")]:
             raise UserError(
                 f"{str(self.folder)!r} holds {other_files[0]!r}, which is not a file of predictions: give another "
                 "--output."
             )
-        for path in self._parts():
+        for path in self._part_files():
             stored = _read_facts(path)
             if stored is None or stored == self._about:
                 continue

@@ -80,7 +80,7 @@ class Answerer:
             number = _number_answer(card, shares) if isinstance(card, RegressionCard) else {}
             common = {
                 "unlike": self._unlike(picture),
-                "note": self._note(content, name),
+                "note": self._note_on_image(content, name),
                 "explanation": self._explanation(picture, name, number.get("says")) if explain else None,
             }
             if number:
@@ -102,7 +102,7 @@ class Answerer:
                 **common,
             }
 
-    def _note(self, content: bytes, name: str) -> str:
+    def _note_on_image(self, content: bytes, name: str) -> str:
         """Return a warning that the answer may be poor; "" if no reason is known."""
         if not has_other_depth(content, name, self._reading):
             return ""

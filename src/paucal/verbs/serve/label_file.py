@@ -40,7 +40,7 @@ class LabelFile:
         self._lock = self.path.with_name(f".{self.path.name}.lock").open("ab")
         try:
             _lock_or_refuse(self._lock.fileno(), self.path)
-            self._read()
+            self._read_labels()
         except BaseException:
             self._lock.close()
             raise
@@ -58,7 +58,7 @@ class LabelFile:
         """
         line = _csv_lines([(image, label)])
         if not self.path.exists():
-            self._write(self.labels)
+            self._write_labels(self.labels)
         size = self.path.stat().st_size
         with self.path.open("ab") as file:
             try:
@@ -74,13 +74,13 @@ class LabelFile:
     def remove(self, image: str) -> None:
         """Undo a label; the file without it is on the disk when this returns."""
         remaining = {name: label for name, label in self.labels.items() if name != image}
-        self._write(remaining)
+        self._write_labels(remaining)
         self.labels = remaining
 
-    def _write(self, labels: dict[str, str]) -> None:
+    def _write_labels(self, labels: dict[str, str]) -> None:
         write_atomically(self.path, lambda file: file.write(_csv_lines([COLUMNS, *labels.items()])))
 
-    def _read(self) -> None:
+    def _read_labels(self) -> None:
         if not self.path.exists():
             return
         if self.path.stat().st_size > MOST_BYTES:
@@ -95,7 +95,7 @@ class LabelFile:
             )
         self.labels = {image: label for image, label in rows[1:]}
         if len(complete_lines) < len(content):
-            self._write(self.labels)
+            self._write_labels(self.labels)
 
 
 def check_label_file(text: str, images: str) -> Path:

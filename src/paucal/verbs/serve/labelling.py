@@ -91,7 +91,7 @@ class Labelling:
     def next(self, name: str) -> dict[str, Any]:
         """Return the image that a tab shows next; no other tab gets it meanwhile."""
         with self._lock:
-            return self._next(name)
+            return self._next_item(name)
 
     def save(self, name: str, index: int, label: str) -> dict[str, Any]:
         """Save a label, and return the next image.
@@ -120,7 +120,7 @@ class Labelling:
             if index not in tab.given:  # a page that got no response sends the same request again
                 tab.given.append(index)
             self._leases.pop(index, None)
-            return self._next(name)
+            return self._next_item(name)
 
     def skip(self, name: str, index: int) -> dict[str, Any]:
         """Show an image after all others in this tab, and return the next one."""
@@ -128,7 +128,7 @@ class Labelling:
             self._path(index)
             self._tab(name).skipped.add(index)
             self._leases.pop(index, None)
-            return self._next(name)
+            return self._next_item(name)
 
     def undo(self, name: str) -> dict[str, Any]:
         """Undo the latest label of a tab, and return its image."""
@@ -140,7 +140,7 @@ class Labelling:
                     self._saved.remove(self._path(index))
                     self._leases[index] = (name, time.monotonic())
                     return self._as_json(index)
-            return self._next(name)
+            return self._next_item(name)
 
     def picture(self, index: int) -> bytes:
         """Return an image as JPEG."""
@@ -154,7 +154,7 @@ class Labelling:
         picture.save(buffer, "JPEG", quality=90)
         return buffer.getvalue()
 
-    def _next(self, name: str) -> dict[str, Any]:
+    def _next_item(self, name: str) -> dict[str, Any]:
         tab, now = self._tab(name), time.monotonic()
         # A tab has one image: the image that it showed before is free for other tabs.
         self._leases = {

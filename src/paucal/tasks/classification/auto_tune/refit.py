@@ -88,10 +88,12 @@ def refit_head(
         features = frozen_features(network, data, rows, card.preprocessing, setup.settings, advance, staged)
     pool = None
     if unlabelled is not None:
-        extra = as_training_part(unlabelled)
-        indices, preprocess = extra.part("train"), card.preprocessing
+        unlabelled_set = as_training_part(unlabelled)
+        indices, preprocess = unlabelled_set.part("train"), card.preprocessing
         with console.progress("tuned features of images without labels") as advance:
-            pool = pool_of(frozen_features(network, extra, indices, preprocess, setup.settings, advance, staged))
+            pool = pool_of(
+                frozen_features(network, unlabelled_set, indices, preprocess, setup.settings, advance, staged)
+            )
     row_labels, count, n_classes = labels[rows], len(train), len(card.classes)
     last = features[:, : own_width(network)]
     truth = row_labels[count:]

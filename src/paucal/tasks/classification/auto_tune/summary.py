@@ -18,7 +18,7 @@ def step_rows(
         return []
     probe, images = record.probe, record.probe.details.get("images", 0)
     rows = [
-        _row(f"candidate {step.name}, by cross-validation on some training images", step.score, step.seconds)
+        _candidate_row(f"candidate {step.name}, by cross-validation on some training images", step.score, step.seconds)
         for step in record.race
     ]
     size = _format_size(probe.details.get("img_size"))
@@ -26,7 +26,7 @@ def step_rows(
     if "head" in probe.details:  # missing in earlier runs
         text += f", {probe.details['head']}"
     stays = not outcome.best and not finish.epochs
-    rows.append(_row(text, probe.score, probe.seconds, kept=stays and record.first_model is probe))
+    rows.append(_candidate_row(text, probe.score, probe.seconds, kept=stays and record.first_model is probe))
     if (unlabelled_step := record.unlabelled) is not None:
         title = f"the same with {unlabelled_step.details['images']} images without labels"
         is_kept = record.first_model is unlabelled_step
@@ -34,21 +34,21 @@ def step_rows(
             f", {unlabelled_step.details['head']}, preferred by cross-validation" if is_kept else ": not kept"
         )
         rows.append(
-            _row(
+            _candidate_row(
                 title + outcome_words,
                 unlabelled_step.score if is_kept else None,
                 unlabelled_step.seconds,
                 kept=stays and is_kept,
             )
         )
-    rows += [_row(f"trial: {step.name}", step.score, step.seconds) for step in record.trials]
+    rows += [_candidate_row(f"trial: {step.name}", step.score, step.seconds) for step in record.trials]
     if outcome.rows:
         scores = [row[measure.column] for row in outcome.rows if measure.column in row]
         name = "tuned: the best epoch" if scores else "tuned: the last epoch"
         is_kept = bool(outcome.best) and not finish.epochs
-        rows.append(_row(name, max(scores, default=None), outcome.seconds, kept=is_kept))
+        rows.append(_candidate_row(name, max(scores, default=None), outcome.seconds, kept=is_kept))
     if finish.epochs:
-        rows.append(_row(_describe_average(finish), finish.score, 0.0, kept=True))
+        rows.append(_candidate_row(_describe_average(finish), finish.score, 0.0, kept=True))
     return rows
 
 
@@ -99,7 +99,7 @@ def total_seconds(record: TuneRecord | None, outcome: Outcome) -> float:
     return outcome.seconds + (0.0 if record is None else record.spent)
 
 
-def _row(name: str, score: float | None, seconds: float, kept: bool = False) -> dict[str, Any]:
+def _candidate_row(name: str, score: float | None, seconds: float, kept: bool = False) -> dict[str, Any]:
     return {"name": name, "score": score, "time": duration(seconds), "kept": kept}
 
 

@@ -166,11 +166,11 @@ def race_unlabelled(
         name: torch.empty(repeats, len(truth), n_classes, dtype=torch.float64) for name in (ALONE, GAUSSIAN, BOTH)
     }
     for repeat in range(repeats):
-        for fitted, others in draw_folds(truth, derive_seed(seed, repeat), folds):
+        for fitted, held_out_rows in draw_folds(truth, derive_seed(seed, repeat), folds):
             for name, (weight, bias) in fit_heads(
                 labelled_features[fitted], truth[fitted], n_classes, pool, base
             ).items():
-                logits[name][repeat, others] = (labelled_features[others] @ weight.T + bias).double()
+                logits[name][repeat, held_out_rows] = (labelled_features[held_out_rows] @ weight.T + bias).double()
     temperatures = {
         name: best_temperature(values[:, is_evaluated], truth[is_evaluated]) for name, values in logits.items()
     }
