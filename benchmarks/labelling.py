@@ -27,7 +27,7 @@ from few_shot_features import NETWORKS, features
 from measuring import store, surroundings
 from paucal.tasks.classification.auto_tune.heads import fit_mixture
 from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, fit_regression
-from paucal.verbs.next.selection import choose, herd, similarities, unsureness
+from paucal.verbs.next.selection import choose, directions, herd, similarities, unsureness
 
 START, GOAL = 3, 0.85
 HEAD = {"logistic": lambda rows, labels, count: fit_regression(rows, labels, count, DEFAULT_STRENGTH)}
@@ -119,7 +119,7 @@ def by_typicality(pool: Pool, count: int) -> list[int]:
 
 def by_coverage(pool: Pool, count: int) -> list[int]:
     """Choose what covers most images, whatever the model is sure of (MaxHerding: Bae et al., ECCV 2024)."""
-    similar = similarities(F.normalize(pool.vectors, dim=1), F.normalize(pool.known, dim=1))
+    similar = similarities(*directions(pool.vectors, pool.known))
     return herd(torch.ones(len(pool.vectors)), *similar, count)[0]
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from paucal.verbs.next.selection import choose, herd, similarities, unsureness
+from paucal.verbs.next.selection import AXES, choose, directions, herd, similarities, unsureness
 
 KNOWN = torch.zeros(0, 2)
 
@@ -38,6 +38,24 @@ def test_choices__avoid_what_is_labelled_and_go_where_the_model_is_unsure() -> N
     assert labels[first.index] == 2
     unsure = torch.where(labels == 1, 1.0, 0.01)
     assert labels[choose(unsure, features, labelled, 1)[0].index] == 1
+
+
+def test_choices__depend_on_what_tells_images_apart_not_on_what_all_have_in_common() -> None:
+    generator = torch.Generator().manual_seed(3)
+    features, labelled = torch.randn(120, 100, generator=generator), torch.randn(6, 100, generator=generator)
+    choices = choose(torch.ones(120), features, labelled, 12)
+    moved, moved_labelled = 4 * features + 20, 4 * labelled + 20
+    assert [one.index for one in choose(torch.ones(120), moved, moved_labelled, 12)] == [one.index for one in choices]
+
+
+def test_directions__are_those_of_the_strongest_axes() -> None:
+    generator = torch.Generator().manual_seed(4)
+    strong = torch.randn(300, AXES, generator=generator)
+    rows = torch.cat([strong, 1e-3 * torch.randn(300, 500, generator=generator)], dim=1)
+    vectors, labelled = directions(rows[:250], rows[250:])
+    assert vectors.shape == (250, AXES)
+    expected = torch.nn.functional.normalize(strong - strong[:250].mean(0), dim=1)
+    torch.testing.assert_close(vectors @ labelled.T, expected[:250] @ expected[250:].T, atol=0.01, rtol=0)
 
 
 def test_copies__add_nothing() -> None:

@@ -37,7 +37,6 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     brier_scores,
     divisor_for,
     pool_of,
-    principal_axes,
     race_unlabelled,
 )
 from paucal.tasks.classification.cross_validated import read_held_out
@@ -93,15 +92,6 @@ def test_brier__is_the_squared_distance_from_the_truth():
     first = (0.3**2 + 0.2**2 + 0.1**2 + 0.5**2 + 2 * 0.25**2) / 2
     second = (2 * 0.1**2 + 0.2**2 + (2 / 3) ** 2 + 2 / 9) / 2
     torch.testing.assert_close(brier_scores(logits, torch.tensor([0, 1])), torch.tensor([first, second]))
-
-
-@pytest.mark.parametrize("shape", [(300, 700), (700, 300)])
-def test_axes__hold_the_most_variance_whichever_product_is_smaller(shape):
-    rows = torch.randn(*shape, generator=torch.Generator().manual_seed(0)) * torch.logspace(0, -2, shape[1])
-    axes = principal_axes(rows)
-    torch.testing.assert_close(axes.T @ axes, torch.eye(axes.shape[1]), atol=1e-4, rtol=0)
-    variances = torch.linalg.svdvals(rows)[: axes.shape[1]]
-    torch.testing.assert_close((rows @ axes).square().sum(0).sqrt().flip(0), variances, atol=1e-2, rtol=1e-3)
 
 
 def test_pool__of_fewer_images_than_features_has_only_axes_that_vary():

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paucal.data.images import evenly_spaced
 from paucal.data.randomness import derive_seed
+from paucal.evaluation.principal_axes import principal_axes
 from paucal.evaluation.protocols.classifier import draw_folds, even_folds
 from paucal.tasks.classification.auto_tune.head_race import (
     FEW,
@@ -35,14 +35,12 @@ ALONE, GAUSSIAN, BOTH = "labels alone", "Gaussian classes of all images", "mean 
 MOST_WEIGHT = 3.0  # total weight of the unlabelled images, relative to the labelled ones
 POWER, ROUNDS = 3.0, 3  # exponent that sharpens probabilities, and number of rounds
 AXES = 512  # principal axes of the features, with most of their variance
-MOST_DECOMPOSED = 3000  # largest matrix whose eigenvectors are computed, which takes seconds on a core
 # Least lead in standard errors. In 112 draws of clothing and CIFAR-10 a limit of 1 refused ten gains of up to 5.7
 # points and one small loss, a limit of 0 allowed a loss of 1.7 points, and one of 0.5 no loss above 0.2 (docs/lab).
 LEAST_LEAD = 0.5
 # Most labelled images per class, on average, with which the Gaussian head wins whenever it leads. With 5 and 10 images
 # this gained 0.2 to 1.0 points over a choice by hits; with 20 and 40 the worst draws lost 1.5 to 3.5 points.
 FEW_EACH = 10
-SMALLEST = 1e-5  # smaller eigenvalues, relative to the largest, are rounding errors of float32
 
 # From (N, D) raw features and (N,) labels: (K, D) weights and (K,) biases of calibrated logits.
 FitBase = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -81,22 +79,8 @@ def pool_of(features: Tensor) -> Pool:
     mean, deviation = features.mean(0), features.std(0)
     deviation = torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation))
     rows = (features - mean) / deviation
-    axes = principal_axes(rows)
+    axes = principal_axes(rows, AXES)
     return Pool(features, mean, deviation, axes, rows @ axes)
-
-
-def principal_axes(rows: Tensor) -> Tensor:
-    """Return the (D, R) principal axes of (U, D) standardised features, at most `AXES`.
-
-    The smaller of the D x D and U x U products is decomposed, the latter for a subset of many images: staged features
-    of a ResNet-50 have 9,216 dimensions, and decomposing their product takes minutes on a core.
-    """
-    if rows.shape[1] <= min(len(rows), MOST_DECOMPOSED):
-        return torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -AXES:]
-    sample = rows[evenly_spaced(len(rows), MOST_DECOMPOSED)]
-    values, vectors = torch.linalg.eigh(sample @ sample.T)
-    varied = values > SMALLEST * values[-1]  # the images span fewer axes than there are images
-    return sample.T @ (vectors[:, varied] / values[varied].sqrt())[:, -AXES:]
 
 
 @dataclass(frozen=True)
