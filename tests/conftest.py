@@ -5,13 +5,14 @@ threads slow each other many times over.
 """
 
 import atexit
+import functools
 import gc
 import os
 import re
 import shutil
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,28 @@ def unflushed_files():
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kept_operators():
+    """Let torch collect the operators of ONNX, a third of the time of an export, once and not for each export."""
+    from paucal.export import onnx_model
+
+    export = onnx_model._export_quietly
+
+    def export_with_kept_operators(program, graph):
+        with suppress(ImportError, AttributeError):  # of another version of torch
+            from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+            collect = vars(ONNXRegistry)["from_torchlib"]
+            if isinstance(collect, classmethod):
+                operators = functools.cache(collect.__get__(None, ONNXRegistry))
+                patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(operators))
+        return export(program, graph)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx_model, "_export_quietly", export_with_kept_operators)
         yield
 
 
