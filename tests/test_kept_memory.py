@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from paucal.memory import _glibc
+from paucal.memory import _glibc_function
 
 PROGRAM = """
 import resource
@@ -33,7 +33,7 @@ print(plain, first, kept, held() - before, faults())
 """
 
 
-@pytest.mark.skipif(_glibc("mallopt") is None, reason="this is no glibc")
+@pytest.mark.skipif(_glibc_function("mallopt") is None, reason="this is no glibc")
 @pytest.mark.parametrize("asked", [None, "MALLOC_TRIM_THRESHOLD_"])
 def test_kept_memory__is_taken_once_and_given_back(asked, monkeypatch):
     for name in ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):

@@ -63,27 +63,27 @@ def kept_memory() -> Iterator[None]:
     contexts only
     the outermost has an effect.
     """
-    tune = None if _inside or any(name in os.environ for name in _ASKED) else _glibc("mallopt")
+    tune = None if _inside or any(name in os.environ for name in _ASKED) else _glibc_function("mallopt")
     if tune is None:
         yield
         return
-    _tune(tune, _KEPT)
+    _set_options(tune, _KEPT)
     _inside.append(True)
     try:
         yield
     finally:
         _inside.clear()
-        _tune(tune, _USUAL)
-        if (trim := _glibc("malloc_trim")) is not None:
+        _set_options(tune, _USUAL)
+        if (trim := _glibc_function("malloc_trim")) is not None:
             trim(0)
 
 
-def _tune(tune: Callable[[int, int], int], values: Mapping[int, int]) -> None:
+def _set_options(tune: Callable[[int, int], int], values: Mapping[int, int]) -> None:
     for name, value in values.items():
         tune(name, value)
 
 
-def _glibc(name: str) -> Callable[..., int] | None:
+def _glibc_function(name: str) -> Callable[..., int] | None:
     if sys.platform != "linux":
         return None
     try:

@@ -197,7 +197,7 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{_what(problem)}{where}") from None
+        raise ValueError(f"{_reason_of(problem)}{where}") from None
     except Exception as problem:  # YAML's constructors raise many types for odd values, such as "!!int ''"
         raise ValueError("a value in it is not valid YAML") from problem
 
@@ -267,7 +267,7 @@ class _TextLoader(_Loader):
         return super().construct_mapping(node, deep)
 
 
-def _what(problem: yaml.MarkedYAMLError) -> str:
+def _reason_of(problem: yaml.MarkedYAMLError) -> str:
     if isinstance(problem, _RepeatedKeyError | _DepthError):
         return str(problem.problem)
     if isinstance(problem, _AliasError):

@@ -20,7 +20,7 @@ def stop_signals() -> tuple[int, ...]:
     handling: `nohup` ignores SIGHUP, submitit ignores SIGTERM and requeues its job at SIGUSR2.
     """
     in_slurm = any(name.startswith("SLURM_") for name in os.environ)
-    numbers = [*_numbers(_ENDING), *(_numbers(_WARNING) if in_slurm else ())]
+    numbers = [*_signal_numbers(_ENDING), *(_signal_numbers(_WARNING) if in_slurm else ())]
     return tuple(number for number in numbers if _is_free(number))
 
 
@@ -58,7 +58,7 @@ def ignore_stop_signals() -> None:
     then, the training would fail in the middle of a step. A SIGTERM from the parent itself still ends it, if
     the system tells who sent a signal.
     """
-    for number in (signal.SIGINT, *_numbers((*_ENDING[1:], *_WARNING))):
+    for number in (signal.SIGINT, *_signal_numbers((*_ENDING[1:], *_WARNING))):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -71,13 +71,13 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def _numbers(names: tuple[str, ...]) -> list[int]:
+def _signal_numbers(names: tuple[str, ...]) -> list[int]:
     return [getattr(signal, name) for name in names if hasattr(signal, name)]
 
 
 def _is_free(number: int) -> bool:
     handler = signal.getsignal(number)
     owner = getattr(handler, "__module__", None) or ""
-    if number in _numbers(_WARNING):
+    if number in _signal_numbers(_WARNING):
         return handler == signal.SIG_DFL or owner == __name__
     return handler not in (signal.SIG_IGN, None) and not owner.startswith("submitit.")

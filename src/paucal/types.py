@@ -90,13 +90,13 @@ class Batch:
                 later operations; elsewhere it is ignored (on MPS the values may be read before they are there).
         """
         ahead = non_blocking and str(device).startswith("cuda")
-        return self._map(lambda t: t.to(device, non_blocking=ahead))
+        return self._map_tensors(lambda t: t.to(device, non_blocking=ahead))
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory, so that copies to a GPU do not block."""
-        return self._map(lambda t: t.pin_memory())
+        return self._map_tensors(lambda t: t.pin_memory())
 
-    def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
+    def _map_tensors(self, move: Callable[[Tensor], Tensor]) -> Batch:
         return replace(
             self,
             ids=move(self.ids),

@@ -132,7 +132,7 @@ def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mappin
         extended = {**arguments, **size_arguments}
         if _takes_sizes(name, tuple((height, width) for height, width in image_sizes), CacheKey.of(extended)):
             return extended
-    sizes = " and ".join(_times(size) for size in image_sizes)
+    sizes = " and ".join(_size_text(size) for size in image_sizes)
     raise UserError(
         f"{name} does not run at {sizes} pixels at once; choose a ViT, a Swin or a convnet and sizes "
         "that are multiples of its patches."
@@ -168,13 +168,13 @@ def _build_at_size(
 
 def _size_reason(name: str, image_size: Size, built: _Built) -> str:
     settings = " and ".join(f"{key}={value}" for key, value in built.extra.items())
-    grid = _times(built.backbone.grid)
-    return f"For {_times(image_size)} pixels {name} is built with {settings}, which gives a last grid of {grid}."
+    grid = _size_text(built.backbone.grid)
+    return f"For {_size_text(image_size)} pixels {name} is built with {settings}, which gives a last grid of {grid}."
 
 
 def _coarse_grid_warning(name: str, backbone: FeatureBackbone) -> str:
     return (
-        f"The last grid of {name} is {_times(backbone.grid)}, under 4x4: tasks on its cells (dense "
+        f"The last grid of {name} is {_size_text(backbone.grid)}, under 4x4: tasks on its cells (dense "
         f"localization, regions, token labels) have too few cells to learn from; {_size_advice(backbone.model)}."
     )
 
@@ -189,23 +189,23 @@ def _size_refusal(name: str, model: nn.Module, image_size: Size) -> str:
         smaller_size = [max(1, side // step) * step for side, step in zip(image_size, steps, strict=True)]
         larger_size = [-(-side // step) * step for side, step in zip(image_size, steps, strict=True)]
         return (
-            f"{name} cuts images into equal patches, which is impossible for {_times(image_size)} "
-            f"pixels; use {_times(smaller_size)} or {_times(larger_size)}."
+            f"{name} cuts images into equal patches, which is impossible for {_size_text(image_size)} "
+            f"pixels; use {_size_text(smaller_size)} or {_size_text(larger_size)}."
         )
     default_size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[1:]
     return (
-        f"{name} does not take images of {_times(image_size)} pixels; use its own {_times(default_size)}, or a model "
-        f"that fits itself to the image, such as {_SMALL_MODEL} or swin_tiny_patch4_window7_224."
+        f"{name} does not take images of {_size_text(image_size)} pixels; use its own {_size_text(default_size)}, or "
+        f"a model that fits itself to the image, such as {_SMALL_MODEL} or swin_tiny_patch4_window7_224."
     )
 
 
 def _single_cell_refusal(name: str, model: nn.Module, image_size: Size) -> str:
-    return f"{name} sees {_times(image_size)} pixels as a single cell; {_size_advice(model)}."
+    return f"{name} sees {_size_text(image_size)} pixels as a single cell; {_size_advice(model)}."
 
 
 def _size_advice(model: nn.Module) -> str:
     return f"use --img-size {STAGED_SIDE * reductions(model)[-1]} or more, or --model {_SMALL_MODEL}"
 
 
-def _times(size: Sequence[int]) -> str:
+def _size_text(size: Sequence[int]) -> str:
     return f"{size[0]}x{size[1]}"

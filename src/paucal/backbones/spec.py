@@ -59,7 +59,7 @@ class BackboneSpec:
         require_arguments(self.name, self.arguments)
         _require_numbers(self)
         object.__setattr__(self, "image_size", tuple(self.image_size))
-        object.__setattr__(self, "arguments", _plain(self.name, self.arguments))
+        object.__setattr__(self, "arguments", _as_json_types(self.name, self.arguments))
 
     def build(
         self,
@@ -118,7 +118,7 @@ class BackboneSpec:
         if not 0 <= rate < 1:
             raise UserError(f"The drop-path rate is {rate}; give a probability from 0 to below 1.")
         extended = {**arguments, "drop_path_rate": rate}
-        if _accepts(self.name, CacheKey.of(extended)):
+        if _accepts_arguments(self.name, CacheKey.of(extended)):
             return extended
         if rate == 0:
             return arguments
@@ -146,7 +146,7 @@ def _require_room(spec: BackboneSpec, parameters: int, arguments: Mapping[str, A
 
 
 @lru_cache(maxsize=32)
-def _accepts(name: str, key: CacheKey) -> bool:
+def _accepts_arguments(name: str, key: CacheKey) -> bool:
     """Try once per process: a run needs the result whenever it builds its network."""
     try:
         build_empty(name, key.arguments)
@@ -170,7 +170,7 @@ def _require_numbers(spec: BackboneSpec) -> None:
         )
 
 
-def _plain(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json_types(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return json.loads(json.dumps(dict(arguments), allow_nan=False))
     except (TypeError, ValueError) as error:

@@ -105,7 +105,7 @@ class StageMaps(nn.Module):
 
     def grids(self, images: Tensor) -> list[Tensor]:
         """Return the model's own grids of a batch: one per level, or the single grid that all levels are built from."""
-        images = self._pad(images)
+        images = self._pad_images(images)
         height, width = images.shape[-2:]
         if self._shrink != 1:
             input_size = (round(height * self._shrink), round(width * self._shrink))
@@ -126,7 +126,7 @@ class StageMaps(nn.Module):
         """
         per_level = [*grids] * (len(self.levels) if self._single else 1)
         maps = [level(grid) for level, grid in zip(self.levels, per_level, strict=True)]
-        return [_exact(grid, (size[0] // n, size[1] // n)) for grid, n in zip(maps, self.strides, strict=True)]
+        return [_resize_exactly(grid, (size[0] // n, size[1] // n)) for grid, n in zip(maps, self.strides, strict=True)]
 
     def padded_size(self, height: int, width: int) -> Size:
         """Return the (height, width) in pixels that images of this size are padded to."""
@@ -141,7 +141,7 @@ class StageMaps(nn.Module):
             )
         return self.fixed_size
 
-    def _pad(self, images: Tensor) -> Tensor:
+    def _pad_images(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         rows, columns = self.padded_size(height, width)
         # With a dynamic side, torch.export would fix the result of this comparison to that of its example image.
@@ -245,7 +245,7 @@ def _power_of_two(stride: float) -> int:
     return 2 ** round(math.log2(stride))
 
 
-def _exact(grid: Tensor, size: Size) -> Tensor:
+def _resize_exactly(grid: Tensor, size: Size) -> Tensor:
     """Resample a map whose cells do not fill the image exactly."""
     if (grid.shape[-2], grid.shape[-1]) == size:
         return grid

@@ -99,7 +99,7 @@ def predict_all(
             n_done += len(batch)
             if progress is not None:
                 progress(n_done)
-    return _sorted_unique(*_gather(*_concatenate(rows), device))
+    return _sorted_unique(*_gather_rows(*_concatenate(rows), device))
 
 
 def predict_in_order(
@@ -192,7 +192,7 @@ def _concatenate(rows: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Ten
     return ids, logits, labels
 
 
-def _gather(ids: Tensor, logits: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _gather_rows(ids: Tensor, logits: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Join the rows of all processes; they are padded, since a collective needs equal shapes."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return ids, logits, labels

@@ -16,7 +16,7 @@ from torchvision.ops import box_iou
 from paucal.data.masks.coding import IGNORED
 from paucal.models.trained import TrainedModel
 
-SHOWN, OVERLAP = 0.3, 0.9  # lowest score of a compared object, and smallest overlap with itself in the other table
+SHOWN, OVERLAP = 0.3, 0.9  # lowest score of a compared object, and smallest overlap with its match in the other table
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,7 @@ def compare_all(
         labels: Label of each image, if they are known.
         progress: Called with (images done, images in all).
         student: The smaller model that was exported in the original's place, and the same images as it reads them.
-        clock: Seconds that the milliseconds are counted in; processor time tells them on a busy machine too, on one
-            thread.
+        clock: Function that gives the time in seconds; for one thread, processor time is right on a busy machine too.
     """
     asked_subject, shown_images = student or (subject, images)
     differences: list[Difference] = []

@@ -12,7 +12,7 @@ from paucal.export.quiet import first_line, silenced
 from paucal.models.card import ModelCard
 from paucal.types import UserError
 
-TOLERANCE = 0.02  # largest difference of a probability that is allowed to float16
+TOLERANCE = 0.02  # largest allowed difference of a probability in float16
 
 # coremltools knows neither aliases, which change nothing, nor a mean and a variance in one operation.
 DECOMPOSITIONS: dict[Any, Any] = {

@@ -48,9 +48,9 @@ def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: st
 
 
 def with_temperature_in_weights(module: nn.Module, card: ModelCard) -> tuple[nn.Module, ModelCard]:
-    """Return a copy whose logits are divided by the card's temperature already, for programs that know of none.
+    """Return a copy whose logits are already divided by the card's temperature, for programs that do not apply it.
 
-    A network whose logits are not those of one linear layer is returned as it is, with its card.
+    A network whose logits do not come from one linear layer is returned unchanged, with its card.
     """
     scaled = deepcopy(module).eval()
     get_classifier = getattr(scaled, "get_classifier", None)

@@ -16,14 +16,14 @@ from paucal.models.preprocessing import is_number
 from paucal.models.tasks import REGRESSION
 from paucal.types import UserError
 
-LEVEL = 0.9  # share of images whose number an interval is made to hold
+LEVEL = 0.9  # share of images whose number an interval should contain
 HALF_WIDTH = 1.645  # standard deviations on either side of a normal distribution's mean that hold this share
 MOST_GRADES = 12  # grades of a scale
 Values = NDArray[np.float64]
 
 
 class Numbers(NamedTuple):
-    """What a model says of N images.
+    """The predictions of a model for N images.
 
     Attributes:
         predicted: (N,) numbers.
@@ -128,13 +128,13 @@ class RegressionCard(ModelCard):
         return logits.float()
 
     def read(self, outputs: Values) -> Numbers:
-        """Return what (N,) outputs of the network say."""
+        """Return the predictions that (N,) outputs of the network stand for."""
         if self.grades is not None:
             return self.grades.read(outputs, self.half_width)
         return Numbers(outputs, outputs - self.half_width, outputs + self.half_width)
 
     def describe(self, output: float) -> str:
-        """Return what one output says, as text.
+        """Return the prediction of one output, as text.
 
         Example:
             >>> card.describe(19.38)  # doctest: +SKIP

@@ -301,7 +301,7 @@ def _read_summary(run: RunFolder) -> Summary:
             for name in names
             if content.get(name) is not None
         }
-        parts = [_part(str(name), value) for name, value in content.get("parts", {}).items()]
+        parts = [_parse_part(str(name), value) for name, value in content.get("parts", {}).items()]
         rungs = [
             Step(
                 _short_text(step["name"]),
@@ -325,7 +325,7 @@ def _parse_confidence(value: Mapping[str, Any]) -> Confidence:
     return Confidence(stored_number(value["temperature"]), int(value["images"]), before, after)
 
 
-def _part(name: str, value: Any) -> Part:
+def _parse_part(name: str, value: Any) -> Part:
     if not isinstance(value, Mapping):
         return Part(name, int(value))
     counts = {str(label): int(count) for label, count in value.items()}

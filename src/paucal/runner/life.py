@@ -115,7 +115,7 @@ def begin(
 
     with ExitStack() as storage, count_time_from(start), own_threads(), Writing(console) as writing:
         run = RunFolder(broadcast_path(create))
-        return _execute(job, run, setups[0], console, [*all_callbacks, *writing.callbacks()])
+        return _execute_run(job, run, setups[0], console, [*all_callbacks, *writing.callbacks()])
 
 
 def resume(
@@ -168,7 +168,7 @@ def resume(
 
     with ExitStack() as storage, count_time_from(None), own_threads(), Writing(console) as writing:
         run = RunFolder(broadcast_path(reopen_run))
-        return _execute(job, run, setups[0], console, [*all_callbacks, *writing.callbacks()])
+        return _execute_run(job, run, setups[0], console, [*all_callbacks, *writing.callbacks()])
 
 
 def run_quietly(
@@ -240,7 +240,7 @@ def _join_run(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
     """Join the run that the first process opened."""
     run, console = RunFolder(receive_path()), NullConsole()
     settings, origin = stored_settings(run, job.kind, job.verb)
-    return _execute(job, run, _reassemble(job, run, settings, origin, console), console, callbacks)
+    return _execute_run(job, run, _reassemble(job, run, settings, origin, console), console, callbacks)
 
 
 def _write_start(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
@@ -254,7 +254,7 @@ def _write_start(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
     job.write_beginning(run, setup)
 
 
-def _execute(
+def _execute_run(
     job: Job[S, A, R], run: RunFolder, setup: A, console: Console, callbacks: Sequence[Callback]
 ) -> R | Stopped:
     names = setup.settings.logger if is_first() else None

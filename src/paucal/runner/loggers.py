@@ -180,7 +180,7 @@ class Loggers:
         """Log the resolved settings in the loggers that are new to the run."""
         self._settings = {name: value for name, value in asdict(settings).items() if value is not None}
         for name in self._new:  # some loggers do not allow changing a setting
-            self._try(name, lambda logger: logger.log_hyperparams(dict(self._settings)))
+            self._call_or_drop(name, lambda logger: logger.log_hyperparams(dict(self._settings)))
         self._new = []
 
     def log_before(self, on_epoch: OnEpoch) -> OnEpoch:
@@ -200,7 +200,7 @@ class Loggers:
         if step <= self._logged:
             return
         for name in list(self._open):
-            self._try(name, lambda logger: _log(logger, {k: v for k, v in row.items() if k != "step"}, step))
+            self._call_or_drop(name, lambda logger: _log(logger, {k: v for k, v in row.items() if k != "step"}, step))
         self._logged = step
         self._write_record()
 
@@ -212,7 +212,7 @@ class Loggers:
         """Log the test scores of the finished run."""
         finite = {f"test_{name}": float(value) for name, value in scores.items() if math.isfinite(value)}
         for name in list(self._open):
-            self._try(name, lambda logger, kind=KINDS[name]: kind.score(logger, self._settings, finite, step))
+            self._call_or_drop(name, lambda logger, kind=KINDS[name]: kind.score(logger, self._settings, finite, step))
         self._ending = "success"
 
     def _read_record(self) -> None:
@@ -239,7 +239,7 @@ class Loggers:
             self._write_record()
             self._console.say(f"{name}: logging to {place}")
 
-    def _try(self, name: str, action: Callable[[Any], None]) -> None:
+    def _call_or_drop(self, name: str, action: Callable[[Any], None]) -> None:
         """Call a function with a logger, and drop the logger if that fails."""
         if name not in self._open:
             return
@@ -252,7 +252,7 @@ class Loggers:
 
     def _close_all(self, ending: str) -> None:
         for name in list(self._open):
-            self._try(name, lambda logger, kind=KINDS[name]: kind.close(logger, ending))
+            self._call_or_drop(name, lambda logger, kind=KINDS[name]: kind.close(logger, ending))
         self._open = {}
 
 

@@ -85,11 +85,11 @@ class StorageLock:
                     self.lost = True
                     return
                 self._mine["beats"] += 1
-                self._storage.pipe_file(self._path, self._content())
+                self._storage.pipe_file(self._path, self._lock_content())
 
     def _acquire(self, path: str) -> None:
         """Create the object unless a living process holds it; only one process may replace a dead holder."""
-        while not self._create(path):
+        while not self._create_lock(path):
             holder = self._read_lock(path)
             if holder is None:  # it was just released
                 continue
@@ -103,17 +103,17 @@ class StorageLock:
             self._acquire(mark)
             is_dead_one = self._token(path) == holder.get("token")
             if is_dead_one:
-                retry(lambda: self._storage.pipe_file(path, self._content()))
+                retry(lambda: self._storage.pipe_file(path, self._lock_content()))
             self._storage.rm_file(mark)
             if is_dead_one:
                 return
 
-    def _create(self, path: str) -> bool:
+    def _create_lock(self, path: str) -> bool:
         if self._read_lock(path) is not None:  # some storage lacks conditional requests
             return False
         try:
             in_its_folder(
-                self._storage, path, lambda path: self._storage.pipe_file(path, self._content(), mode="create")
+                self._storage, path, lambda path: self._storage.pipe_file(path, self._lock_content(), mode="create")
             )
         except Exception:  # some storage has its own error for an object that exists
             if self._read_lock(path) is None:
@@ -151,5 +151,5 @@ class StorageLock:
             return {}
         return holder if isinstance(holder, dict) else None if content is None else {}
 
-    def _content(self) -> bytes:
+    def _lock_content(self) -> bytes:
         return json.dumps(self._mine).encode()

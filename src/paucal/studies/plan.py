@@ -59,8 +59,8 @@ def plan(
         rows: Names of the requested rows; None for all.
         columns: Names of the requested columns; None for all.
     """
-    wanted_rows = _select(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
-    wanted_columns = _select(study.trained_columns, study.columns, columns, "--columns", study)
+    wanted_rows = _select_named(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
+    wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)
     runs = []
     for run in plan_whole(study, scale, data_sets, columns):
         requested = tuple(column for column in run.columns if column in wanted_columns)
@@ -86,7 +86,7 @@ def plan_whole(
         UserError: The study is not run, or has no such scale or column.
     """
     small = find_scale(study, scale)
-    wanted_columns = _select(study.trained_columns, study.columns, columns, "--columns", study)
+    wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)
     rows, trained_columns = study.rows_at(small), study.trained_columns
     if small is not None:
         rows = [row for row in rows if row.data == study.trained_rows[0].data]
@@ -101,7 +101,7 @@ def plan_whole(
     return _name_runs(list(runs.values()))
 
 
-def _select(
+def _select_named(
     parts: Sequence[T], all_parts: Sequence[Part], names: Sequence[str] | None, flag: str, study: Study
 ) -> list[T]:
     """Return the rows or columns with the given names, out of those that are run; without names, return all."""

@@ -199,7 +199,9 @@ def _describe_change(name: str, old_value: Tensor, new_value: Tensor) -> str:
     if old_value.ndim == new_value.ndim == 4 and old_value.shape[0] == new_value.shape[0]:
         parts = []
         if old_value.shape[2:] != new_value.shape[2:]:
-            parts.append(f"kernel resampled from {_times(old_value.shape[2:])} to {_times(new_value.shape[2:])}")
+            parts.append(
+                f"kernel resampled from {_sizes_text(old_value.shape[2:])} to {_sizes_text(new_value.shape[2:])}"
+            )
         if old_value.shape[1] != new_value.shape[1]:
             parts.append(f"input channels from {old_value.shape[1]} to {new_value.shape[1]}")
         if parts:
@@ -208,10 +210,10 @@ def _describe_change(name: str, old_value: Tensor, new_value: Tensor) -> str:
 
 
 def _cells_text(positions: Tensor) -> str:
-    return str(positions.shape[1]) if positions.ndim == 3 else _times(positions.shape[1:])
+    return str(positions.shape[1]) if positions.ndim == 3 else _sizes_text(positions.shape[1:])
 
 
-def _times(sizes: Any) -> str:
+def _sizes_text(sizes: Any) -> str:
     return "x".join(map(str, sizes))
 
 

@@ -66,7 +66,7 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
         if unknown:
             lines_text = counted(len(unknown), "line")
             notes.append(f"{lines_text} of {file} without an image with annotations, such as {unknown[0][:80]!r}")
-        part, is_joint = PARTS[_stem(file)], _stem(file) == TRAINVAL
+        part, is_joint = PARTS[_plain_stem(file)], _plain_stem(file) == TRAINVAL
         for key in keys:
             if key is None or (is_joint and parts.get(key) == "val"):
                 continue
@@ -80,15 +80,15 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
 
 def _find_lists(tree: Tree) -> list[str]:
     """Return the lists in the first folder that has lists of train, val or test; "trainval" comes last."""
-    lists = [file for file in tree.ending(".txt") if _stem(file) in PARTS]
+    lists = [file for file in tree.ending(".txt") if _plain_stem(file) in PARTS]
     for folder in LIST_FOLDERS:
         folder_lists = [file for file in lists if file.rpartition("/")[0].lower() == folder]
         if folder_lists:
-            return sorted(folder_lists, key=lambda file: (_stem(file) == TRAINVAL, file))
+            return sorted(folder_lists, key=lambda file: (_plain_stem(file) == TRAINVAL, file))
     return []
 
 
-def _stem(file: str) -> str:
+def _plain_stem(file: str) -> str:
     return PurePosixPath(file).stem.lower()
 
 

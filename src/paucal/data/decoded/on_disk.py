@@ -195,7 +195,7 @@ class EntryWriter:
     def add(self, index: int, image: Image.Image, size: tuple[int, int]) -> None:
         """Store a decoded image whose original has the (height, width) `size`; raises `FullError`."""
         unknown = np.full((2, self.table.channels), np.nan)
-        self._put(index, pixels_of(image), size, unknown if min(image.size) < _SMALL else moments_of(image))
+        self._store_pixels(index, pixels_of(image), size, unknown if min(image.size) < _SMALL else moments_of(image))
 
     def copy(self, index: int, entry: Entry, row: int) -> bool:
         """Copy an image from another entry; return False if its file is gone. Raises `FullError`."""
@@ -203,7 +203,7 @@ class EntryWriter:
         if pixels is None:
             return False
         height, width = entry.table.sizes[row].tolist()
-        self._put(index, pixels, (height, width), entry.table.moments[row])
+        self._store_pixels(index, pixels, (height, width), entry.table.moments[row])
         return True
 
     def finish(self, key: str, chosen: NDArray[np.int64], reading: str) -> None:
@@ -219,7 +219,9 @@ class EntryWriter:
             os.fsync(file.fileno())
         self._path.replace(index)
 
-    def _put(self, index: int, pixels: NDArray[np.uint8], size: tuple[int, int], moments: NDArray[np.float64]) -> None:
+    def _store_pixels(
+        self, index: int, pixels: NDArray[np.uint8], size: tuple[int, int], moments: NDArray[np.float64]
+    ) -> None:
         data = pixels.reshape(-1).data
         with self._lock:
             if self._used + len(data) > self._room:

@@ -58,14 +58,16 @@ class StoredDigests:
         """Return (N, 16) digests, and an (N,) mask of the known ones."""
         digests, is_known = np.zeros((len(stamps), DIGEST), dtype=np.uint8), np.zeros(len(stamps), dtype=bool)
         for row, stamp in enumerate(stamps):
-            digest = None if stamp is None else self._digests.get(_compact(stamp))
+            digest = None if stamp is None else self._digests.get(_short_key(stamp))
             if digest is not None:
                 digests[row], is_known[row] = np.frombuffer(digest, dtype=np.uint8), True
         return digests, is_known
 
     def remember(self, stamps: Sequence[Stamp | None], digests: NDArray[np.uint8]) -> None:
         """Store the digests of readable images, in place of older ones of the same paths."""
-        new_digests = {_compact(stamp): digests[row].tobytes() for row, stamp in enumerate(stamps) if stamp is not None}
+        new_digests = {
+            _short_key(stamp): digests[row].tobytes() for row, stamp in enumerate(stamps) if stamp is not None
+        }
         paths = {key[0] for key in new_digests}
         self._digests = {**{key: value for key, value in self._digests.items() if key[0] not in paths}, **new_digests}
         temporary = self.file.with_name(f".{self.file.name}.{os.getpid()}{UNFINISHED}")
@@ -79,7 +81,7 @@ class StoredDigests:
             temporary.unlink(missing_ok=True)
 
 
-def _compact(stamp: Stamp) -> _Key:
+def _short_key(stamp: Stamp) -> _Key:
     # NumPy strips trailing zeros of byte strings.
     name = hashlib.blake2b(stamp.name.encode(errors="surrogateescape"), digest_size=16).digest().rstrip(b"\0")
     return name, stamp.size, stamp.changed

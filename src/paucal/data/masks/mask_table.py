@@ -28,7 +28,7 @@ def is_mask_table(file: Path) -> bool:
     if not file.is_file() or file.suffix.lower() not in TABLE_SUFFIXES:
         return False
     try:
-        return _columns(read_table(file, 1).rows[0].cells) is not None
+        return _column_positions(read_table(file, 1).rows[0].cells) is not None
     except (UserError, OSError, IndexError):
         return False
 
@@ -36,7 +36,7 @@ def is_mask_table(file: Path) -> bool:
 def read_mask_table(file: Path) -> MaskTable:
     """Read a table of masks; relative paths are relative to its folder, and several rows may name one image."""
     header, *rows = read_table(file).rows
-    columns = _columns(header.cells)
+    columns = _column_positions(header.cells)
     assert columns is not None
     image_at, mask_at, part_at = columns
     masks_of: dict[str, tuple[list[Path], str]] = {}
@@ -49,7 +49,7 @@ def read_mask_table(file: Path) -> MaskTable:
         if not row.cells[mask_at].strip():
             n_bare += 1
             continue
-        image, mask = (_resolve(row.cells[place], file, context) for place in (image_at, mask_at))
+        image, mask = (_resolve_path(row.cells[place], file, context) for place in (image_at, mask_at))
         masks, first_part = masks_of.setdefault(image, ([], PARTS.get(part, "")))
         if first_part != PARTS.get(part, ""):
             raise UserError(f"{context} puts {image!r} into a second part: give each image one part.")
@@ -67,7 +67,7 @@ def plain_column(cell: str) -> str:
     return cell.strip().lower().replace(" ", "_").replace("-", "_")
 
 
-def _columns(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
+def _column_positions(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
     """Return the positions of the columns of images, masks and parts; None for other tables."""
     plain = [plain_column(cell) for cell in cells]
     positions = [
@@ -78,7 +78,7 @@ def _columns(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
     return None if image is None or mask is None else (image, mask, part)
 
 
-def _resolve(cell: str, file: Path, context: str) -> str:
+def _resolve_path(cell: str, file: Path, context: str) -> str:
     path = plain_path(cell)
     if leads_out(path) and not (os.path.isabs(path) and ".." not in path.split("/") and "\0" not in path):
         raise UserError(f"{context} leads out of the folder of the table ({path[:80]!r}): give paths below it.")

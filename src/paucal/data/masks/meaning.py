@@ -96,7 +96,7 @@ def _find_names(
         coding: Meaning of the values in a resumed run; None to choose it.
     """
     notes: list[str] = []
-    for file in _tables(pairs):
+    for file in _class_tables(pairs):
         try:
             class_names = read_class_names(file)
             if _fits_masks(class_names, facts, ignore, coding):
@@ -107,7 +107,7 @@ def _find_names(
     return None, notes
 
 
-def _tables(pairs: Pairs) -> list[Path]:
+def _class_tables(pairs: Pairs) -> list[Path]:
     """Return the tables in the folders of the first image and the first mask, and in those above them."""
     if not pairs.pairs:
         return []

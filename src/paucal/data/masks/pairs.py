@@ -122,7 +122,7 @@ def tell_sides(keys: Sequence[str]) -> Sides:
     """Distinguish images from masks by the names of their folders, or else by their file names."""
     sides: dict[str, list[str]] = {"image": [], "mask": [], "other": [], "": []}
     for key in keys:
-        sides[_side(key)].append(key)
+        sides[_side_of_folders(key)].append(key)
     if not sides["mask"]:
         sides["mask"] = [key for key in sides[""] if any(map(ends_as_masks, PurePosixPath(key).parts[:-1]))]
         sides[""] = sorted(set(sides[""]) - set(sides["mask"]))
@@ -192,7 +192,7 @@ def _to_file(key: str, loose: bool = False, whole: bool = False) -> File:
     return File(key, path.parts[:-1] if whole else tuple(name for name in place if name), stem, part)
 
 
-def _side(key: str) -> str:
+def _side_of_folders(key: str) -> str:
     """Return the side (image, mask or other) of the innermost folder whose name states one; "" for none."""
     return next((side for name in reversed(PurePosixPath(key).parts[:-1]) if (side := folder_role(name).side)), "")
 

@@ -120,13 +120,13 @@ class ShardIndex:
         return (self.spans[:, 1] - self.spans[:, 0]).tolist()
 
     @cached_property
-    def _ends(self) -> list[int]:
+    def _shard_ends(self) -> list[int]:
         return list(itertools.accumulate(self.counts))
 
     def locate(self, image: int) -> tuple[int, int]:
         """Return the shard of an image, and its row there."""
-        shard = bisect.bisect_right(self._ends, image)
-        return shard, image - self._ends[shard] + self.counts[shard]
+        shard = bisect.bisect_right(self._shard_ends, image)
+        return shard, image - self._shard_ends[shard] + self.counts[shard]
 
     def rows(self, shard: int) -> ShardRows:
         """Return the rows of a shard; those read last stay in memory."""

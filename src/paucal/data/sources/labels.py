@@ -62,7 +62,7 @@ def find_separator(cells: Sequence[str], given: str | None = None) -> str:
     if given is not None:
         return "" if given == ONE_LABEL else given
     distinct = {"" if is_missing(cell) else cell for cell in cells}
-    return next((sign for sign in _SEPARATORS if _separates(sign, distinct)), "")
+    return next((sign for sign in _SEPARATORS if _separates_names(sign, distinct)), "")
 
 
 def is_missing(cell: str) -> bool:
@@ -98,7 +98,7 @@ def _list_items(cell: str) -> list[str] | None:
     return [next(filter(None, match.groups()), "").strip() for match in _ITEM.finditer(cell[1:-1])]
 
 
-def _separates(sign: str, distinct: Collection[str]) -> bool:
+def _separates_names(sign: str, distinct: Collection[str]) -> bool:
     cells = [cell for cell in distinct if cell]
     pieces = [_split_names(cell, sign) for cell in cells]
     if not all(pieces) or all(len(set(names)) == 1 for names in pieces):  # a cell of only separators is a name

@@ -294,14 +294,14 @@ def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = ""
     for row, key in zip(rows, located.keys, strict=True):
         first = row_of_key.setdefault(key, row._replace(key=key))
         if (first.names, first.marks, first.part) != (row.names, row.marks, row.part):
-            raise _conflict(key, first, row, boxes)
+            raise _conflict_error(key, first, row, boxes)
     notes = list(located.notes)
     if repeated := len(rows) - len(row_of_key):
         notes.append(f"{counted(repeated, 'repeated row')} of {rows[0].file.name} {was(repeated)} left out")
     return _Placed(list(row_of_key.values()), located.folder, notes)
 
 
-def _conflict(key: str, first: ListedImage, second: ListedImage, boxes: str) -> UserError:
+def _conflict_error(key: str, first: ListedImage, second: ListedImage, boxes: str) -> UserError:
     if boxes:
         return UserError(
             f"{second.file} has several rows for {key[:_SHOWN]!r}, and columns of boxes ({boxes}): use paucal "

@@ -55,17 +55,17 @@ def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
     if label is None:
         return []
     if label.ndim == 0:
-        return [_plain(classes[int(label)])]
+        return [_as_ascii(classes[int(label)])]
     label = label.nan_to_num()
     if bool(((label == 0) | (label == 1)).all()):  # several labels, or none
-        names = [_plain(classes[i]) for i in label.nonzero()[:, 0].tolist()]
+        names = [_as_ascii(classes[i]) for i in label.nonzero()[:, 0].tolist()]
         return [", ".join(names) or "no label"]
     shares, numbers = label.topk(min(2, len(classes)))
     pairs = zip(shares.tolist(), numbers.tolist(), strict=True)
-    return [f"{percent(share, '.0f')} {_plain(classes[i])}" for share, i in pairs if share >= _LEAST_SHARE]
+    return [f"{percent(share, '.0f')} {_as_ascii(classes[i])}" for share, i in pairs if share >= _LEAST_SHARE]
 
 
-def _plain(name: str) -> str:
+def _as_ascii(name: str) -> str:
     """Replace characters that Pillow's built-in font lacks."""
     return name.encode("ascii", "replace").decode()
 

@@ -87,7 +87,7 @@ def nearest(train: Tensor, test: Tensor, k: int, chunk: int = CHUNK) -> tuple[Te
         at_once = max(1, chunk // len(keys))
         for first in range(0, len(test), at_once):
             part = slice(first, first + at_once)
-            new_best[part], new_rows[part] = _merge(best[part], rows[part], queries[part] @ keys.T, start, n_kept)
+            new_best[part], new_rows[part] = _keep_best(best[part], rows[part], queries[part] @ keys.T, start, n_kept)
         best, rows = new_best, new_rows
     return best, rows
 
@@ -96,7 +96,7 @@ def _normalise(features: Tensor) -> Tensor:
     return F.normalize(features.float(), dim=1)
 
 
-def _merge(best: Tensor, rows: Tensor, similarity: Tensor, start: int, k: int) -> tuple[Tensor, Tensor]:
+def _keep_best(best: Tensor, rows: Tensor, similarity: Tensor, start: int, k: int) -> tuple[Tensor, Tensor]:
     """Keep the k best of the previous cosines and of new cosines, whose training rows begin at `start`."""
     values, columns = _stable_topk(similarity, min(k, similarity.shape[1]))
     if not best.shape[1]:

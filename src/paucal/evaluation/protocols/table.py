@@ -300,7 +300,7 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
     sets = len({row.data for row in rows})
     max_offset = 0.2 if len(names) < 4 else 0.34
     offsets = np.linspace(-max_offset, max_offset, len(names)) if len(names) > 1 else np.zeros(1)
-    for name, offset, (colour, marker) in zip(names, offsets, _styles(names), strict=True):
+    for name, offset, (colour, marker) in zip(names, offsets, _model_styles(names), strict=True):
         model_scores = [(index, row.scores[name]) for index, row in enumerate(rows) if name in row.scores]
         x = np.array([index for index, _ in model_scores]) + offset
         values = np.array([100 * score.value for _, score in model_scores])
@@ -316,7 +316,7 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
     return figure
 
 
-def _styles(names: Sequence[str]) -> list[tuple[str, str]]:
+def _model_styles(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return colour and marker of each model, no two alike: grey for random weights."""
     return [
         (GREY if name == FLOOR else COLOURS[index % len(COLOURS)], MARKERS[index // len(COLOURS)])

@@ -59,7 +59,7 @@ class AttentionMap:
         if not len(query_positions):
             raise UserError(f"{token!r} is not a query of the layer {self.layer!r}: choose another layer or token.")
         group, query = query_positions[0].tolist()
-        return self._scatter(self.weights[:, group, :, query], self.keys[group])
+        return self._sum_by_key(self.weights[:, group, :, query], self.keys[group])
 
     def cell_map(self, token: Token) -> Tensor:
         """Return how much a token attends to every cell, (B, heads, rows, columns) of the keys' grid."""
@@ -95,9 +95,9 @@ class AttentionMap:
         padded = share.new_zeros(share.shape[0], len(self.tokens) + 1)  # the last position is padding
         padded[:, :-1] = share
         sent = torch.einsum("bgq,bgqk->bgk", padded[:, self.queries], weights)
-        return self._scatter(sent.flatten(1), self.keys.flatten())
+        return self._sum_by_key(sent.flatten(1), self.keys.flatten())
 
-    def _scatter(self, values: Tensor, keys: Tensor) -> Tensor:
+    def _sum_by_key(self, values: Tensor, keys: Tensor) -> Tensor:
         """Add up values (..., K) at the positions (K,) of their keys."""
         count = len(self.key_tokens)
         positions = torch.where(keys < 0, count, keys)

@@ -177,9 +177,9 @@ class _GridLayer:
             raise UserError(f"{model_name(module)} has no blocks that output grids: use integrated-gradients.")
         self.plan, self.size, self.grid = plan, size, nn.Identity()
         name = blocks[-2] if plan.class_token and len(blocks) > 1 else blocks[-1]
-        self.handle = module.get_submodule(name).register_forward_hook(self._through)
+        self.handle = module.get_submodule(name).register_forward_hook(self._pass_as_grid)
 
-    def _through(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor:
+    def _pass_as_grid(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor:
         output = last_tensor(output)
         layout = read_layout(
             output.shape, self.size, self.plan.prefixes, Hints(self.plan.channels_last, self.plan.last[1:])

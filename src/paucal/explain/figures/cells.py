@@ -189,8 +189,8 @@ def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], s
     axes[0][0].imshow(picture)
     true, predicted = _true_and_predicted(view, first, second)
     ends = [
-        _arrow(axes[0][0], picture, view, second, true, TRUE, 3.0),
-        _arrow(axes[0][0], picture, view, second, predicted, PREDICTED, 1.6),
+        _draw_arrow(axes[0][0], picture, view, second, true, TRUE, 3.0),
+        _draw_arrow(axes[0][0], picture, view, second, predicted, PREDICTED, 1.6),
     ]
     _make_room(axes[0][0], picture, ends)
     title(axes[0][0], f"from {second} to {first}\nblue: true, orange: predicted")
@@ -217,7 +217,7 @@ def _true_and_predicted(
     return true, (rows, across)
 
 
-def _arrow(
+def _draw_arrow(
     axes: Axes,
     picture: Picture,
     view: OffsetView,

@@ -55,7 +55,7 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
     )
 
 
-def _settle(settings: Any, term: Distillation, run_images: RunImages) -> None:
+def _settle_teacher(settings: Any, term: Distillation, run_images: RunImages) -> None:
     """Give the teacher its own normalisation, and put its classes in the order of the run."""
     card, images = _teacher_card(settings.teacher), run_images.images
     if images.multi_hot is not None:
@@ -81,5 +81,5 @@ TERM = ExtraLoss(
     paths=("teacher",),
     advice="without --add distillation: add it, or leave {flag} out",
     build=_build_term,
-    settle=_settle,
+    settle=_settle_teacher,
 )

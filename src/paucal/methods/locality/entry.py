@@ -35,7 +35,7 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
         raise UserError(f"--guide {settings.guide}: {problem}; give a backbone with more blocks.") from problem
 
 
-def _settle(settings: Any, term: LocalityGuidance, run_images: RunImages) -> None:
+def _settle_guide(settings: Any, term: LocalityGuidance, run_images: RunImages) -> None:
     """Give the guide its own normalisation.
 
     Raises:
@@ -54,5 +54,5 @@ TERM = ExtraLoss(
     paths=("guide",),
     advice="without --add locality: add it, or leave {flag} out",
     build=_build_term,
-    settle=_settle,
+    settle=_settle_guide,
 )

@@ -71,17 +71,17 @@ class BoxBatch:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "BoxBatch":
         """Return the batch on another device; the sizes stay on the CPU so that reading them does not block."""
         ahead = non_blocking and str(device).startswith("cuda")
-        return self._map(lambda tensor: tensor.to(device, non_blocking=ahead))
+        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=ahead))
 
     def pin_memory(self) -> "BoxBatch":
         """Return the batch in page-locked memory."""
-        return self._map(lambda tensor: tensor.pin_memory())
+        return self._map_tensors(lambda tensor: tensor.pin_memory())
 
     def image_sizes(self) -> list[tuple[int, int]]:
         """Return the (height, width) of each image within its padding."""
         return [(int(height), int(width)) for height, width in self.sizes.tolist()]
 
-    def _map(self, move: Callable[[Tensor], Tensor]) -> "BoxBatch":
+    def _map_tensors(self, move: Callable[[Tensor], Tensor]) -> "BoxBatch":
         boxes, labels = [move(tensor) for tensor in self.boxes], [move(tensor) for tensor in self.labels]
         masks = None if self.masks is None else [move(tensor) for tensor in self.masks]
         return replace(self, images=move(self.images), boxes=boxes, labels=labels, masks=masks)

@@ -107,7 +107,7 @@ def evaluate_frozen(
     if run is None and not data:
         raise UserError(f"give DATA to evaluate {model!r} on, before the flags: only a run has images of its own.")
     subjects = _open_subjects(names, settings, protocols, console)
-    options = _options(settings, subjects[0])
+    options = _protocol_options(settings, subjects[0])
     rows: list[Row] = []
     sets: list[dict[str, Any]] = []
     pictured_data: EvaluationData | None = None
@@ -200,7 +200,7 @@ def _batch_size(settings: EvalSettings, subject: FrozenBackbone) -> int:
     return inference_batch_size(subject.preprocessing.image_size, subject.device.type, settings.batch_size)
 
 
-def _options(settings: EvalSettings, first: FrozenBackbone) -> ProtocolOptions:
+def _protocol_options(settings: EvalSettings, first: FrozenBackbone) -> ProtocolOptions:
     folder = None if settings.no_cache else Path(settings.cache).expanduser() if settings.cache else features_folder()
     kind = None if settings.features == "auto" else parse_kind(settings.features)
     on_gpu = first.device.type == "cuda"

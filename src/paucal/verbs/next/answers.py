@@ -102,10 +102,10 @@ class Classifier(Model):
             None if familiarity is None else familiarity.distances(features) > familiarity.limit,
             descriptions,
             likeliest,
-            lambda indices: self._content(images, indices, [tuple(rows[n].labels) for n in indices], shares),
+            lambda indices: self._predicted_content(images, indices, [tuple(rows[n].labels) for n in indices], shares),
         )
 
-    def _content(
+    def _predicted_content(
         self, images: ImageSet, indices: NDArray[np.int64], labels: list[tuple[str, ...]], shares: Tensor
     ) -> Content:
         selected, classes = images.select(indices), self.model.classes
@@ -147,7 +147,7 @@ class DetectorModel(Model):
             None,
             descriptions,
             [],
-            lambda indices: self._content(images, indices, all_detections, sizes),
+            lambda indices: self._predicted_content(images, indices, all_detections, sizes),
         )
 
     def _describe(self, detections: Detections) -> str:
@@ -157,7 +157,7 @@ class DetectorModel(Model):
         doubtful = sorted(detections.scores.tolist(), key=lambda score: abs(score - 0.5))[:1]
         return f"{counted}; the least sure {percent(doubtful[0], '.0f')}" if doubtful else counted
 
-    def _content(
+    def _predicted_content(
         self,
         images: ImageSet,
         indices: NDArray[np.int64],

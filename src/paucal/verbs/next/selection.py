@@ -128,7 +128,7 @@ def herd(unsure: Tensor, similar: Tensor, covered: Tensor, count: int) -> tuple[
     chosen: list[int] = []
     is_free = torch.ones(len(unsure), dtype=torch.bool)
     for rank in range(min(count, len(unsure))):
-        gains = _gains(unsure, similar, covered)
+        gains = _added_coverage(unsure, similar, covered)
         gains[~is_free] = -1.0
         index = int(gains.argmax())
         nearest[(similar[index] > covered).numpy()] = rank
@@ -139,7 +139,7 @@ def herd(unsure: Tensor, similar: Tensor, covered: Tensor, count: int) -> tuple[
     return chosen, nearest
 
 
-def _gains(unsure: Tensor, similarity: Tensor, covered: Tensor) -> Tensor:
+def _added_coverage(unsure: Tensor, similarity: Tensor, covered: Tensor) -> Tensor:
     """Return the (N,) uncertainty that each image would cover in addition, some rows at a time."""
     pieces = (unsure[:, None], similarity, covered[:, None])
     split = zip(*(piece.split(512) for piece in pieces), strict=True)

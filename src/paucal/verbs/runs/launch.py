@@ -175,8 +175,10 @@ def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[
     """
     now = time.time() if now is None else now
     needed_folders = _needed_folders(runs)
-    newest = {_identity(run): run for run in sorted(runs, key=lambda run: run.changed) if run.state == "finished"}
-    return [run.but(deletable=_deletion_reason(run, newest.get(_identity(run)), needed_folders, now)) for run in runs]
+    newest = {_settings_key(run): run for run in sorted(runs, key=lambda run: run.changed) if run.state == "finished"}
+    return [
+        run.but(deletable=_deletion_reason(run, newest.get(_settings_key(run)), needed_folders, now)) for run in runs
+    ]
 
 
 def _deletion_reason(run: ListedRun, newest_equal: ListedRun | None, needed_folders: set[Path], now: float) -> str:
@@ -209,7 +211,7 @@ def _needed_folders(runs: Sequence[ListedRun]) -> set[Path]:
     return {run.path.resolve() for run in runs} & named_paths
 
 
-def _identity(run: ListedRun) -> str:
+def _settings_key(run: ListedRun) -> str:
     """Return a text that is equal for runs with the same verb and settings."""
     compared = sorted((str(name), repr(value)) for name, value in run.settings.items() if name not in _OWN)
     return repr([run.verb, compared])

@@ -79,7 +79,7 @@ class Answerer:
             card = self.model.card
             number = _number_answer(card, shares) if isinstance(card, RegressionCard) else {}
             common = {
-                "unlike": self._unlike(picture),
+                "unlike": self._distance_answer(picture),
                 "note": self._note_on_image(content, name),
                 "explanation": self._explanation(picture, name, number.get("says")) if explain else None,
             }
@@ -120,7 +120,7 @@ class Answerer:
         except UnreadableImage as problem:
             raise UserError(str(problem)) from problem
 
-    def _unlike(self, picture: Image.Image) -> dict[str, Any]:
+    def _distance_answer(self, picture: Image.Image) -> dict[str, Any]:
         """Return whether a picture is further from the training images than nearly all held-out images are."""
         if self._reader is None or self._known is None:
             return {"known": False}

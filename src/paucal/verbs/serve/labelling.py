@@ -106,7 +106,7 @@ class Labelling:
             UserError: There is no such image or class.
         """
         with self._lock:
-            path = self._path(index)
+            path = self._checked_path(index)
             if label != NONE and label not in self.classes:
                 raise UserError(f"there is no class {label[:80]!r}: reload the page.")
             stored_label = self._saved.labels.get(path)
@@ -116,7 +116,7 @@ class Labelling:
                 )
             if stored_label is None:
                 self._saved.add(path, label)
-            tab = self._tab(name)
+            tab = self._state_of_tab(name)
             if index not in tab.given:  # a page that got no response sends the same request again
                 tab.given.append(index)
             self._leases.pop(index, None)
@@ -125,26 +125,26 @@ class Labelling:
     def skip(self, name: str, index: int) -> dict[str, Any]:
         """Show an image after all others in this tab, and return the next one."""
         with self._lock:
-            self._path(index)
-            self._tab(name).skipped.add(index)
+            self._checked_path(index)
+            self._state_of_tab(name).skipped.add(index)
             self._leases.pop(index, None)
             return self._next_item(name)
 
     def undo(self, name: str) -> dict[str, Any]:
         """Undo the latest label of a tab, and return its image."""
         with self._lock:
-            tab = self._tab(name)
+            tab = self._state_of_tab(name)
             while tab.given:
                 index = tab.given.pop()
-                if self._path(index) in self._saved.labels:
-                    self._saved.remove(self._path(index))
+                if self._checked_path(index) in self._saved.labels:
+                    self._saved.remove(self._checked_path(index))
                     self._leases[index] = (name, time.monotonic())
                     return self._as_json(index)
             return self._next_item(name)
 
     def picture(self, index: int) -> bytes:
         """Return an image as JPEG."""
-        self._path(index)
+        self._checked_path(index)
         try:
             picture = self._images.store.read(index).convert("RGB")
         except UnreadableImage as problem:
@@ -155,7 +155,7 @@ class Labelling:
         return buffer.getvalue()
 
     def _next_item(self, name: str) -> dict[str, Any]:
-        tab, now = self._tab(name), time.monotonic()
+        tab, now = self._state_of_tab(name), time.monotonic()
         # A tab has one image: the image that it showed before is free for other tabs.
         self._leases = {
             index: (owner, since)
@@ -176,10 +176,10 @@ class Labelling:
         image = {"number": index, "name": self._images.keys[index], "answers": answers, "reason": suggestion.reason}
         return {**self.state(), "image": image}
 
-    def _path(self, index: int) -> str:
+    def _checked_path(self, index: int) -> str:
         if not 0 <= index < len(self._paths):
             raise UserError("there is no such image: reload the page.")
         return self._paths[index]
 
-    def _tab(self, name: str) -> Tab:
+    def _state_of_tab(self, name: str) -> Tab:
         return self._tabs.setdefault(name[:64], Tab())

@@ -55,7 +55,7 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
             listener = stack.enter_context(_listening_socket(settings.host, settings.port))
             path = Path(source)
             familiarity = familiarity_of(open_run(path), model, console) if (path / MARKER).exists() else None
-            title, max_bytes = _title(source, model), settings.max_upload * 10**6
+            title, max_bytes = _page_title(source, model), settings.max_upload * 10**6
             app = make_app(
                 Answerer(model, familiarity, settings.precision, settings.mirror),
                 title,
@@ -94,7 +94,7 @@ def address_in_network() -> str | None:
         return udp_socket.getsockname()[0]
 
 
-def _title(source: str, model: TrainedModel) -> str:
+def _page_title(source: str, model: TrainedModel) -> str:
     run = RunFolder(Path(source)).path.resolve().name
     gives = model.card.target if isinstance(model.card, RegressionCard) else f"{len(model.classes)} classes"
     return f"{run}: {model.card.backbone.name}, {gives}"

@@ -115,7 +115,7 @@ def race_heads(
     coordinates = standardise(staged[rows]).coordinates
     logits = {name: logits_of(coordinates, fit) for name, fit in heads.items()}
     mixtures = _candidate_mixtures(logits, truth)
-    losses = {name: _mean_losses(_mix(logits, mixture), truth) for name, mixture in mixtures.items()}
+    losses = {name: _mean_losses(_mix_logits(logits, mixture), truth) for name, mixture in mixtures.items()}
     usual = logits_of(standardise(last[rows]).coordinates, fit_last)
     temperature = best_temperature(usual, truth)
     usual_held_out = HeldOut(rows[is_evaluated], usual / temperature, truth, folds, temperature)
@@ -128,7 +128,7 @@ def race_heads(
     means = {name: float(values.mean()) for name, values in losses.items()}
     if not lead > error:
         return RaceResult(losses=means, lead=lead, error=error, held_out=usual_held_out)
-    held_out = HeldOut(rows[is_evaluated], _mix(logits, mixtures[best]), truth, folds)
+    held_out = HeldOut(rows[is_evaluated], _mix_logits(logits, mixtures[best]), truth, folds)
     weight, bias = fit_mixture(staged, labels, n_classes, mixtures[best], heads)
     head = Head(weight, bias, DEFAULT_STRENGTH, float(held_out.hits.double().mean()))
     return RaceResult(best, head, means, lead, error, held_out, mixtures[best])
@@ -149,12 +149,12 @@ def _candidate_mixtures(logits: Mapping[str, Tensor], labels: Tensor) -> dict[st
     mixtures = {name: {name: 1 / best_temperature(values, labels)} for name, values in logits.items()}
     if len(logits) > 1:
         mean = {name: mixture[name] / len(logits) for name, mixture in mixtures.items()}
-        divisor = best_temperature(_mix(logits, mean), labels)
+        divisor = best_temperature(_mix_logits(logits, mean), labels)
         mixtures[MEAN] = {name: share / divisor for name, share in mean.items()}
     return mixtures
 
 
-def _mix(logits: Mapping[str, Tensor], mixture: Mapping[str, float]) -> Tensor:
+def _mix_logits(logits: Mapping[str, Tensor], mixture: Mapping[str, float]) -> Tensor:
     return torch.stack([share * logits[name] for name, share in mixture.items()]).sum(0)
 
 

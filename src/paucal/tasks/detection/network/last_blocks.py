@@ -36,7 +36,7 @@ class LastBlocks(StageMaps):
     def grids(self, images: Tensor) -> list[Tensor]:
         """Return the outputs of the two blocks for a batch."""
         model: Any = self.backbone.model
-        hidden = model.bn1(model.conv_stem(self._pad(images)))
+        hidden = model.bn1(model.conv_stem(self._pad_images(images)))
         *earlier_stages, last, final = model.blocks
         for stage in earlier_stages:
             hidden = stage(hidden)
