@@ -139,6 +139,8 @@ def give_first_image_another_class(folder: Path, to: str, name: str) -> None:
         image = next(file for file in sorted(folder.rglob("*")) if file.is_file())
         (folder / name).mkdir()
         image.rename(folder / name / image.name)
+        if not any(image.parent.iterdir()):
+            image.parent.rmdir()
 
 
 def pixels_of(path: str) -> bytes:
