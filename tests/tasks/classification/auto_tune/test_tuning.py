@@ -12,7 +12,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.tasks.classification.auto_tune import tuning
 from paucal.tasks.classification.auto_tune.auto_tune import continuation
 from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses, is_better
-from paucal.tasks.classification.auto_tune.record import TuneStep
+from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
 from paucal.tasks.classification.auto_tune.trials import WORST, TuningPreset, best_trial, presets_for
 from paucal.tasks.classification.auto_tune.tuning import AT_ONCE, CostEstimate, choose_preset, in_equal_time
 from paucal.tasks.classification.optimization import optimization
@@ -212,6 +212,22 @@ def test_choose_way__goes_on_as_it_was_begun(tried):
     assert chosen is not None
     assert chosen[0] == CAREFUL
     assert tried == ["careful", "head [160]"]
+
+
+@pytest.mark.parametrize(("is_kept", "side"), [(False, [160]), (True, [240])])
+def test_choose_side__keeps_the_size_where_images_without_labels_improved_the_first_model(
+    monkeypatch, tmp_path, is_kept, side
+):
+    monkeypatch.setattr(tuning, "is_timed", lambda setup: True)
+    monkeypatch.setattr(tuning, "is_free", lambda setup, name: True)
+    monkeypatch.setattr(tuning, "_takes_any_size", lambda setup: True)
+    monkeypatch.setattr(tuning, "_image_seconds", lambda state, preset, side: 0.1 * (side[0] / 240) ** 2)
+    state = timed(left=35, epoch=10)  # seven epochs at 160 pixels, three at 240
+    state.setup.settings.img_size, state.image_seconds, state.run = [240], 0.0, SimpleNamespace(path=tmp_path)
+    unlabelled = TuneStep("images without labels", 0.8, 90.0, {"kept": is_kept})
+    state.record = TuneRecord(budget=240.0, probe=TuneStep("probe", 0.7, 6.0), unlabelled=unlabelled)
+    chosen = tuning._choose_side(state, CAREFUL, 1.0) or pytest.fail("no size")
+    assert chosen[0] == side
 
 
 def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):

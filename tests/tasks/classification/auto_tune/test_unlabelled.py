@@ -269,21 +269,23 @@ def test_run__whose_images_without_labels_were_moved_meanwhile_ends_without_them
 
 
 @pytest.mark.parametrize(
-    ("budget", "epochs", "too_few", "images"),
+    ("budget", "left", "epochs", "too_few", "images"),
     [
-        (0.0, 3, False, 500),
-        (300.0, None, False, 300),
-        (1000.0, None, False, 500),
-        (1000.0, None, True, 0),
-        (0.0, 0, False, 0),
+        (0.0, 0.0, 3, False, 500),
+        (300.0, 200.0, None, False, 300),
+        (300.0, 80.0, None, False, 200),
+        (300.0, -5.0, None, False, 0),
+        (1000.0, 900.0, None, False, 500),
+        (1000.0, 900.0, None, True, 0),
+        (0.0, 0.0, 0, False, 0),
     ],
 )
-def test_count_read_again__is_what_a_fifth_of_the_time_allows_if_anything_is_tuned(
-    monkeypatch, budget, epochs, too_few, images
+def test_count_read_again__leaves_four_fifths_of_the_time_and_half_of_what_is_left_for_tuning(
+    monkeypatch, budget, left, epochs, too_few, images
 ):
     monkeypatch.setattr(step, "cannot_judge_tuning", lambda _: too_few)
     setup = SimpleNamespace(settings=SimpleNamespace(epochs=epochs))
-    state = SimpleNamespace(record=SimpleNamespace(budget=budget), setup=setup, image_seconds=0.2)
+    state = SimpleNamespace(record=SimpleNamespace(budget=budget), setup=setup, image_seconds=0.2, left=lambda: left)
     assert step._count_read_again(state, 500) == images
 
 

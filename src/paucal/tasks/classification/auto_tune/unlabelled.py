@@ -35,7 +35,8 @@ from paucal.wording import counted, percent
 # gave 2.3 and 2,000 gave 4.5, while tuning for four minutes of a core gave none.
 TIME_SHARE, FEW_SHARE, LAST_SHARE = 0.2, 0.4, 0.7
 FEW_LABELS = 300
-AGAIN_SHARE = 0.2  # largest share for reading them once more, with the tuned network
+# Largest share for reading them once more, with the tuned network; and at most half of the time left for tuning.
+AGAIN_SHARE = 0.2
 FEWEST = 50  # fewer images show no effect
 FEWEST_HELD_OUT = 20  # with fewer validation images, distances are measured on a fifth of the training images
 FILE = "unlabelled.safetensors"  # features, kept until this step ends
@@ -125,8 +126,10 @@ def _count_read_again(state: TuneState, images: int) -> int:
     """Return how many of the images the tuned network reads, in float32, for heads on its features."""
     if state.setup.settings.epochs == 0 or cannot_judge_tuning(state.setup):
         return 0  # no network is tuned
-    budget = state.record.budget
-    return min(images, int(AGAIN_SHARE * budget / max(state.image_seconds, 1e-9))) if budget else images
+    if not state.record.budget:
+        return images
+    seconds = min(AGAIN_SHARE * state.record.budget, state.left() / 2)
+    return min(images, max(0, int(seconds / max(state.image_seconds, 1e-9))))
 
 
 def time_share(labelled: int, is_tuned: bool) -> float:
