@@ -50,8 +50,9 @@ def _layers_with_joint_weights(model: nn.Module) -> Iterator[nn.Module]:
         joint, output = getattr(layer, "qkv", None), getattr(layer, "proj", None)
         if not (isinstance(joint, nn.Linear) and isinstance(output, nn.Linear)):
             continue
-        cosine = hasattr(layer, "logit_scale")  # Swin v2, whose products do not grow with its weights
-        if joint.out_features == 3 * joint.in_features and output.in_features == output.out_features and not cosine:
+        # Swin v2 normalises queries and keys, so the scale of their weights has no effect.
+        is_cosine = hasattr(layer, "logit_scale")
+        if joint.out_features == 3 * joint.in_features and output.in_features == output.out_features and not is_cosine:
             yield layer
 
 

@@ -75,7 +75,7 @@ def _swin(call: Call, weights: Tensor, image_size: Size) -> Places:
 
 def _twins(call: Call, weights: Tensor, image_size: Size) -> Places:
     grid, side = (int(call.inputs[1][0]), int(call.inputs[1][1])), call.layer.ws
-    return _from_the_corner(grid, (side, side), call.inputs[0])
+    return _unshifted_windows(grid, (side, side), call.inputs[0])
 
 
 def _nest(call: Call, weights: Tensor, image_size: Size) -> Places:
@@ -100,7 +100,7 @@ def _place_without_shift(call: Call, weights: Tensor, image_size: Size) -> Place
         return None
     shape = features.shape[2:] if isinstance(call.block, SpatialBlock) else features.shape[1:3]
     window = (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
-    return _from_the_corner((shape[0], shape[1]), window, features)
+    return _unshifted_windows((shape[0], shape[1]), window, features)
 
 
 def _sam2(call: Call, weights: Tensor, image_size: Size) -> Places:
@@ -111,14 +111,15 @@ def _sam2(call: Call, weights: Tensor, image_size: Size) -> Places:
     block, features = call.block, call.block_inputs[0]
     rows, columns = int(features.shape[1]), int(features.shape[2])
     window = tuple(block.window_size) if block.is_windowed else (rows, columns)
-    keys = _from_the_corner((rows, columns), window, features)
+    keys = _unshifted_windows((rows, columns), window, features)
     down, right = block.q_stride or (1, 1)
-    # The pooled map is cropped to the shortcut's, which drops the remainder of a side that the stride does not divide.
-    queries = _from_the_corner((rows // down, columns // right), (window[0] // down, window[1] // right), features)
+    # The pooled map is cropped to the size of the shortcut's map: each side is divided by the stride and rounded down.
+    queries = _unshifted_windows((rows // down, columns // right), (window[0] // down, window[1] // right), features)
     return Places(queries.tokens, keys.tokens, queries.queries, keys.keys)
 
 
-def _from_the_corner(grid: Size, window: Size, like: Tensor) -> Places:
+def _unshifted_windows(grid: Size, window: Size, like: Tensor) -> Places:
+    """Return the places of windows that start at the top left corner; the last ones are padded."""
     return window_places(grid, window_partition(fill_up(cell_indices(grid, like), window), window))
 
 

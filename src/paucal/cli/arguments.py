@@ -262,7 +262,7 @@ def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str,
         config, typed_values = with_current_names(config, kind), with_current_names(typed_values, kind)
         defaults = {name: value for name, value in defaults.items() if name not in earlier_names(kind)}
     values = Namespace(**{**defaults, **config, **typed_values})
-    _refuse_odd_words(parser, values)
+    _refuse_invalid_texts(parser, values)
     flagged = typed_values.keys() - {"config"}
     return values, {**dict.fromkeys(config, "config"), **dict.fromkeys(flagged, "flag")}
 
@@ -276,7 +276,8 @@ def _convert_argument(parser: VerbParser, name: str, value: Any) -> Any:
     return fitted(name, value, hint, parser.verb, texts=True, shown=name.upper() if positional else flag(name))
 
 
-def _refuse_odd_words(parser: ArgumentParser, values: Namespace) -> None:
+def _refuse_invalid_texts(parser: ArgumentParser, values: Namespace) -> None:
+    """Refuse empty arguments, and home folders of users that do not exist."""
     positional = [action for action in parser._actions if not action.option_strings]
     shown_names = {action.dest: action.metavar or action.dest.upper() for action in positional}
     for name, value in vars(values).items():

@@ -1,4 +1,4 @@
-"""The formats of exported graphs: how each is written, run and turned into 8 bits, and what it needs."""
+"""The formats of exported graphs: how each is written, run and quantised to 8 bits, and what it needs."""
 
 import sys
 from collections.abc import Callable, Iterable

@@ -116,7 +116,7 @@ def read_onnx(path: Path) -> TrainedModel:
     """Read back a model that `paucal export --format onnx` has written.
 
     Raises:
-        UserError: the file does not exist, is too large, was not written by paucal, or takes pixels.
+        UserError: the file does not exist, is too large, was not written by paucal, or was exported with preprocessing.
     """
     if not path.is_file():
         raise UserError(f"there is no ONNX model at {str(path)!r}.")

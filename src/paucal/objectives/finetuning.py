@@ -60,7 +60,7 @@ class FineTuning:
 
 
 class BackboneTuner:
-    """Applies a `FineTuning` to the timm model of an objective, which calls its hooks.
+    """Applies a `FineTuning` to the timm model of an objective; the objective calls the methods of this class.
 
     Parameters frozen for the whole run lose `requires_grad`, so the optimizer never sees them and no other process
     waits for their gradients. Parameters frozen for the first epochs keep it and have their gradients dropped: the

@@ -18,7 +18,8 @@ _ADE20K: dict[str, Any] = {
     "devices": 8,
     "epochs": 127,  # 160,000 steps on 20,210 images
     "crops": 1,
-    "val_fraction": 0.0,  # no model selection in the papers: all 20,210 images train, and the last step is the model
+    # The papers select no model: they train on all 20,210 images, and report the weights of the last step.
+    "val_fraction": 0.0,
     "lr": 6e-5,
     "min_lr": 0.0,
     "backbone_lr": 1.0,

@@ -38,7 +38,7 @@ class StartFacts:
 
 
 def describe_undertrained(start: StartFacts) -> str:
-    """Return the reason for fine-tuning without care for the weights: they were trained on few images."""
+    """Return the reason for not protecting pretrained weights in fine-tuning: they were trained on few images."""
     return f"{start.where} was trained on only {start.shown:,} images: not worth preserving"
 
 

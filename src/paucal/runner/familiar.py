@@ -1,4 +1,4 @@
-"""The features of a run's training images, computed once and stored with the run."""
+"""The detector of images unlike a run's training images, fitted once and stored with the run."""
 
 import hashlib
 from pathlib import Path

@@ -264,7 +264,7 @@ def _below_one_folder(paths: Sequence[str], root: str | os.PathLike[str] | None)
     if root is not None:
         return list(paths), os.fspath(root)
     if any(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) for path in paths):
-        return list(paths), os.getcwd()  # the table reader reports addresses with advice
+        return list(paths), os.getcwd()  # the table reader refuses URLs and says what to do
     absolute = [os.path.abspath(os.path.expanduser(path)) for path in paths]
     try:
         folder = os.path.commonpath([os.path.dirname(path) for path in absolute])

@@ -163,8 +163,8 @@ def _open_path(path: str, console: Console) -> Iterator[ImageSet]:
         raise UserError(f"the pattern {path!r} matches {files}.")
     if len(images) < len(names):
         n_others = len(names) - len(images)
-        is_none = "is not an image" if n_others == 1 else "are not images"
-        console.say(f"{counted(n_others, 'match', 'matches')} of {path!r} {is_none}")
+        predicate = "is not an image" if n_others == 1 else "are not images"
+        console.say(f"{counted(n_others, 'match', 'matches')} of {path!r} {predicate}")
     for name in images:
         yield open_images(name, labelled=False)
 

@@ -219,7 +219,7 @@ def show_config(job: Job[S, A, Any], settings: S, given: Mapping[str, str]) -> s
 
 
 def _config_values(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of a config, with "none" for random weights if they were chosen and not left open."""
+    """Return the settings for a config file; `init` is "none" if random weights were chosen explicitly."""
     from_scratch = values["init"] is None and origin.get("init", "default") != "default"
     return {**values, "init": "none" if from_scratch else values["init"]}
 

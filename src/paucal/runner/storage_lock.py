@@ -69,8 +69,8 @@ class StorageLock:
         """Raise a UserError if another process has taken over the lock."""
         if self.lost:
             raise UserError(
-                f"another process has taken over {self.what} while this one was stopped for over {SILENCE:.0f} "
-                "seconds: this one ends, and has copied nothing since."
+                f"another process has taken over {self.what}, since this one was suspended for over {SILENCE:.0f} "
+                "seconds: this one exits, and has copied nothing since."
             )
 
     def confirm(self) -> None:

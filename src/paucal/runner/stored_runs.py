@@ -93,7 +93,7 @@ class StoredRun:
             content = retry(lambda: self._storage.cat_file(self.path(name), end=_MOST_MANIFEST))
         except FileNotFoundError:
             return None
-        except Exception as problem:  # every storage has its own errors
+        except Exception as problem:  # each storage backend raises its own exceptions
             raise UserError(
                 f"the run {self.url!r} cannot be read ({first_line(problem)}): check the address."
             ) from None
@@ -216,7 +216,7 @@ class StoredCopy(Callback):
             return
         try:
             self._stored.publish(self.folder, self._lock.confirm)
-        except Exception as failure:  # every storage has its own errors
+        except Exception as failure:  # each storage backend raises its own exceptions
             write_text(self.folder.parent / UNSENT, json.dumps({"number": self._stored.number}) + "\n")
             message = (
                 f"the newest state cannot be copied to {self._stored.url!r} ({first_line(failure)}): it is in "
@@ -235,7 +235,7 @@ class StoredCopy(Callback):
             try:
                 self._stored.publish(self.folder, self._lock.confirm)
                 self._state, pause, last_reason = state, _LOOK, ""
-            except Exception as problem:  # every storage has its own errors
+            except Exception as problem:  # each storage backend raises its own exceptions
                 pause, reason = min(2 * pause, _LONGEST_PAUSE), first_line(problem)
                 if reason != last_reason:
                     self._console.say(f"note: the state is not yet copied to {self._stored.url}: {reason}")

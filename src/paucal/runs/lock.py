@@ -88,8 +88,8 @@ class RunLock:
             self._renew()
         if self.lost:
             raise UserError(
-                f"another process has taken over {self.what} {str(self.folder)!r} while this one was stopped for over "
-                f"{SILENCE:.0f} seconds, or its {LOCK} was removed: this one ends, and has written nothing since then."
+                f"another process has taken over {self.what} {str(self.folder)!r}, since this one was suspended for "
+                f"over {SILENCE:.0f} seconds or its {LOCK} was removed: this one exits, and has written nothing since."
             )
 
     def _renew_until_ended(self) -> None:

@@ -48,7 +48,7 @@ def check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> N
 
 def _check_completeness(study: Study, location: str) -> None:
     if study.trains and not (study.trained_rows and study.trained_columns):
-        raise UserError(f"{location}: it trains, but has no row or no column that is trained.")
+        raise UserError(f"{location}: a study that trains needs at least one trained row and one trained column.")
     if study.trains and not study.scales and not study.without:
         raise UserError(f"{location}: it has no smaller scale and no reason: add 'without'.")
     if not study.see and not study.rows:

@@ -187,7 +187,10 @@ def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], al
 
 
 def _count_or_time(study: Study, settings: StudySettings, command: str, console: Console) -> Studied:
-    """Count parameters and multiply-adds, which takes seconds and is the same at every scale, or time models."""
+    """Count the parameters and multiply-adds of the models, or time the models.
+
+    Counting takes seconds, and gives the same numbers at every scale.
+    """
     folder = study_folder(study, settings, {})
     folder.mkdir(parents=True, exist_ok=True)
     timed = time_models(study, settings, console) if is_timed(study) else None

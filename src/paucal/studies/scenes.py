@@ -1,8 +1,8 @@
-"""Drawn scenes that replace photographs with boxes and masks: handwritten digits on a noisy background.
+"""Drawn scenes in place of photographs that have boxes and masks: handwritten digits on a noisy background.
 
-Half of the built-in digits are kept for starts. The others are used unchanged for frozen features, and are divided
-among the train, val and test scenes, so that no start is trained on a digit of a scene, and no digit of a test scene
-occurs in a training scene.
+Half of the built-in digits are reserved for training the initial weights of a study's runs (its "starts"). The others
+are used unchanged for frozen features, and are divided among the train, val and test scenes, so that no initial weights
+are trained on a digit of a scene, and no digit of a test scene occurs in a training scene.
 """
 
 import json
@@ -21,7 +21,7 @@ from paucal.data.sources.opening import open_digits
 SCENES, START_DIGITS, OTHERS = "scenes", "digits", "other-digits"
 DRAWN = "drawn"  # folder within a study's folder, for scenes and both folders of digits
 UNFINISHED = f".{DRAWN}-"  # prefix of folders that are being drawn
-# By split: share of the digits that are not for starts, and number of scenes per training scene.
+# By split: share of the digits that are not for initial weights, and number of scenes per training scene.
 SHARES = {"train": 0.5, "val": 0.2, "test": 0.3}
 SCENES_OF = {"train": 1.0, "val": 0.2, "test": 0.5}
 MIN_DIGITS, MAX_DIGITS = 3, 6  # per scene
@@ -55,12 +55,12 @@ class Scene:
 
 
 def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
-    """Draw scenes and the digits for starts into a folder, unless they exist; return the folder.
+    """Draw scenes, and digits for training initial weights, into a folder unless it exists; return the folder.
 
     Several calls may draw at once: all draw the same images, and the first to finish moves them into place.
 
     `scenes/` has `images/`, `masks/` (class numbers) and `boxes.json` (COCO, with outlines) in a folder for each split;
-    `digits/` has the digits for starts, in a folder for each class, and `other-digits/` the others.
+    `digits/` has the digits for initial weights, in a folder for each class, and `other-digits/` the others.
 
     Args:
         folder: Folder for `scenes/` and both folders of digits; it appears once everything is drawn.
@@ -98,7 +98,7 @@ def _draw_into(folder: Path, images: int, side: int, seed: int) -> None:
 
 
 def share_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """Return the indices of the digits for starts, and of those for the scenes of each split, without overlap."""
+    """Return the indices of the digits for initial weights, and for the scenes of each split, without overlap."""
     for_starts, for_scenes = np.split(rng.permutation(count), [count // 2])
     ends = np.round(np.cumsum(list(SHARES.values())) * len(for_scenes)).astype(int)[:-1]
     return for_starts, dict(zip(SHARES, np.split(for_scenes, ends), strict=True))

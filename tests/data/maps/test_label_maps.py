@@ -117,7 +117,7 @@ def test_maps__that_name_unknown_classes_are_refused(tmp_path):
     stored = np.load(tmp_path / "indices.npy", mmap_mode="r+")
     stored[1, 0, 0, 0] = 7
     stored.flush()
-    refused(tmp_path, images, "name class 7 of 3")
+    refused(tmp_path, images, "refer to class 7, but there are 3 classes")
 
 
 @pytest.mark.parametrize("name", ["values.npy", "indices.npy", "done.npy"])

@@ -320,7 +320,7 @@ def test_crowds_alone_and_shares_of_sides__are_refused_for_what_they_are(tmp_pat
     with pytest.raises(UserError, match=rf"all {len(rows)} boxes of '.*' are marked as crowds \(iscrowd\)"):
         open_boxed(file)
     change(file, annotations=[{**row, "bbox": [0.1, 0.2, 0.5, 0.6]} for row in rows])
-    with pytest.raises(UserError, match="they look like fractions of the images' sides; expected pixels"):
+    with pytest.raises(UserError, match="are at most 1, like fractions of the images' sides; expected pixels"):
         open_boxed(file)
 
 

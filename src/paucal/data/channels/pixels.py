@@ -63,7 +63,7 @@ class Planes(Image.Image):
         return self.each(lambda plane: plane.resize(*arguments, **options))
 
     def crop(self, box: Any = None) -> "Planes":
-        """Return a box of the image; pixels outside of it are 0."""
+        """Return a box of the image; the part of the box outside the image is 0."""
         return self.each(lambda plane: plane.crop(box))
 
     def transpose(self, method: Image.Transpose) -> "Planes":

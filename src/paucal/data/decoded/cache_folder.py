@@ -1,4 +1,4 @@
-"""The cache folder: where decoded images, shards and features lie, how large they are, and their removal.
+"""The cache folder: where decoded images, shards and features are stored, how large they are, and how to remove them.
 
 NumPy is not loaded here, so that `paucal cache` answers at once.
 """

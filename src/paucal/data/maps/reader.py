@@ -93,10 +93,11 @@ class LabelMaps:
     def _check_classes(self, rows: NDArray[np.int64]) -> None:
         for begin in range(0, len(rows), 1024):
             indices = self._indices[rows[begin : begin + 1024]]
-            if indices.min() < 0 or indices.max() >= len(self.facts.classes):
+            lowest, highest = int(indices.min()), int(indices.max())
+            if lowest < 0 or highest >= len(self.facts.classes):
                 raise UserError(
-                    f"the label maps in {str(self.folder)!r} name class {indices.max()} of {len(self.facts.classes)}: "
-                    "they are damaged, make them again."
+                    f"the label maps in {str(self.folder)!r} refer to class {lowest if lowest < 0 else highest}, but "
+                    f"there are {len(self.facts.classes)} classes: the maps are damaged; make them again."
                 )
 
 

@@ -1,4 +1,4 @@
-"""Mask files: their stored values without any conversion, and counts that distinguish codings."""
+"""Mask files: their stored values without any conversion, and counts that show how a set encodes its classes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

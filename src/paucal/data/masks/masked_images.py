@@ -84,7 +84,7 @@ class MaskStore:
     def _read_file(self, file: Path, index: int) -> NDArray[np.uint8]:
         height, width = map(int, self._sizes[index])
         raw = read_mask(file, file.name, MOST_TIMES * height * width)
-        is_smaller_than_image(raw.shape, (height, width), file.name)
+        is_smaller_than_image(raw.shape, (height, width), file.name)  # raises if the mask does not fit its image
         mask = self._coding.encode(raw.values_for(self._coding.kind == "colour", file.name), file.name)
         if mask.shape == (height, width):
             return mask
@@ -241,6 +241,9 @@ def is_smaller_than_image(
         image: (height, width) of the upright image.
         name: Name of the mask for messages.
         stored: (height, width) of the image before its EXIF tag turns it; None if equal to `image`.
+
+    Raises:
+        UserError: The mask is larger than the image, or has another shape.
     """
     if tuple(mask) == tuple(image):
         return False

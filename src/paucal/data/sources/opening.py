@@ -138,7 +138,7 @@ def _open_piece(location: str | Path, options: SourceOptions) -> ImageSet:
             raise UserError(f"{path} is neither a folder, nor {', nor '.join(nouns)}; give one of these.")
         return images
     except UserError:
-        if options.labelled and (images := _open_otherwise(path)) is not None:
+        if options.labelled and (images := _open_tagged_or_refuse(path)) is not None:
             return images
         elif path.is_file() and find_boxes(path):
             return open_boxed_images(path)
@@ -153,13 +153,13 @@ def _with_classes_of_files(piece: str, images: ImageSet) -> ImageSet:
     """
     path, names = Path(piece).expanduser(), images.classes
     if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE) or are_parts(names):
-        images = _open_otherwise(path) or images
+        images = _open_tagged_or_refuse(path) or images
     refuse_structure(path, images.classes)
     return images
 
 
-def _open_otherwise(path: Path) -> ImageSet | None:
-    """Open a location by the labels of whole images in its annotation files, or refuse it.
+def _open_tagged_or_refuse(path: Path) -> ImageSet | None:
+    """Open a location whose annotation files label whole images; return None if no file does.
 
     Raises:
         UserError: It has boxes or masks.

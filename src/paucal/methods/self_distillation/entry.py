@@ -56,7 +56,7 @@ def _check_tasks(settings: Any) -> None:
     """Refuse tasks that contradict each other."""
     if settings.mixup and settings.tasks not in ("view", None):
         raise UserError(
-            "--mixup mixes crops, but a mixed cell has no single counterpart: give --tasks view, or leave it out."
+            "--mixup mixes crops, but a mixed cell has no single counterpart: give --tasks view, or leave --mixup out."
         )
     if settings.region_after is None:
         return

@@ -74,7 +74,10 @@ class FrozenViews:
 
     @contextmanager
     def read_by(self, objective: Objective) -> Iterator[None]:
-        """Let an objective continue from activations, which its batches contain in place of images."""
+        """Within the block, let the batches of an objective contain activations in place of images.
+
+        The objective then continues after the frozen stages.
+        """
 
         def begin(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             batch: Batch = inputs[0]

@@ -128,8 +128,8 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
     edges = [edge for image in annotated for box in image.boxes for edge in box]
     if edges and 0 < max(edges) <= 1:
         raise UserError(
-            f"no box of {tree.shown!r} reaches beyond 1: they look like fractions of the images' sides; expected "
-            "pixels: multiply them by width and height."
+            f"all box coordinates of {tree.shown!r} are at most 1, like fractions of the images' sides; expected "
+            "pixels: multiply x by the width, and y by the height."
         )
     tally: Counter[str] = Counter()
     cut_boxes = [_cut_boxes(image, size, tally) for image, size in zip(annotated, sizes, strict=True)]

@@ -79,7 +79,7 @@ class StageWatch(Watcher[PretrainingSetup]):
         return list(self.run.read_yaml(self.run.config.name).get(ROLLBACKS, []))
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the changes of the verdict, also those before rollbacks; see `CollapseWatcher.history`."""
+        """Return the changes of the verdict, including those before rollbacks; see `CollapseWatcher.history`."""
         return [*self.rollbacks, *self.watcher.history()]
 
     def advance_stage(self) -> None:

@@ -114,7 +114,10 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         card = RegressionCard(spec, (column,), preprocess)
         load_report = load_start(start, settings.model, objective, (), "fresh")
         if linear_classifier(objective.deployable()) is None:
-            raise UserError(f"--model: {settings.model} has no linear classifier to put the regression into.")
+            raise UserError(
+                f"--model: {settings.model} has no linear classifier as its last layer, which regression needs: choose "
+                "another model."
+            )
         remarks += [
             *images.notes,
             *(() if settings.ordinal else grades_note(targets, column)),

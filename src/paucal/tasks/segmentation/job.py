@@ -128,7 +128,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         crops, epochs = fill_time(training, one_crop, evaluation, settings.crops, is_given)
         epoch = crops * one_crop + evaluation
         if epochs < 1:
-            assert settings.time is not None  # for which this length is planned
+            assert settings.time is not None  # the length is planned only for a time budget
             needed_seconds = seconds_of(settings.time, "--time") - training + epoch
             raise UserError(
                 f"--time {settings.time} is too short: reading, one epoch and the test take about "

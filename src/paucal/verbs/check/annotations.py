@@ -90,10 +90,10 @@ def for_masks(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.name not in OF_CLASSIFIERS]
 
 
-def crop_findings(opening: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
+def crop_findings(opening_findings: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
     """Return a finding on images smaller than half the crops that `paucal segment` would choose."""
     shorter_sides = survey.sizes[survey.readable].min(axis=1)
-    if not len(shorter_sides) or not any(finding.name == MASKS for finding in opening):
+    if not len(shorter_sides) or not any(finding.name == MASKS for finding in opening_findings):
         return []
     side, _ = crop_side(device, int(np.median(shorter_sides)))
     small_images = np.flatnonzero(2 * shorter_sides < side)

@@ -42,14 +42,14 @@ FOLDS = 5
 
 @dataclass(frozen=True)
 class FeatureReader:
-    """Reads features of images.
+    """Extracts features of images.
 
     Attributes:
         name: Name of the model for messages; "" for plain pixels.
         module: Network that gives (B, D) features; None for plain pixels.
-        preprocess: Preprocessing of its images.
+        preprocess: Preprocessing of the network's images; None for plain pixels.
         device: Device of the network.
-        architecture: Name of its architecture.
+        architecture: Name of the network's architecture.
     """
 
     name: str

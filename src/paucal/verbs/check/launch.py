@@ -352,7 +352,7 @@ def _find_label_errors(
     if not images.labelled or len(np.unique(images.labels[indices])) < 2:
         console.say("note: --labels has no effect: there are no labels of two or more classes")
         return None, ""
-    with console.progress("reading features") as advance:
+    with console.progress("extracting features") as advance:
         features = reader.read(images, indices, settings, _with_estimate(advance, console))
     copy_groups = merge_groups([*exact_groups(survey.digests), *([pair.first, pair.second] for pair in pairs)])
     number = np.arange(len(images))
@@ -377,6 +377,6 @@ def _with_estimate(advance: Any, console: Console) -> Any:
             is_printed.append(True)
             left = (time.monotonic() - start_time) / done * (total - done)
             if left > 20:
-                console.say(f"time: about {duration(left)} to read the features of {total} images")
+                console.say(f"time: about {duration(left)} to extract the features of {total} images")
 
     return step

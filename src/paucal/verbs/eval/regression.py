@@ -72,8 +72,8 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
         console.show(report_table(report))
         mae, interval = format_number(report.scores["mae"], "mae")
         console.say(
-            f"{images.name}: MAE {mae} (95 % interval {interval} over {counted(report.images, 'image')}), always the "
-            f"mean {report.baseline:.3g}; the predictions and {PLOT} are in {folder}"
+            f"{images.name}: MAE {mae} (95 % interval {interval} over {counted(report.images, 'image')}), always "
+            f"predicting the mean gives {report.baseline:.3g}; the predictions and {PLOT} are in {folder}"
         )
         results.append(NumberedSet(images.name, report, folder))
     return results

@@ -84,7 +84,7 @@ def _in_hub_cache() -> dict[str, int]:
 
 
 def weights_table(rows: Iterable[ListedWeights]) -> Table:
-    """Return the list as text."""
+    """Return the list as a table for the terminal."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("weights", "where", "MB", "licence", "used by", "source"):
         table.add_column(heading, justify="right" if heading == "MB" else "left", no_wrap=heading != "source")

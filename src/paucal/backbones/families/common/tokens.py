@@ -19,7 +19,7 @@ def require_sound(embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) 
 
 
 class TokenBackbone(Classifying):
-    """Tokens from `embed`, then `blocks`, then `norm`; the class token or the mean of the cells is classified.
+    """A backbone that applies `embed`, `blocks` and `norm`, and classifies the class token or the mean of the cells.
 
     A family defines `embed`, sets `blocks` (called with the tokens and their grid) and `norm`, and overrides
     `run_block` where a plain gradient checkpoint would be wrong.
