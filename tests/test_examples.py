@@ -34,9 +34,8 @@ def blocks() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", ["paucal", *MODULES])
 def test_docstrings__examples_give_what_they_say(name):
     module = importlib.import_module(name)
-    if (
-        module.__file__ and ">>>" not in Path(module.__file__).read_text()
-    ):  # looking for examples takes longer than most of them
+    # Looking for examples takes longer than most of them.
+    if module.__file__ and ">>>" not in Path(module.__file__).read_text():
         return
     assert doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).failed == 0
 
