@@ -1,6 +1,7 @@
 """Which images to label next: what is chosen, in values."""
 
 import numpy as np
+import pytest
 import torch
 
 from paucal.verbs.next.selection import AXES, choose, directions, herd, similarities, unsureness
@@ -77,6 +78,13 @@ def test_random_share__is_drawn_from_all_images_whatever_the_model_says() -> Non
         drawn[random] += 1
     halves = drawn[:50].sum(), drawn[50:].sum()
     assert abs(halves[0] - halves[1]) < 0.2 * drawn.sum()
+
+
+@pytest.mark.parametrize(("count", "images"), [(3, 3), (3, 10), (10, 3)])
+def test_random_share__of_all_chooses_at_random_alone(count: int, images: int) -> None:
+    choices = choose(torch.ones(images), torch.rand(images, 8), torch.zeros(0, 8), count, random_share=1.0)
+    assert all(one.is_random for one in choices)
+    assert len({one.index for one in choices}) == len(choices) == min(count, images)
 
 
 def test_herd__is_the_greedy_maximum_of_the_covered_uncertainty() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from paucal.evaluation.calibration import fit_temperature
 from paucal.evaluation.predictions import Predictions
 from paucal.models.card import ModelCard
 from paucal.runner.console import Console
+from paucal.runner.images import SplitImages
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import frozen_features, own_width, with_head
 from paucal.tasks.classification.auto_tune.head_race import LAST
@@ -84,16 +86,16 @@ def refit_head(
     if images < len(train):
         train = train[stratified(labels[train], images, seed).numpy()]
     rows = np.concatenate([train, val])
-    with console.progress("features of the tuned network") as advance:
-        features = frozen_features(network, data, rows, card.preprocessing, setup.settings, advance, staged)
-    pool = None
+
+    def read(source: SplitImages, source_rows: NDArray[np.int64], title: str) -> Tensor:
+        with console.progress(title) as advance:
+            return frozen_features(network, source, source_rows, card.preprocessing, setup.settings, advance, staged)
+
+    features, unlabelled_features = read(data, rows, "features of the tuned network"), None
     if unlabelled is not None:
         unlabelled_set = as_training_part(unlabelled)
-        indices, preprocess = unlabelled_set.part("train"), card.preprocessing
-        with console.progress("tuned features of images without labels") as advance:
-            pool = pool_of(
-                frozen_features(network, unlabelled_set, indices, preprocess, setup.settings, advance, staged)
-            )
+        title = "tuned features of images without labels"
+        unlabelled_features = read(unlabelled_set, unlabelled_set.part("train"), title)
     row_labels, count, n_classes = labels[rows], len(train), len(card.classes)
     last = features[:, : own_width(network)]
     truth = row_labels[count:]
@@ -111,12 +113,13 @@ def refit_head(
             weights = fit_mixture(features[:count], row_labels[:count], n_classes, {name: 1.0})
             candidates.append(judged(name, Head(*weights, DEFAULT_STRENGTH, None), features))
         best = min(candidates, key=_total_loss)
-        if pool is None:
+        if unlabelled_features is None:
             return best
         values = features if staged else last
         start = torch.zeros(n_classes, values.shape[1])
         start[:, : best.head.weight.shape[1]] = best.head.weight
-        heads = fit_heads(values[:count], row_labels[:count], n_classes, pool, lambda *_: (start, best.head.bias))
+        pool = pool_of(unlabelled_features)
+        heads = fit_heads(values[:count], row_labels[:count], n_classes, pool, base=lambda *_: (start, best.head.bias))
         candidates += [
             judged(name, Head(weight.float(), bias.float(), DEFAULT_STRENGTH, None), values)
             for name, (weight, bias) in heads.items()
