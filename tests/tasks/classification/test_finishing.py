@@ -21,6 +21,7 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification import finishing
 from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
+from paucal.tasks.classification.auto_tune.summary import describe_kept_model
 
 SMALL = {"model": "vit_mini", "img_size": [16], "model_args": ["depth=1", "embed_dim=16", "num_heads=2"]}
 SETTINGS = {**SMALL, "init": "none", "method": "supervised", "epochs": 4, "lr": 2e-3, "batch_size": 16, "workers": 0}
@@ -51,29 +52,52 @@ def summary_of(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
+@pytest.fixture
+def refitted(monkeypatch):
+    """Return a function that offers a head with a score to the second of two processes."""
+
+    def finish_with(score: float) -> tuple[finishing.Finish, list[str]]:
+        head = SimpleNamespace(name="a head", score=score, losses=[0.1], deployed=lambda *_: pytest.fail("written"))
+        monkeypatch.setattr(finishing, "refit_head", lambda *_: head)
+        monkeypatch.setattr(finishing, "rank", lambda: 1)
+        setup: Any = SimpleNamespace(
+            tune_record=TuneRecord(probe=TuneStep("probe", 0.8, 1.0, {"losses": [0.2]})),
+            data=SimpleNamespace(primary_metric=SimpleNamespace(format_score=lambda *_: "score")),
+            card=None,
+        )
+        lines: list[str] = []
+        run, outcome, tuned, console = (cast(Any, SimpleNamespace(**found)) for found in (
+            {}, {"best": {}}, {"module": None, "epochs": (3,)}, {"say": lines.append},
+        ))  # fmt: skip
+        return finishing._with_refitted_head(run, setup, outcome, finishing.Finish(), tuned, console), lines
+
+    return finish_with
+
+
 @pytest.mark.parametrize(("first", "own", "kept"), [(True, False, True), (False, True, False)])
 def test_refitted_head__is_kept_where_the_first_process_prefers_it_and_written_by_it_alone(
-    monkeypatch, first, own, kept
+    monkeypatch, refitted, first, own, kept
 ):
     """On the second of two processes, whose own fit says otherwise."""
-    head = SimpleNamespace(name="a head", score=0.9, losses=[0.1], deployed=lambda *_: pytest.fail("written"))
     waits: list[bool] = []
-    monkeypatch.setattr(finishing, "refit_head", lambda *_: head)
     monkeypatch.setattr(finishing, "is_better", lambda *_: own)
     monkeypatch.setattr(finishing, "broadcast_value", lambda flag: first)
-    monkeypatch.setattr(finishing, "rank", lambda: 1)
     monkeypatch.setattr(finishing, "wait_for_all", lambda: waits.append(True))
-    setup: Any = SimpleNamespace(
-        tune_record=TuneRecord(probe=TuneStep("probe", 0.8, 1.0, {"losses": [0.2]})),
-        data=SimpleNamespace(primary_metric=SimpleNamespace(format_score=lambda *_: "")),
-        card=None,
-    )
-    run, outcome, tuned, console = (cast(Any, SimpleNamespace(**found)) for found in (
-        {}, {"best": {}}, {"module": None, "epochs": (3,)}, {"say": lambda text: None},
-    ))  # fmt: skip
-    done = finishing._with_refitted_head(run, setup, outcome, finishing.Finish(), tuned, console)
+    done, _ = refitted(0.9)
     assert done == (finishing.Finish((3,), 0.9, head="a head") if kept else finishing.Finish())
     assert len(waits) == kept
+
+
+@pytest.mark.parametrize("score", [0.9, 0.8, 0.7])
+def test_refitted_head__that_is_kept_for_its_loss_alone_is_not_called_better(refitted, score):
+    done, lines = refitted(score)
+    record, outcome = TuneRecord(), cast(Any, SimpleNamespace(best={}, rows=[]))
+    reason = describe_kept_model(record, outcome, done, selected=True)
+    by_loss = score < 0.9
+    assert ("better on the validation images" in reason) != by_loss
+    assert ("its loss on the validation images is lower than that of its tuned head" in reason) == by_loss
+    where = ", where the loss is higher" if by_loss else ""
+    assert lines == [f"kept a head fitted to the tuned features, a head: score, 80.0 % without it{where}"]
 
 
 def test_temperature__is_stored_with_the_model_and_in_all_scores(photos, tmp_path):

@@ -44,7 +44,7 @@ class Finish:
         thresholds: Probability above which each class is predicted, chosen on the validation images; None for single
             labels or without validation images.
         mirrored: Sentence on what averaging over mirror images gains; "" if the validation images show no gain.
-        by_loss: Whether these weights replaced the first model for their lower losses, not for a higher accuracy.
+        by_loss: Whether this model replaced another for its lower losses, not for a higher accuracy.
         head: Name of the head that was refitted to the features of these weights; "" for the tuned head.
     """
 
@@ -225,9 +225,15 @@ def _with_refitted_head(
     if rank() == 0:
         save_trained(run, *refitted.deployed(tuned.module, setup.card))
     wait_for_all()
-    title = setup.data.primary_metric.format_score(refitted.score, "validation images")
-    console.say(f"kept a head fitted to the tuned features, {refitted.name}: {title}, {percent(score)} without it")
-    return replace(finish, epochs=tuned.epochs, score=refitted.score, by_loss=False, head=refitted.name)
+    title, by_loss = (
+        setup.data.primary_metric.format_score(refitted.score, "validation images"),
+        refitted.score <= score,
+    )
+    reason = ", where the loss is higher" if by_loss else ""
+    console.say(
+        f"kept a head fitted to the tuned features, {refitted.name}: {title}, {percent(score)} without it{reason}"
+    )
+    return replace(finish, epochs=tuned.epochs, score=refitted.score, by_loss=by_loss, head=refitted.name)
 
 
 def _images_to_read_again(

@@ -61,13 +61,14 @@ def _describe_average(finish: Finish) -> str:
 
 def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Finish, selected: bool) -> str:
     """Return which weights a run kept as its model, and why."""
-    if finish.head:
-        return f"{_describe_average(finish)}: better on the validation images than its tuned head and the first model"
     if finish.by_loss:
+        others = "that of its tuned head and the first model" if finish.head else "the first model's"
         return (
-            f"{_describe_average(finish)}: its loss on the validation images is lower than the first model's, "
+            f"{_describe_average(finish)}: its loss on the validation images is lower than {others}, "
             "at nearly equal accuracy"
         )
+    if finish.head:
+        return f"{_describe_average(finish)}: better on the validation images than its tuned head and the first model"
     if finish.epochs:
         return f"{_describe_average(finish)}, better on the validation images than each of them"
     if record is not None and record.probe is not None and not outcome.best:
