@@ -43,7 +43,8 @@ class R2:
         mean = (weights * self._truth).sum(1, keepdims=True) / weights.sum(1, keepdims=True)
         total = (weights * (self._truth - mean) ** 2).sum(1)
         residual = (weights * self._squares).sum(1)
-        return np.where(total > 0, 1 - residual / np.where(total > 0, total, 1), np.nan)
+        is_defined = _vary(weights, self._truth)
+        return np.where(is_defined, 1 - residual / np.where(is_defined, total, 1), np.nan)
 
 
 class QuadraticKappa:
@@ -67,7 +68,16 @@ class QuadraticKappa:
         )
         expected = within + (means[0] - means[1]) ** 2
         off = shares @ (self._truth - self._predicted) ** 2
-        return np.where(expected > 0, 1 - off / np.where(expected > 0, expected, 1), np.nan)
+        is_defined = _vary(weights, self._truth, self._predicted)
+        return np.where(is_defined, 1 - off / np.where(is_defined, expected, 1), np.nan)
+
+
+def _vary(weights: Weights, *values: Values) -> NDArray[np.bool_]:
+    """Return (D,) booleans: whether the drawn numbers differ; a rounded variance of equal numbers may exceed 0."""
+    drawn = weights > 0
+    highest = np.max([np.where(drawn, numbers, -np.inf).max(1) for numbers in values], axis=0)
+    lowest = np.min([np.where(drawn, numbers, np.inf).min(1) for numbers in values], axis=0)
+    return highest > lowest
 
 
 @dataclass(frozen=True)

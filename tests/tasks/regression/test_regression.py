@@ -45,6 +45,13 @@ def test_scores__are_those_of_scikit_learn():
     assert math.isnan(value_of(R2(np.ones(3), np.zeros(3)), 3))
 
 
+def test_r2__of_few_images_has_an_interval_that_ignores_draws_of_one_number():
+    truth = np.array([0.1, 0.7, 0.3])  # the mean of three times 0.1 is not exactly 0.1
+    scores = regression_report(truth, truth + 0.05, (truth, truth + 0.1), 0.4, 0.9, seed=0, graded=False).scores
+    assert 0 < scores["r2"].ends[0] <= scores["r2"].value
+    assert math.isnan(value_of(R2(np.full(10, 0.1), np.zeros(10)), 10))
+
+
 def test_intervals__hold_as_many_numbers_as_they_say():
     """Over 200 draws of 60 training and 40 further images; both ends of the band were set beforehand."""
     generator, held = np.random.default_rng(0), []
