@@ -12,7 +12,7 @@ from paucal.data.decode import WHOLE, Reading
 from paucal.data.decoded import cache_folder as folder
 from paucal.data.decoded import prepare
 from paucal.data.decoded.in_memory import CachedStore
-from paucal.data.decoded.on_disk import MappedStore
+from paucal.data.decoded.on_disk import EntryWriter, MappedStore, find_entry
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import full_size_image, without_decoded_copies
 from paucal.data.sources.opening import open_images
@@ -229,6 +229,41 @@ def test_prepare__is_safe_with_runs_beside(photos, cache):
     assert list(cache.glob(".*")) == []
 
 
+@pytest.mark.parametrize("interrupted", ["table", "pixels"])
+def test_entry__never_exchanges_images_of_writers_at_the_same_time(tmp_path, monkeypatch, interrupted):
+    def started(order):
+        writer = EntryWriter(tmp_path, 2, 1 << 16).__enter__()
+        for index in order:
+            writer.add(index, Image.new("RGB", (8, 8), (100 * index,) * 3), (8, 8))
+        return writer
+
+    first, second = started([0, 1]), started([1, 0])
+    real, replaced = type(tmp_path).replace, []
+
+    def replace(path, target):
+        if not replaced and target.suffix == (folder.PIXELS if interrupted == "pixels" else folder.INDEX):
+            replaced.append(target)
+            second.finish("key", np.arange(2), "reading")  # the other process goes on meanwhile
+        return real(path, target)
+
+    monkeypatch.setattr(type(tmp_path), "replace", replace)
+    first.finish("key", np.arange(2), "reading")
+    entry = find_entry(tmp_path, "key")
+    assert replaced
+    assert (entry is None) == (interrupted == "table")
+    assert entry is None or [int(entry.view(index).max()) for index in (0, 1)] == [0, 100]
+
+
+def test_mapped_store__reads_originals_once_another_process_stored_them_in_another_order(photos):
+    prepared = prepare_images(open_images(photos), SMALL)[0]
+    sent = pickle.dumps(prepared.store)
+    file = prepared.store.entry.path
+    file.write_bytes(file.read_bytes()[-100:] + file.read_bytes()[:-100])
+    received = pickle.loads(sent)
+    assert received.entry.view(0) is None
+    assert received.read(0).tobytes() == prepared.store.original.read(0).tobytes()
+
+
 def test_prepare__leaves_nothing_half_written_after_an_interrupt(photos, cache, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -267,7 +302,7 @@ def test_make_room__removes_what_was_used_longest_ago(photos, cache):
     for side in (16, 32, 64):
         prepare_images(open_images(photos), Reading(side=side))
     entries = folder.list_entries(cache)
-    assert [one.n_bytes for one in entries] == [12 * 20 * 16 * 3, 12 * 40 * 32 * 3, 12 * 80 * 64 * 3]
+    assert [one.n_bytes for one in entries] == [12 * 3 * side + 16 for side in (20 * 16, 40 * 32, 80 * 64)]
     prepare_images(open_images(photos), Reading(side=16))  # used again
     folder.free_space(cache, most=entries[0].n_bytes + entries[2].n_bytes)
     assert {one.n_bytes for one in folder.list_entries(cache)} == {entries[0].n_bytes, entries[2].n_bytes}
@@ -289,7 +324,7 @@ def test_make_room__removes_what_nobody_has_finished(cache):
 def test_clear__frees_what_it_says_and_leaves_other_files(photos, cache):
     prepare_images(open_images(photos), SMALL)
     (cache / "mine.txt").write_text("stay")
-    assert folder.clear_cache(cache) == 12 * 80 * 64 * 3
+    assert folder.clear_cache(cache) == 12 * 80 * 64 * 3 + 16
     assert [file.name for file in cache.iterdir()] == ["mine.txt"]
 
 

@@ -17,6 +17,7 @@ from paucal.data.decoded.cache_folder import INDEX, PIXELS, UNFINISHED
 from paucal.data.decoded.stored_digests import DIGEST
 from paucal.data.stores import DecodedCopies, Store
 
+_MARK = 16  # bytes of the mark at the end of a file of pixels
 _SMALL = 128  # shorter side in pixels below which moments are not stored
 
 
@@ -71,16 +72,19 @@ class Entry:
     """A memory-mapped entry; picklable, since another process maps the file itself.
 
     Args:
-        path: File of pixels: one image after the other, each (H, W, C) uint8.
+        path: File of pixels: one image after the other, each (H, W, C) uint8, and then the mark.
         table: Positions and sizes of the images.
+        mark: Bytes that the table and the file have in common. Another process may replace either of them at any time,
+            and stores the same images in another order.
 
     Raises:
         OSError: The file is missing.
+        ValueError: The file has another mark.
     """
 
-    def __init__(self, path: Path, table: EntryTable) -> None:
-        self.path, self.table = path, table
-        self._pixels: NDArray[np.uint8] | None = _map_file(path)
+    def __init__(self, path: Path, table: EntryTable, mark: bytes) -> None:
+        self.path, self.table, self._mark = path, table, mark
+        self._pixels: NDArray[np.uint8] | None = _map_file(path, mark)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_pixels": None}
@@ -88,8 +92,8 @@ class Entry:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         try:
-            self._pixels = _map_file(self.path)
-        except (OSError, ValueError):  # the file was removed in the meantime
+            self._pixels = _map_file(self.path, self._mark)
+        except (OSError, ValueError):  # the file was removed or replaced in the meantime
             self._pixels = None
 
     def view(self, row: int) -> NDArray[np.uint8] | None:
@@ -101,9 +105,12 @@ class Entry:
         return self._pixels[start : start + height * width * channels].reshape(height, width, channels)
 
 
-def _map_file(path: Path) -> NDArray[np.uint8]:
+def _map_file(path: Path, mark: bytes) -> NDArray[np.uint8]:
     """Map a file into memory as a plain array, since slices of a `memmap` take three times as long."""
-    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    pixels = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    if not mark or pixels[-len(mark) :].tobytes() != mark:
+        raise ValueError("the file belongs to another table")
+    return pixels
 
 
 class MappedStore(DecodedCopies):
@@ -150,19 +157,20 @@ def find_entry(folder: Path, key: str) -> Entry | None:
         if table_and_reading is None or not table_and_reading[0].fits(pixels.stat().st_size):
             return None
         os.utime(index)
-        return Entry(pixels, table_and_reading[0])
+        return Entry(pixels, table_and_reading[0], table_and_reading[2])
     except (OSError, ValueError):
         return None
 
 
-def read_table(index: Path) -> tuple[EntryTable, str] | None:
-    """Return the table of an entry and a description of how images were read; None if it is missing or damaged."""
+def read_table(index: Path) -> tuple[EntryTable, str, bytes] | None:
+    """Return the table of an entry, how images were read, and its mark; None if it is missing or damaged."""
     table = EntryTable(0)
     try:
         with open(index, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             for name in vars(table):
                 setattr(table, name, arrays[name])
-            return table, str(json.loads(str(arrays["about"]))["reading"])
+            about = json.loads(str(arrays["about"]))
+            return table, str(about["reading"]), bytes.fromhex(about["mark"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None
 
@@ -182,7 +190,9 @@ class EntryWriter:
     def __init__(self, folder: Path, count: int, room: int, channels: int = RGB) -> None:
         self.table = EntryTable(count, channels)
         self._folder, self._room, self._used, self._lock = folder, room, 0, threading.Lock()
-        self._path = folder / f".{os.getpid()}-{threading.get_ident()}-{os.urandom(4).hex()}{UNFINISHED}"
+        self._mark = os.urandom(_MARK)
+        self._path = folder / f".{os.getpid()}-{threading.get_ident()}-{self._mark.hex()}{UNFINISHED}"
+        self._index_path = self._path.with_suffix(f"{INDEX}{UNFINISHED}")
 
     def __enter__(self) -> "EntryWriter":
         self._file = open(self._path, "wb")
@@ -190,7 +200,8 @@ class EntryWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         self._file.close()
-        self._path.unlink(missing_ok=True)
+        for path in (self._path, self._index_path):
+            path.unlink(missing_ok=True)
 
     def add(self, index: int, image: Image.Image, size: tuple[int, int]) -> None:
         """Store a decoded image whose original has the (height, width) `size`; raises `FullError`."""
@@ -208,16 +219,17 @@ class EntryWriter:
 
     def finish(self, key: str, chosen: NDArray[np.int64], reading: str) -> None:
         """Rename the entry to its key, with the chosen images in their order; raises an OSError."""
+        self._file.write(self._mark)
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        pixels, index = self._folder / f"{key}{PIXELS}", self._folder / f"{key}{INDEX}"
-        self._path.replace(pixels)
-        with open(self._path, "wb") as file:  # written last, so that an index never lacks its pixels
-            np.savez(file, about=np.array(json.dumps({"reading": reading})), **vars(self.table.rows(chosen)))
+        with open(self._index_path, "wb") as file:
+            about = json.dumps({"reading": reading, "mark": self._mark.hex()})
+            np.savez(file, about=np.array(about), **vars(self.table.rows(chosen)))
             file.flush()
             os.fsync(file.fileno())
-        self._path.replace(index)
+        self._path.replace(self._folder / f"{key}{PIXELS}")
+        self._index_path.replace(self._folder / f"{key}{INDEX}")  # last, so that an index never lacks its pixels
 
     def _store_pixels(
         self, index: int, pixels: NDArray[np.uint8], size: tuple[int, int], moments: NDArray[np.float64]
