@@ -1,6 +1,7 @@
 """Hugging Face's sets: saved to disk, and by name; Parquet with several labels; nothing is fetched here."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -68,6 +69,12 @@ def test_arrow__of_parts_is_what_parquet_is(tmp_path):
     for index in range(12):
         assert saved.store.read(index).tobytes() == plain.store.read(index).tobytes()
     assert saved.keys[0] == "test/data-00000-of-00001.arrow#0"
+
+
+def test_arrow__leaves_out_what_map_has_stored_beside_the_images(tmp_path):
+    save_to_disk(tmp_path / "set", table(6))
+    shutil.copy(tmp_path / "set/data-00000-of-00001.arrow", tmp_path / "set/cache-1a2b3c.arrow")
+    assert len(open_images(tmp_path / "set", label_column="fine_label")) == 6
 
 
 def test_arrow__damaged_ends_in_a_sentence(tmp_path):

@@ -54,7 +54,7 @@ def find_parquet(folder: Path) -> list[Path]:
     """
     for suffix in (PARQUET_SUFFIX, ARROW_SUFFIX):
         files_here, files_in_data, files_below = (
-            sorted(path for path in folder.glob(pattern) if not any(map(ignored, path.relative_to(folder).parts)))
+            sorted(path for path in folder.glob(pattern) if not any(map(_ignored, path.relative_to(folder).parts)))
             for pattern in (f"*{suffix}", f"data/*{suffix}", f"*/*{suffix}")
         )
         if files_here or files_in_data:
@@ -66,6 +66,14 @@ def find_parquet(folder: Path) -> list[Path]:
             require_readable(folder)
             return files_below
     return []
+
+
+def _ignored(name: str) -> bool:
+    """Return whether a file or folder is hidden or a system file, or holds intermediate results of `datasets`.
+
+    `Dataset.map` and the like store their results beside the images, as `cache-1a2b.arrow`.
+    """
+    return ignored(name) or (name.startswith("cache-") and name.endswith(ARROW_SUFFIX))
 
 
 def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> ImageSet:
