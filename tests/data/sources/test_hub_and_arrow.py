@@ -113,6 +113,25 @@ def test_hub__reads_what_the_hub_has_converted(fetched):
     assert asked[0] == ("owner/plants", None, False)
 
 
+@pytest.mark.parametrize("others", ["partial-test", "test"])
+def test_hub__keeps_the_parts_of_a_set_that_is_converted_in_part(fetched, others):
+    folder, _ = fetched
+    for part in ("partial-train", others):
+        (folder / "refs_convert_parquet" / "default" / part).mkdir(parents=True)
+        pq.write_table(table(6), folder / "refs_convert_parquet" / "default" / part / "0000.parquet")
+    images = open_images("hf:owner/plants", label_column="fine_label")
+    assert sorted(images.declared) == ["test"] * 6 + ["train"] * 6
+    assert any("only the first images of this set" in note and "partial-train" in note for note in images.notes)
+
+
+def test_hub__takes_folders_of_parts_for_no_configurations(fetched):
+    folder, _ = fetched
+    for part in ("train", "validation"):
+        (folder / "main" / part).mkdir(parents=True)
+        pq.write_table(table(6), folder / "main" / part / "0000.parquet")
+    assert sorted(set(open_images("hf:owner/plants", label_column="fine_label").declared)) == ["train", "val"]
+
+
 def test_hub__asks_for_one_of_several_configurations(fetched):
     folder, _ = fetched
     for name in ("large", "small"):

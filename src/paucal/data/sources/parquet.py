@@ -42,6 +42,7 @@ from paucal.wording import counted, was
 _PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
 PREFIX = "hf:"
 CONVERTED = "refs/convert/parquet"  # branch on which the hub keeps most data sets as Parquet files
+PARTIAL = "partial-"  # begin of a folder there with only the first gigabytes of a part
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # no slashes: a name must not lead to another folder
 
 PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
@@ -265,7 +266,11 @@ def _hide_test_labels(files: Sequence[RowFile], parts: Sequence[str]) -> bool:
 def _part_of_file(name: str) -> str:
     folder, _, file = name.rpartition("/")
     match = _PART_NAME.fullmatch(file)
-    return PARTS[match[1].lower()] if match else PARTS.get(folder.rpartition("/")[2].lower(), "")
+    return PARTS[match[1].lower()] if match else _part_of_folder(folder.rpartition("/")[2])
+
+
+def _part_of_folder(name: str) -> str:
+    return PARTS.get(name.lower().removeprefix(PARTIAL), "")
 
 
 def _with_parts(files: list[RowFile]) -> tuple[list[RowFile], list[str]]:
@@ -295,7 +300,10 @@ def open_hub(location: str, _: Any, options: SourceOptions) -> ImageSet:
     """
     folder, files = _hub_files(str(location), options.download)
     images = open_parquet(folder, files, options)
-    return replace(images, name=str(location).rsplit("/", 1)[-1], location=str(location))
+    partial = sorted({file.parent.name for file in files if file.parent.name.startswith(PARTIAL)})
+    notes = [f"the hub keeps only the first images of this set ({', '.join(partial)})"] if partial else []
+    name = str(location).rsplit("/", 1)[-1]
+    return replace(images, name=name, location=str(location), notes=(*images.notes, *notes))
 
 
 def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
@@ -335,7 +343,7 @@ def _select_configuration(root: Path, files: list[Path], configuration: str, loc
         if not matching:
             raise UserError(f"{location} has no configuration {configuration!r}; it has {', '.join(tops[:8])}.")
         return matching
-    if len(tops) > 1:
+    if len(tops) > 1 and not all(map(_part_of_folder, tops)):
         raise UserError(
             f"{location} has several configurations ({', '.join(tops[:8])}); name one: {location}/{tops[0]}."
         )
