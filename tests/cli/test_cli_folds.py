@@ -10,6 +10,7 @@ import pytest
 import paucal
 from cli.calls import QUICK, call, failure, make_photos, table
 from paucal.runs import RunFolder
+from paucal.tasks.classification.folds import CrossValidated
 
 
 @pytest.fixture
@@ -38,6 +39,14 @@ def test_folds__test_every_image_once_and_tell_mean_and_spread(photos, tmp_path,
     assert call("train", photos, *QUICK, "--folds", "3", "--output", out) == 0  # nothing is trained again
     assert (runs[0] / "model.safetensors").stat().st_mtime_ns == before
     assert "holds other files than folds" in failure(capsys, "train", photos, *QUICK, "--folds", "4", "--output", out)
+
+
+def test_folds__with_a_fold_that_lacks_a_class_are_told_without_roc_auc(tmp_path):
+    scores = [{"top1": 0.5, "roc_auc": 0.7}, {"top1": 0.7}]
+    for folds in (scores, scores[::-1]):
+        found = CrossValidated(tmp_path, folds)
+        assert found.metrics == {"top1": pytest.approx(0.6)}
+        assert list(found.spread) == ["top1"]
 
 
 @pytest.mark.slow

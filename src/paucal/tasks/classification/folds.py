@@ -44,13 +44,17 @@ class CrossValidated:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mean of every score over the folds."""
-        return {name: statistics.fmean(scores[name] for scores in self.folds) for name in self.folds[0]}
+        """The mean of every score that all folds have; a fold that lacks one of two classes has no ROC-AUC."""
+        return {name: statistics.fmean(scores[name] for scores in self.folds) for name in self._common_names}
 
     @property
     def spread(self) -> dict[str, float]:
         """The standard deviation of every score over the folds, with n - 1 in the denominator."""
-        return {name: statistics.stdev(scores[name] for scores in self.folds) for name in self.folds[0]}
+        return {name: statistics.stdev(scores[name] for scores in self.folds) for name in self._common_names}
+
+    @property
+    def _common_names(self) -> list[str]:
+        return [name for name in self.folds[0] if all(name in scores for scores in self.folds)]
 
 
 @shows_settings(TrainSettings)
