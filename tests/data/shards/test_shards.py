@@ -167,6 +167,17 @@ def test_shards__one_sentence_for_what_is_wrong_with_them(tmp_path, members, wor
     assert words.format(folder.resolve()) in refused(folder)
 
 
+@pytest.mark.parametrize("name", ["0009.png", "0001.cls"])
+def test_shards__links_to_other_files_are_refused(tmp_path, name):
+    file = tmp_path / "set/a.tar"
+    tar(file, samples(range(3)))
+    with tarfile.open(file, "a") as archive:
+        link = tarfile.TarInfo(name)
+        link.type, link.linkname = tarfile.LNKTYPE, "0000.png"
+        archive.addfile(link)
+    assert f"stores {name} as a link to 0000.png" in refused(tmp_path / "set")
+
+
 def test_shards__same_key_in_several_shards_is_no_duplicate(tmp_path):
     tar(tmp_path / "set" / "a.tar", samples(range(2)))
     tar(tmp_path / "set" / "b.tar", samples(range(2)))

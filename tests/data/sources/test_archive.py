@@ -111,6 +111,29 @@ def test_tar__links_are_no_images(tmp_path):
     assert len(open_images(file)) == len(PICTURES)
 
 
+def test_tar__file_with_two_names_is_two_images(tmp_path):
+    file = pack(tmp_path / "set.tar", PICTURES)
+    with tarfile.open(file, "a") as archive:
+        link = tarfile.TarInfo("cat/copy.png")
+        link.type, link.linkname = tarfile.LNKTYPE, "cat/2.png"
+        archive.addfile(link)
+    images = open_images(file)
+    assert len(images) == len(PICTURES) + 1
+    contents = [images.store.source(images.keys.index(name)) for name in ("cat/2.png", "cat/copy.png")]
+    assert contents[0] == contents[1] == PICTURES["cat/2.png"]
+
+
+@pytest.mark.parametrize("damage", ["cut off", "other bytes"])
+def test_tar__that_ends_early_is_refused(tmp_path, damage):
+    file = pack(tmp_path / "set.tar", PICTURES)
+    with tarfile.open(file) as archive:
+        begin = [member.offset for member in archive][5]
+    content = file.read_bytes()
+    file.write_bytes(content[:begin] + (b"\xff" * 512 + content[begin + 512 :] if damage == "other bytes" else b""))
+    with pytest.raises(UserError, match="cut off or damaged"):
+        open_images(file)
+
+
 def test_archive__compressed_as_a_whole_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"compressed as a whole.*\.zip or plain \.tar"):
         open_images(pack(tmp_path / "set.tgz", PICTURES))

@@ -19,7 +19,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import ShardFolder
 from paucal.data.shards.index import HEADER, DamagedShard, Shard, ShardIndex, smallest_labels, spans_of
 from paucal.data.shards.stored_arrays import OpenFile
-from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
+from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name, require_end
 from paucal.data.sources.folder import ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, Reopened, Stamp
@@ -64,9 +64,14 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
                 if number >= MOST_ENTRIES:
                     raise UserError(f"{shown} has more than {MOST_ENTRIES:,} entries, the limit: split it.")
                 archive.members.clear()  # type: ignore[attr-defined]  # otherwise every header stays in memory
-                if not member.isreg() or member.issparse():
+                if not (member.isreg() or member.islnk()) or member.issparse():
                     continue
                 key, ending = sample_key(checked_name(shown, member.name))
+                if member.islnk() and ending in (*_IMAGES, *_LABELS):
+                    raise UserError(
+                        f"{shown} stores {member.name} as a link to {member.linkname}: write it again with tar "
+                        "--hard-dereference, so that each file has its content."
+                    )
                 if ending in _IMAGES and not any(map(ignored, member.name.removeprefix("./").split("/"))):
                     _add_image(images, key, member, shown)
                 elif (ending in _LABELS or ending == ".json") and member.size <= _MOST_LABEL:
@@ -75,7 +80,7 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
                     label = _parse_label(text, ending, label_field, f"{member.name} in {shown}")
                     if label is not None and labels.setdefault(key, label) != label:
                         raise UserError(f"{shown} has two labels for the key {key!r}; keep one of them.")
-            _require_end(archive)
+            require_end(archive)
     except (tarfile.TarError, OSError, EOFError, ValueError) as problem:
         raise DamagedShard(
             f"the shard {shown} cannot be read as a tar file ({problem}); download or make it again, or leave "
@@ -88,14 +93,6 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
         lengths=np.asarray([member.size for member in members], dtype=np.int32),
         labels=[labels.get(key) for key in images],
     )
-
-
-def _require_end(archive: tarfile.TarFile) -> None:
-    """Raise a `ReadError` if a tar file lacks the block of zeros at its end, which tarfile does not check."""
-    assert archive.fileobj is not None
-    archive.fileobj.seek(archive.offset)
-    if archive.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
-        raise tarfile.ReadError("it is cut off")
 
 
 def sample_key(name: str) -> tuple[str, str]:

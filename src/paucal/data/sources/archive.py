@@ -1,4 +1,4 @@
-"""Archives of image folders, read in place: nothing is unpacked, and no path or link in them is followed.
+"""Archives of image folders, read in place: nothing is unpacked, and no path or link out of them is followed.
 
 A zip has an index, and a plain tar is indexed by reading it once; both then allow random access. A compressed tar
 (.tar.gz) is refused, since it would have to be unpacked from its beginning for every image.
@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
 
 from paucal.data.decode import UnreadableImage
@@ -185,7 +185,19 @@ def _tar_entries(file: Path) -> list[_Entry]:
             if member.isreg() and not member.issparse():
                 name = checked_name(file, member.name)
                 entries[name] = _Entry(name, member.offset_data, member.size)  # the last entry of a name counts
+            elif member.islnk() and member.linkname in entries:  # tar stores a file with two names once
+                name = checked_name(file, member.name)
+                entries[name] = replace(entries[member.linkname], name=name)
+        require_end(archive)
     return list(entries.values())
+
+
+def require_end(archive: tarfile.TarFile) -> None:
+    """Raise a `ReadError` if a tar file lacks the block of zeros at its end, which tarfile does not check."""
+    assert archive.fileobj is not None
+    archive.fileobj.seek(archive.offset)
+    if archive.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("it is cut off or damaged")
 
 
 def checked_name(file: Path | str, name: str) -> str:
