@@ -213,6 +213,14 @@ def test_tables__refuse_what_cannot_be_meant(tmp_path: Path, line: str, words: s
         read_boxes(root)
 
 
+def test_tables__refuse_boxes_of_one_image_in_two_parts(tmp_path: Path):
+    root = write_tables(tmp_path / "set", PIXELS, {})
+    rows = ["0.png,a,1,2,30,40,train", "1.png,a,1,2,30,40,test", "0.png,a,5,5,20,20,test"]
+    (root / "boxes.csv").write_text("\n".join(["image,label,xmin,ymin,xmax,ymax,split", *rows]))
+    with pytest.raises(UserError, match=r"line 4 of .* puts '0\.png' into test, .* into train"):
+        read_boxes(root)
+
+
 def spans(row: tuple) -> str:
     left, top, right, bottom = row[1:]
     return f"{left},{top},{right - left},{bottom - top}"

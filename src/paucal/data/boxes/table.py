@@ -121,6 +121,12 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
             if key not in file_images:
                 file_images[key] = AnnotatedImage(key, size=row.size, declared=row.part, source=file)
                 add_image(images, file_images[key], tree.shown)
+            if row.part != file_images[key].declared:
+                parts = row.part or "no part", file_images[key].declared or "no part"
+                raise UserError(
+                    f"line {row.line} of {tree.place_of(file)!r} puts {row.image[:120]!r} into {parts[0]}, and an "
+                    f"earlier line puts it into {parts[1]}: give each image one part."
+                )
             if row.box is not None:
                 height, width = sizes[key] if in_shares else (1, 1)
                 left, top, right, bottom = row.box
