@@ -76,6 +76,13 @@ def test_lists__of_images_in_yaml_and_beside(tmp_path: Path):
     require_read(read_boxes(told(root, names=NAMES, train="train.txt", val=["val.txt"], test="test.txt"))[1])
 
 
+def test_lists__with_images_that_are_missing_are_told_of(tmp_path: Path):
+    root = told(write_yolo(tmp_path / "set", "images", "labels"), names=NAMES, train="train.txt", val="val.txt")
+    (root / "train.txt").write_text("./images/0.png\n./images/8.png\n./images/9.png\n")
+    (root / "val.txt").write_text("./images/1.png\n")
+    assert "2 lines of train.txt without an image, such as './images/8.png'" in read_boxes(root)[1].notes
+
+
 def test_yaml_elsewhere__names_the_folder_of_the_images(tmp_path: Path):
     root = write_yolo(tmp_path / "set")
     (tmp_path / "configs").mkdir()

@@ -213,7 +213,7 @@ def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict
     for part in ("train", "val", "test"):
         keys: set[str] = set()
         for value in config.parts.get(part, ()):
-            images = _images_at(value, config, tree, names, part)
+            images = _images_at(value, config, tree, names, part, notes)
             if images is None and part == "train":
                 raise MissingImage(
                     f"{config.place!r} gives {value!r} as images of train, and there are none in {tree.shown!r}: "
@@ -237,8 +237,10 @@ def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict
     return parts, notes
 
 
-def _images_at(value: str, config: Config, tree: Tree, names: ImageNames, part: str) -> set[str] | None:
-    """Return the images below a folder or in a list; None if neither exists."""
+def _images_at(
+    value: str, config: Config, tree: Tree, names: ImageNames, part: str, notes: list[str]
+) -> set[str] | None:
+    """Return the images below a folder or in a list; None if neither exists. `notes` gets one on missing images."""
     folders = {normalise_name(path): path for image in tree.images for path in map(str, PurePosixPath(image).parents)}
     files = {normalise_name(file): file for file in tree.ending(TEXT)}
     path = [*split_path(value)]
@@ -250,7 +252,12 @@ def _images_at(value: str, config: Config, tree: Tree, names: ImageNames, part: 
             break  # "train/images" is not "images"
         spelling = normalise_name("/".join(folders_above[index:]) or ".")
         if spelling in files:
-            image_keys = names.find_images(tree.lines(files[spelling])[0], files[spelling], part)
+            lines = tree.lines(files[spelling])[0]
+            image_keys = names.find_images(lines, files[spelling], part)
+            missing = [line for line, key in zip(lines, image_keys, strict=True) if key is None]
+            if 0 < len(missing) < len(lines):
+                text = f"{counted(len(missing), 'line')} of {files[spelling]} without an image"
+                notes.append(f"{text}, such as {missing[0][:80]!r}")
             return {key for key in image_keys if key is not None} or None
         if spelling in folders and (folders_above[index:] or not folders_above):
             prefix = "" if folders[spelling] == "." else f"{folders[spelling]}/"
