@@ -75,6 +75,14 @@ def test_eval__refuses_strange_classes_and_what_is_of_classifiers(finished: Path
         paucal.evaluate(finished, protocol=["classification"])
 
 
+def test_eval__refuses_images_without_an_object(finished: Path, tmp_path: Path):
+    write_coco(tmp_path / "set" / "train", 3, seed=5)
+    file = write_coco(tmp_path / "set" / "test", 3, seed=6)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "annotations": []}))
+    with pytest.raises(UserError, match="no object to count is in 3 images to evaluate, so there is no score"):
+        paucal.evaluate(finished, tmp_path / "set", output=str(tmp_path / "no"))
+
+
 def test_eval__leaves_out_images_that_were_learned_from(finished: Path, images: Path, tmp_path: Path):
     with (finished / "split.csv").open() as file:
         own = {row["key"]: row["split"] for row in csv.DictReader(file)}

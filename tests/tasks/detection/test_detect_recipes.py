@@ -261,6 +261,24 @@ def test_images_without_objects__are_left_out_of_training_alone(tmp_path: Path):
     assert dropped.data.split.description == f"{kept.data.split.description}; {words}"
 
 
+def test_parts_without_an_object__select_no_state_and_give_no_score(tmp_path: Path):
+    for part, count in (("train", 6), ("val", 3), ("test", 3)):
+        write_coco(tmp_path / part, count)
+
+    def parts_without(part: str):
+        file = tmp_path / part / "_annotations.coco.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "annotations": []}))
+        settings = plain_init(DetectSettings(str(tmp_path), epochs=1, **TINY))
+        return assemble(settings, {**GIVEN, "epochs": "flag"}, SilentConsole().progress).data
+
+    data = parts_without("val")
+    assert data.counts() == {"train": 6, "val": 0, "test": 3}
+    words = "3 validation images without an object left out, since they cannot select a model"
+    assert data.split.description.endswith(words)
+    with pytest.raises(UserError, match="no object to count is in 3 test images, so the detector could not be scored"):
+        parts_without("test")
+
+
 @pytest.mark.parametrize(("least", "boxes"), [(0.0, 1), (0.9, 1), (1.0, 0)])
 def test_boxes_under_a_side__are_not_learned(tmp_path: Path, least: float, boxes: int):
     boxed = open_boxed(str(with_empty_and_thin(tmp_path / "set")))

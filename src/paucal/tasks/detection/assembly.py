@@ -189,7 +189,7 @@ def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder |
     shares = {
         name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
     }
-    split = make_split(boxed.images, seed=settings.seed, **shares)
+    split = _require_objects(make_split(boxed.images, seed=settings.seed, **shares), boxed)
     empty = np.asarray([not len(boxed.boxes_of(index)) for index in range(len(boxed.images))])
     empty &= split.parts == "train"
     if settings.empty_images == "keep" or not empty.any():
@@ -200,6 +200,24 @@ def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder |
         )
     text = f"{split.description}; {counted(int(empty.sum()), 'training image')} without an object left out"
     return SplitImages(boxed.images, Split(np.where(empty, "unused", split.parts), text))
+
+
+def _require_objects(split: Split, boxed: BoxedImages) -> Split:
+    """Return the split without validation images that show no object: each state of the detector would score 0.
+
+    Raises:
+        UserError: No test image shows an object, so the detector could not be scored.
+    """
+    test, val = split.indices("test"), split.indices("val")
+    if len(test) and not boxed.count_boxes(test):
+        raise UserError(
+            f"no object to count is in {counted(len(test), 'test image')}, so the detector could not be scored: give "
+            "test images with boxes, or a larger --test-fraction."
+        )
+    if not len(val) or boxed.count_boxes(val):
+        return split
+    text = f"{counted(len(val), 'validation image')} without an object left out, since they cannot select a model"
+    return Split(np.where(split.parts == "val", "unused", split.parts), f"{split.description}; {text}")
 
 
 def _box_facts(boxed: BoxedImages, data: SplitImages, start: StartFacts | None) -> BoxFacts:

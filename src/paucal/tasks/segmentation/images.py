@@ -26,6 +26,7 @@ from paucal.settings.options import flag
 from paucal.tasks.segmentation.model import SegmentationCard
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
+from paucal.wording import counted
 
 PATHS = ("data", "images", "masks", "classes", "split")
 
@@ -87,8 +88,21 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
             images, pairs, settings.mask_values, settings.ignore, class_names, advance, card and card.coding
         )
     require_enough(masked)
-    split = _split_images(settings, masked.images) if run is None else stored_split(run, masked.images)
+    if run is not None:
+        return SegmentationData(masked.images, stored_split(run, masked.images), masked=masked)
+    split = _without_blank_validation(_split_images(settings, masked.images), masked)
     return SegmentationData(masked.images, split, masked=masked)
+
+
+def _without_blank_validation(split: Split, masked: MaskedImages) -> Split:
+    """Return the split without validation images if they have no labelled pixel: no epoch would have a score."""
+    val = split.indices("val")
+    if not len(val) or masked.pixels[val].any():
+        return split
+    text = (
+        f"{counted(len(val), 'validation image')} without a labelled pixel left out, since they cannot select a model"
+    )
+    return Split(np.where(split.parts == "val", "unused", split.parts), f"{split.description}; {text}")
 
 
 def _split_images(settings: SegmentSettings, images: ImageSet) -> Split:

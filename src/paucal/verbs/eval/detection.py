@@ -86,6 +86,11 @@ def _open_images(
         reading = reading_for([max(card.resize_to)], WHOLE)
         boxed = replace(boxed, images=decoded(boxed.images, settings, reading, advance))
     chosen = choose_images(run, boxed.images, settings.part, target)
+    if not boxed.count_boxes(chosen.positions):
+        raise UserError(
+            f"no object to count is in {counted(len(chosen.positions), 'image')} to evaluate, so there is no score: "
+            "give images with boxes."
+        )
     say_notes(console, boxed.images, card.preprocessing.reading, chosen)
     return boxed, chosen.positions
 
