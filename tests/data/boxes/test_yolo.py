@@ -83,6 +83,16 @@ def test_lists__with_images_that_are_missing_are_told_of(tmp_path: Path):
     assert "2 lines of train.txt without an image, such as './images/8.png'" in read_boxes(root)[1].notes
 
 
+@pytest.mark.parametrize("names", ["red\n\nblue\n", "\nred\nblue\n"])
+def test_names_after_an_empty_line__are_refused(tmp_path: Path, names: str):
+    root = write_yolo(tmp_path / "set", "images", "labels")
+    (root / "classes.txt").write_text(names)
+    with pytest.raises(UserError, match="is empty, so the numbers of the classes after it are unclear"):
+        read_boxes(root)
+    (root / "classes.txt").write_text("red\r\nblue\r\n\r\n \r\n")
+    require_read(read_boxes(root)[1], has_parts=False)
+
+
 def test_yaml_elsewhere__names_the_folder_of_the_images(tmp_path: Path):
     root = write_yolo(tmp_path / "set")
     (tmp_path / "configs").mkdir()

@@ -184,6 +184,12 @@ def test_shards__same_key_in_several_shards_is_no_duplicate(tmp_path):
     assert len(set(open_images(tmp_path / "set").keys)) == 4
 
 
+def test_shards__names_after_an_empty_line_are_refused(shards):
+    (shards / "classes.txt").write_text("cat\n\ndog\n")
+    assert "line 2 of" in (text := refused(shards))
+    assert "is empty, so the numbers of the classes after it are unclear" in text
+
+
 def test_shards__number_beyond_the_names_is_refused(shards):
     (shards / "classes.txt").write_text("cat\n")
     assert "have the label 1, and classes.txt names 1 classes" in refused(shards)

@@ -172,7 +172,7 @@ def _names_of_yaml(value: Any, tree: Tree, place: str) -> dict[int, str] | None:
         file = next((file for file in tree.files if split_path(file)[-1:] == split_path(value)[-1:]), None)
         if file is None:
             raise UserError(f"{place!r} gives {value!r} as its names, but there is no such file: add it.")
-        return _checked_names(dict(enumerate(map(plain_name, tree.lines(file)[0]))), place)
+        return _checked_names(dict(enumerate(_listed_names(tree, file))), place)
     pairs = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
     names: dict[int, str] = {}
     for number, name in pairs:
@@ -192,11 +192,27 @@ def _names_of_text_files(tree: Tree) -> dict[int, str] | None:
     for file in tree.files:
         name = file.rpartition("/")[2].lower()
         if name in NAME_FILES or name.endswith(NAME_ENDINGS):
-            files.setdefault(tuple(map(plain_name, tree.lines(file)[0])), file)
+            files.setdefault(_listed_names(tree, file), file)
     if len(files) > 1:
         first, second = list(files.values())[:2]
         raise UserError(f"{first!r} and {second!r} in {tree.shown!r} name different classes: remove one of them.")
     return next((_checked_names(dict(enumerate(names)), tree.place_of(file)) for names, file in files.items()), None)
+
+
+def _listed_names(tree: Tree, file: str) -> tuple[str, ...]:
+    """Return the names in a text file; a class has the number of its line, so that no line before a name may be empty.
+
+    Raises:
+        UserError: A line before a name is empty.
+    """
+    text = "\n".join(tree.lines(file, blank=True)[0]).rstrip()
+    names = text.split("\n") if text else []
+    if "" in names:
+        raise UserError(
+            f"line {names.index('') + 1} of {tree.place_of(file)!r} is empty, so the numbers of the classes after it "
+            "are unclear: name a class there, or remove the line."
+        )
+    return tuple(map(plain_name, names))
 
 
 def _checked_names(names: Mapping[int, str], place: str) -> dict[int, str]:

@@ -248,7 +248,12 @@ def _class_names(folder: ShardFolder) -> list[str]:
     if content is None:
         return []
     text = decode_text(content, f"{folder.location}/{CLASSES}").text
-    names = [line.strip() for line in text.splitlines() if line.strip()]
+    names = [line.strip() for line in text.rstrip().splitlines()]
+    if "" in names:
+        raise UserError(
+            f"line {names.index('') + 1} of {folder.location}/{CLASSES} is empty, so the numbers of the classes after "
+            "it are unclear: name a class there, or remove the line."
+        )
     if len(set(names)) != len(names):
         raise UserError(f"{folder.location}/{CLASSES} names a class twice; give each class one line, in label order.")
     return names
