@@ -43,6 +43,10 @@ def read_mask_table(file: Path) -> MaskTable:
     n_bare = 0
     for row in rows:
         context = f"line {row.line} of {file}"
+        if len(row.cells) <= max(image_at, mask_at, part_at or 0):
+            raise UserError(
+                f"{context} has {counted(len(row.cells), 'cell')}, but the first has {len(header.cells)}: correct it."
+            )
         part = "" if part_at is None else row.cells[part_at].strip().lower()
         if part and part not in PARTS:
             raise UserError(f"{context} has the part {part[:80]!r}, expected train, val or test: correct it.")
