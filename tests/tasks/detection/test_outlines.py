@@ -90,7 +90,7 @@ def test_outlines__that_cannot_be_meant_are_refused_in_one_sentence(kind: str):
         mask_of_outline(form, SIZE, WHERE)
     assert words in str(refused.value)
     assert str(refused.value).startswith(WHERE)
-    assert str(refused.value).endswith("correct it, or ignore the outlines with --masks off.")
+    assert str(refused.value).endswith("correct it, or ignore the outlines with paucal detect --masks off.")
     assert "\n" not in str(refused.value)
 
 

@@ -119,6 +119,26 @@ def test_outlines__become_masks_as_the_detector_draws_them(tmp_path: Path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("to", ["yolo", "coco", "label-studio", "cvat", "masks"])
+@pytest.mark.parametrize(
+    ("polygon", "words"),
+    [([1, 1, 5, 5], "a polygon of 2 points, expected 3 or more"), ([1, 1, 5, 1, 5], "a polygon of 5 coordinates")],
+)
+def test_outlines_that_are_none__are_refused_and_never_written_as_boxes(
+    tmp_path: Path, to: str, polygon: list[int], words: str
+):
+    root = tmp_path / "set"
+    root.mkdir()
+    Image.new("RGB", (8, 8)).save(root / "0.png")
+    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 4, 4], "segmentation": [polygon]}
+    content = {"images": [{"id": 1, "file_name": "0.png"}], "categories": [{"id": 1, "name": "a"}]}
+    (root / "boxes.json").write_text(json.dumps({**content, "annotations": [box]}))
+    with pytest.raises(UserError, match=words):
+        paucal.convert(root, to=to, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    paucal.convert(root, to="voc", output=tmp_path / "voc")  # which has no outlines
+
+
 def test_masks__are_kept_as_numbers_and_become_areas_of_coco(tmp_path: Path):
     root = make_scenes(tmp_path / "set", 4)
     first = _masks(root)

@@ -26,7 +26,7 @@ BACKEND, EXTRA = "faster_coco_eval", 'pip install "paucal[detection]"'
 FEWEST_POINTS, MOST_POLYGONS = 3, 10_000
 MOST_PERIMETER = 1_000_000  # pixels; drawing an outline of this length takes some 100 MB
 LEAST = 0.5  # smallest probability at which a pixel belongs to the object
-REMEDY = "correct it, or ignore the outlines with --masks off"
+REMEDY = "correct it, or ignore the outlines with paucal detect --masks off"
 
 
 class RunLengths(TypedDict):
@@ -150,6 +150,20 @@ def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengt
     """
     if isinstance(outline, dict):
         return _mask_of_runs(outline, size, where)
+    functions, polygons = mask_functions(), _check_polygons(outline, size, where)
+    return functions.merge(functions.frPyObjects(polygons, *size))
+
+
+def check_outline(outline: Any, size: tuple[int, int], where: str) -> None:
+    """Refuse an invalid outline; see `mask_of_outline`."""
+    if isinstance(outline, dict):
+        _check_runs(outline, size, where)
+    else:
+        _check_polygons(outline, size, where)
+
+
+def _check_polygons(outline: Any, size: tuple[int, int], where: str) -> list[list[float]]:
+    """Return the polygons of an outline as numbers."""
     if not isinstance(outline, list) or not all(isinstance(polygon, list) for polygon in outline):
         raise UserError(f"{where}, which is {brief(outline)}, expected polygons or run lengths: {REMEDY}.")
     if len(outline) > MOST_POLYGONS:
@@ -157,8 +171,7 @@ def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengt
     polygons = [_check_polygon(polygon, size, where) for polygon in outline]
     if sum(map(_perimeter, polygons)) > MOST_PERIMETER:
         raise UserError(f"{where} of more than {MOST_PERIMETER:,} pixels in length: {REMEDY}.")
-    functions = mask_functions()
-    return functions.merge(functions.frPyObjects(polygons, *size))
+    return polygons
 
 
 def _check_polygon(values: list[Any], size: tuple[int, int], where: str) -> list[float]:
@@ -182,6 +195,14 @@ def _perimeter(polygon: list[float]) -> float:
 
 
 def _mask_of_runs(outline: dict[str, Any], size: tuple[int, int], where: str) -> RunLengths:
+    lengths, counts = _check_runs(outline, size, where), outline["counts"]
+    if isinstance(counts, str):
+        return RunLengths(size=list(size), counts=counts.encode())
+    return mask_functions().frPyObjects({"size": list(size), "counts": lengths.tolist()}, *size)
+
+
+def _check_runs(outline: dict[str, Any], size: tuple[int, int], where: str) -> NDArray[np.int64]:
+    """Return the run lengths of an outline."""
     stated, counts = outline.get("size"), outline.get("counts")
     if not isinstance(stated, list) or [*stated] != [*size] or any(type(side) is not int for side in stated):
         raise UserError(f"{where} for an image of height and width {brief(stated)}: {REMEDY}.")
@@ -193,9 +214,7 @@ def _mask_of_runs(outline: dict[str, Any], size: tuple[int, int], where: str) ->
     # Check the largest number first: with this limit, the sum cannot overflow.
     if lengths.min() < 0 or lengths.max() > pixels or int(lengths.sum()) != pixels:
         raise UserError(f"{where} with run lengths that do not add up to its {pixels} pixels: {REMEDY}.")
-    if isinstance(counts, str):
-        return RunLengths(size=list(size), counts=counts.encode())
-    return mask_functions().frPyObjects({"size": list(size), "counts": lengths.tolist()}, *size)
+    return lengths
 
 
 def _run_lengths(counts: Any) -> np.ndarray:

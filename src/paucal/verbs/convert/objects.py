@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.boxes.annotations import box_of_runs, run_lengths_of
 from paucal.data.masks.coding import IGNORED
-from paucal.tasks.detection.masks import mask_of_outline, unpack_mask
+from paucal.tasks.detection.masks import check_outline, mask_of_outline, unpack_mask
 from paucal.verbs.convert.content import Content, Item, Thing
 
 BACKGROUND = "background"
@@ -46,13 +47,23 @@ def without_crowds(content: Content, item: Item) -> list[Thing]:
     return [thing for thing in objects if not thing.crowd]
 
 
-def polygon_of(thing: Thing) -> list[float] | None:
+def outline_of(item: Item, thing: Thing) -> Any:
+    """Return the outline of an object, a false value if it is unknown; raises a UserError if it is invalid."""
+    if thing.outline:
+        check_outline(thing.outline, item.size, _context(item, thing))
+    return thing.outline
+
+
+def polygon_of(item: Item, thing: Thing) -> list[float] | None:
     """Return the outline of an object as a single polygon; None if it has none."""
-    outline = thing.outline
+    outline = outline_of(item, thing)
     return outline[0] if isinstance(outline, list) and len(outline) == 1 else None
 
 
 def mask_of(item: Item, thing: Thing) -> NDArray[np.bool_]:
     """Return the (H, W) pixels within the outline of an object."""
-    context = f"{item.name!r} has an outline of {thing.name!r}"
-    return unpack_mask(mask_of_outline(thing.outline, item.size, context)).astype(np.bool_)
+    return unpack_mask(mask_of_outline(thing.outline, item.size, _context(item, thing))).astype(np.bool_)
+
+
+def _context(item: Item, thing: Thing) -> str:
+    return f"{item.name!r} has an outline of {thing.name!r}"

@@ -58,7 +58,7 @@ def _label_entry(content: Content, item: Item, results: list[dict[str, Any]]) ->
 
 def _region(item: Item, number: int, thing: Thing) -> dict[str, Any]:
     height, width = item.size
-    polygon = polygon_of(thing)
+    polygon = polygon_of(item, thing)
     value: dict[str, Any]
     if polygon is not None:
         pairs = zip(polygon[::2], polygon[1::2], strict=True)
@@ -115,7 +115,7 @@ def write_cvat(content: Content, folder: Path) -> None:
 
 def _shape_tag(item: Item, thing: Thing) -> tuple[str, str]:
     """Return the tag of an object, and the attributes with its position."""
-    polygon = polygon_of(thing)
+    polygon = polygon_of(item, thing)
     if polygon is not None:
         pairs = zip(polygon[::2], polygon[1::2], strict=True)
         return "polygon", f'points="{";".join(f"{x:.2f},{y:.2f}" for x, y in pairs)}"'

@@ -25,6 +25,7 @@ from paucal.verbs.convert.objects import (
     OUTLINES,
     mask_of,
     objects_of,
+    outline_of,
     polygon_of,
     save_text,
 )
@@ -58,7 +59,7 @@ def write_yolo(content: Content, folder: Path) -> None:
                 content.lost[CROWDS] += 1
                 continue
             left, top, right, bottom = thing.box
-            polygon = polygon_of(thing)
+            polygon = polygon_of(item, thing)
             content.lost[OUTLINES] += thing.outline is not None and polygon is None
             box = (
                 (left + right) / 2 / width,
@@ -89,7 +90,7 @@ def write_coco(content: Content, folder: Path) -> None:
             images.append({"id": item.index + 1, "file_name": item.name, "width": width, "height": height})
             for thing in objects_of(content, item):
                 left, top, right, bottom = thing.box
-                outline = {"segmentation": thing.outline} if thing.outline else {}
+                outline = {"segmentation": outline_of(item, thing)} if thing.outline else {}
                 annotations.append(
                     {
                         "id": len(annotations) + 1,
