@@ -139,6 +139,28 @@ def test_outlines_that_are_none__are_refused_and_never_written_as_boxes(
     paucal.convert(root, to="voc", output=tmp_path / "voc")  # which has no outlines
 
 
+def test_masks__of_more_classes_than_they_can_number_are_refused(tmp_path: Path):
+    def written(n_classes: int) -> Path:
+        root = tmp_path / str(n_classes)
+        root.mkdir()
+        Image.new("RGB", (8, 8)).save(root / "0.png")
+        numbers = range(1, n_classes + 1)
+        boxes = [
+            {"id": n, "image_id": 1, "category_id": n, "bbox": [1, 1, 4, 4], "segmentation": [[1, 1, 5, 1, 5, 5]]}
+            for n in numbers
+        ]
+        content = {"images": [{"id": 1, "file_name": "0.png"}], "annotations": boxes}
+        content["categories"] = [{"id": n, "name": f"c{n:03d}"} for n in numbers]
+        (root / "boxes.json").write_text(json.dumps(content))
+        return root
+
+    paucal.convert(written(254), to="masks", output=tmp_path / "out")
+    assert np.asarray(Image.open(tmp_path / "out/masks/0.png")).max() == 254
+    for n_classes in (255, 300):  # 255 means "not labelled"
+        with pytest.raises(UserError, match=f"of {n_classes} classes, but masks have at most 254"):
+            paucal.convert(written(n_classes), to="masks", output=tmp_path / "none")
+
+
 def test_masks__are_kept_as_numbers_and_become_areas_of_coco(tmp_path: Path):
     root = make_scenes(tmp_path / "set", 4)
     first = _masks(root)
