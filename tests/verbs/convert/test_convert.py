@@ -1,7 +1,9 @@
 """`paucal convert`: what is written is read back equal, and what a layout cannot hold is said."""
 
 import json
+import os
 import shutil
+import sys
 from io import BytesIO
 from pathlib import Path
 
@@ -310,6 +312,20 @@ def test_several_labels_and_built_in_images(tmp_path: Path):
         paucal.convert(tmp_path / "labels.csv", to="folders", output=tmp_path.parent / "never")
     digits = paucal.convert("digits", to="folders", output=tmp_path.parent / f"{tmp_path.name}-digits")
     assert open_images(digits.folder).class_counts().tolist() == open_images("digits").class_counts().tolist()
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names of files are Unicode")
+@pytest.mark.parametrize("to", ["csv", "folders", "label-studio", "cvat"])
+def test_names_that_are_not_utf8__are_written_as_text(tmp_path: Path, to: str):
+    for name in "ab":
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for number in range(2):
+            file = os.fsencode(tmp_path / "set" / name) + f"/{number}".encode() + b"caf\xe9.png"
+            Image.new("RGB", (8, 8), (9 * number,) * 3).save(os.fsdecode(file))
+    paucal.convert(tmp_path / "set", to=to, output=tmp_path / "out")
+    images = open_images(tmp_path / "out")
+    assert sorted(images.class_counts().tolist()) == [2, 2]
+    assert all("café" in key for key in images.keys)
 
 
 def test_names__are_unique_without_their_endings():

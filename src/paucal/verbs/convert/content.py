@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from paucal.data.boxes.annotations import AnnotatedImage, Corners
 from paucal.data.boxes.opening import read_boxes
-from paucal.data.classes import choose_classes
+from paucal.data.classes import choose_classes, valid_text
 from paucal.data.images import ImageSet
 from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
@@ -141,8 +141,8 @@ def with_names(content: Content) -> Content:
 
 
 def _with_suffix(images: ImageSet, index: int) -> str:
-    """Return the file name of an image; a row of a table gets the suffix of its image format."""
-    key = images.keys[index]
+    """Return the file name of an image in valid Unicode; a row of a table gets the suffix of its image format."""
+    key = valid_text(images.keys[index])
     if key.lower().endswith(IMAGE_SUFFIXES):
         return key
     encoded = encode_image(images, index)
