@@ -9,6 +9,7 @@ import time
 from datetime import datetime
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +17,12 @@ from PIL import Image
 
 import paucal
 from paucal.cli.main import main
+from paucal.data.decode import Reading
 from paucal.models.tasks import DETECTION
-from paucal.verbs.predict import moving, video, watching
+from paucal.runner.console import SilentConsole
+from paucal.verbs.predict import annotating, moving, video, watching
 from paucal.verbs.predict.answer_table import AnswerTable
+from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
 from paucal.verbs.predict.video import VideoLedger, read_frames
 
 av = pytest.importorskip("av", reason="PyAV is not installed (the extra `video`)")
@@ -215,6 +219,46 @@ def test_annotated_copy__has_every_frame(minute, run, tmp_path, monkeypatch):
     assert pictures[0][2:14].mean() < 100  # the line of text
 
 
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"predicted": "cat", "confidence": "0.9"}, "cat 90%"),
+        ({"labels": "cat;dog"}, "cat;dog"),
+        ({"labels": ""}, "none of the classes"),
+        ({"predicted": "12.3456789", "low": "10", "high": "15.5"}, "12.35 (10 to 15.5)"),
+        ({"predicted": "12.3", "low": "-inf", "high": "inf"}, "12.3"),
+    ],
+)
+def test_annotated_copy__shows_what_the_model_answers(row, text):
+    assert annotating._answer_text(row) == text
+
+
+def test_annotated_copy__without_a_folder_is_refused_before_the_video_is_read(minute, run, tmp_path, capsys):
+    words = ["predict", str(run), str(minute), "--output", str(tmp_path / "a.csv")]
+    assert main([*words, "--annotated", str(tmp_path / "missing" / "copy.mp4")]) == 2
+    assert "--annotated" in capsys.readouterr().err
+    assert not (tmp_path / "a.csv").exists()
+
+
+def test_annotated_copy__may_lie_in_the_home_folder(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    video = write_video(tmp_path / "short.mp4", 5)
+    assert main(["predict", str(run), str(video), "--output", "~/a.csv", "--annotated", "~/copy.mp4"]) == 0
+    assert (tmp_path / "copy.mp4").exists()
+
+
+def test_detector__gives_boxes_of_watched_pictures_in_their_own_pixels(tmp_path, monkeypatch):
+    preprocessing = SimpleNamespace(reading=Reading(side=32))
+    card = SimpleNamespace(preprocessing=preprocessing)
+    monkeypatch.setattr(moving, "task_of", lambda _: DETECTION)
+    monkeypatch.setattr(moving, "load_detector", lambda *_: (None, card, "cpu"))
+    numbered(0).resize((960, 480)).save(tmp_path / "large.png")
+    monkeypatch.setattr(watching, "POLL", 0.05)
+    answerer = moving.Answerer("run", PredictSettings(), AnswerSettings(), SilentConsole())
+    frames = watching.watched_pictures(tmp_path, set(), None, answerer.reading, SilentConsole())
+    assert next(frame for frame in frames if frame is not None).image.size == (960, 480)
+
+
 def test_watch__answers_each_picture_once_when_it_is_whole(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(watching, "POLL", 0.05)
@@ -238,9 +282,6 @@ def test_watch__answers_each_picture_once_when_it_is_whole(run, tmp_path, monkey
 
 
 def test_watch__waits_for_a_picture_that_grows(tmp_path, monkeypatch):
-    from paucal.data.decode import Reading
-    from paucal.runner.console import SilentConsole
-
     monkeypatch.setattr(watching, "POLL", 0.05)
     numbered(5).save(tmp_path / "whole.png")
     content, growing = (tmp_path / "whole.png").read_bytes(), tmp_path / "growing.png"
@@ -259,6 +300,14 @@ def test_table__of_other_settings_is_refused(tmp_path):
     with (
         pytest.raises(paucal.UserError, match="another --every"),
         AnswerTable(str(tmp_path / "a.csv"), ["path"], {"--every": "2s"}),
+    ):
+        pass
+    table = AnswerTable(str(tmp_path / "b.csv"), ["path", "frame", "x"], {"--every": "1s", "--precision": "bf16-mixed"})
+    with table:
+        table.add([["v", 0, 1]])
+    with (
+        pytest.raises(paucal.UserError, match="another --precision"),
+        AnswerTable(str(tmp_path / "b.csv"), ["path", "frame", "x"], {"--every": "1s"}),
     ):
         pass
     with AnswerTable(str(tmp_path / "a.csv"), ["path", "frame", "x"], {"--every": "1s"}) as table:

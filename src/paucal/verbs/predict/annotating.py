@@ -1,6 +1,7 @@
 """A copy of a video with its predictions drawn in."""
 
 import csv
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -10,6 +11,7 @@ from PIL import Image, ImageDraw
 
 from paucal.runner.console import Console
 from paucal.verbs.predict.video import VideoLedger, decoded_frames, opened_video, require_av, upright
+from paucal.verbs.predict.writing import NONE
 
 BOX = ("left", "top", "right", "bottom")
 LEAST_TEXT, LINE = 12, 60  # pixels of a letter; pixels of a picture's side for each pixel of a line
@@ -60,6 +62,16 @@ def _frame_rows(source: str, table: Path) -> Iterator[tuple[int, list[dict[str, 
             yield number, list(group)
 
 
+def _answer_text(row: dict[str, str]) -> str:
+    """Return the answer of a classifier, or the number of a regression with its interval."""
+    if "labels" in row:
+        return row["labels"] or NONE
+    if "low" in row:
+        value, low, high = (float(row[name]) for name in ("predicted", "low", "high"))
+        return f"{value:.4g}" + (f" ({low:.4g} to {high:.4g})" if math.isfinite(high - low) else "")
+    return f"{row['predicted']} {float(row['confidence'] or 0):.0%}"
+
+
 def _draw_rows(picture: Image.Image, rows: Sequence[dict[str, str]]) -> Image.Image:
     draw, size = ImageDraw.Draw(picture), max(LEAST_TEXT, picture.height // 20)
     for row in rows:
@@ -68,7 +80,7 @@ def _draw_rows(picture: Image.Image, rows: Sequence[dict[str, str]]) -> Image.Im
             draw.rectangle((left, top, right, bottom), outline="red", width=max(1, picture.height // LINE // 4))
             draw.text((left + 2, top + 2), f"{row['class']} {float(row['score']):.0%}", fill="red", font_size=size)
         elif "predicted" in row or "labels" in row:
-            text = row.get("labels") or f"{row.get('predicted', '')} {float(row.get('confidence') or 0):.0%}"
+            text = _answer_text(row)
             draw.rectangle((0, 0, picture.width, size + 6), fill="black")
             draw.text((4, 2), text, fill="white", font_size=size)
     return picture

@@ -94,9 +94,9 @@ class AnswerTable:
             stored = parse_json(read_text(self.part / ABOUT, MOST_ABOUT))
         except (OSError, ValueError):
             stored = {}
-        differing = next(
-            (name for name in self.about if not isinstance(stored, dict) or stored.get(name) != self.about[name]), None
-        )
+        stored = stored if isinstance(stored, dict) else {}
+        names = [*self.about, *stored]
+        differing = next((name for name in names if stored.get(name) != self.about.get(name)), None)
         if differing is not None:
             raise UserError(
                 f"{str(self.path)!r} has answers with another {differing}: give the same call to go on, or another "

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from dataclasses import replace
 
 from PIL import Image
 
@@ -16,6 +16,7 @@ from paucal.reading import named_path
 from paucal.runner.clock import duration
 from paucal.runner.console import Console
 from paucal.runner.time_budget import seconds_of
+from paucal.runs.files import try_file
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.model import load_detector
 from paucal.tasks.detection.pictures import SHOWN
@@ -50,7 +51,7 @@ class Answerer:
         if task_of(run) == DETECTION:
             detector, card, device = load_detector(run, settings.device)
             self.header, self.batch_size, self.device = list(HEADER[1:]), 1, str(device)
-            self.reading = card.preprocessing.reading
+            self.reading = replace(card.preprocessing.reading, side=None)  # boxes are in pixels of the original
             self._predict_frames = lambda images: [
                 object_words(detect_image(detector, card, None, image, device, False), SHOWN) for image in images
             ]
@@ -137,7 +138,8 @@ def predict_moving(
             raise
         table.finish()
     if moving.annotated is not None and wanted.output is not None:
-        annotate_video(paths[0], Path(wanted.output), Path(moving.annotated), console)
+        table_path, copy_path = named_path(wanted.output), named_path(moving.annotated, "--annotated")
+        annotate_video(paths[0], table_path, copy_path, console)
 
 
 def _check_request(
@@ -162,12 +164,19 @@ def _check_request(
             "--sheet and --scales out."
         )
     if moving.annotated is not None:
-        if len(paths) != 1 or is_live(paths[0]) or wanted.output is None:
-            raise UserError("--annotated is a copy of one video file, drawn from its table: give one, and --output.")
-        if named_path(moving.annotated, "--annotated").exists() or Path(moving.annotated).suffix.lower() != ".mp4":
-            raise UserError(
-                f"--annotated: {moving.annotated!r} must be a new file that ends in .mp4: give another name."
-            )
+        _check_copy(moving.annotated, paths, wanted.output)
+
+
+def _check_copy(text: str, paths: Sequence[str], table: str | None) -> None:
+    """Check that a video with its predictions can be written, before the predictions are made."""
+    if len(paths) != 1 or is_live(paths[0]) or table is None:
+        raise UserError("--annotated is a copy of one video file, drawn from its table: give one, and --output.")
+    path = named_path(text, "--annotated")
+    if path.exists() or path.suffix.lower() != ".mp4":
+        raise UserError(f"--annotated: {text!r} must be a new file that ends in .mp4: give another name.")
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder for {text!r}: make it, or choose another --annotated.")
+    try_file(path, "--annotated")
 
 
 def _classify_watched(moving: MovingSettings, answerer: Answerer, table: AnswerTable, console: Console) -> None:
