@@ -18,7 +18,7 @@ from paucal.data.splits.split import PARTS, Split
 from paucal.data.splits.split_csv import read_rows, write_split
 from paucal.runs import RunFolder
 from paucal.types import UserError
-from paucal.verbs.eval.images import choose_images, is_same_place
+from paucal.verbs.eval.images import choose_images, is_same_place, report_folder
 from paucal.verbs.eval.settings import EvalSettings
 
 CYCLE = ("train", "train", "val", "test", "unused")
@@ -254,3 +254,18 @@ def test_same_place__is_opened_as_the_run_opened_it(photos: Path, tmp_path: Path
         ("run", {}, False),
     ):
         assert is_same_place(run, spelled, EvalSettings(**flags)) == same  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (["/s/one/val/images", "/s/two/val/images"], ["one-val-images", "two-val-images"]),
+        (["/s/one/images", "/s/two/images"], ["one-images", "two-images"]),
+        (["/s/a.csv", "/s/a.json"], ["s-a.csv", "s-a.json"]),
+        (["/s/test", "/test"], ["s-test", "-test"]),
+    ],
+)
+def test_folders__are_different_for_different_sets(tmp_path, data, expected):
+    run = RunFolder(tmp_path)
+    folders = [report_folder(run, target, data, EvalSettings()) for target in data]
+    assert folders == [run.evaluation(name) for name in expected]

@@ -302,5 +302,14 @@ def report_folder(run: RunFolder, target: str | None, data: Sequence[str], setti
 def _folder_name(target: str, targets: Sequence[str]) -> str:
     """Return a folder name for the results on a set, different from the names of splits and of other sets."""
     path = Path(os.path.realpath(target))
-    is_ambiguous = sum(Path(os.path.realpath(other)).stem == path.stem for other in targets) > 1
-    return f"{path.parent.name}-{path.stem}" if is_ambiguous or path.stem in PARTS else path.stem
+    others = {Path(os.path.realpath(other)) for other in targets} - {path}
+    taken = {*PARTS, *(name for other in others for name in _possible_names(other))}
+    names = _possible_names(path)
+    return next((name for name in names if name not in taken), names[-1])
+
+
+def _possible_names(path: Path) -> list[str]:
+    """Return names for the results on a set, from the shortest to its whole path."""
+    parts = ["", *path.parts[1:]]
+    longer_names = ("-".join(parts[-depth:]) for depth in range(2, len(parts) + 1))
+    return [path.stem, f"{path.parent.name}-{path.stem}", *longer_names]
