@@ -26,7 +26,7 @@ from paucal.tasks.detection.images import open_boxed
 from paucal.tasks.detection.masks import mask_of_outline, unpack_mask
 from paucal.types import UserError
 from paucal.verbs.convert.content import read_content, unique_names
-from paucal.verbs.convert.objects import CROWDS, OUTLINES
+from paucal.verbs.convert.objects import CROWDS, OUTLINES, UNKNOWN_LABELS
 from paucal.verbs.convert.settings import ConvertSettings
 from paucal.verbs.convert.writing import LAYOUTS
 from promises.boxes import LAYOUTS as MAKERS
@@ -326,6 +326,16 @@ def test_names_that_are_not_utf8__are_written_as_text(tmp_path: Path, to: str):
     images = open_images(tmp_path / "out")
     assert sorted(images.class_counts().tolist()) == [2, 2]
     assert all("café" in key for key in images.keys)
+
+
+@pytest.mark.parametrize(
+    ("to", "lost"), [("csv", {}), ("label-studio", {UNKNOWN_LABELS: 2}), ("cvat", {UNKNOWN_LABELS: 2})]
+)
+def test_unknown_labels__are_kept_or_said_to_be_lost(tmp_path: Path, to: str, lost: dict[str, int]):
+    for number in range(4):
+        Image.new("RGB", (8, 8), (9 * number,) * 3).save(tmp_path / f"{number}.png")
+    (tmp_path / "set.csv").write_text("image,a,b\n0.png,1,0\n1.png,1,1\n2.png,,1\n3.png,0,-1\n")
+    assert paucal.convert(tmp_path / "set.csv", to=to, output=tmp_path / "out").lost == lost
 
 
 def test_names__are_unique_without_their_endings():

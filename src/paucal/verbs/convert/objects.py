@@ -8,11 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.boxes.annotations import box_of_runs, run_lengths_of
+from paucal.data.images import UNKNOWN
 from paucal.data.masks.coding import IGNORED
 from paucal.tasks.detection.masks import check_outline, mask_of_outline, unpack_mask
 from paucal.verbs.convert.content import Content, Item, Thing
 
 BACKGROUND = "background"
+UNKNOWN_LABELS = "unknown labels (their images count as not of the class)"
 CROWDS, OUTLINES = "crowds and difficult objects, left out", "outlines (their boxes are kept)"
 
 
@@ -20,6 +22,12 @@ def save_text(path: Path, text: str) -> None:
     """Write a text file, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+def count_unknown_labels(content: Content) -> None:
+    """Count the unknown labels of whole images as lost; without them, an image is not of the class."""
+    if content.kind == "train" and content.images.multi_hot is not None:
+        content.lost[UNKNOWN_LABELS] += int((content.images.multi_hot == UNKNOWN).sum())
 
 
 def objects_of(content: Content, item: Item) -> Sequence[Thing]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from paucal.data.boxes.label_studio import encode_brush
 from paucal.verbs.convert.content import Content, Item, Thing
-from paucal.verbs.convert.objects import mask_of, polygon_of, save_text, without_crowds
+from paucal.verbs.convert.objects import count_unknown_labels, mask_of, polygon_of, save_text, without_crowds
 
 _LOCAL = "/data/local-files/?d="  # Label Studio's prefix for files of a local storage
 # Controls of Label Studio by the kind of their results.
@@ -26,6 +26,7 @@ _CONTROLS = {
 def write_label_studio(content: Content, folder: Path) -> None:
     """Write a list of tasks for each part, and the labelling interface."""
     kinds = {"train": ["choices"], "detect": ["rectanglelabels"], "segment": ["brushlabels"]}[content.kind]
+    count_unknown_labels(content)
     for part in content.parts:
         tasks = []
         for item in content.items:
@@ -85,6 +86,7 @@ def _region(item: Item, number: int, thing: Thing) -> dict[str, Any]:
 def write_cvat(content: Content, folder: Path) -> None:
     """Write annotations.xml, version 1.1 of "CVAT for images"."""
     source = "auto" if content.model else "manual"
+    count_unknown_labels(content)
     kinds = set()
     rows = []
     for number, item in enumerate(content.items):
