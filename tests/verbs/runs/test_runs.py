@@ -107,6 +107,7 @@ def test_leftovers__are_what_nobody_needs(tmp_path):
     make_run(root / "twice", 0.8, age=2 * DAY, seed=3)
     make_run(root / "again", 0.8, age=DAY, seed=3, workers=4)
     make_run(root / "given_up", age=2 * DAY, seed=3)
+    make_run(root / "repeated", age=DAY / 2, seed=3)
     parent = make_run(root / "parent", 0.8, age=3 * DAY, seed=4)
     make_run(root / "parent_again", 0.8, age=DAY, seed=4)
     make_run(root / "child", 0.9, seed=5, init=str(parent))

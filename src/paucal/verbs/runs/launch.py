@@ -193,7 +193,7 @@ def _deletion_reason(run: ListedRun, newest_equal: ListedRun | None, needed_fold
         return ""
     if run.state == "begun":
         return "nothing was saved" if now - run.changed > JUST_NOW else ""
-    if newest_equal is not None and newest_equal.path != run.path:
+    if newest_equal is not None and newest_equal.changed > run.changed:
         return f"same settings as {newest_equal.name}, which is newer"
     if run.state == "stopped" and now - run.changed > LONG_AGO:
         return f"stopped {int((now - run.changed) / 86400)} days ago"
