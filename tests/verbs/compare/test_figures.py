@@ -3,10 +3,12 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from paucal.evaluation.comparison import difference
 from paucal.verbs.compare._figures import curves_figure
-from paucal.verbs.compare.report import CHOSEN, LAST, SOME, describe_selection
+from paucal.verbs.compare.report import CHOSEN, LAST, SOME, describe_selection, fairness, verdicts
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")
 
@@ -34,3 +36,23 @@ def test_curves__of_a_single_epoch_are_dots_since_a_line_of_one_place_shows_noth
     assert [line.get_marker() for line in (*runs, mean)] == [mark] * 3
     assert [list(line.get_ydata()) for line in runs] == [[100 * y for y in curve] for curve in curves]
     assert next(iter(mean.get_ydata())) == pytest.approx(30)
+
+
+def test_verdict__of_the_same_hits_names_no_number_of_seeds():
+    hits = np.random.default_rng(0).integers(0, 2, (3, 50)).astype(float)
+    arm = SimpleNamespace(name="a", baseline="b", gain=difference(hits, hits))
+    found: Any = SimpleNamespace(arms=[arm])
+    assert verdicts(found)[0].endswith(": with each seed, both are right on the same test images.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, "All runs had the same time, 10m"), ({"time": "20m"}, "The runs trained for 2 to 5 epochs")],
+)
+def test_fairness__says_the_same_time_only_if_no_way_has_its_own(settings, expected):
+    outcomes = {seed: SimpleNamespace(epochs=epochs) for seed, epochs in enumerate((2, 5))}
+    ways = [SimpleNamespace(settings={}), SimpleNamespace(settings=settings)]
+    arms = [SimpleNamespace(name="a", baseline="", outcomes=outcomes)]
+    grid = SimpleNamespace(shared={"time": "10m"}, arms=ways, rates=(), seeds=(0,))
+    found: Any = SimpleNamespace(arms=arms, grid=grid, differences=())
+    assert fairness(found)[0].startswith(expected)

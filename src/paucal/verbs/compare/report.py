@@ -124,8 +124,8 @@ def _verdict(arm: ArmOutcome, gain: Difference) -> str:
     start = f"{arm.name} against {other}: {points(gain.value)} points (95 % interval {span(gain.both)}; {basis})"
     if seeds == 1:
         return f"{start}. One seed cannot show the variation of training: use at least three."
-    if gain.value == 0 and gain.both.low is None:
-        return f"{start}: the predictions are the same for every image."
+    if gain.both.low == gain.both.high == 0:
+        return f"{start}: with each seed, both are right on the same test images."
     return f"{start}: no significant difference. {_describe_need(gain)}"
 
 
@@ -180,9 +180,10 @@ def fairness(findings: Findings) -> list[str]:
 
 def _describe_length(findings: Findings) -> str:
     epochs = {outcome.epochs for arm in findings.arms for outcome in arm.outcomes.values()}
-    if "time" in findings.grid.shared:
+    grid = findings.grid
+    if "time" in grid.shared and not any({"time", "epochs"} & arm.settings.keys() for arm in grid.arms):
         counts = f" ({min(epochs)} to {max(epochs)} epochs)" if epochs else ""
-        return f"All runs had the same time, {findings.grid.shared['time']}, for as many epochs as fit{counts}."
+        return f"All runs had the same time, {grid.shared['time']}, for as many epochs as fit{counts}."
     if len(epochs) == 1:
         n_epochs = counted(epochs.pop(), "epoch")
         return f"All runs trained for the same {n_epochs}; their times differ (use --time for equal times)."
