@@ -8,8 +8,16 @@ from matplotlib.figure import Figure
 from paucal.evaluation.classification import classification_report
 from paucal.evaluation.predictions import Predictions
 from paucal.report import pictures
-from paucal.report.explanations import duration, headline, kept_epoch, kept_validation_score, trained, warnings
-from paucal.report.inputs import RunFiles, Summary
+from paucal.report.explanations import (
+    confidence_sentence,
+    duration,
+    headline,
+    kept_epoch,
+    kept_validation_score,
+    trained,
+    warnings,
+)
+from paucal.report.inputs import Confidence, RunFiles, Summary
 from paucal.runs import RunFolder
 
 
@@ -101,3 +109,9 @@ def test_headline__without_a_test_it_says_so():
 )
 def test_duration__uses_the_unit_a_person_would(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("after", "expected"), [(0.02, "reduces this to 2.0 %"), (0.08, "changes this to 8.0 %")])
+def test_confidence__says_reduced_only_if_it_is(after, expected):
+    summary = Summary(confidence=Confidence(1.2, 40, 0.05, after))
+    assert expected in str(confidence_sentence(replace(files(), summary=summary)))

@@ -259,9 +259,10 @@ def confidence_sentence(files: RunFiles) -> str | None:
     confidence = files.summary.confidence
     if confidence is None or confidence.temperature == 1.0:
         return None
+    verb = "reduces" if confidence.after < confidence.before else "changes"
     return (
         f"Confidence was off by {percent(confidence.before)} on average; a temperature of "
-        f"{confidence.temperature:.2f}, fitted to {counted(confidence.images, 'validation image')}, reduces this "
+        f"{confidence.temperature:.2f}, fitted to {counted(confidence.images, 'validation image')}, {verb} this "
         f"to {percent(confidence.after)}. The scores on this page include it; the predictions are the same."
     )
 

@@ -53,3 +53,9 @@ def test_forecast__of_equal_errors_is_no_gain_with_the_width_of_the_test():
     forecast, gain = _forecast(np.array([1.0, 2.0, 4.0]), shares, 5.0, 5, 0)
     assert (forecast.value, gain) == (0.5, 0.0)
     assert forecast.high - forecast.low == pytest.approx(2 * 1.96 * (0.25 / 40) ** 0.5, rel=0.15)
+
+
+def test_forecast__of_images_that_are_all_right_has_the_interval_of_their_number():
+    forecast, _ = _forecast(np.array([1.0, 2.0, 4.0]), np.ones((3, 30)), 5.0, 5, 0)
+    assert (forecast.value, forecast.high) == (1.0, 1.0)
+    assert 0.7 < forecast.low < 0.9

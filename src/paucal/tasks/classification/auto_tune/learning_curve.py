@@ -16,7 +16,7 @@ from paucal.data.randomness import derive_seed
 from paucal.evaluation.plots import BLUE, ORANGE, save_figure
 from paucal.evaluation.protocols.classifier import draw_folds, even_folds
 from paucal.evaluation.protocols.few_labels import draw_few
-from paucal.metrics.intervals import Score, cross_validated, independent_images
+from paucal.metrics.intervals import Score, cross_validated, independent_images, wilson_share
 from paucal.runs import RunFolder
 from paucal.tasks.classification.auto_tune.head_race import FEW, FOLDS, REPEATS
 from paucal.tasks.classification.auto_tune.probe import ABSENT, MOST_COMPARED, fit_regression, stratified
@@ -158,8 +158,10 @@ def _forecast(
     values = [
         _extrapolate(fit_sizes[-SLOPE_POINTS:], mean_errors[:, None], size)[0] for size in (own_size, 2 * own_size)
     ]
-    ends = np.quantile(_extrapolate(fit_sizes[-SLOPE_POINTS:], errors, 2 * own_size), [0.025, 0.975])
-    return Score(float(values[1]), *map(float, ends)), float(values[1] - values[0])
+    low, high = np.quantile(_extrapolate(fit_sizes[-SLOPE_POINTS:], errors, 2 * own_size), [0.025, 0.975])
+    if not mean_errors[-1]:  # samples of images that are all right do not vary
+        low = wilson_share(1.0, samples.shape[1]).ends[0]
+    return Score(float(values[1]), float(low), float(high)), float(values[1] - values[0])
 
 
 def _extrapolate(sizes: NDArray[np.float64], errors: NDArray[np.float64], size: float) -> NDArray[np.float64]:
