@@ -1,9 +1,15 @@
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
 import fsspec
+import numpy as np
 import pytest
 from PIL import Image
 
 import paucal
 from paucal.cli.main import main
+from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
 from paucal.verbs.shard import launch
 
@@ -82,3 +88,26 @@ def test_cache__shows_fetched_shards_and_removes_them(photos, monkeypatch, capsy
     assert "MiB of shards" in capsys.readouterr().out
     assert list((photos.parent / "kept").rglob("*.tar")) == []
     files.rm("/kept", recursive=True)
+
+
+@pytest.mark.parametrize("form", ["tar", "parquet"])
+@pytest.mark.parametrize(("channels", "dtype"), [(3, "u1"), (5, "u1"), (5, "f4")])
+def test_shard__keeps_arrays_of_any_channels_also_from_archives(tmp_path, form, channels, dtype):
+    draw = np.random.default_rng(0)
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        for number in range(8):
+            content = BytesIO()
+            np.save(content, draw.integers(0, 255, (9, 9, channels)).astype(dtype))
+            archive.writestr(f"{'ab'[number % 2]}/{number}.npy", content.getvalue())
+    paucal.shard(tmp_path / "set.zip", output=tmp_path / "shards", format=form)
+    paucal.convert(tmp_path / "set.zip", to="folders", output=tmp_path / "folders")
+    again = paucal.convert(tmp_path / "shards", to="folders", output=tmp_path / "again", channels=channels)
+    kept = [sorted(contents(open_images(tmp_path / name))) for name in ("set.zip", "shards", "folders", "again")]
+    assert len(kept[0]) == again.images == 8
+    assert all(other == kept[0] for other in kept)
+    assert {Path(key).suffix for key in open_images(tmp_path / "again").keys} == {".npy"}
+
+
+def contents(images: ImageSet) -> list[bytes]:
+    sources = [images.store.source(index) for index in range(len(images))]
+    return [source.read_bytes() if isinstance(source, Path) else source for source in sources]

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.cores import usable_cores
-from paucal.data.channels.pixel_format import count_channels
+from paucal.data.channels.pixel_format import count_channels, with_value_ranges
 from paucal.data.channels.pixels import RGB
 from paucal.data.classes import choose_classes
 from paucal.data.dataset import collate
@@ -29,6 +29,7 @@ from paucal.data.sources.joining import SEPARATOR, roots_of
 from paucal.data.sources.labels import is_missing
 from paucal.data.sources.opening import BUILT_IN, open_images
 from paucal.data.splits.split import Split
+from paucal.data.stores import ConvertedStore
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.distributed import rank, world_size
 from paucal.evaluation.results import PrimaryMetric, primary_metric
@@ -142,6 +143,18 @@ def first_reading(settings: DataSettings, images: ImageSet, stored: Reading | No
         UserError: The images differ in their channels.
     """
     return stored or Reading(channels=settings.channels or count_channels(images))
+
+
+def as_read(images: ImageSet, settings: DataSettings) -> ImageSet:
+    """Return images that are checked with the channels and the value ranges of a run, without decoding them now.
+
+    Raises:
+        UserError: The images differ in their channels.
+    """
+    if images.stream is not None:  # reading a sample could download many shards
+        return images
+    reading, _ = with_value_ranges(first_reading(settings, images), images)
+    return replace(images, store=ConvertedStore(images.store, reading), reading=reading)
 
 
 def load_images(

@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.cores import usable_cores
+from paucal.data.channels.arrays import is_npy, is_tiff
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import UNKNOWN, ImageSet
 from paucal.data.randomness import derive_seed
@@ -196,14 +197,15 @@ def encode_image(images: ImageSet, position: int) -> tuple[bytes, str] | str:
             buffer = io.BytesIO()
             store.read(row).save(buffer, "PNG")
             return buffer.getvalue(), ".png"
-        store.check(row)
+        images.store.check(position)  # with the channels of the set
         source = store.source(row)
         content = source.read_bytes() if isinstance(source, Path) else source
-        if isinstance(source, Path) and source.suffix.lower() in IMAGE_SUFFIXES:
-            return content, source.suffix.lower()
+        suffix = PurePosixPath(store.name(row)).suffix.lower()
+        if suffix in IMAGE_SUFFIXES or is_npy(content) or is_tiff(content):
+            return content, suffix if suffix in IMAGE_SUFFIXES else ".npy" if is_npy(content) else ".tif"
         with Image.open(io.BytesIO(content)) as image:
             image_format = (image.format or "png").lower()
-        suffixes = {"jpeg": ".jpg", "tiff": ".tif", "jpeg2000": ".jp2", "ppm": ".ppm"}
+        suffixes = {"jpeg": ".jpg", "jpeg2000": ".jp2", "ppm": ".ppm"}
         return content, suffixes.get(image_format, f".{image_format}")
     except UnreadableImage as problem:
         return str(problem)

@@ -21,6 +21,7 @@ from paucal.data.shards.writing import encode_image
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import ReportProgress
+from paucal.runner.images import as_read
 from paucal.tasks.detection.images import SMALLEST, check_annotations
 from paucal.types import UserError
 from paucal.verbs.convert.settings import ConvertSettings
@@ -130,7 +131,7 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
         raise UserError(f"{says}, but --to {settings.to} takes {nouns}: choose another --to.")
     reader = {"detect": _read_boxes, "segment": _read_mask_set, "train": _read_classes}[kind]
     content = reader(settings, path, progress)
-    return with_names(content)
+    return with_names(replace(content, images=as_read(content.images, settings)))
 
 
 def with_names(content: Content) -> Content:

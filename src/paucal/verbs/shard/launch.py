@@ -20,7 +20,7 @@ from paucal.reading import named_path
 from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data, takes_frames
-from paucal.runner.images import find_images
+from paucal.runner.images import as_read, find_images
 from paucal.runner.outputs import put_in_place, refuse_inside_images, require_empty
 from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
@@ -106,7 +106,7 @@ def shard_set(settings: ShardSettings, console: Console) -> Sharded:
 def _write_shards(settings: ShardSettings, folder: Path, publish: Callable[[Path], None], console: Console) -> Sharded:
     """Write the shards into a temporary folder, and publish them when they are complete."""
     start_time = time.monotonic()
-    images = _open_images(settings)
+    images = as_read(_open_images(settings), settings)
     for note in images.notes:
         console.say(f"note: {note}")
     _require_disk_space(images, folder)
