@@ -1,7 +1,13 @@
 """The last lines of a run."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 from paucal.evaluation.calibration import FEWEST_IMAGES, Calibration
-from paucal.tasks.classification.conclusion import calibration_line
+from paucal.methods.training_settings import TrainSettings
+from paucal.runs import RunFolder
+from paucal.tasks.classification.conclusion import calibration_line, next_steps
 
 
 def line(temperature: float, images: int) -> str:
@@ -17,3 +23,9 @@ def test_calibration_line__says_what_the_temperature_did_or_why_there_is_none():
         f"{FEWEST_IMAGES - 1} validation images are too few to fit a temperature"
     )
     assert line(1.0, FEWEST_IMAGES).endswith(f"{FEWEST_IMAGES} validation images show no need for a temperature")
+    assert line(1.0, 1).endswith("1 validation image is too few to fit a temperature")
+
+
+def test_next_steps__quote_the_folder_of_the_run():
+    setup: Any = SimpleNamespace(settings=TrainSettings("digits"), data=SimpleNamespace(part=lambda _: [0]), origin={})
+    assert next_steps(RunFolder(Path("my runs/1")), setup)[0].startswith("paucal predict 'my runs/1' new_images/")

@@ -239,7 +239,8 @@ def calibration_line(fit: Calibration) -> str:
     """Return a line on the effect of temperature scaling."""
     (before, after), images = fit.error, counted(fit.images, "validation image")
     if fit.temperature == 1.0:
-        reason = "are too few to fit a temperature" if fit.images < FEWEST_IMAGES else "show no need for a temperature"
+        too_few = f"{'is' if fit.images == 1 else 'are'} too few to fit a temperature"
+        reason = too_few if fit.images < FEWEST_IMAGES else "show no need for a temperature"
         return f"confidence: off by {percent(before)} on average; {images} {reason}"
     return (
         f"confidence: off by {percent(before)} on average before, by {percent(after)} after a temperature of "
@@ -250,11 +251,12 @@ def calibration_line(fit: Calibration) -> str:
 def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
     """Return commands to run next."""
     settings = setup.settings
-    steps = [f"paucal predict {run.path} new_images/     # classify images with this model"]
+    path = shlex.quote(str(run.path))
+    steps = [f"paucal predict {path} new_images/     # classify images with this model"]
     if (
         not len(setup.data.part("val")) and (run.path / HELD_OUT).is_file()
     ):  # without validation images longer training cannot be compared
-        return [*steps, f"paucal next {run.path} more_images/     # which images to label next"]
+        return [*steps, f"paucal next {path} more_images/     # which images to label next"]
     contrast = method_of(settings).contrast
     if contrast is not None:
         steps.append(f"{command_again(setup, method=contrast[0])}     # {contrast[1]}")

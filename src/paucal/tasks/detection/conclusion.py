@@ -1,6 +1,7 @@
 """The end of a detection run: evaluation on the test images, pictures, and result files."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from paucal.tasks.detection.pictures import (
 )
 from paucal.training import Outcome
 from paucal.types import UserError
+from paucal.wording import counted
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -193,9 +195,11 @@ def closing_lines(run: RunFolder, setup: DetectionSetup, outcome: Outcome, resul
         kept_text = f"the first detector, which validation prefers (AP {setup.first.score:.3f})"
     if len(setup.data.part("val")) and outcome.best:
         kept_text = f"step {outcome.best['step']:.0f}, the best on the validation images (AP {outcome.best[SCORE]:.3f})"
+    path = shlex.quote(str(run.path))
     return [
         "",
-        f"test AP: {ap}; AP50: {ap50} ({len(test)} images, {setup.images.count_boxes(test)} objects)",
+        f"test AP: {ap}; AP50: {ap50} ({counted(len(test), 'image')}, "
+        f"{counted(setup.images.count_boxes(test), 'object')})",
         *([f"masks of these objects: {'; '.join(masks)}"] if masks else []),
         f"AP by class, lowest first: {class_scores}",
         f"trained: {setup.describe()}, {outcome.step} steps, {outcome.seconds:.0f} s; kept: {kept_text}",
@@ -203,6 +207,6 @@ def closing_lines(run: RunFolder, setup: DetectionSetup, outcome: Outcome, resul
         f"evaluation/{EVALUATION}/detections.json (COCO), plots/detections.png (objects with a score from {SHOWN:g}), "
         "plots/worst_detections.png",
         "try next:",
-        f"  paucal predict {run.path} new_images/ --pictures found/     # boxes as CSV, and drawn",
-        *([f"  paucal predict {run.path} new_images/ --format json     # with masks, as COCO's JSON"] if masks else []),
+        f"  paucal predict {path} new_images/ --pictures found/     # boxes as CSV, and drawn",
+        *([f"  paucal predict {path} new_images/ --format json     # with masks, as COCO's JSON"] if masks else []),
     ]

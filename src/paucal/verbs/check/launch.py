@@ -1,6 +1,7 @@
 """`paucal.check`: the contents of a data set and the problems in it."""
 
 import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -247,7 +248,7 @@ def _with_target(settings: CheckSettings, column: str) -> tuple[ImageSet, list[F
         download=settings.download,
     )
     images, targets = with_numbers(all_images, column)
-    summary = f"{column!r} has {describe_numbers(targets)}, which paucal train --target {column} predicts"
+    summary = f"{column!r} has {describe_numbers(targets)}, which paucal train --target {shlex.quote(column)} predicts"
     return images, [Finding("numbers", "note", text) for text in (summary, *grades_note(targets, column))]
 
 

@@ -1,5 +1,6 @@
 """`paucal.shard`: writes images as shards, for sets too large to be read file by file."""
 
+import shlex
 import shutil
 import tempfile
 import time
@@ -131,7 +132,7 @@ def _write_shards(settings: ShardSettings, folder: Path, publish: Callable[[Path
     if left_out:
         count = len(left_out)
         console.say(f"note: {counted(count, 'unreadable image')} {was(count)} left out ({left_out[0]}, ...)")
-    console.say(f"use them as DATA: paucal train {result.folder}")
+    console.say(f"use them as DATA: paucal train {shlex.quote(str(result.folder))}")
     return result
 
 
