@@ -45,6 +45,12 @@ def test_places__of_one_name_are_numbered(tmp_path):
     assert open_images(joined(one, two)).keys[::2] == ["photos-1/cat/1.png", "photos-2/cat/1.png"]
 
 
+def test_places__of_one_name_beside_one_with_that_number_have_distinct_keys(tmp_path):
+    places = [folder(tmp_path / name, "cat/1.png", "dog/2.png") for name in ("a/photos", "b/photos", "photos-1")]
+    keys = open_images(joined(*places)).keys
+    assert keys[::2] == ["photos-1/cat/1.png", "photos-2/cat/1.png", "photos-1-3/cat/1.png"]
+
+
 def test_places__with_parts_and_without(tmp_path):
     one = folder(tmp_path / "one", "train/cat/1.png", "train/dog/2.png", "test/cat/3.png")
     two = folder(tmp_path / "two", "cat/1.png", "dog/3.png")

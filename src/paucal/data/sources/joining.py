@@ -73,7 +73,9 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
 def _set_names(sets: Sequence[ImageSet]) -> list[str]:
     """Return distinct names for the sets, which stay the same if the sets are copied."""
     names = [image_set.name for image_set in sets]
-    return [name if names.count(name) == 1 else f"{name}-{index + 1}" for index, name in enumerate(names)]
+    numbered = [f"{name}-{index + 1}" for index, name in enumerate(names)]
+    distinct = [name if names.count(name) == 1 else numbered[index] for index, name in enumerate(names)]
+    return distinct if len(set(distinct)) == len(names) else numbered  # another set may be called "photos-1"
 
 
 def _exists(text: str) -> bool:
