@@ -62,7 +62,7 @@ def headline(content: dict[str, Any]) -> list[str]:
         f"of the training images, {_format_number(content['mean'])}, would be off by "
         f"{_format_number(content['baseline'])}."
     ]
-    if gain["low"] is not None and gain["low"] <= 0:
+    if gain["low"] is None or gain["low"] <= 0:
         sentences.append("These images do not show that the model is better than the mean.")
     if content["half_width"] is None:
         sentences.append("There are too few training images for prediction intervals.")
@@ -91,6 +91,8 @@ def table(files: RunFiles) -> dict[str, str]:
 
 def _score_row(name: str, score: dict[str, Any]) -> ScoreRow:
     format_value = percent if name in ("coverage", "exact") else _format_number
+    if score["value"] is None:
+        return ScoreRow(TITLES[name], "undefined", "")
     if score["low"] is None:
         return ScoreRow(TITLES[name], format_value(score["value"]), "")
     return ScoreRow(

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from paucal.cli.main import main
 from paucal.data.sources.opening import open_images
 from paucal.metrics.measures import value_of
 from paucal.metrics.regression import R2, RootMeanSquare, conformal_half_width, regression_report
+from paucal.models.regression import Numbers
+from paucal.report.regression import _score_row, headline
+from paucal.tasks.regression.evaluation import format_number, interval_words, write_scores
 from paucal.tasks.regression.fitting import fit_ridge
 from paucal.tasks.regression.images import grades_note, with_numbers
 from paucal.types import UserError
@@ -50,6 +54,22 @@ def test_r2__of_few_images_has_an_interval_that_ignores_draws_of_one_number():
     scores = regression_report(truth, truth + 0.05, (truth, truth + 0.1), 0.4, 0.9, seed=0, graded=False).scores
     assert 0 < scores["r2"].ends[0] <= scores["r2"].value
     assert math.isnan(value_of(R2(np.full(10, 0.1), np.zeros(10)), 10))
+
+
+@pytest.mark.usefixtures("drawn_pictures")
+def test_scores__of_one_image_have_no_interval_and_are_valid_json(tmp_path):
+    truth, numbers = np.array([0.5]), Numbers(np.array([0.6]), np.array([0.1]), np.array([1.1]))
+    report = regression_report(truth, numbers.predicted, (numbers.low, numbers.high), 0.4, 0.9, seed=0, graded=False)
+    write_scores(tmp_path, tmp_path, report, SimpleNamespace(keys=["a.png"]), np.array([0]), truth, numbers)  # type: ignore[arg-type]
+    text = (tmp_path / "metrics.json").read_text()
+    assert "NaN" not in text
+    content = json.loads(text)
+    assert content["scores"]["r2"]["value"] is None
+    assert [row.value for row in map(_score_row, content["scores"], content["scores"].values())][2] == "undefined"
+    assert "These images do not show that the model is better than the mean." in headline(content)
+    assert format_number(report.scores["r2"], "r2") == ("undefined", "")
+    assert interval_words("", 1) == "1 image"
+    assert interval_words("1 to 2", 12) == "95 % interval 1 to 2, 12 images"
 
 
 def test_intervals__hold_as_many_numbers_as_they_say():

@@ -21,7 +21,13 @@ from paucal.runner.frames import read_table, to_pandas
 from paucal.runner.images import eval_loader
 from paucal.runner.job import EvaluatedRun
 from paucal.runs import RunFolder
-from paucal.tasks.regression.evaluation import evaluate_numbers, format_number, report_table, write_scores
+from paucal.tasks.regression.evaluation import (
+    evaluate_numbers,
+    format_number,
+    interval_words,
+    report_table,
+    write_scores,
+)
 from paucal.tasks.regression.fitting import Array, FittedRidge, fit_grades, fit_ridge
 from paucal.tasks.regression.images import RegressionSetup
 from paucal.tasks.regression.model import load_regressor
@@ -96,8 +102,8 @@ def conclude(run: RunFolder, setup: RegressionSetup, console: Console) -> Regres
     gain, gain_interval = format_number(report.gain, "gain")
     for line in (
         "",
-        f"test MAE of {settings.target}: {mae} (95 % interval {interval}, {counted(report.images, 'image')}); always "
-        f"predicting the mean: {report.baseline:.3g}, so {gain} less ({gain_interval})",
+        f"test MAE of {settings.target}: {mae} ({interval_words(interval, report.images)}); always predicting "
+        f"the mean: {report.baseline:.3g}, so {gain} less{f' ({gain_interval})' if gain_interval else ''}",
         f"results are in {run.path}: {page.name} (open it in a browser), {run.weights.name}, plots/predicted.png",
         "try next:",
         *(f"  {step}" for step in _next_steps(run)),

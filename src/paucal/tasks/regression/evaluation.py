@@ -23,6 +23,7 @@ from paucal.tasks.regression.model import card_of
 from paucal.wording import counted, percent
 
 Array = NDArray[np.float64]
+UNDEFINED = "undefined"
 TITLES = {
     "exact": ("grades exactly right", "share of images"),
     "kappa": ("quadratic weighted kappa", "agreement beyond chance, 1 at best; far misses count more"),
@@ -66,6 +67,8 @@ def write_scores(
     plots.mkdir(parents=True, exist_ok=True)
     half_width = report.half_width
     content = {**asdict(report), "kind": "regression", "half_width": half_width if np.isfinite(half_width) else None}
+    for score in content["scores"].values():  # JSON has no NaN
+        score["value"] = score["value"] if np.isfinite(score["value"]) else None
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
     rows = [
         [images.keys[int(place)], *(f"{value:.9g}" for value in values)]
@@ -101,9 +104,16 @@ def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figur
 def format_number(score: Score, name: str) -> tuple[str, str]:
     """Return a score and its interval as text."""
     format_value = percent if name in ("coverage", "exact") else "{:.3g}".format
+    if not np.isfinite(score.value):  # the variance of images with equal numbers
+        return UNDEFINED, ""
     if score.low is None or score.high is None:
         return format_value(score.value), ""
     return format_value(score.value), f"{format_value(score.low)} to {format_value(score.high)}"
+
+
+def interval_words(interval: str, images: int) -> str:
+    """Return an interval and its basis as text; there is none if the images do not vary."""
+    return (f"95 % interval {interval}, " if interval else "") + counted(images, "image")
 
 
 def report_table(report: RegressionReport) -> Table:

@@ -15,13 +15,18 @@ from paucal.runner.console import Console
 from paucal.runner.images import load_images
 from paucal.runs import RunFolder, open_model_folder
 from paucal.settings.groups import LabelledDataSettings
-from paucal.tasks.regression.evaluation import evaluate_numbers, format_number, report_table, write_scores
+from paucal.tasks.regression.evaluation import (
+    evaluate_numbers,
+    format_number,
+    interval_words,
+    report_table,
+    write_scores,
+)
 from paucal.tasks.regression.images import with_numbers
 from paucal.tasks.regression.model import card_of, load_regressor
 from paucal.types import UserError
 from paucal.verbs.eval.images import choose_images, report_folder, say_notes
 from paucal.verbs.eval.settings import EvalSettings
-from paucal.wording import counted
 
 PLOT = "predicted.png"
 
@@ -72,7 +77,7 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
         console.show(report_table(report))
         mae, interval = format_number(report.scores["mae"], "mae")
         console.say(
-            f"{images.name}: MAE {mae} (95 % interval {interval} over {counted(report.images, 'image')}), always "
+            f"{images.name}: MAE {mae} ({interval_words(interval, report.images)}), always "
             f"predicting the mean gives {report.baseline:.3g}; the predictions and {PLOT} are in {folder}"
         )
         results.append(NumberedSet(images.name, report, folder))
