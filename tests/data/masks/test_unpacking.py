@@ -1,6 +1,7 @@
 """Archives of images and masks: unpacked once, read like the folder, and refused where they are hostile."""
 
 import io
+import os
 import shutil
 import tarfile
 import zipfile
@@ -41,6 +42,30 @@ def test_archives__have_the_pairs_of_their_folder(tmp_path: Path, suffix: str, i
     assert not list(found.root.rglob("*.bin"))
     before = found.root.stat().st_mtime_ns
     assert find_pairs(archive).root.stat().st_mtime_ns == before  # the cache has it
+
+
+def test_archives__are_unpacked_again_once_the_cache_has_lost_a_file(tmp_path: Path):
+    archive = packed(make_scenes(tmp_path / "scenes", 3), "zip")
+    pairs = find_pairs(archive).pairs
+    for file in (find_pairs(archive).root / pairs[0].key, *pairs[0].masks):
+        file.unlink()
+    assert find_pairs(archive).pairs == pairs
+    assert pairs[0].masks[0].is_file()
+    assert [entry.name for entry in unpacked_folder().iterdir()] == [find_pairs(archive).root.name]
+
+
+def test_archives__that_another_process_unpacks_at_the_same_time_are_kept(tmp_path: Path, monkeypatch):
+    archive = packed(make_scenes(tmp_path / "scenes", 3), "zip")
+    real, inner = os.replace, []
+
+    def replace(source, target):
+        if not inner:
+            inner.append(1)
+            inner.append(find_pairs(archive).pairs)  # the other process
+        return real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    assert find_pairs(archive).pairs == inner[1]
 
 
 def test_commands__read_archives_and_the_cache_is_shown_and_cleared(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -4,11 +4,14 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from paucal.data.decoded.cache_folder import free_bytes, unpacked_folder
 from paucal.data.sources.archive import COMPRESSED, ArchiveStore, archive_entries, shared_folder
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
+from paucal.reading import is_regular
 from paucal.types import UserError
 
 # Images, masks, lists of parts and of classes, and COCO's panoptic JSON.
@@ -22,10 +25,12 @@ def unpack(archive: Path) -> Path:
     stat = archive.resolve().stat()
     digest = hashlib.sha256(f"{archive.resolve()} {stat.st_size} {stat.st_mtime_ns} {KEPT}".encode()).hexdigest()[:32]
     folder = unpacked_folder() / digest
-    if folder.is_dir():
-        return folder
     entries = {entry.name.replace("\\", "/"): entry for entry in archive_entries(archive)}
     entries = {name: entry for name, entry in entries.items() if name.lower().endswith(KEPT)}
+    base = shared_folder(list(entries), 1)
+    sizes = {folder / name.removeprefix(base): entry.size for name, entry in entries.items()}
+    if _is_complete(folder, sizes):
+        return folder
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     total, free_space = sum(entry.size for entry in entries.values()), free_bytes(folder.parent)
     if total > free_space:
@@ -33,15 +38,24 @@ def unpack(archive: Path) -> Path:
             f"{str(archive)!r} has {total / 2**30:.3g} GiB of images and masks, and the cache has room for "
             f"{free_space / 2**30:.3g}: unpack it elsewhere, and give the folder."
         )
-    base, store = shared_folder(list(entries), 1), ArchiveStore(archive.resolve(), list(entries.values()))
+    store = ArchiveStore(archive.resolve(), list(entries.values()))
     target = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
     try:
         for index, name in enumerate(entries):
             path = target / name.removeprefix(base)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(store.source(index))
-        if not folder.is_dir():  # another process may have been faster
-            os.replace(target, folder)
+        if not _is_complete(folder, sizes):  # else another process was faster
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # it was faster only just now
+                os.replace(target, folder)
+        if not _is_complete(folder, sizes):
+            raise UserError(f"{str(archive)!r} cannot be unpacked into {folder}: unpack it, and give the folder.")
     finally:
         shutil.rmtree(target, ignore_errors=True)
     return folder
+
+
+def _is_complete(folder: Path, sizes: Mapping[Path, int]) -> bool:
+    """Return whether a folder has all files; some disks remove single files that were not used for weeks."""
+    return folder.is_dir() and all(is_regular(file) and file.stat().st_size == size for file, size in sizes.items())
