@@ -289,3 +289,7 @@ def test_chosen_start__comes_with_its_model_and_the_reason(monkeypatch):
     monkeypatch.setattr("paucal.runner.starts.choose", lambda *_: Choice((), "none at hand"))
     settings, origin, _ = choose_start(TrainSettings(), {}, 224)
     assert (settings.init, settings.model, origin) == (None, None, {"init": "auto: none at hand"})
+
+
+def test_run__that_is_stopped_before_its_length_is_planned_names_no_length(tmp_path):
+    assert str(Stopped(tmp_path / "run", 0, 1)).startswith("stopped before step 1; resume with: paucal train --resume ")

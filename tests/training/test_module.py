@@ -15,7 +15,7 @@ from torch import nn
 
 from contracts import toys
 from paucal.runs import RunFolder
-from paucal.training import CosineWarmup, Optimization, Plan, Watch, checkpoint_step, optimizers
+from paucal.training import CosineWarmup, Optimization, Plan, PlanChange, Watch, checkpoint_step, optimizers
 from paucal.training.averaging import MovingAverage
 from paucal.training.keeper import Records, RunKeeper
 from paucal.training.meters import FiniteWatch, Meters
@@ -329,6 +329,17 @@ def test_health__remembers_old_skips_when_a_run_goes_on():
     assert after.hopeless is None
     after.on_train_batch_end(SimpleNamespace(global_step=600), module, None, None, 599)
     assert "the last 50 steps were all skipped" in after.hopeless
+
+
+@pytest.mark.parametrize("last_step", [30, 150])
+def test_health__knows_the_length_that_the_clock_gave_a_run(last_step):
+    meters = SimpleNamespace(skipped=0.0, rate=1e-3, culprits=lambda: ["class"])
+    module = SimpleNamespace(plan=Plan(100, 10, changes=(PlanChange(20, last_step, threads=1),)), meters=meters)
+    health = FiniteWatch()
+    for step in range(1, last_step + 1):
+        meters.skipped += step > last_step - 50
+        health.on_train_batch_end(SimpleNamespace(global_step=step), module, None, None, step - 1)
+    assert f"the last {min(50, last_step)} steps were all skipped" in str(health.hopeless)
 
 
 def test_health__speaks_up_at_the_end_of_a_short_run(tmp_path):

@@ -136,7 +136,7 @@ class FiniteWatch(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Read the number of skipped steps, which waits for the device."""
         step, plan = trainer.global_step, pl_module.plan
-        is_due = step % self.every == 0 or step >= plan.total_steps
+        is_due = step % self.every == 0 or step >= plan.last_step
         if not is_due or (batch_idx + 1) % plan.accumulate:
             return
         skipped = float(pl_module.meters.skipped)
@@ -146,7 +146,7 @@ class FiniteWatch(Callback):
             return
         names = ", ".join(repr(name) for name in pl_module.meters.culprits()) or "none; a gradient overflowed"
         window = "the last step" if steps == 1 else f"the last {steps} steps"
-        if n_new >= steps >= min(self.every, plan.total_steps):
+        if n_new >= steps >= min(self.every, plan.last_step):
             self.hopeless = (
                 f"{window} {'was' if steps == 1 else 'were all'} skipped because "
                 "the loss or its gradient was not finite "
