@@ -54,6 +54,14 @@ def test_serve__averages_as_predict_does(run, tmp_path):
     assert json.dumps(plain) != json.dumps(found)
 
 
+def test_eval__leaves_the_results_of_the_run_as_they_are(run):
+    before = (run / "evaluation/test/metrics.json").read_bytes()
+    found = paucal.evaluate(run, mirror=True, workers=0)
+    assert found.classification[0].folder == run / "evaluation/test-mirror"
+    assert (run / "evaluation/test-mirror/metrics.json").exists()
+    assert (run / "evaluation/test/metrics.json").read_bytes() == before
+
+
 def test_sentence__comes_where_the_likelihood_gains_more_than_a_standard_error():
     draw = torch.Generator().manual_seed(0)
     labels = torch.arange(90) % 3

@@ -291,8 +291,8 @@ def report_folder(run: RunFolder, target: str | None, data: Sequence[str], setti
     """Return the folder for the report on a data set, or on the run's own images if the target is None."""
     part = settings.part or "test"
     name = part if target is None else _folder_name(target, data) + (f"-{settings.part}" if settings.part else "")
-    if settings.scales or (settings.mirror and task_of(str(run.path)) == SEGMENTATION):
-        name = f"{name}-scales"  # a separate folder from the run's own results
+    if settings.scales or settings.mirror:  # a separate folder from the run's own results
+        name = f"{name}-scales" if task_of(str(run.path)) == SEGMENTATION else f"{name}-mirror"
     if settings.output is None:
         return run.evaluation(name)
     output = named_path(settings.output)
