@@ -70,6 +70,17 @@ def test_classify__of_several_labels_marks_all_above_their_thresholds() -> None:
     assert {one["name"] for one in answer["classes"] if one["chosen"]} == {"cat", HOSTILE}
 
 
+def test_classify__of_several_labels_gives_those_above_their_thresholds_beyond_the_likeliest(monkeypatch) -> None:
+    monkeypatch.setattr(answering, "SHOWN", 1)
+    model = deployed((0.99, 0.99, 0.99))
+    least = int(model.probabilities([Image.open(io.BytesIO(picture()))])[0].argmin())
+    thresholds = [0.99, 0.99, 0.99]
+    thresholds[least] = 0.01
+    answer = ask(client(Answerer(deployed(tuple(thresholds)), None)), picture()).json()
+    assert [one["chosen"] for one in answer["classes"]] == [False, True]
+    assert answer["classes"][1]["name"] == model.classes[least]
+
+
 def test_classify__says_whether_a_picture_is_like_the_training_images() -> None:
     model = deployed()
     reader, transform = ClassifierInputs(model.module), model.card.preprocessing.transform()

@@ -85,9 +85,11 @@ class Answerer:
             }
             if number:
                 return {"name": name, **number, **common}
-            order = shares.argsort(descending=True, stable=True)[:SHOWN].tolist()
+            order = shares.argsort(descending=True, stable=True).tolist()
             thresholds = self.model.card.thresholds
             is_chosen = None if thresholds is None else marked(shares, thresholds).tolist()
+            # A class with a low threshold may be chosen beyond the likeliest.
+            further = [] if is_chosen is None else [index for index in order[SHOWN:] if is_chosen[index]]
             return {
                 "name": name,
                 "classes": [
@@ -96,7 +98,7 @@ class Answerer:
                         "probability": round(float(shares[index]), 4),
                         "chosen": index == order[0] if is_chosen is None else bool(is_chosen[index]),
                     }
-                    for index in order
+                    for index in [*order[:SHOWN], *further]
                 ],
                 "several": thresholds is not None,
                 **common,
