@@ -8,6 +8,7 @@ import atexit
 import functools
 import gc
 import os
+import pkgutil
 import re
 import shutil
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from blank_figures import leave_blank
+from blank_figures import REPLACED, leave_blank
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything loads the hub's client, and for the processes that tests start
 
@@ -91,15 +92,13 @@ def kept_operators():
 @pytest.fixture(scope="session")
 def drawing():
     """Return a function whose context draws figures, for runs with all their pictures."""
-    from paucal.evaluation import curves, plots
-
-    draw, figure = plots._png_bytes, curves.Figure
+    drawn = {name: pkgutil.resolve_name(name) for name in REPLACED}
 
     @contextmanager
     def context():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(plots, "_png_bytes", draw)
-            patch.setattr(curves, "Figure", figure)
+            for name, value in drawn.items():
+                patch.setattr(name, value)
             yield
 
     return context
@@ -113,11 +112,10 @@ def fast_tier(request) -> bool:
 
 @pytest.fixture(autouse=True, scope="module")
 def blank_pictures(fast_tier, drawing):
-    """Leave figures blank in the fast tier: drawing takes three quarters of a run of a few steps.
+    """Leave figures blank in the fast tier: they take three quarters of a run of a few steps.
 
-    Figures are composed as always, but not rendered; those of the course of training, which have the most axes, are
-    composed with axes that accept everything. One run of each task is drawn, and so are the figures of tests with
-    `drawn_pictures`, which look at them; the slow tier draws all.
+    Their parts accept everything, as matplotlib does not see them. One run of each task is drawn, and so are the
+    figures of tests with `drawn_pictures`, which look at them; the slow tier draws all.
     """
     with pytest.MonkeyPatch.context() as patch:
         if fast_tier:

@@ -29,6 +29,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where `explanations/` goes
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_explain__draws_what_is_asked_for(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos = trained / "photos" / "class0"
     words = [str(photos / "0.png"), str(photos / "1.png")]

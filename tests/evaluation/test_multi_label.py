@@ -154,6 +154,7 @@ def test_tables__say_what_is_known(tmp_path):
     assert float(first["p_dog"]) == pytest.approx(float(found.probabilities[0, 1]), rel=1e-5)
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_pictures__show_every_class_that_is_judged():
     found = answers()
     report = multi_label_report(found, CLASSES, [0.5] * 4)

@@ -1,6 +1,7 @@
 """Published weights: timm's, from a package, the cache or the network, and checkpoints in files."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def imagenet_classes(name: str) -> tuple[str, ...] | None:
     """Return the names of the classes that a timm model was trained on; None if timm does not know them."""
     config = timm.get_pretrained_cfg(name)
     subset = None if config is None or not config.has_weights else infer_imagenet_subset(config.to_dict())
-    return None if subset is None else tuple(ImageNetInfo(subset).label_names())
+    return None if subset is None else _names_in(subset)
 
 
 def read_timm(name: str, init: bool = True) -> StartWeights:
@@ -97,7 +98,7 @@ def _added_classes(card: AddedWeights) -> tuple[str, ...] | None:
 
 
 def _read_package(name: str, package: Package) -> StartWeights:
-    with torch.random.fork_rng(devices=[]):
+    with torch.device("meta"):
         model = timm.create_model(name, pretrained=False)
     try:
         state = named_in_order(read_foreign(checked_path(package)), model)
@@ -111,8 +112,13 @@ def _read_package(name: str, package: Package) -> StartWeights:
 
 def _start_weights(model: nn.Module, state: dict[str, torch.Tensor], source: str, name: str) -> StartWeights:
     subset = infer_imagenet_subset(model)
-    classes = tuple(ImageNetInfo(subset).label_names()) if subset else None
-    return StartWeights(state, source, name, classes, position_grid(model))
+    return StartWeights(state, source, name, _names_in(subset) if subset else None, position_grid(model))
+
+
+@cache  # timm reads its tables of 22,000 classes each time
+def _names_in(subset: str) -> tuple[str, ...]:
+    """Return the names of the classes in a subset of ImageNet."""
+    return tuple(ImageNetInfo(subset).label_names())
 
 
 def model_of_file(path: Path, tree: Mapping[str, Any], setting: str = "") -> str:

@@ -57,7 +57,9 @@ class TrainingModule(LightningModule):
         """Return the total loss of a batch."""
         plan = self.plan
         # Random numbers depend only on (seed, step, rank), so that a resumed run repeats them.
-        torch.manual_seed(derive_seed(plan.seed, batch_idx, self.global_rank))
+        # `torch.manual_seed` formats the stack for each kind of device that is absent.
+        generators = torch.default_generator if self.device.type == "cpu" else torch
+        generators.manual_seed(derive_seed(plan.seed, batch_idx, self.global_rank))
         if plan.mixing is not None and self.objective.data_request.mixing:
             batch = plan.mixing.mix(batch, plan.n_classes)
         terms: LossTerms = self.objective(batch, self.progress(batch_idx))
