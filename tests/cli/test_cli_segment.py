@@ -344,6 +344,7 @@ def test_several_looks_and_no_validation__work_together(segmented, tmp_path):
     more = ["--val-fraction", "0", "--scales", "0.75", "1.25", "--mirror", "--epochs", "1", "--auxiliary", "0"]
     assert call("segment", segmented / "scenes", *QUICK, *more, "--schedule", "linear", "--output", run) == 0
     found = json.loads((run / "summary.json").read_text())
+    assert found["epoch_images"] == 2 * found["parts"]["train"]
     assert (found["selected"], found["looks"]) == (False, "scales 0.75, 1.25, mirrored")
     assert "last epoch" in (run / "report.html").read_text()
 

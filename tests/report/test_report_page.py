@@ -161,6 +161,8 @@ def test_write_report__says_what_it_cost_and_how_to_repeat_it(run):
     assert "peak memory 1.50 GiB" in text
     assert f"paucal train --config '{run.config}' # all settings as resolved" in text
     assert "paucal train 'my photos' # the original command" in text
+    run.write_json("summary.json", run.read_json("summary.json") | {"epoch_images": 4800})  # several crops of each
+    assert "speed 480 training images a second" in words(page_of(run))
     run.write_rows([{name: value for name, value in row.items() if name != "seconds"} for row in rows])
     assert "training images a second" not in words(page_of(run))
 

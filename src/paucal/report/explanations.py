@@ -232,6 +232,8 @@ def cost(files: RunFiles) -> dict[str, str | None]:
 
 def training_images(summary: Summary) -> int | None:
     """Return the number of images in an epoch; None if it is not recorded."""
+    if summary.epoch_images is not None:
+        return summary.epoch_images
     return next((part.images for part in summary.parts if part.name == "train"), None)
 
 

@@ -112,6 +112,7 @@ class Summary:
         method: Training method, with extra losses.
         data: Source of the images.
         split: Origin of the splits.
+        epoch_images: Training images between two whole numbers of "epoch" in `metrics.csv`, if not all of them once.
         parts: Splits; in the file, {"train": 120, ...} or {"train": {"cat": 70, "dog": 50}, ...}.
         parameters: Number of parameters of the deployed model.
         grid: Rows and columns of tokens, such as "8 x 8".
@@ -133,6 +134,7 @@ class Summary:
     method: str | None = None
     data: str | None = None
     split: str | None = None
+    epoch_images: int | None = None
     parts: Sequence[Part] = ()
     parameters: int | None = None
     grid: str | None = None
@@ -295,7 +297,7 @@ def _read_summary(run: RunFolder) -> Summary:
             for names, convert in (
                 (texts, _short_text),
                 (numbers, stored_number),
-                (("parameters",), int),
+                (("parameters", "epoch_images"), int),
                 (("selected",), bool),
             )
             for name in names

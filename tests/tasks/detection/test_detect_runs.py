@@ -57,6 +57,7 @@ def test_run__leaves_scores_pictures_and_a_detector(finished: Path, images: Path
     run = RunFolder(finished)
     summary, rows = run.read_json("summary.json"), run.read_rows()
     assert [row["step"] for row in rows] == [3, 6]
+    assert summary["epoch_images"] == 3 * TINY["batch_size"]
     assert {"val_ap", "val_ap50", "train_class", "train_proposal"} <= set(rows[0])
     metrics = run.read_json("evaluation/detection/metrics.json")
     assert metrics["scores"]["ap"] == summary["test_ap"]

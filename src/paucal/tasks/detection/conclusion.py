@@ -136,7 +136,7 @@ def _write_results(
         figure = precision_recall_figure(matches, card.classes, weights)
         save_figure(run.plots / f"{kind}precision_recall.png", figure)
     best = outcome.best.get("epoch") if len(setup.data.part("val")) else None
-    save_curves(run, outcome.rows, len(setup.data.part("train")), best=best)
+    save_curves(run, outcome.rows, _epoch_images(setup), best=best)
     _draw_images(run, setup, indices, detections)
     run.write_json("summary.json", _summary(setup, outcome, result))
     write_detection_report(run.path)
@@ -161,6 +161,11 @@ def _draw_images(run: RunFolder, setup: DetectionSetup, indices: list[int], dete
         write_atomically(run.plots / f"{name}.png", lambda file, page=page: page.save(file, "PNG"))
 
 
+def _epoch_images(setup: DetectionSetup) -> int:
+    """Return the images between two rows of `metrics.csv`, which may be several passes or less than one."""
+    return setup.settings.effective_batch * setup.plan.steps_per_epoch
+
+
 def _summary(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> dict[str, Any]:
     return {
         "title": f"{setup.card.backbone.name} detects in {setup.images.images.name}",
@@ -169,6 +174,7 @@ def _summary(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> d
         "split": setup.data.split.description,
         "classes": len(setup.images.classes),
         "parts": setup.data.counts(),
+        "epoch_images": _epoch_images(setup),
         "steps": outcome.step,
         "best_val_ap": outcome.best.get(SCORE, setup.first and setup.first.score),
         **({} if setup.first is None else {"first_detector": asdict(setup.first)}),

@@ -92,7 +92,7 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
     write_scores(folder, report, tallies, data.images.keys)
     _draw_extremes(run, setup, tallies)
     best = outcome.best.get("epoch") if len(data.part("val")) else None
-    save_curves(run, outcome.rows, len(data.part("train")), best=best)
+    save_curves(run, outcome.rows, _epoch_images(setup), best=best)
     run.write_json("summary.json", summary(run, setup, outcome, report))
     page = write_segmentation_report(run.path)
     console.show(report_table(report))
@@ -134,6 +134,7 @@ def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: 
         f"{counted(len(card.classes), 'class', 'classes')}",
         "split": data.split.description,
         "parts": data.counts(),
+        "epoch_images": _epoch_images(setup),
         "parameters": sum(p.numel() for p in setup.objective.deployable().parameters()),
         "crops": "x".join(map(str, card.preprocessing.image_size)),
         "looks": describe_scales(settings.test_scales, settings.mirror),
@@ -149,6 +150,10 @@ def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: 
         "remarks": [*setup.remarks, *outcome.remarks],
         "next_steps": next_steps(run, setup),
     }
+
+
+def _epoch_images(setup: SegmentationSetup) -> int:
+    return len(setup.data.part("train")) * setup.settings.crops
 
 
 def closing_lines(

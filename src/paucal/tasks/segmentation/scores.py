@@ -16,7 +16,7 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from paucal.metrics.intervals import Bootstrap, Score, percentile
 from paucal.metrics.measures import PixelScores, value_of
 from paucal.runs import csv_text, write_text
-from paucal.wording import percent
+from paucal.wording import counted, percent
 
 DRAWS = 2000  # resampled sets of images in the bootstrap
 MOST_SHOWN_CLASSES = 30  # rows in the terminal
@@ -171,7 +171,7 @@ def _sort_by_image(tallies: Iterable[Tally]) -> list[Tally]:
 
 def report_table(report: SegmentationReport) -> Table:
     """Return the scores of the classes as a table for the terminal, the lowest IoU first."""
-    table = Table(title="test images", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=counted(report.images, "image"), title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("class", "IoU", "95 % interval", "pixels", "recall"):
         table.add_column(heading, justify="left" if heading == "class" else "right")
     values = [score.value for score in report.per_class]
