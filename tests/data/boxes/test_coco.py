@@ -150,6 +150,25 @@ def test_crowds__in_all_spellings(tmp_path: Path, mark: Any, is_crowd: bool):
     assert {many for one in described.images for many in one.crowd} == {is_crowd}
 
 
+def test_boxes__given_by_their_edges_are_refused(tmp_path: Path):
+    def as_edges(row: dict[str, Any], _: Any) -> None:
+        left, top, width, height = row["bbox"]
+        row["bbox"] = [left, top, left + width, top + height]
+
+    with pytest.raises(
+        UserError, match=r"boxes that would end outside .* none if they were left, top, right and bottom"
+    ):
+        changed(tmp_path, as_edges)
+
+
+def test_boxes__that_end_outside_here_and_there_are_read(tmp_path: Path):
+    def moved(row: dict[str, Any], content: dict[str, Any]) -> None:
+        if row is content["annotations"][0]:
+            row["bbox"] = [20, 20, 90, 60]
+
+    assert changed(tmp_path, moved).images[0].boxes[0] == (20, 20, 110, 80)
+
+
 def test_boxes__come_from_outlines_where_there_are_none(tmp_path: Path):
     mask = np.zeros((64, 96), dtype=bool)
     mask[10:20, 30:50] = True

@@ -271,6 +271,21 @@ def test_tables__of_tools_and_competitions(tmp_path: Path, form: str):
     assert described.notes == ((f"the boxes of boxes.csv are read as {words[form]}",) if form in words else ())
 
 
+@pytest.mark.parametrize("shares", [False, True])
+def test_tables__of_centres_are_refused(tmp_path: Path, shares: bool):
+    root = write_tables(tmp_path / "set", PIXELS, {})
+    lines = ["image,label,x,y,w,h"]
+    for n, (image, rows) in enumerate(pictures(6)):
+        sides = image.size if shares else (1, 1)
+        for name, left, top, right, bottom in rows:
+            spans = ((left + right) / 2, (top + bottom) / 2, right - left, bottom - top)
+            numbers = (value / side for value, side in zip(spans, sides * 2, strict=True))
+            lines.append(",".join([f"{n}.png", name, *map(str, numbers)]))
+    (root / "boxes.csv").write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"if x and y were the corner, .* and none if they were the centre"):
+        read_boxes(root)
+
+
 def test_tables__without_classes_have_one(tmp_path: Path):
     root = write_tables(tmp_path / "set", PIXELS, {})
     (root / "train.csv").write_text("image_id,xmin,ymin,xmax,ymax,source\n0,1,2,30,40,x\n1,,,,,y\n")

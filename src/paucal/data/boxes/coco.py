@@ -3,7 +3,7 @@
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -27,6 +27,8 @@ from paucal.wording import brief, counted, was
 
 _NAMED = re.compile(r".*\.coco\.json|instances_.*\.json")
 MOST_BYTES = 1 << 29  # instances_train2017.json, of 118,000 images, has 449 MB
+MARGIN = 1.02  # largest edge of a box, relative to the side of its image
+OUTSIDE = 0.25  # least share of boxes that end outside of their image if all are given by their edges
 BOXES = "instances"  # first word of the names of COCO's own files of boxes
 HEAD = 1 << 16  # bytes at the start of a file that are searched for the entries below
 ENTRIES = ("images", "annotations", "categories")
@@ -124,7 +126,30 @@ class _File:
             notes.append(f"the boxes of {self._file} have scores, like the predictions of a detector")
         for row in boxes:
             self._add_box(row, images, categories)
+        self._refuse_edges(images.values())
         return AnnotationSet(list(images.values()), numbers, tuple(notes))
+
+    def _refuse_edges(self, images: Iterable[AnnotatedImage]) -> None:
+        """Refuse boxes that would be within their images only if the file gave right and bottom, not width and height.
+
+        The first are not COCO's, but many programs write them.
+        """
+        spans = [(box, image.size) for image in images if image.size for box in image.boxes]
+        outside = [box for box, (height, width) in spans if box[2] > MARGIN * width or box[3] > MARGIN * height]
+        if (
+            spans
+            and len(outside) >= OUTSIDE * len(spans)
+            and all(
+                left < right - left <= MARGIN * width and top < bottom - top <= MARGIN * height
+                for (left, top, right, bottom), (height, width) in spans
+            )
+        ):
+            left, top, right, bottom = outside[0]
+            raise UserError(
+                f"{self._shown!r} has {counted(len(outside), 'box', 'boxes')} that would end outside of their image, "
+                f"such as {left:g} {top:g} {right - left:g} {bottom - top:g}, and none if they were left, top, right "
+                "and bottom: give left, top, width and height, as in COCO's JSON."
+            )
 
     def _listed_rows(self, content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         rows = content[name]

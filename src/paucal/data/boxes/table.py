@@ -25,8 +25,10 @@ from paucal.data.boxes.tree import Tree, folder_tree
 from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS, part_of_file
+from paucal.data.stores import EncodedStore
 from paucal.reading import decode_text, read_decoded
 from paucal.types import NoLabelsError, UserError
+from paucal.wording import counted
 
 TABLES = (".csv", ".tsv")
 MOST_BYTES = 1 << 30
@@ -113,6 +115,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
             form, note = _form_of_lists(rows, [sizes[key] for key in keys], file)
             row_notes.append(note)
         if form == SPANS:
+            _refuse_centres(rows, keys, store, unique, tree.place_of(file))
             rows = [row if row.box is None else row._replace(box=_edges_of_span(row.box)) for row in rows]
         notes += row_notes
         in_shares = _are_shares(rows, tree.place_of(file))
@@ -288,6 +291,31 @@ def _form_of_lists(rows: Sequence[_Row], sizes: Sequence[tuple[int, int]], file:
     form = EDGES if are_edges and not are_spans else SPANS
     meaning = "left, top, right, bottom" if form == EDGES else "left, top, width, height, as in COCO's JSON"
     return form, f"the boxes of {file} are read as {meaning}"
+
+
+def _refuse_centres(
+    rows: Sequence[_Row], keys: Sequence[str], store: EncodedStore, unique: Sequence[str], place: str
+) -> None:
+    """Refuse spans if some of them end outside of their images, and none does if x and y are the centre of a box."""
+    boxes = [(row.box, key) for row, key in zip(rows, keys, strict=True) if row.box is not None]
+    in_shares = all(max(box) <= 1 for box, _ in boxes)
+    sizes = {key: (1, 1) if in_shares else store.size(index) for index, key in enumerate(unique)}
+    outside = [box for box, key in boxes if not _fits(_edges_of_span(box), sizes[key])]
+    centred = ((box[0] - box[2] / 2, box[1] - box[3] / 2, *box[2:]) for box, _ in boxes)
+    if outside and all(_fits(_edges_of_span(box), sizes[key]) for box, (_, key) in zip(centred, boxes, strict=True)):
+        raise UserError(
+            f"{place!r} has {counted(len(outside), 'box', 'boxes')} that would end outside of their image if x and y "
+            f"were the corner, such as {_format_box(outside[0])}, and none if they were the centre: give the edges "
+            "of the boxes as xmin, ymin, xmax, ymax."
+        )
+
+
+def _fits(box: Corners, size: tuple[int, int]) -> bool:
+    """Return whether a box lies within an image of (height, width), up to rounding."""
+    (left, top, right, bottom), (height, width) = box, size
+    margins = (ROUNDING - 1) * width, (ROUNDING - 1) * height
+    is_inside = left >= -margins[0] and top >= -margins[1]
+    return is_inside and right <= width + margins[0] and bottom <= height + margins[1]
 
 
 def _is_within(box: Corners, size: tuple[int, int]) -> bool:
