@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from paucal.verbs.next import selection
 from paucal.verbs.next.selection import AXES, choose, directions, herd, similarities, unsureness
 
 KNOWN = torch.zeros(0, 2)
@@ -108,3 +109,13 @@ def test_herd__is_the_greedy_maximum_of_the_covered_uncertainty() -> None:
 def test_more_than_there_are() -> None:
     assert len(choose(torch.rand(3), torch.rand(3, 2), KNOWN, 10)) == 3
     assert len(choose(torch.rand(1), torch.rand(1, 2), KNOWN, 1)) == 1
+
+
+def test_choices__are_as_many_as_asked_for_also_beyond_the_images_that_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selection, "MOST", 8)
+    features, _ = clusters([20, 20])
+    choices = choose(torch.ones(40), features, KNOWN, 30, random_share=0.1)
+    assert len({one.index for one in choices}) == 30
+    assert sum(one.is_random for one in choices) == 3
