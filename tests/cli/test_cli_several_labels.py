@@ -136,3 +136,10 @@ def test_train__refuses_what_needs_one_label(run, capsys, tmp_path, words, sente
 def test_label__refuses_a_teacher_of_several_labels(run, capsys, tmp_path):
     told = failure(capsys, "label", run.parent / "squares", "--teacher", run, "--output", tmp_path / "maps")
     assert "gives several labels for an image" in told
+
+
+def test_compare__refuses_images_with_several_labels_before_it_trains(run, capsys, tmp_path):
+    words = ["--methods", "supervised", "drloc", "--seeds", "0", "--output", tmp_path / "grid"]
+    told = failure(capsys, "compare", run.parent / "squares", *words)
+    assert "these images have several labels each" in told
+    assert not (tmp_path / "grid").exists()

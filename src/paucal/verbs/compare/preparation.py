@@ -64,7 +64,13 @@ def prepare_grid(
     if unused := sorted(set(shared).difference(*map(new_grid.settings_of, arms))):
         names = ", ".join(arm.name for arm in arms)
         raise UserError(f"{flag(unused[0])} has no effect on any of {names}: leave it out.")
-    images = images or open_images(verb, {**shared, **arms[0].settings}, console)
+    if images is None:
+        images = open_images(verb, {**shared, **arms[0].settings}, console)
+        if images.images.multi_hot is not None:
+            raise UserError(
+                "paucal compare compares the share of images whose one class is right, but these images have several "
+                "labels each: train each way with paucal train, and compare the scores with paucal runs."
+            )
     new_grid = replace(new_grid, fingerprint=images.fingerprint())
     grid = new_grid if stored_grid is None else merge_grids(stored_grid, new_grid)
     torch.set_num_threads(threads)
