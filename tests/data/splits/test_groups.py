@@ -90,6 +90,13 @@ def test_groups__by_a_column_of_the_table():
     assert torn == {1: 10}
 
 
+@pytest.mark.parametrize("cell", ["", "nan", " "])
+def test_groups__of_a_column_with_empty_cells_are_refused(cell):
+    images = made([0] * 12, [0, 1] * 6, patient=["p1", "p1", "p2", "p2", "p3", "p3", *[cell] * 6])
+    with pytest.raises(UserError, match="6 of 12 images have no 'patient', so their groups are unknown"):
+        make_split(images, group_by="patient")
+
+
 def test_groups__of_copies():
     images = patients(4, 10)
     pixels = images.store._pixels  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from paucal.data.checking.related import CANDIDATE_SIDE, exact_groups, group_nam
 from paucal.data.checking.survey import survey_images
 from paucal.data.images import UNKNOWN, ImageSet, Targets, reduce_images
 from paucal.data.randomness import derive_seed
+from paucal.data.sources.labels import is_missing
 from paucal.data.string_arrays import sorted_positions
 from paucal.types import UserError
 from paucal.wording import counted
@@ -29,6 +30,11 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
             key does not match is a group by itself.
     """
     if by in images.columns:
+        if n_missing := sum(is_missing(cell.strip()) for cell in images.columns[by]):
+            raise UserError(
+                f"--group-by: {n_missing} of {counted(len(images), 'image')} have no {by!r}, so their groups are "
+                "unknown: fill in the column, or leave these images out"
+            )
         return np.unique(np.asarray(images.columns[by], dtype=object).astype(str), return_inverse=True)[1]
     if by == DUPLICATES:
         if images.stream is not None:
