@@ -1,12 +1,15 @@
 """Parquet files on object storage: fsspec's own memory stands for it."""
 
+import os
 import pickle
 
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from data.conftest import encode
 from data.shards.made_sets import CLASSES, number_of, numbered
 from paucal.data.decode import Reading, UnreadableImage
 from paucal.data.decoded.prepare import prepare_images
@@ -76,6 +79,28 @@ def test_remote_parquet__one_file_by_its_name_where_storage_lists_nothing(storag
     assert len(images) == 30
     with pytest.raises(UserError, match=r"none\.parquet does not exist; check the address"):
         open_images(f"{URL}/none.parquet")
+
+
+def test_remote_parquet__of_the_same_size_is_fetched_again_once_it_was_changed(cache, tmp_path):
+    folder = tmp_path / "storage"
+    folder.mkdir()
+
+    def written(labels: list[int]) -> int:
+        pictures = [{"bytes": encode(number), "path": None} for number in range(4)]
+        table = pa.table({"image": pictures, "label": pa.array(labels, pa.int64())})
+        pq.write_table(
+            table, folder / "train.parquet", compression="none", use_dictionary=False, write_statistics=False
+        )
+        os.utime(folder / "train.parquet", ns=(labels[0] * 10**9, labels[0] * 10**9))
+        return (folder / "train.parquet").stat().st_size
+
+    sizes = []
+    for labels in ([0, 1, 0, 1], [1, 0, 1, 0]):
+        sizes.append(written(labels))
+        images = open_images(f"file://{folder}")
+        assert images.labels.tolist() == labels
+        images.store.read(0)  # downloads the file
+    assert sizes[0] == sizes[1]
 
 
 def test_remote_parquet__with_several_labels(cache, tmp_path, make_parquet):

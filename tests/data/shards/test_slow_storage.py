@@ -87,7 +87,8 @@ def test_remote__what_ended_processes_have_left_is_removed(storage, cache):
     images = open_images(URL)
     images.store.read(0)
     (first,) = cache.rglob("shard-000000.tar")
-    same = first.with_name(".shard-000001.tar.1-2-0.tmp")
+    same = first.parents[1] / f"{images.store._index.files[1].changed:x}/.shard-000001.tar.1-2-0.tmp"
+    same.parent.mkdir(exist_ok=True)
     old, new = (first.with_name(f".shard-000003.tar.1-{number}-0.tmp") for number in range(2))
     for file in (same, old, new):
         file.write_bytes(b"half")

@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -30,6 +30,8 @@ _LATE, _LEAST_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
 _LONGEST_SILENCE = 3600.0  # seconds without a new byte after which a download counts as abandoned
 _MOST_SPEEDS = 32  # downloads whose speed is remembered
 _PIECE = 16 << 20  # bytes of a small file that are read at once
+# Entries of a file by which storages tell its versions apart: of S3, Google, Azure, web servers and disks.
+_VERSION = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime")
 _EXTRA = "pip install 'paucal[remote]'"
 
 
@@ -158,7 +160,11 @@ class RemoteShardFolder:
         if not sizes or any(size is None for size in sizes.values()):
             return None
         names = {path: path.removeprefix(root.rstrip("/")).lstrip("/") for path in sizes}
-        shards = [Shard(checked_name(self.url, name), int(sizes[path] or 0)) for path, name in names.items()]
+        versions = {path.rstrip("/"): _version_of(entry) for path, entry in entries.items()}
+        shards = [
+            Shard(checked_name(self.url, name), int(sizes[path] or 0), changed=versions[path])
+            for path, name in names.items()
+        ]
         return sorted(shards, key=lambda shard: shard.name)
 
     def read_small_file(self, name: str, most: int) -> bytes | None:
@@ -215,7 +221,7 @@ class RemoteShardFolder:
 
     def _download_once(self, shard: Shard, try_to: Callable[[Callable[[], Path]], Path]) -> Path:
         """Return the path of the downloaded shard, after downloading it unless it is there."""
-        target = self.cache / shard.name
+        target = self._target(shard)
         if _is_complete(target, shard.size):
             return target
         from filelock import FileLock  # imported here, like fsspec
@@ -233,7 +239,7 @@ class RemoteShardFolder:
 
     def open_file(self, shard: Shard) -> Any:
         """Open a shard to read some of its bytes, from the downloaded copy if there is one, else remotely."""
-        target = self.cache / shard.name
+        target = self._target(shard)
         if _is_complete(target, shard.size):
             return target.open("rb")
         files, root = self._storage()
@@ -243,14 +249,18 @@ class RemoteShardFolder:
         """Return a shard by its name, also on storage that cannot list files."""
         files, root = self._storage()
         try:
-            size = files.info(f"{root.rstrip('/')}/{checked_name(self.url, name)}").get("size")
+            entry = files.info(f"{root.rstrip('/')}/{checked_name(self.url, name)}")
         except FileNotFoundError:
             raise UserError(f"{self.url}/{name} does not exist; check the address.") from None
         except Exception as problem:  # as above
             raise UserError(f"{self.url}/{name} cannot be read ({first_line(problem)}); check the address.") from None
-        if size is None:
+        if entry.get("size") is None:
             raise UserError(f"{self.url} does not report the size of {name}: download it, and give the file.")
-        return Shard(name, int(size))
+        return Shard(name, int(entry["size"]), changed=_version_of(entry))
+
+    def _target(self, shard: Shard) -> Path:
+        """Return the path of the downloaded copy; each version has its own, since a new one may have the same size."""
+        return self.cache / f"{shard.changed:x}" / shard.name if shard.changed else self.cache / shard.name
 
     def _fetch(self, shard: Shard, target: Path, try_to: Callable[[Callable[[], Path]], Path]) -> None:
         def get(number: int) -> Path:
@@ -318,6 +328,12 @@ class RemoteShardFolder:
         if self._opened is None or self._opened[0] != os.getpid():  # file systems do not survive a fork
             self._opened = os.getpid(), *open_storage(self.url)
         return self._opened[1:]
+
+
+def _version_of(entry: Mapping[str, Any]) -> int:
+    """Return a number for the content of a file, from what its storage states about it; 0 if it states nothing."""
+    stated = [str(entry[name]) for name in _VERSION if entry.get(name) is not None]
+    return int.from_bytes(hashlib.blake2b("\n".join(stated).encode(), digest_size=7).digest()) if stated else 0
 
 
 def is_remote(location: str | Path) -> bool:

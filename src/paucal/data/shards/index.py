@@ -67,7 +67,8 @@ class Shard:
         name: Path relative to the folder of all shards, with forward slashes.
         size: Size in bytes.
         part: "train", "val" or "test"; "" if the name has no part.
-        changed: Time of the last change in nanoseconds, on the machine that made the index; 0 if unknown.
+        changed: Time of the last change in nanoseconds, on the machine that made the index, or a number for the version
+            of a file on object storage; 0 if unknown.
     """
 
     name: str
