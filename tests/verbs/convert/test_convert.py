@@ -398,6 +398,13 @@ def test_boxes_without_an_area__are_said_to_be_lost(tmp_path: Path):
     assert "nothing is lost." not in result.said
 
 
+def test_labels_of_whole_images_beside_boxes__are_said_to_be_lost(tmp_path: Path):
+    root = write_cvat(tmp_path / "set")
+    file = next(root.rglob("*.xml"))
+    file.write_text(file.read_text().replace("</image>", '<tag label="sharp" source="manual"/></image>', 2))
+    assert paucal.convert(root, to="coco", output=tmp_path / "out").lost == {"labels of whole images": 2}
+
+
 def test_yolo__names_its_only_part_twice_where_a_set_has_none(tmp_path: Path):
     """Other programs ask for both, and the part is read as one."""
     first = described(write_cvat(tmp_path / "set"))

@@ -184,7 +184,9 @@ def _read_boxes(settings: ConvertSettings, path: Path, progress: ReportProgress)
     crowd_classes = names - numbers.keys()  # classes that only crowds have
     numbers |= {name: annotations.numbers[name] for name in sorted(crowd_classes)}
     n_lost = sum(len(image.boxes) for image in annotations.images) - sum(len(item.things) for item in items)
-    return Content("detect", boxed.images, tuple(items), numbers, lost=Counter({"boxes without an area": n_lost}))
+    n_tags = sum(len(image.tags) for image in annotations.images)
+    lost = Counter({"boxes without an area": n_lost, "labels of whole images": n_tags})
+    return Content("detect", boxed.images, tuple(items), numbers, lost=lost)
 
 
 def _cut_objects(image: AnnotatedImage, size: tuple[int, int]) -> list[Thing]:
