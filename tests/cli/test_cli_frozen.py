@@ -207,6 +207,14 @@ def test_eval__classification_and_frozen_features_in_one_command(trained):
     assert (trained / "run" / "evaluation" / "frozen-features" / "table.csv").is_file()
 
 
+@pytest.mark.parametrize(
+    "words", [["--compare", "vit_mini"], ["--max-images", "5"], ["--metric", "mean_per_class"], ["--no-floor"]]
+)
+def test_eval__refuses_settings_of_frozen_features_for_a_classifier(trained, capsys, words):
+    sentence = failure(capsys, "eval", trained / "run", *words)
+    assert f"{words[0]} is for frozen features: give --protocol with knn, linear, " in sentence
+
+
 def test_eval__mistakes_are_one_sentence(trained, capsys, tmp_path):
     photos, run = trained / "photos", trained / "run"
     bare = make_parts(tmp_path / "bare", parts=("only",)) / "only"

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from paucal.data.arguments import path_text
@@ -18,7 +18,7 @@ from paucal.verbs.eval.classification import ClassifiedSet, evaluate_classifier
 from paucal.verbs.eval.frozen import FrozenTable, evaluate_frozen
 from paucal.verbs.eval.images import MASKS, check_places, table_folder
 from paucal.verbs.eval.regression import PLOT, NumberedSet, evaluate_regressor
-from paucal.verbs.eval.settings import EvalSettings
+from paucal.verbs.eval.settings import EvalSettings, FrozenSettings
 
 if TYPE_CHECKING:
     from paucal.verbs.eval.detection import DetectedSet
@@ -170,6 +170,9 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
         )
     if settings.precision is not None and "classification" not in requested:
         raise UserError("--precision is only for classifiers: give --protocol classification, or leave it out.")
+    protocols: list[Protocol] = [name for name in PROTOCOLS if name in requested]
+    if not protocols:
+        _refuse_frozen(settings)
     task = task_of(model) if "classification" in requested else CLASSIFICATION
     if settings.scales is not None and task != SEGMENTATION:
         raise UserError(f"--scales needs a segmentation model, but {model} is for {task}: leave it out.")
@@ -178,11 +181,20 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
     else:
         check_places(model, data, settings)
         reports = evaluate_classifier(model, data, settings, console) if "classification" in requested else []
-        protocols: list[Protocol] = [name for name in PROTOCOLS if name in requested]
         folder = table_folder(model, settings)
         table = evaluate_frozen(model, data, protocols, settings, folder, console) if protocols else None
         evaluation = Evaluation(model, reports, table)
     return replace(evaluation, said=tuple(console.said) if isinstance(console, RecordingConsole) else ())
+
+
+def _refuse_frozen(settings: EvalSettings) -> None:
+    """Refuse settings that only the protocols on frozen features read; all evaluations have a seed."""
+    for item in fields(FrozenSettings):
+        if item.name != "seed" and getattr(settings, item.name) != item.default:
+            raise UserError(
+                f"{flag(item.name)} is for frozen features: give --protocol with {', '.join(PROTOCOLS[:-1])} or "
+                f"{PROTOCOLS[-1]}, or leave it out."
+            )
 
 
 def _evaluate_task(model: str, data: Sequence[str], task: str, settings: EvalSettings, console: Console) -> Evaluation:
