@@ -77,6 +77,7 @@ def test_intervals__draws_without_spread_give_no_interval():
     assert percentile(1.0, np.ones(50)) == Score(1.0, None, None)
     assert two_sided(1.0, np.ones(50)) == Score(1.0, None, None)
     assert percentile(0.3, np.array([0.3, 0.1 + 0.2])) == Score(0.3, None, None)
+    assert percentile(2 / 3, np.r_[np.full(999, 2 / 3), 0.5]) == Score(2 / 3, None, None)
 
 
 def test_intervals__draws_without_a_score_do_not_count():

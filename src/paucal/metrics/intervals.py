@@ -17,7 +17,7 @@ ROUNDING = 1e-12  # relative spread of equal scores that were summed in differen
 class Score:
     """A measured value and its confidence interval.
 
-    `low` and `high` are None if every resampled set gives the same value.
+    `low` and `high` are None if every resampled set, or nearly every one, gives the same value.
     """
 
     value: float
@@ -101,10 +101,13 @@ def percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
     example because they lack a class, do not count.
     """
     draws = draws[np.isfinite(draws)]
-    if not len(draws) or np.ptp(draws) <= ROUNDING * np.abs(draws).max() or not np.isfinite(value):
+    if not len(draws) or not np.isfinite(value):
         return Score(value)
     low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2])
-    return Score(value, min(float(low), value), max(float(high), value))
+    low, high = min(float(low), value), max(float(high), value)
+    # Draws that nearly always give the same value say nothing about other images.
+    is_constant = np.ptp(draws) <= ROUNDING * np.abs(draws).max() or high - low <= ROUNDING * abs(value)
+    return Score(value) if is_constant else Score(value, low, high)
 
 
 def two_sided(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
