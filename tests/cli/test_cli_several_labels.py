@@ -143,3 +143,8 @@ def test_compare__refuses_images_with_several_labels_before_it_trains(run, capsy
     told = failure(capsys, "compare", run.parent / "squares", *words)
     assert "these images have several labels each" in told
     assert not (tmp_path / "grid").exists()
+
+
+def test_runs__lists_the_mean_average_precision(run):
+    listed, told = paucal.list_runs(run)[0], json.loads((run / "summary.json").read_text())
+    assert (listed.value("val"), listed.value("test")) == (told["kept_val_map"], told["test_map"])

@@ -18,8 +18,14 @@ from paucal.wording import did_you_mean
 
 # Summary entries with the scores of a run, by the kind of its model; a run without a classifier has the scores of its
 # monitor and those of its frozen features.
-VALIDATED = ("kept_val_top1", "best_val_top1", "best_val_mean_iou", "best_val_ap", "knn_end")
-TESTED = ("test_top1", "cross_validated_top1", "test_mean_iou", "test_ap", "judged_linear", "judged_knn")
+VALIDATED = (
+    *("kept_val_top1", "best_val_top1", "kept_val_map", "best_val_map"),
+    *("best_val_mean_iou", "best_val_ap", "knn_end"),
+)
+TESTED = (
+    *("test_top1", "cross_validated_top1", "test_map", "cross_validated_map"),
+    *("test_mean_iou", "test_ap", "judged_linear", "judged_knn"),
+)
 DEPTH = 5  # levels below the given folder at which runs are found; the runs of a comparison are three levels down
 
 
