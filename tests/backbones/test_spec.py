@@ -66,6 +66,7 @@ def test_to_dict__survives_json() -> None:
     [
         ({"name": "vit_tiny_patch16"}, "did you mean vit_tiny_patch16_224"),
         ({"name": "zzz"}, "There is no model 'zzz'"),
+        ({"name": "resnet18.mine"}, "timm knows no weights 'mine' of resnet18"),
         ({"image_size": [32]}, "image size of resnet18 is [32]"),
         ({"image_size": [32.5, 32]}, "whole pixels"),
         ({"num_classes": -1}, "number of classes is -1"),

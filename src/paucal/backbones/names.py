@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import timm
+from timm.models import PretrainedCfg
 from torch import nn
 
 from paucal.backbones.weights.fetching import hushed, require_reachable
 from paucal.types import UserError
+from paucal.wording import did_you_mean
 
 # Arguments that make timm read files, fetch weights or return something other than a classifier. A model's description
 # may come from outside, so they are refused in it.
@@ -52,10 +54,27 @@ def nearest_names(name: str, count: int = 3) -> list[str]:
 def require_name(name: str) -> None:
     """Check that timm knows a model of that name."""
     if timm.is_model(name):
+        timm_config(name)
         return
     near_names = nearest_names(name)
     advice = f"did you mean {' or '.join(near_names)}?" if near_names else "see timm.list_models() for the names."
     raise UserError(f"There is no model {name!r}: {advice}")
+
+
+def timm_config(name: str) -> PretrainedCfg | None:
+    """Return timm's description of the weights that a model's name stands for; None if there is none.
+
+    Raises:
+        UserError: timm knows the model, but no weights of the tag in the name.
+    """
+    try:
+        return timm.get_pretrained_cfg(name, allow_unregistered=True)
+    except RuntimeError:
+        base, _, tag = name.partition(".")
+        suggestion = did_you_mean(name, timm.list_pretrained(f"{base}.*"))
+        raise UserError(
+            f"timm knows no weights {tag!r} of {base}{suggestion}: give one that it knows, or {base} alone."
+        ) from None
 
 
 def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
@@ -91,7 +110,7 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
     try:
         if not arguments.get("pretrained"):
             return timm.create_model(name, **arguments)
-        require_reachable(timm.get_pretrained_cfg(name, allow_unregistered=True))
+        require_reachable(timm_config(name))
         with hushed():
             return timm.create_model(name, **arguments)
     except ConnectionError as error:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import timm
 import torch
 from torch import nn
 
 from paucal.backbones import BackboneSpec, FeatureBackbone
+from paucal.backbones.names import timm_config
 from paucal.backbones.weights.inputs import input_of_file, program_of
 from paucal.backbones.weights.load_report import rounded_down
 from paucal.backbones.weights.start import start_from
@@ -156,7 +156,7 @@ def _frozen_file(
 
 
 def _backbone_spec(name: str, image_size: Sequence[int] | None, pretrained: bool) -> BackboneSpec:
-    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    config = timm_config(name)
     if pretrained and (config is None or not config.has_weights):
         raise UserError(f"timm publishes no weights of {name}: leave --pretrained out to use random ones.")
     default_size = (224, 224) if config is None else (int(config.input_size[1]), int(config.input_size[2]))

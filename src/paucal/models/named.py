@@ -8,7 +8,7 @@ from typing import Literal, overload
 import timm
 import torch
 
-from paucal.backbones.names import nearest_names
+from paucal.backbones.names import nearest_names, timm_config
 from paucal.backbones.weights.start import StartWeights, start_from
 from paucal.models.card import ModelCard
 from paucal.models.devices import usable_device
@@ -43,6 +43,7 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
     if path.exists():
         return open_model_folder(path)
     if timm.is_model(name):
+        timm_config(name)  # refuses an unknown tag
         return name
     near_text = ", ".join(nearest_names(name))
     raise UserError(

@@ -10,6 +10,7 @@ import torch
 from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 from torch import nn
 
+from paucal.backbones.names import timm_config
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.adapt import position_grid
 from paucal.backbones.weights.fetching import hushed, require_reachable
@@ -31,7 +32,7 @@ def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelC
         name: Name of a timm model.
         image_size: Side or (height, width) in pixels; None for the model's own.
     """
-    added_card, config = added(name), timm.get_pretrained_cfg(name)
+    added_card, config = added(name), timm_config(name)
     if config is None and added_card is None:
         raise UserError(f"timm publishes no weights of {name}: give a run.")
     count = added_card.classes if added_card is not None else config.num_classes  # type: ignore[union-attr]
@@ -45,7 +46,7 @@ def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelC
 
 def imagenet_classes(name: str) -> tuple[str, ...] | None:
     """Return the names of the classes that a timm model was trained on; None if timm does not know them."""
-    config = timm.get_pretrained_cfg(name)
+    config = timm_config(name)
     subset = None if config is None or not config.has_weights else infer_imagenet_subset(config.to_dict())
     return None if subset is None else _names_in(subset)
 
@@ -68,7 +69,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
     carried = packaged(name)
     if carried is not None and carried.package is not None:
         return _read_package(name, carried.package)
-    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    config = timm_config(name)
     if config is None or not config.has_weights:
         raise UserError(
             f"--init timm: timm publishes no weights of {name}; start from a run, a file, or random weights."

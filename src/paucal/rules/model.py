@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-import timm
-
+from paucal.backbones.names import timm_config
 from paucal.recipes.dhvt import dhvt_variant
 from paucal.recipes.table import lvvit_drop_path
 from paucal.rules.facts import DataAndMachine
@@ -93,7 +92,7 @@ def drop_path(model: str | None) -> Choice:
 
 
 def _native_size(model: str | None) -> tuple[int, int]:
-    config = timm.get_pretrained_cfg(model or "", allow_unregistered=True)
+    config = timm_config(model or "")
     return (config.input_size[1], config.input_size[2]) if config else (224, 224)
 
 

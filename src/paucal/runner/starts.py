@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import timm
 import torch
 
+from paucal.backbones.names import timm_config
 from paucal.backbones.weights.adapt import position_grid
 from paucal.backbones.weights.inputs import ImageInput, input_of_file, program_of
 from paucal.backbones.weights.load_report import LoadReport
@@ -291,7 +291,7 @@ def _choose_named(model: str) -> Choice:
     weights = packaged(model)
     if weights is not None:
         return Choice((model,), f"pretrained weights in the package {weights.package and weights.package.distribution}")
-    config = timm.get_pretrained_cfg(model, allow_unregistered=True)
+    config = timm_config(model)
     if config is None or not config.has_weights:
         return Choice((), f"no pretrained weights of {model} are published")
     weights = Trained(model, config.license or "licence not stated", 0, "published by timm")

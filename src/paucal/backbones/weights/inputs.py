@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-import timm
-
+from paucal.backbones.names import timm_config
 from paucal.backbones.weights.checkpoints import PROGRAMS, SWIN, candidates, recognise
 
 Channels = tuple[float, ...]
@@ -47,7 +46,7 @@ class ImageInput:
 
 def input_of_timm(model: str) -> ImageInput:
     """Return the preprocessing in timm's configuration of a model; the default if there is none."""
-    config = timm.get_pretrained_cfg(model, allow_unregistered=True)
+    config = timm_config(model)
     if config is None:
         return ImageInput()
     ratio = float(config.crop_pct or ImageInput.crop_ratio)

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import timm
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from paucal.backbones.empty_models import build_empty
 from paucal.backbones.layers import classifier_modules, within
-from paucal.backbones.names import create_model, require_name
+from paucal.backbones.names import create_model, require_name, timm_config
 from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_timm
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import StartWeights, take_whole
@@ -22,7 +21,6 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.weights.store import AddedWeights, file_digest, require_words, weights_folder, write_card
 from paucal.runs.weights import save_weights
 from paucal.types import UserError, height_and_width
-from paucal.wording import did_you_mean
 
 VIEWS = 4  # crops of each sample photograph that outputs are compared on
 USUAL_SIDE = 224  # pixels, for models without an image size in timm
@@ -71,15 +69,9 @@ def checked_licence(name: str, licence: str) -> str:
     require_name(name)
     try:
         licence = require_words(licence, "licence")
-        config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     except ValueError as problem:
         raise UserError(f"--licence: {problem}, such as Apache-2.0.") from None
-    except RuntimeError:  # timm knows no weights of this tag
-        base, _, tag = name.partition(".")
-        suggestion = did_you_mean(name, timm.list_pretrained(f"{base}.*"))
-        raise UserError(
-            f"--model: timm knows no weights {tag!r} of {base}{suggestion}; for others give {base}."
-        ) from None
+    config = timm_config(name)
     timm_licence = config.license if config is not None and "." in name else None
     if timm_licence and timm_licence.lower() != "unknown" and timm_licence.lower() != licence.lower():
         raise UserError(
@@ -123,7 +115,7 @@ def outputs(weights: CheckedWeights, state: Mapping[str, Tensor]) -> Tensor:
     with torch.random.fork_rng(devices=[]):
         model = create_model(weights.name, num_classes=weights.classes).eval()
     model.load_state_dict({key: value.float() if value.is_floating_point() else value for key, value in state.items()})
-    config: Any = timm.get_pretrained_cfg(weights.name, allow_unregistered=True)
+    config: Any = timm_config(weights.name)
     size = height_and_width(USUAL_SIDE if config is None else config.input_size[1:])
     transform = Preprocessing.as_tested(size, weights.input).transform()
     views = []

@@ -11,6 +11,7 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
+from paucal.backbones.names import timm_config
 from paucal.backbones.weights.fetching import is_cached, require_reachable
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.models.weights import table
@@ -64,7 +65,7 @@ def licence_of(model: str) -> str | None:
     carried = next((weights for weights in table.TRAINED if weights.name == model), None)
     if carried is not None:
         return carried.licence
-    config = timm.get_pretrained_cfg(model, allow_unregistered=True)
+    config = timm_config(model)
     return None if config is None else config.license
 
 
@@ -123,5 +124,5 @@ def full_name(model: str) -> str:
         >>> full_name("tf_efficientnet_lite0")
         'tf_efficientnet_lite0.in1k'
     """
-    config = timm.get_pretrained_cfg(model, allow_unregistered=True)
+    config = timm_config(model)
     return f"{config.architecture}.{config.tag}" if config is not None and config.tag else model
