@@ -117,7 +117,7 @@ def test_run__is_guided_by_a_run_of_the_same_split_and_no_other(tmp_path):
     paucal.train("digits", **{**vit, "output": str(tmp_path / "guided")})
     assert json.loads((tmp_path / "guided" / "summary.json").read_text())
     assert "train_locality" in (tmp_path / "guided" / "metrics.csv").read_text()
-    with pytest.raises(UserError, match=r"was trained on \d+ of the images that this run keeps for validation"):
+    with pytest.raises(UserError, match=r"was trained on \d+ of the validation and test images of this run"):
         paucal.train("digits", **{**vit, "output": str(tmp_path / "other"), "seed": 1})
     with pytest.raises(UserError, match="--add locality needs a guide"):
         paucal.train("digits", **{**vit, "output": str(tmp_path / "none"), "guide": None})

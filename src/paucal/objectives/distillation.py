@@ -26,6 +26,7 @@ class Distillation(GuidedTerm):
         size: (height, width) in pixels to which images are resized for the teacher; None for no resizing.
         soft: Whether the teacher's probabilities are learned in place of its likeliest class.
         temperature: Divisor of the teacher's logits.
+        channels: Channels of the images.
     """
 
     def __init__(
@@ -36,8 +37,9 @@ class Distillation(GuidedTerm):
         size: tuple[int, int] | None = None,
         soft: bool = False,
         temperature: float = 1.0,
+        channels: int = 3,
     ) -> None:
-        super().__init__(teacher)
+        super().__init__(teacher, channels)
         self._weight, self._size, self.soft, self._temperature = weight, size, soft, temperature
         self.register_buffer("columns", torch.arange(classes))
 

@@ -27,6 +27,7 @@ class LocalityGuidance(GuidedTerm):
         guide: Trained CNN, always in evaluation mode and frozen.
         dims: Channels of the backbone's blocks, shallow to deep.
         weight: Weight of the loss.
+        channels: Channels of the images.
 
     Raises:
         ValueError: the backbone has fewer blocks than the guide has levels.
@@ -34,8 +35,8 @@ class LocalityGuidance(GuidedTerm):
 
     request = FeatureRequest("blocks")
 
-    def __init__(self, guide: FeatureBackbone, dims: Sequence[int], weight: float = WEIGHT) -> None:
-        super().__init__(guide)
+    def __init__(self, guide: FeatureBackbone, dims: Sequence[int], weight: float = WEIGHT, channels: int = 3) -> None:
+        super().__init__(guide, channels)
         shapes = guide.shapes(FeatureRequest("stages"))[-LEVELS:]
         if len(dims) < len(shapes):
             raise ValueError(f"{len(dims)} blocks cannot be guided by {len(shapes)} stages")

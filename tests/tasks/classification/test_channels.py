@@ -69,6 +69,16 @@ def test_train__learns_from_the_fifth_channel_and_predicts_with_its_range(five, 
         model.probabilities([arrays[0][..., :2]])
 
 
+def test_teacher_and_guide__of_five_channels_see_all_of_them(five, tmp_path):
+    guide = {"model": "resnet18_cifar", "model_args": ["channels=[8,8,8,8]"]}
+    begun = {"output": str(tmp_path / "cnn"), "init": "none", "epochs": 1, "method": "supervised"}
+    paucal.train(five, **{**SMALL, **begun, **guide})
+    taught = {"add": ["distillation", "locality"], "teacher": str(tmp_path / "cnn"), "guide": str(tmp_path / "cnn")}
+    shape = {"model_args": ["depth=3"], "output": str(tmp_path / "taught")}
+    result = paucal.train(five, **{**SMALL, **begun, **taught, **shape})
+    assert {"train_distillation", "train_locality"} <= set((result.folder / "metrics.csv").read_text().split(","))
+
+
 def test_run__is_read_again_with_the_channels_and_ranges_it_was_begun_with(five, tmp_path):
     begun = paucal.train(five, output=str(tmp_path / "run"), init="none", epochs=2, **SMALL)
     stored = stored_reading(RunFolder(begun.folder))

@@ -52,6 +52,7 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
         None if fits else teacher_spec.image_size,
         settings.distillation_targets == "probabilities",
         card.temperature,
+        spec.in_chans,
     )
 
 

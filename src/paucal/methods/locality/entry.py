@@ -30,7 +30,7 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
     guide = FeatureBackbone(trained.module, trained.card.preprocessing.image_size)
     dims = [dim for dim, _, _ in backbone.shapes(FeatureRequest("blocks"))]
     try:
-        return LocalityGuidance(guide, dims, settings.guide_weight)
+        return LocalityGuidance(guide, dims, settings.guide_weight, spec.in_chans)
     except ValueError as problem:
         raise UserError(f"--guide {settings.guide}: {problem}; give a backbone with more blocks.") from problem
 
