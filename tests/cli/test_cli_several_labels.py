@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from PIL import Image
 import paucal
 from cli.calls import QUICK, call, failure, table
 from paucal.models.trained import load_trained
+from paucal.runner.starts import images_shown
+from paucal.runs import RunFolder
 from paucal.verbs.predict.asking import Block
 from paucal.verbs.predict.writing import NONE, sheet_rows
 from several_labels import COLOURS, make_set
@@ -33,7 +36,12 @@ def test_train__is_judged_by_mean_average_precision(run):
     assert told["kept_val_map"] == max(float(row["val_map"]) for row in table(run / "metrics.csv"))
     assert any("one sigmoid per class" in remark for remark in told["remarks"])
     assert "iterative stratification" in told["split"]
+    counts = Counter(row["split"] for row in table(run / "split.csv"))
     page = (run / "report.html").read_text()
+    cells = "".join(f'<td class="number">{counts[part]}</td>' for part in ("train", "val", "test"))
+    assert f'<th scope="row">images</th>{cells}' in page.replace("\n", "")
+    epochs = float(told["epochs"])
+    assert images_shown(RunFolder(run)) == epochs * counts["train"]
     assert "mean average precision" in page
     assert "majority" not in page
     assert not (run / "plots/confusion.png").exists()

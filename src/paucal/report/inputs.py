@@ -113,7 +113,8 @@ class Summary:
         data: Source of the images.
         split: Origin of the splits.
         epoch_images: Training images between two whole numbers of "epoch" in `metrics.csv`, if not all of them once.
-        parts: Splits; in the file, {"train": 120, ...} or {"train": {"cat": 70, "dog": 50}, ...}.
+        parts: Splits; in the file, {"train": 120, ...} or {"train": {"cat": 70, "dog": 50}, ...}, then with their
+            numbers of images in "part_images".
         parameters: Number of parameters of the deployed model.
         grid: Rows and columns of tokens, such as "8 x 8".
         epochs: Number of completed epochs.
@@ -303,7 +304,10 @@ def _read_summary(run: RunFolder) -> Summary:
             for name in names
             if content.get(name) is not None
         }
-        parts = [_parse_part(str(name), value) for name, value in content.get("parts", {}).items()]
+        part_images = content.get("part_images", {})
+        parts = [
+            _parse_part(str(name), value, part_images.get(name)) for name, value in content.get("parts", {}).items()
+        ]
         rungs = [
             Step(
                 _short_text(step["name"]),
@@ -327,11 +331,11 @@ def _parse_confidence(value: Mapping[str, Any]) -> Confidence:
     return Confidence(stored_number(value["temperature"]), int(value["images"]), before, after)
 
 
-def _parse_part(name: str, value: Any) -> Part:
+def _parse_part(name: str, value: Any, images: Any = None) -> Part:
     if not isinstance(value, Mapping):
         return Part(name, int(value))
     counts = {str(label): int(count) for label, count in value.items()}
-    return Part(name, sum(counts.values()), counts)
+    return Part(name, sum(counts.values()) if images is None else int(images), counts)
 
 
 def _short_text(value: Any) -> str:

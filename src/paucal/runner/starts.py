@@ -189,7 +189,7 @@ def images_shown(run: RunFolder) -> int | None:
     try:
         for ancestor in with_ancestors(run):
             summary, init = ancestor.read_json("summary.json"), ancestor.settings.get("init")
-            images = summary["parts"]["train"]
+            images = summary.get("part_images", summary["parts"])["train"]
             total += round(float(summary["epochs"]) * (sum(images.values()) if isinstance(images, dict) else images))
             if init in (None, NONE):
                 return total

@@ -181,6 +181,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         f"{counted(len(card.classes), 'class', 'classes')}",
         "split": data.split.description,
         "parts": per_class,
+        "part_images": data.counts(),  # not the sums over classes if an image may have several or none
         "parameters": sum(p.numel() for p in objective.deployable().parameters()),
         "grid": setup.grid_text,
         "epochs": outcome.passes(setup.settings.epochs),
