@@ -59,6 +59,18 @@ def test_decode__reads_all_16_bits_of_a_tiff_in_colour(planar):
     assert np.array_equal(decoded, np.round(values * (255 / 4095)).astype(np.uint8))
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_decode__turns_a_deep_tiff_in_colour_as_a_plain_one(orientation):
+    tifffile = pytest.importorskip("tifffile")
+    stored = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    decoded = []
+    for pixels in (stored, stored.astype(np.uint16) * 257):
+        buffer = io.BytesIO()
+        tifffile.imwrite(buffer, pixels, photometric="rgb", extratags=[(274, 3, 1, orientation, True)])
+        decoded.append(np.asarray(decode_rgb(buffer.getvalue(), "x")))
+    assert np.array_equal(*decoded)
+
+
 def test_decode__names_the_extra_for_a_tiff_in_deep_colours(monkeypatch):
     tifffile = pytest.importorskip("tifffile")
     buffer = io.BytesIO()

@@ -19,7 +19,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 RGB = 3
 _LEVELS = np.arange(256) / 255
 _MOST = 65535  # largest 16-bit value
-_BITS = 258  # TIFF tag with the bits of each channel
+_BITS, _ORIENTATION = 258, 274  # TIFF tags with the bits of each channel, and with the turn of the image
 _ALPHA = (2, 4)  # numbers of channels whose last one is opacity
 
 
@@ -146,7 +146,10 @@ def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic
     file = getattr(image, "fp")  # noqa: B009 (Pillow declares it only for image files)
     file.seek(0)
     encoded = file.read()
-    values = _decode_png(encoded) if image.format == "PNG" else _decode_tiff(encoded)
+    if isinstance(image, TiffImageFile):
+        values = _upright(_decode_tiff(encoded), image.tag_v2.get(_ORIENTATION))
+    else:
+        values = _decode_png(encoded)
     if values.shape[:2] != (image.height, image.width):
         raise ValueError(f"it holds {values.shape} values, and its header says {image.width} x {image.height} pixels")
     if values.ndim == 3 and values.shape[2] in _ALPHA and not opacity:
@@ -191,6 +194,12 @@ def _deep_colours(image: Image.Image) -> bool:
     if isinstance(image, TiffImageFile):
         return max(image.tag_v2.get(_BITS, (8,))) > 8
     return image.format == "PNG" and ";16" in str(tiles[0][3])
+
+
+def _upright(values: NDArray[np.generic], orientation: object) -> NDArray[np.generic]:
+    """Return the (H, W, ...) values of a TIFF turned by its tag, as Pillow turns those that it decodes."""
+    turned = values.swapaxes(0, 1) if orientation in (5, 6, 7, 8) else values
+    return turned[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
 
 def _decode_png(encoded: bytes) -> NDArray[np.generic]:
