@@ -124,6 +124,17 @@ def test_hub__keeps_the_parts_of_a_set_that_is_converted_in_part(fetched, others
     assert any("only the first images of this set" in note and "partial-train" in note for note in images.notes)
 
 
+def test_hub__tells_of_files_that_a_download_did_not_reach(fetched):
+    folder, _ = fetched
+    (folder / "main" / "data").mkdir(parents=True)
+    for name in ("train-00000-of-00004", "train-00002-of-00004-0a1b2c", "test-00000-of-00001"):
+        pq.write_table(table(6), folder / "main" / "data" / f"{name}.parquet")
+    notes = open_images("hf:owner/plants", label_column="fine_label").notes
+    assert [note for note in notes if "missing" in note] == [
+        "only 2 of 4 files of 'data/train' are read, so images are missing"
+    ]
+
+
 def test_hub__takes_folders_of_parts_for_no_configurations(fetched):
     folder, _ = fetched
     for part in ("train", "validation"):

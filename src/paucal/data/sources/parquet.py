@@ -40,6 +40,7 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 _PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
+_NUMBERED = re.compile(r"(?P<series>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.(?:parquet|arrow)")
 PREFIX = "hf:"
 CONVERTED = "refs/convert/parquet"  # branch on which the hub keeps most data sets as Parquet files
 PARTIAL = "partial-"  # begin of a folder there with only the first gigabytes of a part
@@ -120,7 +121,7 @@ def open_remote_parquet(files: Sequence[RowFile], options: SourceOptions) -> Ima
 def _open_files(files: list[RowFile], name: str, location: str, options: SourceOptions) -> ImageSet:
     files, left_out = _readable_files(files, location) if options.skip_damaged else (files, [])
     files, notes = _with_parts(files)
-    notes += left_out
+    notes += [*left_out, *_notes_on_missing(files)]
     columns = find_columns(str(files[0]), files[0].schema(), options)
     groups, values = _read_labels(files, columns)
     counts = [sum(lengths) for lengths in groups]
@@ -191,6 +192,20 @@ def _readable_files(files: list[RowFile], location: str) -> tuple[list[RowFile],
             damaged[file.shard.name] = str(problem)
     notes = damage_notes(damaged, len(files), location)
     return [file for file in files if file.shard.name not in damaged], notes
+
+
+def _notes_on_missing(files: Sequence[RowFile]) -> list[str]:
+    """Return a note on each series of files (`train-00000-of-00004.parquet`) that is incomplete."""
+    numbers: dict[tuple[str, int], set[int]] = {}
+    for file in files:
+        if match := _NUMBERED.fullmatch(file.shard.name):
+            numbers.setdefault((match["series"], int(match["total"])), set()).add(int(match["number"]))
+    return [
+        f"only {len(present)} of {counted(total, 'file')} of {series!r} {'is' if len(present) == 1 else 'are'} read, "
+        "so images are missing"
+        for (series, total), present in numbers.items()
+        if len(present) < total
+    ]
 
 
 def _relative_name(file: Path, root: Path) -> str:
