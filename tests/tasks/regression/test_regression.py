@@ -13,13 +13,14 @@ from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_err
 import paucal
 from paucal.cli.main import main
 from paucal.data.sources.opening import open_images
+from paucal.methods.training_settings import TrainSettings
 from paucal.metrics.measures import value_of
 from paucal.metrics.regression import R2, RootMeanSquare, conformal_half_width, regression_report
 from paucal.models.regression import Numbers
 from paucal.report.regression import _score_row, headline
 from paucal.tasks.regression.evaluation import format_number, interval_words, write_scores
 from paucal.tasks.regression.fitting import fit_ridge
-from paucal.tasks.regression.images import grades_note, with_numbers
+from paucal.tasks.regression.images import grades_note, split_numbers, with_numbers
 from paucal.types import UserError
 from paucal.verbs.check.labels import weights_at_hand
 
@@ -192,6 +193,14 @@ def test_numbers__are_read_and_missing_ones_left_out(tmp_path):
     assert targets[3] == float(images.columns["level"][4])
     with pytest.raises(UserError, match="has no column 'age'; it has 'level', 'patient'"):
         with_numbers(images, "age")
+
+
+@pytest.mark.parametrize("group_by", [None, "patient"])
+def test_split__is_not_said_to_be_cut_by_classes(tmp_path, group_by):
+    images = open_images(str(bright_table(tmp_path / "images")), labelled=False)
+    split = split_numbers(TrainSettings("digits", group_by=group_by), images, None)
+    assert ", cut at random (seed 0)" in split.description
+    assert "class" not in split.description
 
 
 def test_words__are_refused(tmp_path):

@@ -94,7 +94,9 @@ def split_numbers(settings: TrainSettings, images: ImageSet, run: RunFolder | No
     share = {} if settings.test_fraction is None else {"test_fraction": settings.test_fraction}
     split = make_split(images, settings.seed, 0.0, group_by=settings.group_by, fold=settings.fold, **share)
     parts = np.where(split.parts == "val", "train", split.parts)
-    return Split(parts, split.description)
+    # Images with numbers have no classes to cut by.
+    description = split.description.replace("cut per class", "cut at random").replace("cut by class", "cut at random")
+    return Split(parts, description)
 
 
 def _parse_number(cell: str, column: str, key: str) -> float:
