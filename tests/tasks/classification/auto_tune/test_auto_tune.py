@@ -1,6 +1,8 @@
 """Auto-tuning from packaged weights: each step is evaluated, stored and resumable, and the probe is the floor."""
 
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -306,6 +308,35 @@ def test_race__leaves_time_to_tune_the_winner():
     assert affordable([slow, quick], left=600, seen=20_000) == [slow, quick]  # 600 and 400 seconds
     assert affordable([slow, quick], left=500, seen=20_000) == [quick]
     assert affordable([slow, quick], left=100, seen=20_000) == [quick]
+
+
+@pytest.mark.parametrize(("minutes", "compares"), [(5, False), (15, True)])
+def test_race__is_left_out_where_a_larger_network_would_leave_no_time_to_tune(monkeypatch, minutes, compares):
+    said = []
+
+    def read(*given):
+        raise InterruptedError
+
+    monkeypatch.setattr(first_model, "frozen_features", read)
+    counts = {"train": 2761, "val": 307, "test": 372}  # 20,006 forward passes with three epochs of tuning
+    images = SimpleNamespace(targets=np.arange(3440) % 10)
+    data = SimpleNamespace(part=lambda name: np.arange(2761), images=images, counts=lambda: counts)
+    state = SimpleNamespace(
+        setup=SimpleNamespace(
+            data=data,
+            settings=SimpleNamespace(seed=0, model="first"),
+            objective=SimpleNamespace(deployable=lambda: None),
+            card=SimpleNamespace(preprocessing=None),
+        ),
+        record=SimpleNamespace(budget=60.0 * minutes, candidates=("first", "second")),
+        console=SilentConsole(),
+        spent=10.0,
+        image_seconds=0.015,
+    )
+    monkeypatch.setattr(state.console, "say", said.append)
+    with pytest.raises(InterruptedError) if compares else nullcontext():
+        first_model.compare_candidates(state)
+    assert said == ([] if compares else ["note: no time to compare first with second; choose one with --model"])
 
 
 def test_time__plans_the_passes_that_fit(data, tmp_path, monkeypatch):

@@ -150,6 +150,17 @@ def test_race__keeps_the_last_features_where_stages_say_nothing():
     assert set(result.losses) == {*HEADS, MEAN, LAST}
 
 
+def test_race__compares_on_some_images_and_fits_the_winner_to_all():
+    last, labels = draw(60, 10, apart=0.2)
+    staged = torch.cat([last, draw(60, 30, apart=1.0, seed=1)[0]], 1)
+    result = race_heads(last, staged, labels, 3, 100.0, most=45)
+    assert result.held_out is not None
+    assert result.held_out.labels.bincount().tolist() == [15, 15, 15]
+    assert result.head is not None
+    expected = fit_mixture(staged, labels, 3, result.mixture)
+    torch.testing.assert_close(result.head.weight, expected[0])
+
+
 def test_race__is_repeated_by_its_seed():
     last, labels = draw(40, 6, apart=0.5)
     staged = torch.cat([last, draw(40, 12, apart=0.8, seed=1)[0]], 1)

@@ -25,7 +25,7 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
 from paucal.settings.groups import JobSettings
 from paucal.tasks.classification.assembly import HEAD, TrainingSetup
-from paucal.tasks.classification.auto_tune.head_race import RaceResult, race_heads
+from paucal.tasks.classification.auto_tune.head_race import MOST_RACED, RaceResult, race_heads
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import learning_curve, write_curve
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
@@ -91,7 +91,9 @@ def compare_candidates(state: TuneState) -> None:
     rows = stratified(labels, RACE_IMAGES, setup.settings.seed)
     limit = min(RACE_SECONDS, RACE_SHARE * state.record.budget) if state.record.budget else RACE_SECONDS
     expected = state.image_seconds * len(rows)
-    if expected * (1 + LARGER) > limit:
+    larger_network = LARGER * state.image_seconds * _images_of_run(state)
+    leaves_no_time = state.record.budget and larger_network > state.record.budget - state.spent
+    if leaves_no_time or expected * (1 + LARGER) > limit:
         other_names = ", ".join(state.record.candidates[1:])
         state.console.say(
             f"note: no time to compare {setup.settings.model} with {other_names}; choose one with --model"
@@ -131,9 +133,14 @@ def compare_candidates(state: TuneState) -> None:
 
 def _affordable_winner(state: TuneState, race: Sequence[TuneStep]) -> TuneStep:
     """Return the winner among the candidates that leave time for some epochs of tuning."""
-    counts, budget = state.setup.data.counts(), state.record.budget
-    n_images = sum(counts.values()) + EPOCHS_LEFT * TUNING_COST * counts["train"]
-    return winner_of(affordable(race, budget - state.spent, n_images) if budget else race)
+    budget = state.record.budget
+    return winner_of(affordable(race, budget - state.spent, _images_of_run(state)) if budget else race)
+
+
+def _images_of_run(state: TuneState) -> float:
+    """Return the number of images that a run with some epochs of tuning processes, in forward passes."""
+    counts = state.setup.data.counts()
+    return sum(counts.values()) + EPOCHS_LEFT * TUNING_COST * counts["train"]
 
 
 def affordable(race: Sequence[TuneStep], left: float, seen: float) -> Sequence[TuneStep]:
@@ -288,7 +295,10 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         if staged or (race and (not len(val) or settings.unlabelled)):
             fitted = last[:count], features[:count], labels[:count]
             heads = HEADS if staged else {}
-            result = race_heads(*fitted, len(card.classes), head.strength, settings.seed, heads)
+            most = (
+                MOST_RACED if len(val) else MOST_COMPARED
+            )  # these predictions stand in for those of validation images
+            result = race_heads(*fitted, len(card.classes), head.strength, settings.seed, heads, most)
         race_seconds = time.perf_counter() - start_time
         curve = None
         if result.held_out is not None and (settings.curve or not len(val)):

@@ -16,17 +16,12 @@ from torch import Tensor
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import LinearClassifier, draw_folds, even_folds
 from paucal.tasks.classification.auto_tune.heads import HEADS, FitHead, fit_mixture
-from paucal.tasks.classification.auto_tune.probe import (
-    DEFAULT_STRENGTH,
-    MOST_COMPARED,
-    Head,
-    fit_regression,
-    stratified,
-)
+from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, Head, fit_regression, stratified
 from paucal.tasks.classification.auto_tune.standardised import standardise
 
 LAST, MEAN = "logistic regression on the last features", "mean of the heads on the last stages"
 FOLDS, REPEATS, FEW = 5, 3, 300  # more than FEW images are folded once
+MOST_RACED = 1000  # of 2,160 to 2,761 images, these chose heads as accurate as all of them, in a third of the time
 TEMPERATURES = torch.logspace(-2, 1, 61, dtype=torch.float64)  # multiples of the deviation of the logits
 
 
@@ -85,6 +80,7 @@ def race_heads(
     strength: float,
     seed: int = 0,
     heads: Mapping[str, FitHead] = HEADS,
+    most: int = MOST_RACED,
 ) -> RaceResult:
     """Compare heads by cross-validation within the training images, and fit the winner to all of them.
 
@@ -96,13 +92,14 @@ def race_heads(
         strength: L2 penalty of the regression on the last features.
         seed: Seed of the folds.
         heads: Table of heads.
+        most: Most images to compare heads on.
     """
     counts = labels.bincount(minlength=n_classes)
     if int((counts > 1).sum()) < 2:
         return RaceResult()
     if len(labels) < FOLDS:  # too few to compare heads
         heads = {}
-    rows = stratified(labels, MOST_COMPARED, seed)
+    rows = stratified(labels, most, seed)
     is_evaluated = counts[labels[rows]] > 1  # the only image of a class cannot be held out
     truth, folds = labels[rows][is_evaluated], even_folds(labels[rows], FOLDS)
 
