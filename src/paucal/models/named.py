@@ -9,6 +9,7 @@ import timm
 import torch
 
 from paucal.backbones.names import nearest_names, timm_config
+from paucal.backbones.weights.adapt import position_grid
 from paucal.backbones.weights.start import StartWeights, start_from
 from paucal.models.card import ModelCard
 from paucal.models.devices import usable_device
@@ -86,7 +87,13 @@ def open_named(
             return trained
         spec = replace(card.backbone, image_size=height_and_width(image_size), pretrained=False)
         card = replace(card, backbone=spec, preprocessing=replace(card.preprocessing, image_size=spec.image_size))
-        weights = StartWeights(dict(trained.module.state_dict()), str(run_or_name.path), spec.name, card.classes)
+        weights = StartWeights(
+            dict(trained.module.state_dict()),
+            str(run_or_name.path),
+            spec.name,
+            card.classes,
+            position_grid(trained.module),
+        )
     else:
         card, weights = published_card(run_or_name, image_size), read_timm(run_or_name, init=False)
     return _with_weights(card, weights, usable_device(device))
