@@ -55,6 +55,21 @@ def test_remote__shards_make_room_for_each_other(storage, cache, fetched, monkey
     assert fetched == [f"shard-00000{n}.tar" for n in range(4)]
 
 
+def test_remote__another_process_may_make_room_at_the_same_time(storage, cache, monkeypatch):
+    images = open_images(URL)
+    images.store.read(0)
+    (first,) = cache.rglob("shard-000000.tar")
+    real = type(first).stat
+
+    def removed(path, **options):
+        if path == first:
+            raise FileNotFoundError(2, "removed in the meantime")
+        return real(path, **options)
+
+    monkeypatch.setattr(type(first), "stat", removed)
+    RemoteShardFolder(URL).local_path(images.store._index.files[1])
+
+
 def test_remote__without_an_index_is_looked_through_once(storage, cache, fetched):
     whole = open_images(URL)
     storage.rm(f"/bucket/set/{NAME}")

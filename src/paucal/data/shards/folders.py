@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import shutil
+import stat
 import statistics
 import tempfile
 import time
@@ -391,13 +392,17 @@ def _free_space(folder: Path, needed_bytes: int) -> None:
         with suppress(OSError):  # as below
             if time.time() - leftover.stat().st_mtime > _LONGEST_SILENCE:
                 leftover.unlink()
-    shards = (file for file in folder.rglob("[!.]*") if file.is_file() and file.suffix != ".npz")
-    files = sorted(((file.stat().st_mtime, file) for file in shards), key=lambda entry: entry[0])
-    used_bytes = sum(file.stat().st_size for _, file in files)
+    files: list[tuple[float, int, Path]] = []
+    for file in folder.rglob("[!.]*"):
+        with suppress(OSError):  # another process has removed it in the meantime
+            status = file.stat()
+            if stat.S_ISREG(status.st_mode) and file.suffix != ".npz":
+                files.append((status.st_mtime, status.st_size, file))
+    used_bytes = sum(size for _, size, _ in files)
     max_bytes = min(MOST_FETCHED, used_bytes + int(_SHARE_OF_FREE * shutil.disk_usage(folder).free))
-    for _, file in files:
+    for _, size, file in sorted(files, key=lambda entry: entry[0]):
         if used_bytes + needed_bytes <= max_bytes:
             return
-        with suppress(OSError):  # already removed or, on Windows, open elsewhere
-            used_bytes -= file.stat().st_size
-            file.unlink()
+        with suppress(OSError):  # on Windows, open elsewhere
+            file.unlink(missing_ok=True)
+            used_bytes -= size
