@@ -65,6 +65,14 @@ def test_images__of_any_kind_give_the_same_answers(fitted, tmp_path):
     assert fitted.predict_proba(pandas.Series(paths)) == pytest.approx(expected)
 
 
+def test_folders__among_the_paths_are_refused(fitted, tmp_path):
+    for number in range(2):
+        Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(tmp_path / f"{number}.png")
+    for ask in (fitted.predict, fitted.transform):
+        with pytest.raises(ValueError, match="X has 2 entries that hold 3 images, expected paths"):
+            ask([str(tmp_path), str(tmp_path / "0.png")])
+
+
 def test_run__trains_on_all_but_one_image_of_each_class(fitted):
     with Path(fitted.run_, "split.csv").open() as file:
         parts = [row["split"] for row in csv.DictReader(file)]

@@ -12,7 +12,6 @@ from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from paucal.estimators.fitted import TrainedEstimator
 from paucal.estimators.inputs import Images, list_images, name_classes, order_columns
-from paucal.verbs.predict.launch import predict
 
 
 class ImageClassifier(ClassifierMixin, TrainedEstimator):
@@ -105,9 +104,8 @@ class ImageClassifier(ClassifierMixin, TrainedEstimator):
 
     def predict_proba(self, X: Images) -> NDArray[np.float64]:
         """Return (N, K) probabilities in the order of `classes_`."""
-        model = self._network()
-        rows = predict(model, list_images(X))
-        return order_columns([row.shares.numpy() for row in rows], model.classes, name_classes(self.classes_))
+        shares = [row.shares.numpy() for row in self._ask(X)]
+        return order_columns(shares, self._network().classes, name_classes(self.classes_))
 
     def predict(self, X: Images) -> NDArray[Any]:
         """Return the (N,) likeliest classes."""

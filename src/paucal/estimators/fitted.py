@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from paucal.estimators.inputs import Images, list_images
+from paucal.estimators.inputs import EXPECTED, Images, list_images
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.frames import store_columns
 from paucal.runs.folder import next_numbered
@@ -37,9 +37,17 @@ class ImageEstimator(BaseEstimator):
             self._loaded.append(self._load())
         return self._loaded[0]
 
+    def _ask(self, X: Images, **options: Any) -> Any:
+        """Return the answer of the network for each image of X."""
+        network, images = self._network(), list_images(X)
+        rows = predict(network, images, **options)
+        if len(rows) != len(images):  # a folder or a table among the paths
+            raise ValueError(f"X has {len(images)} entries that hold {len(rows)} images, {EXPECTED}.")
+        return rows
+
     def transform(self, X: Images) -> NDArray[np.float32]:
         """Return the (N, D) inputs of the network's last layer, as features for other estimators."""
-        rows = predict(self._network(), list_images(X), features=True)
+        rows = self._ask(X, features=True)
         return np.stack([row.features.numpy() for row in rows if row.features is not None])
 
     def __getstate__(self) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from sklearn.utils.validation import check_array, check_consistent_length, colum
 from paucal.estimators.fitted import TrainedEstimator
 from paucal.estimators.inputs import Images, list_images
 from paucal.tasks.regression.images import FEWEST
-from paucal.verbs.predict.launch import predict
 
 
 class ImageRegressor(RegressorMixin, TrainedEstimator):
@@ -92,5 +91,4 @@ class ImageRegressor(RegressorMixin, TrainedEstimator):
 
     def _predict_intervals(self, X: Images) -> NDArray[np.float64]:
         """Return (3, N) predictions and ends of intervals."""
-        rows: Any = predict(self._network(), list_images(X))
-        return np.array([[row.predicted, row.low, row.high] for row in rows]).T
+        return np.array([[row.predicted, row.low, row.high] for row in self._ask(X)]).T

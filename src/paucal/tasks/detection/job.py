@@ -46,6 +46,7 @@ from paucal.training import CosineWarmup, Optimization, Outcome, Watch
 from paucal.training.failures import memory_advice
 from paucal.training.schedules import WarmupThenSteps
 from paucal.types import UserError
+from paucal.wording import counted
 
 MISSED = "val_missed"  # share of missed objects; breaks ties
 START = 1e-3  # share of the peak learning rate at the first step of the published warm-up
@@ -114,8 +115,8 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
     def describe_images(self, setup: DetectionSetup) -> str:
         """Return the name of the data with the numbers of images, boxes and classes."""
         boxed = setup.images
-        boxes, classes = boxed.count_boxes(), len(boxed.classes)
-        return f"{boxed.images.name}, {len(boxed.images)} images, {boxes} boxes of {classes} classes"
+        counts = counted(len(boxed.images), "image"), counted(boxed.count_boxes(), "box", "boxes")
+        return f"{boxed.images.name}, {', '.join(counts)} of {counted(len(boxed.classes), 'class', 'classes')}"
 
     def draw_batch(self, setup: DetectionSetup) -> Image.Image:
         """Draw training images and boxes as the network sees them."""
