@@ -1,5 +1,6 @@
 """What a way to tune costs."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -214,20 +215,34 @@ def test_choose_way__goes_on_as_it_was_begun(tried):
     assert tried == ["careful", "head [160]"]
 
 
-@pytest.mark.parametrize(("is_kept", "side"), [(False, [160]), (True, [240])])
-def test_choose_side__keeps_the_size_where_images_without_labels_improved_the_first_model(
-    monkeypatch, tmp_path, is_kept, side
-):
+def of_any_size(monkeypatch, folder: Path, left: float, unlabelled: TuneStep | None = None) -> Any:
+    """Return what choosing a size asks of a run, whose epochs take 10 seconds at 240 pixels."""
     monkeypatch.setattr(tuning, "is_timed", lambda setup: True)
     monkeypatch.setattr(tuning, "is_free", lambda setup, name: True)
     monkeypatch.setattr(tuning, "_takes_any_size", lambda setup: True)
     monkeypatch.setattr(tuning, "_image_seconds", lambda state, preset, side: 0.1 * (side[0] / 240) ** 2)
-    state = timed(left=35, epoch=10)  # seven epochs at 160 pixels, three at 240
-    state.setup.settings.img_size, state.image_seconds, state.run = [240], 0.0, SimpleNamespace(path=tmp_path)
-    unlabelled = TuneStep("images without labels", 0.8, 90.0, {"kept": is_kept})
+    state = timed(left=left, epoch=10)
+    state.setup.settings.img_size, state.image_seconds, state.run = [240], 0.0, SimpleNamespace(path=folder)
     state.record = TuneRecord(budget=240.0, probe=TuneStep("probe", 0.7, 6.0), unlabelled=unlabelled)
+    return state
+
+
+@pytest.mark.parametrize(("is_kept", "side"), [(False, [160]), (True, [240])])
+def test_choose_side__keeps_the_size_where_images_without_labels_improved_the_first_model(
+    monkeypatch, tmp_path, is_kept, side
+):
+    unlabelled = TuneStep("images without labels", 0.8, 90.0, {"kept": is_kept})
+    state = of_any_size(monkeypatch, tmp_path, 35, unlabelled)  # seven epochs at 160 pixels, three at 240
     chosen = tuning._choose_side(state, CAREFUL, 1.0) or pytest.fail("no size")
     assert chosen[0] == side
+
+
+@pytest.mark.parametrize(("left", "size"), [(1.2, [128]), (0.9, None)])
+def test_choose_side__needs_fifty_steps_of_a_long_epoch(monkeypatch, tmp_path, left, size):
+    state = of_any_size(monkeypatch, tmp_path, left)  # an epoch at 128 pixels takes 2.8 seconds
+    state.setup.plan.steps_per_epoch = 150
+    chosen = tuning._choose_side(state, CAREFUL, 1.0)
+    assert (chosen and chosen[0]) == size
 
 
 def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):

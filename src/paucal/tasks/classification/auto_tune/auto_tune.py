@@ -4,6 +4,7 @@ Every step is stored in the run, so that a stopped run resumes where it was. The
 settings; from then on the run is like any other and can be repeated exactly.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from paucal.tasks.classification.auto_tune.tuning import choose_preset, seconds_
 from paucal.tasks.classification.auto_tune.unlabelled import learn_from_unlabelled
 from paucal.training import TimePlan
 from paucal.types import UserError
+from paucal.wording import counted
 
 # Epochs beyond COSINE_EPOCHS are appended at LOW_RATE times the peak rate; the earlier epochs do not change.
 MAX_EPOCHS, COSINE_EPOCHS, LOW_RATE, WARMUP = 60, 20, 0.1, 0.1
@@ -109,7 +111,7 @@ def _tune_trained_weights(state: TuneState) -> bool:
 def _describe_shortage(state: TuneState) -> str:
     """Return which resource was too small for all presets."""
     if None not in state.record.sizes.values():
-        return "the remaining time is too short for two epochs"
+        return "the remaining time is too short for tuning"
     half_batch = state.setup.settings.images_per_pass // 2
     advice = f"--batch-size {half_batch} needs half of it" if half_batch else "a smaller --img-size needs less"
     return f"the memory is too small for tuning ({advice})"
@@ -129,15 +131,14 @@ def _set_length(
         schedule = continuation(epochs, changes.get("lr", state.setup.settings.lr))
         changes = {**changes, **{name: value for name, value in schedule.items() if is_free(state.setup, name)}}
     setup = state.reassemble(**{**changes, "epochs": epochs})
-    seconds = epochs * epoch + state.final_eval_seconds(shrink)
+    left = state.left(shrink) if timed else math.inf
+    seconds = min(epochs * epoch, max(left, 0.0)) + state.final_eval_seconds(shrink)
     tuned_names = [name for name in changes if is_free(state.setup, name)]
     reasons = dict.fromkeys(tuned_names, "chosen by trials on these images, or by the time available")
     if not is_free(state.setup, "epochs"):
-        plan = f"{epochs} epochs, as given"
+        plan = f"{counted(epochs, 'epoch')}, as given"
     else:
-        limit = "are the most that help" if epochs == max_epochs else "fit in the time"
-        plan = f"{epochs} epochs of {duration(epoch)} each {limit}"
-        reasons["epochs"] = plan
+        plan = reasons["epochs"] = _describe_length(epochs, epoch, left, max_epochs)
     state.adopt(setup, reasons)
     time_plan = None
     if timed:
@@ -154,6 +155,19 @@ def _set_length(
         )
     store_length(state.run, time_plan, plan, seconds, state.console)
     state.save(plan=plan)
+
+
+def _describe_length(epochs: int, epoch: float, left: float, max_epochs: int) -> str:
+    """Say how many epochs, of so many seconds each, a run makes in the seconds left.
+
+    Example:
+        >>> _describe_length(4, 30.0, 125.0, 60), _describe_length(1, 60.0, 50.0, 60)
+        ('4 epochs of 30 s each fit in the time', 'part of an epoch of 1 min fits in the time')
+    """
+    if epochs == 1:
+        return f"{'one' if epoch <= left else 'part of an'} epoch of {duration(epoch)} fits in the time"
+    limit = "are the most that help" if epochs == max_epochs else "fit in the time"
+    return f"{epochs} epochs of {duration(epoch)} each {limit}"
 
 
 def continuation(epochs: int, lr: float) -> dict[str, Any]:

