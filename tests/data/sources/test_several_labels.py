@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data.conftest import encode
 from paucal.data.classes import choose_classes
-from paucal.data.sources.labels import find_separator, from_cells
+from paucal.data.sources.labels import find_separator, from_cells, labels_in_lists
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.data.splits.split_csv import read_split, write_split
@@ -175,3 +175,7 @@ def test_several_places__of_one_label_and_of_several(tmp_path):
     assert images.classes == ("a", "b", "z")
     assert images.multi_hot is not None
     assert images.multi_hot.tolist() == [[1, 1, 0], [1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 1]]
+
+
+def test_lists__leave_out_markers_of_missing_values():
+    assert labels_in_lists(["['a', nan]", "[nan]", "['a', None]", "['nan']"]) == [["a"], [], ["a"], ["nan"]]

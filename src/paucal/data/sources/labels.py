@@ -95,7 +95,8 @@ def _list_items(cell: str) -> list[str] | None:
         pass
     if cell and cell[0] != "[":
         return None
-    return [next(filter(None, match.groups()), "").strip() for match in _ITEM.finditer(cell[1:-1])]
+    items = [match for match in _ITEM.finditer(cell[1:-1]) if not (match[3] and is_missing(match[3]))]
+    return [next(filter(None, match.groups()), "").strip() for match in items]
 
 
 def _separates_names(sign: str, distinct: Collection[str]) -> bool:
