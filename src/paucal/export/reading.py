@@ -9,6 +9,7 @@ import torch
 from paucal.data.arguments import path_text
 from paucal.export.onnx_model import ENDING, read_onnx
 from paucal.export.timm_folder import CARD, WEIGHTS
+from paucal.models.devices import usable_device
 from paucal.models.tasks import task_of
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runs import RunFolder
@@ -35,7 +36,7 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
         return load_trained(source, device)
     path = Path(path_text(source, "the model"))
     if path.suffix.lower() == ENDING:
-        if torch.device(device).type != "cpu":
+        if usable_device(device).type != "cpu":
             raise UserError(f"--device is {str(device)!r}, but an ONNX model runs on the cpu: leave it out.")
         return read_onnx(path)
     if path.suffix.lower() == ".pt2":
