@@ -285,11 +285,3 @@ def test_spec__of_a_sized_model_takes_weights_of_another_size():
     report = start(model, source.state_dict())
     assert torch.equal(model.pos_embed, resample_abs_pos_embed(source.pos_embed, [4, 4], num_prefix_tokens=0))
     assert report.share == 1
-
-
-def test_indices_that_the_model_computes_are_not_reported_as_missing():
-    source, target = (timm.create_model("efficientformer_l1", num_classes=2, depths=(1, 1, 1, 1)) for _ in range(2))
-    assert any(name.endswith("attention_bias_idxs") for name in source.state_dict())
-    report = start_from(target, StartWeights(source.state_dict(), "a test"))
-    assert not report.fresh
-    assert not report.unused

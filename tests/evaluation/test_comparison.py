@@ -71,6 +71,14 @@ def test_difference__one_seed_is_never_clear():
     assert found.seeds_needed is None
 
 
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("seeds", [2, 5])
+def test_clear__images_with_the_same_difference_show_nothing_about_others(seeds, images):
+    found = difference(np.ones((seeds, images)), np.zeros((seeds, images)))
+    assert (found.both.low, found.both.high) == (None, None)
+    assert not found.clear
+
+
 def test_difference__both_at_once_is_wider_than_either():
     found = difference(hits([0.80, 0.78, 0.83], seed=2), hits([0.76, 0.79, 0.77], seed=3))
     reach = [found.value - score.low for score in (found.by_seed.score, found.over_images, found.both)]

@@ -129,8 +129,13 @@ def difference(
 
 
 def _combine_intervals(over_seeds: Score, over_images: Score) -> Score:
-    """Return the mean with the half-widths of both intervals combined in quadrature, each side separately."""
+    """Return the mean with the half-widths of both intervals combined in quadrature, each side separately.
+
+    There is no interval if every test image gives the same difference other than 0: other images are then unknown.
+    """
     value, ends = over_seeds.value, []
+    if over_images.low is None and value != 0:
+        return Score(value)
     for side in ("low", "high"):
         reaches = [end - value for score in (over_seeds, over_images) if (end := getattr(score, side)) is not None]
         ends.append(hypot(*reaches) if reaches else None)

@@ -45,6 +45,12 @@ def test_verdict__of_the_same_hits_names_no_number_of_seeds():
     assert verdicts(found)[0].endswith(": with each seed, both are right on the same test images.")
 
 
+def test_verdict__of_one_difference_on_every_image_asks_for_more_images():
+    arm = SimpleNamespace(name="a", baseline="b", gain=difference(np.ones((2, 1)), np.zeros((2, 1))))
+    found: Any = SimpleNamespace(arms=[arm])
+    assert verdicts(found)[0].endswith("says nothing of other images: use more test images.")
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [({}, "All runs had the same time, 10m"), ({"time": "20m"}, "The runs trained for 2 to 5 epochs")],

@@ -89,11 +89,7 @@ def start_from(
         verdict,
         loaded=tuple(name for name in state if name not in fitted.changes),
         adapted={name: change for name, change in fitted.changes.items() if name in state},
-        fresh=tuple(
-            name
-            for name in model_state
-            if name not in state and name not in shapes and not _is_count(name) and not is_computed(name)
-        ),
+        fresh=tuple(name for name in model_state if name not in state and name not in shapes and not _is_count(name)),
         unused=tuple([*fitted.unused, *fitted.mismatched]),
         program=best.program.name if best.program else "",
         method=tuple(best.method),

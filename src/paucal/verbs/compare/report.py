@@ -124,6 +124,8 @@ def _verdict(arm: ArmOutcome, gain: Difference) -> str:
     start = f"{arm.name} against {other}: {points(gain.value)} points (95 % interval {span(gain.both)}; {basis})"
     if seeds == 1:
         return f"{start}. One seed cannot show the variation of training: use at least three."
+    if gain.both.low is None:
+        return f"{start}. The same difference on every test image says nothing of other images: use more test images."
     if gain.both.low == gain.both.high == 0:
         return f"{start}: with each seed, both are right on the same test images."
     return f"{start}: no significant difference. {_describe_need(gain)}"
