@@ -103,6 +103,16 @@ def test_voc__with_several_classes_for_an_image(tmp_path):
     assert any("several labels (such as '1')" in note for note in images.notes)
 
 
+def test_voc__image_with_two_marks_in_one_list_is_refused(tmp_path):
+    voc(tmp_path, {"cat": {"1": 1, "2": -1}, "dog": {"1": -1, "2": 1}})
+    file = tmp_path / "ImageSets/Main/cat_train.txt"
+    file.write_text(f"{file.read_text()}1 1\n")
+    assert open_images(tmp_path).labels.tolist() == [0, 1]  # the same line again does no harm
+    file.write_text(f"{file.read_text()}1.jpg -1\n")
+    with pytest.raises(UserError, match=r"'1' has the marks 1 and -1 for 'cat' in the lists of .*; keep one\."):
+        open_images(tmp_path)
+
+
 def test_voc__of_boxes_without_lists_of_classes_says_what_to_do(tmp_path):
     folder(tmp_path, "JPEGImages/1.png")
     (tmp_path / "Annotations").mkdir()

@@ -42,7 +42,10 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
         for image, sign in rows_of_list:
             if parts.setdefault(image, part) != part:
                 raise UserError(f"{image!r} is in the lists of {parts[image]} and {part} of {root}; keep it in one.")
-            signs.setdefault(image, {})[name] = sign
+            if (first_sign := signs.setdefault(image, {}).setdefault(name, sign)) != sign:
+                raise UserError(
+                    f"{image!r} has the marks {first_sign} and {sign} for {name!r} in the lists of {root}; keep one."
+                )
     shown = {image: {name for name, sign in row.items() if sign == 1} for image, row in signs.items()}
     several = labelled and any(len(names) > 1 for names in shown.values())
     unlabelled = [image for image, names in shown.items() if labelled and not several and not names]
