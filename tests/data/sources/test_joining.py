@@ -62,6 +62,16 @@ def test_places__each_with_one_class_are_enough_together(tmp_path):
     assert open_images(joined(*places)).classes == ("cat", "dog")
 
 
+def test_places__keep_the_further_columns_of_their_tables(tmp_path):
+    one, two = (folder(tmp_path / name, "1.png", "2.png") for name in ("one", "two"))
+    three = folder(tmp_path / "three", "a/1.png", "b/2.png")
+    (one / "labels.csv").write_text("image,label,patient\n1.png,a,p\n2.png,b,q\n")
+    (two / "labels.csv").write_text("image,label,age,patient\n1.png,a,7,q\n2.png,b,8,r\n")
+    images = open_images(joined(one / "labels.csv", two, three))
+    assert images.columns["patient"] == ["p", "q", "q", "r", "", ""]
+    assert images.columns["age"] == ["", "", "7", "8", "", ""]
+
+
 def test_places__one_that_is_missing_is_named(tmp_path):
     one = folder(tmp_path / "one", "cat/1.png", "dog/2.png")
     with pytest.raises(UserError, match="nothing does not exist"):

@@ -37,7 +37,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     """Return one set of several: classes are joined by name, and keys begin with the name of their set.
 
     If some sets have their own splits, the images of the others are training images. If some sets are multi-label, the
-    joined set is multi-label.
+    joined set is multi-label. A column that some sets lack is empty for their images.
     """
     if any(image_set.multi_hot is not None for image_set in sets) and all(image_set.classes for image_set in sets):
         sets = [image_set.as_multi_hot() for image_set in sets]
@@ -55,6 +55,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     ]
     multi_hot = [image_set.multi_hot for image_set in renumbered if image_set.multi_hot is not None]
     parts = any(part for image_set in sets for part in image_set.declared)
+    column_names = dict.fromkeys(name for image_set in sets for name in image_set.columns)
     return ImageSet(
         name="+".join(names),
         location=location,
@@ -66,6 +67,10 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         stream=concatenate_streams([image_set.stream for image_set in sets], [len(image_set) for image_set in sets]),
         hints=replace(sets[0].hints, train_per_class=None, official_parts=""),  # valid for the first set only
         notes=tuple(f"{name}: {note}" for name, image_set in zip(names, sets, strict=True) for note in image_set.notes),
+        columns={
+            name: [cell for image_set in sets for cell in image_set.columns.get(name, [""] * len(image_set))]
+            for name in column_names
+        },
         multi_hot=None if not multi_hot else np.concatenate(multi_hot),
     )
 
