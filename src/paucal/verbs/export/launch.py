@@ -17,6 +17,7 @@ from paucal.export.comparison import Comparison
 from paucal.export.formats import GRAPHS
 from paucal.export.hub import HubFacts, push_folder
 from paucal.export.timm_folder import model_page, with_temperature_in_weights, write_timm_folder
+from paucal.models.saved import read_card
 from paucal.models.trained import TrainedModel
 from paucal.models.weights.at_hand import licence_of
 from paucal.report.detection import write_detection_report
@@ -26,7 +27,9 @@ from paucal.report.page import write_report
 from paucal.report.regression import write_regression_report
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console, RecordingConsole
+from paucal.runner.starts import NONE
 from paucal.runs import RunFolder, open_model_folder, write_text
+from paucal.runs.folder import PUBLISHED, with_ancestors
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -38,6 +41,7 @@ from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject, open_subject
 
 DEFAULT = Path("exports")
+NOTHING = "none: nothing was taken over"  # licence of random weights
 REPORTS = {
     "images": write_report,
     "objects": write_detection_report,
@@ -269,16 +273,33 @@ def _version(package: str) -> str | None:
         return None
 
 
+def licence_of_start(run: RunFolder) -> str | None:
+    """Return the licence of the published weights that a run, or the first run before it, started from.
+
+    Returns:
+        `NOTHING` for random weights; None where the licence is unknown: for a weights file, or a run that is gone.
+    """
+    for ancestor in with_ancestors(run):
+        if not ancestor.config.is_file():
+            return None
+        init = ancestor.settings.get("init")
+        if init in (None, NONE):
+            return NOTHING
+        if init in PUBLISHED:
+            return licence_of(read_card(ancestor).backbone.name)
+    return None
+
+
 def _model_page(run: RunFolder, model: TrainedModel, settings: ExportSettings, for_hub: bool) -> str:
     facts = run.read_json("summary.json") if run.finished else {}
     start = run.read_json("init.json").get("source") if (run.path / "init.json").is_file() else None
     metrics_file = run.evaluation("test") / "metrics.json"
     name = str(metrics_file.relative_to(run.path))
     report = read_report(run.read_json(name)) if metrics_file.is_file() else None
-    licence = "none: nothing was taken over" if start is None else licence_of(model.card.backbone.name)
+    licence = licence_of_start(run)
     hub = None
     if for_hub:
         data = Path(str(facts.get("data", "images"))).name  # only the name, without folders of this machine
         facts = {**facts, "data": data}
-        hub = HubFacts(None if start is None else licence, data, settings.data_licence, report)
+        hub = HubFacts(None if licence == NOTHING else licence, data, settings.data_licence, report)
     return model_page(model.card, str(start or "random weights"), licence, facts, report, hub)
