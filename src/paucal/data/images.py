@@ -11,6 +11,7 @@ from paucal.data.decode import WHOLE, Reading, UnreadableImage
 from paucal.data.shards.stream import Stream
 from paucal.data.stores import ConvertedStore, DecodedCopies, Store, StoreSelection, locate
 from paucal.data.string_arrays import take_strings
+from paucal.types import UserError
 
 Targets = NDArray[np.integer]  # (N,) labels, or (N, K) multi-hot rows
 UNKNOWN = -1  # entry of a multi-hot row: unknown whether the image is of the class
@@ -53,6 +54,7 @@ class ImageSet:
         hints: Properties of the images that default settings respect.
         notes: Sentences on what was left out or looks wrong, for `paucal check` and the report.
         columns: Further columns of the table of the images, by name.
+        column_problems: Why a column of `columns` cannot be used, by its name, such as two columns of one name.
         reading: Size, channels and value ranges of the images that the store returns.
         multi_hot: (N, K) int8 if an image may have several labels or none: 1 for a label, 0 for no label, `UNKNOWN`
             (-1) if unknown. None if each image has one label.
@@ -70,6 +72,7 @@ class ImageSet:
     hints: Hints = Hints()
     notes: tuple[str, ...] = ()
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    column_problems: Mapping[str, str] = field(default_factory=dict)
     reading: Reading = WHOLE
     multi_hot: NDArray[np.int8] | None = None
     stream: Stream | None = None
@@ -103,6 +106,16 @@ class ImageSet:
     def targets(self) -> Targets:
         """Training targets: the (N,) labels, or the (N, K) `multi_hot`."""
         return self.labels if self.multi_hot is None else self.multi_hot
+
+    def cells(self, column: str) -> Sequence[str]:
+        """Return the cells of a further column.
+
+        Raises:
+            UserError: Several columns have its name, or an image has several cells in it.
+        """
+        if column in self.column_problems:
+            raise UserError(self.column_problems[column])
+        return self.columns[column]
 
     def classes_of(self, index: int) -> list[str]:
         """Return the names of the labels of an image, without unknown ones."""

@@ -7,6 +7,8 @@ import pytest
 from data.conftest import encode
 from paucal.data.sources.labels import find_separator, labels_in_lists
 from paucal.data.sources.opening import open_images
+from paucal.data.splits.groups import group_numbers
+from paucal.tasks.regression.images import with_numbers
 from paucal.types import UserError
 
 
@@ -192,3 +194,39 @@ def test_tables__of_parts_whose_columns_are_named(tmp_path):
         images = open_images(tmp_path / place, image_column="where", label_column="finding")
         assert images.declared == ["train", "train", "test", "test"]
         assert images.keys[::2] == ["train/0.png", "test/0.png"]
+
+
+@pytest.mark.parametrize("header", ["path,label,label", "path,path,label"])
+def test_columns__that_are_read_have_one_name_each(tmp_path, header):
+    (tmp_path / "labels.csv").write_text(f"{header}\na,a,b\n")
+    with pytest.raises(UserError, match=r"several columns called '(label|path)'; rename or remove all but one\."):
+        open_images(tmp_path / "labels.csv")
+
+
+def test_columns__of_one_name_that_are_not_read_do_no_harm(tmp_path):
+    for number in range(8):
+        (tmp_path / f"{number}.png").write_bytes(encode(number))
+    rows = "".join(f"{number}.png,{AB[number]},{number},1\n" for number in range(8))
+    (tmp_path / "labels.csv").write_text(f"path,label,age,age\n{rows}")
+    images = open_images(tmp_path / "labels.csv")
+    assert len(images) == 8
+    with pytest.raises(UserError, match="several columns called 'age'"):
+        group_numbers(images, "age")
+    with pytest.raises(UserError, match="several columns called 'age'"):
+        with_numbers(images, "age", fewest=1)
+
+
+def test_columns__with_two_numbers_for_an_image_are_refused_as_targets(opened):
+    images = opened({"path": [*FILES, "0.png"], "age": [*range(8), 9], "sex": ["f"] * 9}, labelled=False)
+    assert images.cells("sex") == ["f"] * 8
+    with pytest.raises(UserError, match=r"'0\.png' is in lines 2 and 10 of .* different cells in the column 'age'"):
+        with_numbers(images, "age", fewest=1)
+
+
+def test_columns__that_one_table_of_a_set_lacks_are_empty_there(tmp_path):
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.png").write_bytes(encode(name == "test"))
+    (tmp_path / "train.csv").write_text("path,age,label\ntrain.png,7,a\n")
+    (tmp_path / "test.csv").write_text("label,path\nb,test.png\n")
+    images = open_images(tmp_path / "train.csv")
+    assert images.columns == {"age": ["7", ""], "label": ["a", "b"]}

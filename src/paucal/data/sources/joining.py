@@ -71,6 +71,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
             name: [cell for image_set in sets for cell in image_set.columns.get(name, [""] * len(image_set))]
             for name in column_names
         },
+        column_problems={name: text for image_set in sets for name, text in image_set.column_problems.items()},
         multi_hot=None if not multi_hot else np.concatenate(multi_hot),
     )
 

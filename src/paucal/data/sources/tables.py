@@ -46,11 +46,15 @@ class _Tables(NamedTuple):
 
 
 class _Placed(NamedTuple):
-    """Rows with their image keys, one row per image; the folder of the images; and notes."""
+    """Rows with their image keys, one row per image; the folder of the images; notes; and rows with different cells.
+
+    `differing` has the numbers of further columns in which two rows of an image differ, each with those rows.
+    """
 
     rows: list[ListedImage]
     folder: Path
     notes: list[str]
+    differing: dict[tuple[Path, int], tuple[ListedImage, ListedImage]]
 
 
 def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
@@ -79,12 +83,28 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
     elif options.labelled:
         labels = from_names([row.names for row in rows], several, where_labels)
     images = _image_set(files, placed._replace(rows=rows, notes=[*placed.notes, *notes]), labels, tables.notes)
-    further_names = {tuple(columns.names[index] for index in columns.others) for columns in tables.columns}
-    if len(further_names) != 1:  # the tables of the parts differ in their further columns
-        return images
-    return replace(
-        images, columns={name: [row.others[n] for row in rows] for n, name in enumerate(further_names.pop())}
+    return _with_further_columns(
+        images, placed._replace(rows=rows), dict(zip(files.values(), tables.columns, strict=True))
     )
+
+
+def _with_further_columns(images: ImageSet, placed: _Placed, columns: Mapping[Path, Columns]) -> ImageSet:
+    """Return the images with the further columns of their tables, in which the rows of other tables are empty."""
+    names_of = {file: [columns.names[index] for index in columns.others] for file, columns in columns.items()}
+    numbers = {file: {name: n for n, name in enumerate(names)} for file, names in names_of.items()}
+    problems = {
+        names_of[file][n]: f"{first.key[:_SHOWN]!r} is in {_lines_of(first, second)} with different cells in the "
+        f"column {names_of[file][n]!r}; keep one of the lines."
+        for (file, n), (first, second) in placed.differing.items()
+    }
+    for file, names in names_of.items():
+        repeated = [name for name in names if names.count(name) > 1]
+        problems |= {name: _repeated_text(file, name) for name in repeated}
+    cells = {
+        name: [row.others[numbers[row.file][name]] if name in numbers[row.file] else "" for row in placed.rows]
+        for name in dict.fromkeys(name for names in names_of.values() for name in names)
+    }
+    return replace(images, columns=cells, column_problems=problems)
 
 
 def _read_tables(files: dict[str, Path], options: SourceOptions) -> _Tables:
@@ -119,6 +139,10 @@ def _read_table(
                 "and put quotes around names that contain the separator."
             )
     columns = find_columns(file, rows, options)
+    used = [columns.image, columns.label, columns.split, *(column for column, _ in columns.flags)]
+    used_names = [columns.names[index] for index in used if index is not None and columns.names]
+    if repeated := next((name for name in used_names if columns.names.count(name) > 1), ""):
+        raise UserError(_repeated_text(file, repeated))
     notes += [text for text in (note, *columns.notes) if text]
     further_columns = columns.others
     return [
@@ -291,14 +315,18 @@ def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = ""
     """
     located = locate(rows, root)
     row_of_key: dict[str, ListedImage] = {}
+    differing: dict[tuple[Path, int], tuple[ListedImage, ListedImage]] = {}
     for row, key in zip(rows, located.keys, strict=True):
         first = row_of_key.setdefault(key, row._replace(key=key))
         if (first.names, first.marks, first.part) != (row.names, row.marks, row.part):
             raise _conflict_error(key, first, row, boxes)
+        if first.others != row.others and first.file == row.file:
+            cells = zip(first.others, row.others, strict=True)
+            differing |= {(row.file, n): (first, row) for n, (one, other) in enumerate(cells) if one != other}
     notes = list(located.notes)
     if repeated := len(rows) - len(row_of_key):
         notes.append(f"{counted(repeated, 'repeated row')} of {rows[0].file.name} {was(repeated)} left out")
-    return _Placed(list(row_of_key.values()), located.folder, notes)
+    return _Placed(list(row_of_key.values()), located.folder, notes, differing)
 
 
 def _conflict_error(key: str, first: ListedImage, second: ListedImage, boxes: str) -> UserError:
@@ -307,10 +335,19 @@ def _conflict_error(key: str, first: ListedImage, second: ListedImage, boxes: st
             f"{second.file} has several rows for {key[:_SHOWN]!r}, and columns of boxes ({boxes}): use paucal "
             "detect, or give each image one row."
         )
-    lines = f"lines {first.line} and {second.line} of {second.file}"
+    return UserError(
+        f"{key[:_SHOWN]!r} is in {_lines_of(first, second)} with different labels or parts; keep one of the lines."
+    )
+
+
+def _lines_of(first: ListedImage, second: ListedImage) -> str:
     if first.file != second.file:
-        lines = f"line {first.line} of {first.file} and line {second.line} of {second.file}"
-    return UserError(f"{key[:_SHOWN]!r} is in {lines} with different labels or parts; keep one of the lines.")
+        return f"line {first.line} of {first.file} and line {second.line} of {second.file}"
+    return f"lines {first.line} and {second.line} of {second.file}"
+
+
+def _repeated_text(file: Path, name: str) -> str:
+    return f"{file} has several columns called {name[:_SHOWN]!r}; rename or remove all but one."
 
 
 def _image_set(files: Mapping[str, Path], placed: _Placed, labels: Labels, notes: Sequence[str]) -> ImageSet:

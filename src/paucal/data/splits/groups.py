@@ -30,7 +30,7 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
             key does not match is a group by itself.
     """
     if by in images.columns:
-        if n_missing := sum(is_missing(cell.strip()) for cell in images.columns[by]):
+        if n_missing := sum(is_missing(cell.strip()) for cell in images.cells(by)):
             raise UserError(
                 f"--group-by: {n_missing} of {counted(len(images), 'image')} have no {by!r}, so their groups are "
                 "unknown: fill in the column, or leave these images out"

@@ -40,9 +40,9 @@ def with_numbers(images: ImageSet, column: str, fewest: int = FEWEST) -> tuple[I
     """Return the images that have a number in a column, and the (N,) numbers."""
     if column not in images.columns:
         column_names = ", ".join(map(repr, images.columns)) or "no table with further columns"
-        first = f" (only {MOST_COLUMNS} columns are read)" if len(images.columns) == MOST_COLUMNS else ""
+        first = f" (only {MOST_COLUMNS} columns are read)" if len(images.columns) >= MOST_COLUMNS else ""
         raise UserError(f"--target: {images.location} has no column {column!r}; it has {column_names}{first}.")
-    cells = images.columns[column]
+    cells = images.cells(column)
     numbered = [index for index, cell in enumerate(cells) if not is_missing(cell)]
     targets = np.asarray(
         [_parse_number(cells[index], column, images.keys[index]) for index in numbered], dtype=np.float64
