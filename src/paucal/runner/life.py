@@ -275,6 +275,7 @@ def _execute_run(
                     return stopped
                 setup = planned_setup
             loggers.describe(setup.settings)
+            messages: list[str] = []
             while True:
                 watcher = job.watcher(run, setup, console)
                 outcome = _fit_run(job, run, setup, console, watcher, callbacks, loggers)
@@ -283,11 +284,16 @@ def _execute_run(
                     loggers.finish(result.test_scores, outcome.step)
                     return result
                 if not broadcast_value(watcher.should_restart):
+                    messages = watcher.stop_message()
+                    break
+                if outcome.interrupted:
+                    run_on_rank_zero(watcher.advance_stage)
+                    outcome = replace(outcome, step=checkpoint_step(run.last))  # perhaps rolled back
                     break
                 loggers.forget_step()
                 setup = _next_stage(job, run, setup, watcher, console)
             stopped = Stopped(run.path, outcome.step, (outcome.plan or setup.plan).last_step, job.verb)
-            for line in [*watcher.stop_message(), str(stopped)]:
+            for line in [*messages, str(stopped)]:
                 console.say(line)
             return stopped
     finally:

@@ -51,6 +51,7 @@ class Outcome:
         best: Row of the best epoch.
         seconds: Seconds of training, over all calls.
         plan: Plan of the run with all corrections; None if nothing was trained.
+        interrupted: Whether a signal or the time limit asked for a stop at the step where `Records.on_epoch` did.
     """
 
     finished: bool
@@ -59,6 +60,7 @@ class Outcome:
     best: dict[str, float]
     seconds: float
     plan: Plan | None = None
+    interrupted: bool = False
 
     def passes(self, planned: int | None) -> float | None:
         """Return the number of epochs that were made, given the planned number."""
@@ -137,7 +139,8 @@ def fit(
         trainer = build_trainer(plan, records.run.path, [*own_callbacks, *callbacks])
         trainer.fit(module, ckpt_path=last if last.exists() else None)
     plan = module.plan
-    return Outcome(keeper.step >= plan.last_step, keeper.step, keeper.rows, keeper.best, keeper.seconds, plan)
+    finished = keeper.step >= plan.last_step
+    return Outcome(finished, keeper.step, keeper.rows, keeper.best, keeper.seconds, plan, keeper.interrupted)
 
 
 def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Trainer:

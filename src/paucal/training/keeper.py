@@ -120,6 +120,7 @@ class RunKeeper(Callback):
         self.step = 0
         self.best: dict[str, float] = {}
         self.seconds = 0.0
+        self.interrupted = False
         self._meters: dict[str, Any] = {}
         self._asked_to_stop = False
         self._last_save = self._last_tick = time.monotonic()
@@ -169,6 +170,8 @@ class RunKeeper(Callback):
             self.clock.pause(time.monotonic() - begin if evaluates else None)
         if self.health.hopeless and not stopping:  # a stopping run may be rolled back
             raise UserError(self.health.hopeless)
+        if self._asked_to_stop:  # the run may go on with another stage, unless a signal came in the meantime
+            self.interrupted = self.stop.requested(trainer, at_once=True)
         trainer.should_stop = trainer.should_stop or stopping
 
     def _save_is_due(self, trainer: Trainer, plan: Plan) -> bool:

@@ -36,11 +36,14 @@ class StopSignal(Callback):
         )
         self._previous: dict[int, signal._HANDLER] = {}
 
-    def requested(self, trainer: Trainer) -> bool:
-        """Return whether any process has to stop; every process must call this at the same steps."""
+    def requested(self, trainer: Trainer, at_once: bool = False) -> bool:
+        """Return whether any process has to stop; every process must call this at the same steps.
+
+        Several processes ask each other only at every tenth step, or `at_once`.
+        """
         if trainer.world_size == 1:
             return self._is_wanted()
-        if trainer.global_step % POLL_EVERY:
+        if trainer.global_step % POLL_EVERY and not at_once:
             return False
         return trainer.strategy.reduce_boolean_decision(self._is_wanted(), all=False)
 

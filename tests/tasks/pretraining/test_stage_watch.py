@@ -36,7 +36,7 @@ def test_stop__ends_a_collapsed_run_and_says_why(pictures, tmp_path, monkeypatch
     monkeypatch.setattr("paucal.methods.self_distillation.entry.find_collapse", sick_at(2, 9))
     stopped = start(pictures, tmp_path / "run", on_collapse="stop")
     assert isinstance(stopped, Stopped)
-    assert stopped.step == 6
+    assert stopped.step == 3  # of the healthy state
     log = (stopped.run / "train.log").read_text()
     assert "stopped because of uniform output: all alike." in log
     assert "lower the temperature." in log
@@ -107,6 +107,28 @@ def test_rollback__goes_back_changes_the_settings_and_finishes(pictures, tmp_pat
     assert [row["epoch"] for row in RunFolder(result.run).read_rows()] == [1, 2, 3, 4]
     assert "back to the last healthy state" in (result.run / "train.log").read_text()
     assert summary_of(result.run)["verdicts"][0]["kind"] == "uniform output"
+    assert summary_of(result.run)["rollbacks"] == 1
+
+
+def test_signal__in_the_epoch_of_a_new_stage_stops_the_run(pictures, tmp_path):
+    stopped = start(pictures, tmp_path / "run", epochs=2, region_after=1, callbacks=[StopAfter(3)])
+    assert isinstance(stopped, Stopped)
+    assert stopped.step == 3
+    result = resume(PretrainingJob(), stopped.run, SilentConsole())
+    assert [row["epoch"] for row in RunFolder(result.run).read_rows()] == [1, 2]
+
+
+def test_signal__in_the_epoch_of_a_rollback_stops_the_run_after_it(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr("paucal.methods.self_distillation.entry.find_collapse", sick_at(3, 1))
+    monkeypatch.setattr("paucal.runner.trainer_inputs.Plan", partial(Plan, save_seconds=0.0))
+    stopped = start(pictures, tmp_path / "run", on_collapse="rollback", callbacks=[StopAfter(9)])
+    assert isinstance(stopped, Stopped)
+    assert stopped.step == 3  # of the healthy state
+    log = (stopped.run / "train.log").read_text()
+    assert "back to the last healthy state" in log
+    assert "stopped because" not in log
+    result = resume(PretrainingJob(), stopped.run, SilentConsole())
+    assert [row["epoch"] for row in RunFolder(result.run).read_rows()] == [1, 2, 3, 4]
     assert summary_of(result.run)["rollbacks"] == 1
 
 
