@@ -1,6 +1,7 @@
 """Cells of images: predicted offsets (`--show localization`), classes (`tokens`) and matches (`matches`).
 
-Deployed models lack the localization head; it is read from the checkpoint of the run's best epoch.
+Deployed models lack the localization head; it is read from the checkpoint of the run's best epoch, or of the last
+one without validation images.
 """
 
 import re
@@ -26,6 +27,7 @@ from paucal.objectives import DrLoc
 from paucal.objectives.drloc_options import DrLocOptions
 from paucal.runs import open_model_folder
 from paucal.runs.weights import load_checkpoint
+from paucal.tasks.classification.finishing import LOSS
 from paucal.types import UserError
 from paucal.verbs.explain.inputs import Viewed, stacked, stem, view_of
 from paucal.verbs.explain.settings import CELL
@@ -38,9 +40,14 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
     if isinstance(name, TrainedModel):
         raise UserError("--show localization reads the head from the run: give the run's folder instead of a model.")
     run = open_model_folder(name)
-    if not run.best.is_file():
-        raise UserError(f"--show localization needs {str(run.best)!r}, which is missing: keep the run's checkpoints.")
-    state = load_checkpoint(run.best).get("state_dict", {})
+    validated = any(LOSS in row for row in run.read_rows())
+    checkpoint = run.best if validated else run.last  # without validation images, the model is the newest state
+    if not checkpoint.is_file():
+        reason = "no epoch was better than the run's first model" if validated else "the run made no step"
+        raise UserError(
+            f"--show localization needs {str(checkpoint)!r}, which is missing: it was removed, or {reason}."
+        )
+    state = load_checkpoint(checkpoint).get("state_dict", {})
     heads = {match[1]: value for key, value in state.items() if (match := _KEY.fullmatch(key))}
     if not heads:
         raise UserError(f"{str(run.path)!r} was trained without DrLoc: train with --add drloc.")
