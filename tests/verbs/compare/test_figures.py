@@ -62,3 +62,12 @@ def test_fairness__says_the_same_time_only_if_no_way_has_its_own(settings, expec
     grid = SimpleNamespace(shared={"time": "10m"}, arms=ways, rates=(), seeds=(0,))
     found: Any = SimpleNamespace(arms=arms, grid=grid, differences=())
     assert fairness(found)[0].startswith(expected)
+
+
+@pytest.mark.parametrize(("shared", "own"), [({"group_by": "patient"}, {}), ({}, {"group_by": "patient"}), ({}, {})])
+def test_fairness__says_that_images_of_one_group_are_not_independent(shared, own):
+    arm = SimpleNamespace(name="a", baseline="", outcomes={})
+    grid = SimpleNamespace(shared=shared, arms=[SimpleNamespace(settings=own)], rates=(), seeds=(0,))
+    found: Any = SimpleNamespace(arms=[arm], grid=grid, differences=[arm])
+    said = any("the intervals are too narrow" in line for line in fairness(found))
+    assert said == bool(shared or own)

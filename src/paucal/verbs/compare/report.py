@@ -172,6 +172,12 @@ def fairness(findings: Findings) -> list[str]:
             "Learning rates were not searched (use --lrs): each way uses the given rate or its own default, "
             "which favours the way whose default happens to suit these images."
         )
+    grid = findings.grid
+    if findings.differences and any({**grid.shared, **arm.settings}.get("group_by") for arm in grid.arms):
+        lines.append(
+            "The intervals take the test images as independent, but images of one group (--group-by) are alike: the "
+            "intervals are too narrow, and a difference may appear significant by chance."
+        )
     if len(findings.differences) >= MANY:
         lines.append(
             f"{len(findings.differences)} differences are tested: if there were no real differences, one in "
