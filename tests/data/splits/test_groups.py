@@ -163,3 +163,20 @@ def test_folds__of_too_few_images_are_refused():
     with pytest.raises(UserError, match="--group-by makes 20 groups, too few for 30 folds"):
         make_split(patients(), fold="1/30", group_by=PATTERN)
     assert parse_fold("12/20") == (12, 20)
+
+
+@pytest.mark.parametrize("by", [None, PATTERN])
+def test_folds__of_unlabelled_images_test_each_once(by):
+    images = patients(20, 5)
+    unlabelled = ImageSet("made", "there", (), images.keys, np.full(100, -1), images.declared, images.store)
+    splits = [make_split(unlabelled, group_by=by, fold=f"{number}/5") for number in range(1, 6)]
+    assert sorted(np.concatenate([split.indices("test") for split in splits]).tolist()) == list(range(100))
+    with pytest.raises(UserError, match="there has 3 images, too few for 5 folds"):
+        make_split(unlabelled.select(np.arange(3)), fold="1/5")
+
+
+@pytest.mark.parametrize("fold", [1, 2, 3])
+def test_folds__that_would_hold_a_whole_class_are_refused(fold):
+    images = made([*range(12), 13, 13, 13], [*([0, 1] * 6), 2, 2, 2])
+    with pytest.raises(UserError, match="all images of class 'c' are in the same one of 3 folds"):
+        make_split(images, val_fraction=0, group_by=PATTERN, fold=f"{fold}/3")

@@ -181,6 +181,7 @@ def fold_parts(
     """Return (N,) parts: "test" for the images of one fold, and "train" for those of all other folds.
 
     Every image is tested in exactly one fold. Folds have about the same share of every class, and keep groups whole.
+    Unlabelled images are divided as one class.
 
     Args:
         images: N images; their declared parts are ignored.
@@ -196,7 +197,9 @@ def fold_parts(
     if images.multi_hot is not None and groups is not None:
         raise UserError("--group-by with folds needs one label for each image: give --folds or --group-by, not both")
     counts = images.class_counts()
-    if counts.min() < folds:
+    if len(images) < folds:
+        raise UserError(f"{images.location} has {counted(len(images), 'image')}, too few for {folds} folds")
+    if images.classes and counts.min() < folds:
         name = images.classes[int(counts.argmin())]
         raise UserError(f"class {name!r} has {counted(int(counts.min()), 'image')}, too few for {folds} folds")
     if groups is not None and len(np.unique(groups)) < folds:
@@ -212,6 +215,12 @@ def fold_parts(
     kind = StratifiedKFold if groups is None else StratifiedGroupKFold
     splitter = kind(folds, shuffle=True, random_state=state)
     pairs = list(splitter.split(order, images.labels[order], None if groups is None else groups[order]))
+    for rows, _ in pairs:
+        if missing := np.setdiff1d(images.labels, images.labels[order[rows]]).tolist():
+            raise UserError(
+                f"--group-by: all images of class {images.classes[missing[0]]!r} are in the same one of {folds} folds, "
+                "so none is left to train on: give a finer pattern, or more groups"
+            )
     parts = np.full(len(images), "train", dtype="<U6")
     parts[order[pairs[fold - 1][1]]] = "test"
     return parts
