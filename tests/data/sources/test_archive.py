@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import stat
 import tarfile
 import zipfile
 from pathlib import Path
@@ -108,7 +109,21 @@ def test_tar__links_are_no_images(tmp_path):
         link = tarfile.TarInfo("cat/link.png")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
-    assert len(open_images(file)) == len(PICTURES)
+    images = open_images(file)
+    assert len(images) == len(PICTURES)
+    assert "1 link was left out (cat/link.png): links in archives are not followed" in images.notes
+
+
+def test_zip__links_are_no_images(tmp_path):
+    file = pack(tmp_path / "set.zip", PICTURES)
+    with zipfile.ZipFile(file, "a") as archive:
+        for name in ("dog/link.png", "cat/link.png", "cat/.hidden.png"):
+            link = zipfile.ZipInfo(name)
+            link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(link, "2.png")
+    images = open_images(file)
+    assert len(images) == len(PICTURES)
+    assert "2 links were left out (cat/link.png, ...): links in archives are not followed" in images.notes
 
 
 def test_tar__file_with_two_names_is_two_images(tmp_path):

@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path, PureWindowsPath
 
 from paucal.data.decode import UnreadableImage
@@ -23,6 +24,7 @@ from paucal.data.splits.part_names import PARTS
 from paucal.data.stores import EncodedStore, Reopened
 from paucal.reading import require_regular
 from paucal.types import UserError
+from paucal.wording import counted, was
 
 ARCHIVE_SUFFIXES = (".zip", ".tar")
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
@@ -115,7 +117,8 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     Raises:
         UserError: The archive is damaged, compressed as a whole, holds a name that leads out of it, or has no images.
     """
-    entries = archive_entries(file)
+    links: list[str] = []
+    entries = archive_entries(file, links)
     images = sorted(
         (entry for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)), key=lambda entry: entry.name
     )
@@ -130,11 +133,17 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
         store=lambda keys: ArchiveStore(file.resolve(), [entries_by_key[key] for key in keys]),
         subfolders=lambda folder: _subfolders(list(entries_by_key), folder),
     )
-    return open_place(place, list(entries_by_key), passed_over, labelled)
+    image_set = open_place(place, list(entries_by_key), passed_over, labelled)
+    if not links:
+        return image_set
+    examples = f"{min(links)}{', ...' if len(links) > 1 else ''}"
+    note = f"{counted(len(links), 'link')} {was(len(links))} left out ({examples}): links in archives are not followed"
+    return replace(image_set, notes=(*image_set.notes, note))
 
 
-def archive_entries(file: Path) -> list[_Entry]:
-    """Return the files in an archive, except hidden ones."""
+def archive_entries(file: Path, links: list[str] | None = None) -> list[_Entry]:
+    """Return the files in an archive, except hidden ones and links; the names of links are added to `links`."""
+    all_links: list[str] = []
     require_regular(file)
     if file.name.lower().endswith(COMPRESSED):
         raise UserError(
@@ -142,14 +151,21 @@ def archive_entries(file: Path) -> list[_Entry]:
             "images as .zip or plain .tar."
         )
     try:
-        entries = _zip_entries(file) if file.suffix.lower() == ".zip" else _tar_entries(file)
+        read_entries = _zip_entries if file.suffix.lower() == ".zip" else _tar_entries
+        entries = read_entries(file, all_links)
     except (zipfile.BadZipFile, tarfile.TarError, OSError, ValueError, EOFError, NotImplementedError) as problem:
         raise UserError(f"{file} cannot be read as an archive ({problem}); download or make it again.") from None
+    if links is not None:
+        links += [name for name in all_links if not _is_hidden(name)]
+    return [entry for entry in entries if not _is_hidden(entry.name)]
+
+
+def _is_hidden(name: str) -> bool:
     # A tar of "." has names that begin with "./".
-    return [entry for entry in entries if not any(ignored(part) for part in entry.name.split("/") if part != ".")]
+    return any(ignored(part) for part in name.split("/") if part != ".")
 
 
-def _zip_entries(file: Path) -> list[_Entry]:
+def _zip_entries(file: Path, links: list[str]) -> list[_Entry]:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         _refuse_many(file, len(members))
@@ -157,10 +173,12 @@ def _zip_entries(file: Path) -> list[_Entry]:
         if locked is not None:
             raise UserError(f"{file} is encrypted ({locked!r}): unpack it with its password.")
         # A link in a zip is a file that holds a path.
-        files = [member for member in members if not member.is_dir() and not stat.S_ISLNK(member.external_attr >> 16)]
+        is_link = [stat.S_ISLNK(member.external_attr >> 16) for member in members]
+        links += [_zip_name(member) for member in compress(members, is_link)]
         return [
             _Entry(checked_name(file, _zip_name(member)), member.header_offset, member.file_size, member.filename)
-            for member in files
+            for member, link in zip(members, is_link, strict=True)
+            if not link and not member.is_dir()
         ]
 
 
@@ -176,7 +194,7 @@ def _zip_name(entry: zipfile.ZipInfo) -> str:
     return name.replace("\\", "/")
 
 
-def _tar_entries(file: Path) -> list[_Entry]:
+def _tar_entries(file: Path, links: list[str]) -> list[_Entry]:
     entries: dict[str, _Entry] = {}
     with tarfile.open(file, "r:") as archive:
         for number, member in enumerate(archive):
@@ -188,6 +206,8 @@ def _tar_entries(file: Path) -> list[_Entry]:
             elif member.islnk() and member.linkname in entries:  # tar stores a file with two names once
                 name = checked_name(file, member.name)
                 entries[name] = replace(entries[member.linkname], name=name)
+            elif member.issym() or member.islnk():
+                links.append(member.name)
         require_end(archive)
     return list(entries.values())
 
