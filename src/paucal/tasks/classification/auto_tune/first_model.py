@@ -295,9 +295,8 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         if staged or (race and (not len(val) or settings.unlabelled)):
             fitted = last[:count], features[:count], labels[:count]
             heads = HEADS if staged else {}
-            most = (
-                MOST_RACED if len(val) else MOST_COMPARED
-            )  # these predictions stand in for those of validation images
+            # Without validation images, these predictions are the result of the run.
+            most = MOST_RACED if len(val) else MOST_COMPARED
             result = race_heads(*fitted, len(card.classes), head.strength, settings.seed, heads, most)
         race_seconds = time.perf_counter() - start_time
         curve = None
