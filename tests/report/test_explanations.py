@@ -37,6 +37,11 @@ def outcome(n_images, wrong):
     return labels.tolist(), answers.tolist()
 
 
+@pytest.mark.parametrize(("count", "said"), [(1, "1 test image that was not"), (2, "2 test images that were not")])
+def test_headline__of_few_images_counts_them(count, said):
+    assert said in headline(files(*outcome(count, 0)))[0]
+
+
 def test_warnings__a_good_result_on_many_images_has_none():
     assert warnings(files(*outcome(1000, 50), rows=[{"val_top1": 0.95}])) == []
 

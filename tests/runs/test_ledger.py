@@ -1,5 +1,6 @@
 """The ledger of a run: records that survive a kill, and what is found when they are checked."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,8 @@ def test_verify__a_run_that_was_killed_and_went_on_with_other_processes_is_clean
     assert (verdict.steps, verdict.draws, verdict.passes, verdict.left_over) == (12, 144, 3, 2)
     assert (verdict.repeated_steps, verdict.unsaved_steps, verdict.processes) == (2, 0, (2, 1, 3))
     assert "missing 0, doubled 0" in verdict.lines()[-1]
+    assert verdict.lines()[1].startswith("started 3 times, with 2, 1, 3 processes;")
+    assert replace(verdict, processes=(1,)).lines()[1].startswith("started 1 time, with 1 process;")
 
 
 def test_verify__steps_after_the_newest_state_do_not_count_yet(run, monkeypatch):

@@ -9,7 +9,7 @@ from paucal.evaluation.curves import SPEED, best_epoch, validation_score, with_s
 from paucal.evaluation.results import ClassificationReport, MultiLabelReport
 from paucal.metrics.intervals import Score, images_needed
 from paucal.report.inputs import RunFiles, Summary
-from paucal.wording import counted, percent
+from paucal.wording import counted, percent, was
 
 WIDE = 0.1  # width of an interval
 NARROW = 0.03  # half the width of an interval that is narrow enough to compare models
@@ -46,8 +46,8 @@ def headline(files: RunFiles) -> list[str]:
     part = "training" if report.majority.from_train else "test"
     rank = report.majority.rank(len(report.per_class))
     return [
-        f"The model predicted the right class for {percent(top1.value)} of {report.images} test images that were "
-        "not used in training.",
+        f"The model predicted the right class for {percent(top1.value)} of {counted(report.images, 'test image')} that "
+        f"{was(report.images)} not used in training.",
         "With this many images, the accuracy on further images of the same kind most likely lies "
         f"{_format_range(top1)} ({percent(report.level, 'g')} interval).",
         f"Always predicting {report.majority.name!r}, {rank} {part} images, would be right for "

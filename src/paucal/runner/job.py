@@ -22,6 +22,7 @@ from paucal.runner.starts import pin_start
 from paucal.runs import RunFolder, write_atomically
 from paucal.settings.groups import JobSettings
 from paucal.training import Optimization, Outcome, Plan, Watch
+from paucal.wording import counted
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,8 @@ class Job(ABC, Generic[S, A, R]):
 
     def describe_images(self, setup: A) -> str:
         """Return the name of the data with the numbers of images and classes."""
-        return f"{setup.data.images.name}, {len(setup.data.images)} images, {len(setup.card.classes)} classes"
+        classes = counted(len(setup.card.classes), "class", "classes")
+        return f"{setup.data.images.name}, {counted(len(setup.data.images), 'image')}, {classes}"
 
     def describe_model(self, setup: A) -> str:
         """Return the model and its training method, as one line."""

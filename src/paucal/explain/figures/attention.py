@@ -25,6 +25,7 @@ from paucal.explain.figures.pictures import (
     readable_name,
     title,
 )
+from paucal.wording import counted
 
 # Colours of classes: matplotlib's tab10 without its grey, which would be invisible on a grey picture. Further classes
 # are grey.
@@ -184,7 +185,7 @@ def entropy_figure(entropies: Mapping[str, Tensor], most: Mapping[str, float], i
     axes.set(
         xlabel="attention layer, first to last", ylabel="entropy in bits", ylim=(0.9 * low, 1.05 * max(most.values()))
     )
-    axes.set_title(f"spread of the heads' attention, mean over {images} images", fontsize=9, loc="left")
+    axes.set_title(f"spread of the heads' attention, mean over {counted(images, 'image')}", fontsize=9, loc="left")
     axes.legend(fontsize=8, frameon=False)
     return figure
 
@@ -208,7 +209,7 @@ def ranked_entropy_figure(models: Mapping[str, Tensor], most: Mapping[str, float
         axes.plot(range(1, len(ranked) + 1), ranked, "o-", color=colour, ms=4, lw=1.2, label=label.replace("$", r"\$"))
         axes.axhline(most[name], color=colour, lw=0.8, ls=":")
     axes.set(xlabel="heads of the last layer, by descending entropy", ylabel="entropy in bits")
-    axes.set_title(f"mean over {images} images; dotted: uniform attention", fontsize=9, loc="left")
+    axes.set_title(f"mean over {counted(images, 'image')}; dotted: uniform attention", fontsize=9, loc="left")
     axes.legend(fontsize=7, frameon=False)
     axes.set_xlim(left=0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -208,7 +208,7 @@ def closing_lines(run: RunFolder, setup: DetectionSetup, outcome: Outcome, resul
         f"{counted(setup.images.count_boxes(test), 'object')})",
         *([f"masks of these objects: {'; '.join(masks)}"] if masks else []),
         f"AP by class, lowest first: {class_scores}",
-        f"trained: {setup.describe()}, {outcome.step} steps, {outcome.seconds:.0f} s; kept: {kept_text}",
+        f"trained: {setup.describe()}, {counted(outcome.step, 'step')}, {outcome.seconds:.0f} s; kept: {kept_text}",
         f"results are in {run.path}: report.html (open it in a browser), {run.weights.name}, "
         f"evaluation/{EVALUATION}/detections.json (COCO), plots/detections.png (objects with a score from {SHOWN:g}), "
         "plots/worst_detections.png",

@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw
 from paucal.runner.console import Console
 from paucal.verbs.predict.video import VideoLedger, decoded_frames, opened_video, require_av, upright
 from paucal.verbs.predict.writing import NONE
+from paucal.wording import counted
 
 BOX = ("left", "top", "right", "bottom")
 LEAST_TEXT, LINE = 12, 60  # pixels of a letter; pixels of a picture's side for each pixel of a line
@@ -51,7 +52,7 @@ def annotate_video(source: str, table: Path, output: Path, console: Console) -> 
         temporary.replace(output)
     finally:
         temporary.unlink(missing_ok=True)
-    console.say(f"wrote {output}: {ledger.frames} frames with the latest prediction drawn in")
+    console.say(f"wrote {output}: {counted(ledger.frames, 'frame')} with the latest prediction drawn in")
 
 
 def _frame_rows(source: str, table: Path) -> Iterator[tuple[int, list[dict[str, str]]]]:

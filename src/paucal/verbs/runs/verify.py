@@ -57,11 +57,12 @@ class Verdict:
     def lines(self) -> list[str]:
         """Return the verdict as lines of text."""
         starts = ", ".join(map(str, self.processes))
+        noun = "process" if {*self.processes} == {1} else "processes"
         use = "each image at most once per pass" if self.counts_uses else "images repeated to balance the classes"
         return [
             f"{counted(self.steps, 'step')} with {counted(self.draws, 'image')} ({use}; {self.images} to train, "
             f"{counted(self.passes, 'whole pass', 'whole passes')}, {self.left_over} left over in each)",
-            f"started {counted(len(self.processes), 'time')}, with {starts} processes; "
+            f"started {counted(len(self.processes), 'time')}, with {starts} {noun}; "
             f"{counted(self.repeated_steps, 'lost step')} repeated, {self.unsaved_steps} not yet saved",
             f"missing {self.missing}, doubled {self.doubled}, of validation or test {self.held_out}, "
             f"unknown {self.unknown}",

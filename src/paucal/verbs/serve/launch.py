@@ -18,6 +18,7 @@ from paucal.verbs.serve.answering import Answerer
 from paucal.verbs.serve.label_file import LabelFile, check_label_file
 from paucal.verbs.serve.label_order import check_labelling, open_labelling
 from paucal.verbs.serve.settings import ServeSettings
+from paucal.wording import counted
 
 EVERYWHERE = ("0.0.0.0", "::")
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -96,7 +97,9 @@ def address_in_network() -> str | None:
 
 def _page_title(source: str, model: TrainedModel) -> str:
     run = RunFolder(Path(source)).path.resolve().name
-    gives = model.card.target if isinstance(model.card, RegressionCard) else f"{len(model.classes)} classes"
+    gives = (
+        model.card.target if isinstance(model.card, RegressionCard) else counted(len(model.classes), "class", "classes")
+    )
     return f"{run}: {model.card.backbone.name}, {gives}"
 
 

@@ -41,6 +41,7 @@ from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import Fitted, TuneState
 from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher
 from paucal.tasks.classification.cross_validated import store_held_out
+from paucal.wording import counted
 
 # Largest share of the time budget for extracting training features; tuning uses all training images anyway.
 PROBE_SHARE = 0.2
@@ -121,7 +122,9 @@ def compare_candidates(state: TuneState) -> None:
     if state.setup.settings.model != winner.name:
         state.setup = state.reassemble(model=winner.name)
     time_frozen_network(state)
-    reason = f"best of {len(steps)} candidates on {len(rows)} training images; the fastest of nearly equal ones"
+    reason = (
+        f"best of {counted(len(steps), 'candidate')} on {len(rows)} training images; the fastest of nearly equal ones"
+    )
     if winner != winner_of(steps):
         reason = f"best of {len(steps)} candidates that leaves time for tuning"
         state.console.say(
