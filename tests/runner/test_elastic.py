@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -57,6 +58,8 @@ def test_with_processes__refuses_unequal_shares():
         with_processes(WIDTH, 3, 1)
     with pytest.raises(UserError, match="resume it with 8 or 16"):
         with_processes(WIDTH, 32, 1)
+    with pytest.raises(UserError, match=r"2 processes cannot share the 1 image .* resume it with 1\."):
+        with_processes(replace(WIDTH, batch_size=1, accumulate=1, devices=1, nodes=1), 2, 1)
 
 
 def test_shape__is_given_or_launched_or_stored(monkeypatch):

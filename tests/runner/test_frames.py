@@ -12,7 +12,7 @@ from PIL import Image
 
 import paucal
 from paucal.data.sources.opening import open_images
-from paucal.runner.frames import columns_of, images_of_frame, store_frame, without_frame
+from paucal.runner.frames import columns_of, encode_image, images_of_frame, store_frame, without_frame
 from paucal.types import UserError
 from paucal.verbs.predict.answers import Predictions
 
@@ -188,3 +188,11 @@ def test_pandas__with_paths_and_categories(tmp_path):
     stored = store_frame(table, "where")
     assert Path(stored["data"]).read_text().splitlines()[2] == "s1/1 é.png,cat,1,0.5"
     assert pandas.isna(table["patient"][0])
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("I", np.int32), ("F", np.float32)])
+def test_encode_image__keeps_values_above_255(mode, kind):
+    values = np.arange(0, 60000, 1000).reshape(6, 10).astype(kind)
+    picture = Image.fromarray(values)
+    assert picture.mode == mode
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encode_image(picture, 1)))), values)

@@ -37,8 +37,8 @@ def with_processes(settings: S, devices: int, nodes: int) -> tuple[S, dict[str, 
         divisors = [n for n in range(1, batch + 1) if batch % n == 0]
         nearest = sorted(sorted(divisors, key=lambda n: abs(n - processes))[:2])
         raise UserError(
-            f"{counted(processes, 'process', 'processes')} cannot share the {batch} images of a step of this run "
-            f"equally: resume it with {nearest[0]} or {nearest[1]}."
+            f"{counted(processes, 'process', 'processes')} cannot share the {counted(batch, 'image')} of a step of "
+            f"this run equally: resume it with {' or '.join(map(str, nearest))}."
         )
     size = max(n for n in range(1, min(share, settings.images_per_pass) + 1) if share % n == 0)
     text = f"{counted(processes, 'process shares', 'processes share')} the {batch} images of a step"

@@ -170,7 +170,7 @@ def columns_of(frame: Any) -> dict[str, list[Any]]:
 
 
 def encode_image(value: Any, row: int) -> bytes:
-    """Return an image as bytes of a file: its own, or a lossless PNG.
+    """Return an image as bytes of a file: its own, or a lossless PNG or TIFF.
 
     Args:
         value: Picture, array of uint8, encoded bytes, or a mapping with "bytes" as in data sets of Hugging Face.
@@ -191,6 +191,9 @@ def encode_image(value: Any, row: int) -> bytes:
             "width) or (height, width, channels) of uint8."
         )
     buffer = io.BytesIO()
+    if value.mode in ("I", "F"):  # PNG has no such values, and a conversion would clip them to 255
+        value.save(buffer, "TIFF")
+        return buffer.getvalue()
     storable = value if value.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else value.convert("RGB")
     storable.save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
