@@ -310,6 +310,16 @@ def test_race__leaves_time_to_tune_the_winner():
     assert affordable([slow, quick], left=100, seen=20_000) == [quick]
 
 
+@pytest.mark.parametrize(
+    ("train", "val", "epochs", "seconds"), [(900, 90, None, 30), (900, 90, 0, 150), (900, 0, None, 150)]
+)
+def test_probe__leaves_most_of_the_time_to_tuning_if_there_is_any(train, val, epochs, seconds):
+    data = SimpleNamespace(counts=lambda: {"train": train, "val": val, "test": 90})
+    setup = SimpleNamespace(data=data, settings=SimpleNamespace(epochs=epochs), origin={})
+    state = SimpleNamespace(setup=setup, record=SimpleNamespace(budget=300.0))
+    assert first_model._probe_seconds(state) == seconds
+
+
 @pytest.mark.parametrize(("minutes", "compares"), [(5, False), (15, True)])
 def test_race__is_left_out_where_a_larger_network_would_leave_no_time_to_tune(monkeypatch, minutes, compares):
     said = []

@@ -349,7 +349,7 @@ def test_run__of_few_images_reports_the_cross_validated_score_of_the_new_head(da
 @pytest.mark.parametrize("unlabelled", [False, True])
 def test_run__of_fewer_features_than_images_stores_positions_among_all(data, tmp_path, monkeypatch, unlabelled):
     monkeypatch.setattr(step, "race_unlabelled", won)
-    monkeypatch.setattr(first_model, "PROBE_SHARE", 1e-9)
+    monkeypatch.setattr(first_model, "PROBE_ONLY_SHARE", 1e-9)
     few, more = photos(tmp_path / "few", each=6), {"unlabelled": str(tmp_path / "more")} if unlabelled else {}
     console = RecordingConsole()
     result = started_from(few, tmp_path / "run", console, time="10m", **more)
