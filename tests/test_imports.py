@@ -59,7 +59,7 @@ ALLOWED = {
         "objectives.base",
     },
     "evaluation": {"types", "wording", "reading", "distributed", "backbones", "data", "metrics", "runs", "models"},
-    "explain": {"types", "backbones", "data", "runs"},
+    "explain": {"types", "wording", "backbones", "data", "runs"},
     "export": {"types", "wording", "backbones", "data", "evaluation", "runs", "models"},
     "report": {"types", "wording", "metrics", "runs", "evaluation", "explain"},
     **{part: LOWER | set(UPPER[:place]) for place, part in enumerate(UPPER)},

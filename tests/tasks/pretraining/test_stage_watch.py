@@ -36,7 +36,7 @@ def test_stop__ends_a_collapsed_run_and_says_why(pictures, tmp_path, monkeypatch
     monkeypatch.setattr("paucal.methods.self_distillation.entry.find_collapse", sick_at(2, 9))
     stopped = start(pictures, tmp_path / "run", on_collapse="stop")
     assert isinstance(stopped, Stopped)
-    assert stopped.step == 3  # of the healthy state
+    assert stopped.step == 6
     log = (stopped.run / "train.log").read_text()
     assert "stopped because of uniform output: all alike." in log
     assert "lower the temperature." in log
