@@ -62,7 +62,7 @@ def require_name(name: str) -> None:
 
 
 def timm_config(name: str) -> PretrainedCfg | None:
-    """Return timm's description of the weights that a model's name stands for; None if there is none.
+    """Return timm's configuration of a model's weights; None if it has none.
 
     Raises:
         UserError: timm knows the model, but no weights of the tag in the name.

@@ -250,3 +250,24 @@ def _suggest_classes(name: str, classes: tuple[str, ...]) -> str:
     similar = difflib.get_close_matches(name, classes, n=3)
     suggestions = " or ".join(f"'{class_name}'" for class_name in similar)
     return f", did you mean {suggestions}?" if similar else f"; it has {', '.join(classes[:2])}, ..."
+
+
+def numbered_names(lines: Sequence[str], place: str) -> list[str]:
+    """Return the names of classes that are numbered by their lines; empty lines after the last name do not count.
+
+    Args:
+        lines: Lines of a file.
+        place: Path of the file, for the message.
+
+    Raises:
+        UserError: A line before a name is empty.
+    """
+    names = [line.strip() for line in lines]
+    while names and not names[-1]:
+        names.pop()
+    if "" in names:
+        raise UserError(
+            f"line {names.index('') + 1} of {place!r} is empty, so the numbers of the classes after it are unclear: "
+            "name a class there, or remove the line."
+        )
+    return names

@@ -19,7 +19,7 @@ from paucal.data.boxes.annotations import (
 )
 from paucal.data.boxes.naming import ImageNames, MissingImage, assign_images, normalise_name, split_path
 from paucal.data.boxes.tree import Tree, ascii_bytes
-from paucal.data.classes import plain_name
+from paucal.data.classes import numbered_names, plain_name
 from paucal.data.sources.locating import UPLOADED
 from paucal.data.splits.part_names import PARTS
 from paucal.reading import MOST_CONFIG_BYTES, parse_yaml, read_decoded
@@ -200,19 +200,7 @@ def _names_of_text_files(tree: Tree) -> dict[int, str] | None:
 
 
 def _listed_names(tree: Tree, file: str) -> tuple[str, ...]:
-    """Return the names in a text file; a class has the number of its line, so that no line before a name may be empty.
-
-    Raises:
-        UserError: A line before a name is empty.
-    """
-    text = "\n".join(tree.lines(file, blank=True)[0]).rstrip()
-    names = text.split("\n") if text else []
-    if "" in names:
-        raise UserError(
-            f"line {names.index('') + 1} of {tree.place_of(file)!r} is empty, so the numbers of the classes after it "
-            "are unclear: name a class there, or remove the line."
-        )
-    return tuple(map(plain_name, names))
+    return tuple(map(plain_name, numbered_names(tree.lines(file, blank=True)[0], tree.place_of(file))))
 
 
 def _checked_names(names: Mapping[int, str], place: str) -> dict[int, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paucal.data.classes import numbered_names
 from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.cache_folder import SHARDS, usable_folder
 from paucal.data.images import ImageSet
@@ -247,15 +248,10 @@ def _class_names(folder: ShardFolder) -> list[str]:
     content = folder.read_small_file(CLASSES, _MOST_LIST_BYTES)
     if content is None:
         return []
-    text = decode_text(content, f"{folder.location}/{CLASSES}").text
-    names = [line.strip() for line in text.rstrip().splitlines()]
-    if "" in names:
-        raise UserError(
-            f"line {names.index('') + 1} of {folder.location}/{CLASSES} is empty, so the numbers of the classes after "
-            "it are unclear: name a class there, or remove the line."
-        )
+    place = f"{folder.location}/{CLASSES}"
+    names = numbered_names(decode_text(content, place).text.splitlines(), place)
     if len(set(names)) != len(names):
-        raise UserError(f"{folder.location}/{CLASSES} names a class twice; give each class one line, in label order.")
+        raise UserError(f"{place} names a class twice; give each class one line, in label order.")
     return names
 
 

@@ -112,7 +112,7 @@ def format_number(score: Score, name: str) -> tuple[str, str]:
 
 
 def interval_words(interval: str, images: int) -> str:
-    """Return an interval and its basis as text; there is none if the images do not vary."""
+    """Return the interval and the number of images as text; without an interval, the number alone."""
     return (f"95 % interval {interval}, " if interval else "") + counted(images, "image")
 
 

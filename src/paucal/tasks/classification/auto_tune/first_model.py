@@ -92,7 +92,7 @@ def compare_candidates(state: TuneState) -> None:
     train = torch.from_numpy(setup.data.part("train"))
     labels = torch.from_numpy(setup.data.images.targets).long()[train]
     rows = stratified(labels, RACE_IMAGES, setup.settings.seed)
-    limit = min(RACE_SECONDS, RACE_SHARE * state.record.budget) if state.record.budget else RACE_SECONDS
+    limit = _race_limit(state)
     expected = state.image_seconds * len(rows)
     larger_network = LARGER * state.image_seconds * _images_of_run(state)
     leaves_no_time = state.record.budget and larger_network > state.record.budget - state.spent
@@ -134,6 +134,11 @@ def compare_candidates(state: TuneState) -> None:
         )
     state.adopt(state.setup, {"model": reason})
     state.save(race=tuple(steps))
+
+
+def _race_limit(state: TuneState) -> float:
+    """Return the most seconds for the comparison of candidates."""
+    return min(RACE_SECONDS, RACE_SHARE * state.record.budget or RACE_SECONDS)
 
 
 def _affordable_winner(state: TuneState, race: Sequence[TuneStep]) -> TuneStep:
@@ -189,7 +194,7 @@ def time_frozen_network(state: TuneState) -> None:
     budget = state.record.budget
     state.console.say(
         f"time: the first model takes about {duration(min(first, _probe_seconds(state) or first) + 5)}"
-        + (f", and up to {duration(RACE_SECONDS)} more to compare weights" if len(state.record.candidates) > 1 else "")
+        + (f", and up to {duration(_race_limit(state))} more to compare weights" if state.record.candidates[1:] else "")
         + (f"; the whole run at most {duration(budget)}, until {finish(budget - state.spent)}" if budget else "")
     )
 
