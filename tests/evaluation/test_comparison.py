@@ -15,7 +15,8 @@ def test_repeated__is_scipys_t_interval_and_says_nothing_of_one_seed():
     assert found.deviation == pytest.approx(np.std(values, ddof=1))
     alone = repeated([0.7])
     assert (alone.score.low, alone.deviation) == (None, None)
-    assert repeated([0.5, 0.5]).score.low == 0.5
+    agreeing = repeated([0.5, 0.5])
+    assert (agreeing.score.low, agreeing.deviation) == (None, 0.0)
     with pytest.raises(ValueError, match="at least one"):
         repeated([])
 
@@ -59,7 +60,7 @@ def test_difference__of_equal_runs_is_never_clear():
     same = hits([0.8, 0.7])
     found = difference(same, same)
     assert (found.value, found.clear, found.seeds_needed, found.images_needed) == (0.0, False, None, None)
-    assert (found.both.low, found.both.high) == (0.0, 0.0)
+    assert (found.both.low, found.both.high) == (None, None)
     assert (found.over_images.low, found.over_images.high) == (None, None)
 
 
@@ -67,6 +68,14 @@ def test_difference__one_seed_is_never_clear():
     found = difference(np.ones((1, 200)), hits([0.5], 200))
     assert found.over_images.low > 0.4
     assert found.both.low > 0.4
+    assert not found.clear
+    assert found.seeds_needed is None
+
+
+def test_clear__seeds_that_agree_exactly_do_not_show_their_spread():
+    found = difference(np.ones((2, 200)), hits([0.5], 200).repeat(2, axis=0))
+    assert found.by_seed.score.low is None
+    assert found.both == found.over_images
     assert not found.clear
     assert found.seeds_needed is None
 
@@ -131,4 +140,4 @@ def test_seeds_to_see__gives_up_where_no_number_would_do():
     assert seeds_to_see(0.001, 1.0) is None
     assert seeds_to_see(0.0, 1.0) is None
     assert seeds_to_see(1.0, None) is None
-    assert seeds_to_see(1.0, 0.0) == 2
+    assert seeds_to_see(1.0, 0.0) is None

@@ -22,7 +22,8 @@ class Repeated:
 
     Attributes:
         values: One score for each seed.
-        score: Mean score with the t-interval (Student 1908); without an interval for a single seed.
+        score: Mean score with the t-interval (Student 1908); without an interval for a single seed, or for equal
+            values, which do not show how much other seeds vary.
         deviation: Standard deviation with n - 1 in the denominator; None for a single seed.
     """
 
@@ -58,8 +59,8 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval for other seeds and other images excludes 0; never for a single seed."""
-        return self.by_seed.deviation is not None and self.both.excludes_zero
+        """Whether the interval for other seeds and other images excludes 0; never without an interval over seeds."""
+        return self.by_seed.score.low is not None and self.both.excludes_zero
 
 
 def repeated(values: Sequence[float], level: float = LEVEL) -> Repeated:
@@ -76,7 +77,7 @@ def repeated(values: Sequence[float], level: float = LEVEL) -> Repeated:
     if len(values) == 1:
         return Repeated(tuple(values), Score(mean), None)
     if np.ptp(values) == 0:  # scipy divides by the deviation
-        return Repeated(tuple(values), Score(mean, mean, mean), 0.0)
+        return Repeated(tuple(values), Score(mean), 0.0)
     interval = stats.ttest_1samp(values, 0.0).confidence_interval(level)
     score = Score(mean, float(interval.low), float(interval.high))
     return Repeated(tuple(values), score, float(np.std(values, ddof=1)))
@@ -131,7 +132,8 @@ def difference(
 def _combine_intervals(over_seeds: Score, over_images: Score) -> Score:
     """Return the mean with the half-widths of both intervals combined in quadrature, each side separately.
 
-    There is no interval if every test image gives the same difference other than 0: other images are then unknown.
+    Without an interval over seeds, it is that over images. There is no interval if every test image gives the same
+    difference other than 0: other images are then unknown.
     """
     value, ends = over_seeds.value, []
     if over_images.low is None and value != 0:
@@ -150,7 +152,7 @@ def seeds_to_see(value: float, deviation: float | None, level: float = LEVEL, po
 
     Args:
         value: The difference.
-        deviation: Standard deviation of the differences over seeds; None if unknown.
+        deviation: Standard deviation of the differences over seeds; None or 0 if the seeds do not show it.
         level: Level of the interval that must exclude 0.
         power: Probability that it excludes 0.
 
@@ -161,10 +163,8 @@ def seeds_to_see(value: float, deviation: float | None, level: float = LEVEL, po
         >>> seeds_to_see(1.0, 1.0), seeds_to_see(0.5, 1.0), seeds_to_see(0.0, 1.0)
         (10, 34, None)
     """
-    if deviation is None or value == 0:
+    if not deviation or value == 0:
         return None
-    if deviation == 0:
-        return 2
     counts = np.arange(2, MOST_SEEDS + 1)
     shift = abs(value) / deviation * np.sqrt(counts)
     bound = stats.t.ppf(0.5 + level / 2, counts - 1)

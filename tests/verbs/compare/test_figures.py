@@ -42,13 +42,21 @@ def test_verdict__of_the_same_hits_names_no_number_of_seeds():
     hits = np.random.default_rng(0).integers(0, 2, (3, 50)).astype(float)
     arm = SimpleNamespace(name="a", baseline="b", gain=difference(hits, hits))
     found: Any = SimpleNamespace(arms=[arm])
-    assert verdicts(found)[0].endswith(": with each seed, both are right on the same test images.")
+    assert verdicts(found)[0].endswith(": with each seed, both are right on the same number of test images.")
 
 
 def test_verdict__of_one_difference_on_every_image_asks_for_more_images():
     arm = SimpleNamespace(name="a", baseline="b", gain=difference(np.ones((2, 1)), np.zeros((2, 1))))
     found: Any = SimpleNamespace(arms=[arm])
     assert verdicts(found)[0].endswith("says nothing of other images: use more test images.")
+
+
+def test_verdict__of_seeds_that_agree_exactly_claims_nothing_about_other_seeds():
+    hits = np.random.default_rng(0).integers(0, 2, (1, 50)).astype(float).repeat(3, axis=0)
+    arm = SimpleNamespace(name="a", baseline="b", gain=difference(np.ones((3, 50)), hits))
+    found: Any = SimpleNamespace(arms=[arm])
+    assert not arm.gain.clear
+    assert "cannot show the variation of training. Use more seeds." in verdicts(found)[0]
 
 
 @pytest.mark.parametrize(

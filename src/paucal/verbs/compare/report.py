@@ -28,7 +28,8 @@ NOTES = (
     "difference: in percentage points, paired by seed and by test image. Three intervals of 95 %: what other seeds "
     "would give on these images (paired t), what these runs would give on other images (bootstrap), and both combined "
     "(their half-widths in quadrature), which is what a claim needs.",
-    "Bold: a difference whose combined interval excludes 0; never one of a single seed.",
+    "Bold: a difference whose combined interval excludes 0; never one of a single seed, or of seeds that all give the "
+    "same difference.",
 )
 CHOSEN = "The epoch of each run was chosen by its validation images; the test images were read once, at its end."
 LAST = "No run had validation images: each kept its last epoch; the test images were read once, at its end."
@@ -121,13 +122,19 @@ def _verdict(arm: ArmOutcome, gain: Difference) -> str:
             f"{arm.name} is {adjective} than {other} by {abs(100 * gain.value):.1f} points (95 % interval "
             f"{span(gain.both)}; {basis})."
         )
-    start = f"{arm.name} against {other}: {points(gain.value)} points (95 % interval {span(gain.both)}; {basis})"
+    interval = "" if gain.both.low is None else f"95 % interval {span(gain.both)}; "
+    start = f"{arm.name} against {other}: {points(gain.value)} points ({interval}{basis})"
     if seeds == 1:
         return f"{start}. One seed cannot show the variation of training: use at least three."
+    if gain.both.low is None and gain.value == 0:
+        return f"{start}: with each seed, both are right on the same number of test images."
     if gain.both.low is None:
         return f"{start}. The same difference on every test image says nothing of other images: use more test images."
-    if gain.both.low == gain.both.high == 0:
-        return f"{start}: with each seed, both are right on the same test images."
+    if gain.by_seed.score.low is None:
+        return (
+            f"{start}. The interval is for other test images only: the same difference with every seed cannot show the "
+            "variation of training. Use more seeds."
+        )
     return f"{start}: no significant difference. {_describe_need(gain)}"
 
 
