@@ -45,7 +45,7 @@ from scale_storage import free_port, index, make, make_chunks, serve, upload, wa
 
 EVERY = 10  # steps between saved states
 HANG = 90.0  # seconds without a step after which the processes count as hanging
-MOST_STARTS = 12  # more than there are kills
+MAX_STARTS = 12  # more than there are kills
 WORLDS = {"fixed": (2,), "changing": (2, 1)}  # processes of each start in turn
 
 
@@ -149,7 +149,7 @@ def read_pass(
     folder.mkdir()
     os.environ |= {"PAUCAL_IMAGE_CACHE": str(folder / "cache"), "SHARDS": str(home / "data/tar")}
     happened = {"kills": 0, "starts": 0, "hangs": 0, "failed_starts": 0}
-    while not (folder / "done.json").exists() and happened["starts"] < kills + MOST_STARTS:
+    while not (folder / "done.json").exists() and happened["starts"] < kills + MAX_STARTS:
         world = worlds[happened["starts"] % len(worlds)]
         processes = start(system, world, happened["starts"], folder, port, count)
         happened["starts"] += 1

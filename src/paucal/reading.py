@@ -17,7 +17,7 @@ import yaml
 from paucal.types import UserError
 
 _NOT_REGULAR = "{!r} is not a regular file (a folder, a pipe or a device): give a file."
-MOST_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 1 << 20
 DEEPEST = 100  # nested collections of a YAML text
 _BOM = "\ufeff"
 _BYTE_ORDER_MARKS = (  # the marks of UTF-32 come first, since they begin with those of UTF-16

@@ -9,8 +9,8 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-MOST_WORD, MOST_SENTENCE = 300, 1000  # characters; few paths are longer
-_LONG_WORD = re.compile(rf"\S{{{MOST_WORD + 1},}}")
+MAX_WORD, MAX_SENTENCE = 300, 1000  # characters; few paths are longer
+_LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 _BYTE = re.compile("[\udc80-\udcff]")
 _BREAK = re.compile(r"\s*\n\s*")
 _LINE_BREAKS = "\n\t"
@@ -58,7 +58,7 @@ def first_few(names: Sequence[str], count: int = 5) -> str:
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
-def shortened(text: str, most: int = MOST_SENTENCE) -> str:
+def shortened(text: str, most: int = MAX_SENTENCE) -> str:
     """Return text shortened to at most `most` characters: the beginning, three dots and the end.
 
     Example:
@@ -86,7 +86,7 @@ def sentence(text: str) -> str:
         'no image: cat\\xe3.png'
     """
     line = _BREAK.sub(" ", text.strip())
-    line = _LONG_WORD.sub(lambda found: shortened(found[0], MOST_WORD // 2), line)
+    line = _LONG_WORD.sub(lambda found: shortened(found[0], MAX_WORD // 2), line)
     return _BYTE.sub(lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", showable(shortened(line)))
 
 

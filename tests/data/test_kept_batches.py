@@ -24,9 +24,9 @@ class Readings:
 @pytest.mark.parametrize(
     ("n_bytes", "device", "workers", "passes"),
     [
-        (kept.MOST_KEPT_BYTES, "cpu", 0, 1),
-        (kept.MOST_KEPT_BYTES, "cuda", 3, 1),
-        (kept.MOST_KEPT_BYTES + 1, "cpu", 3, 2),
+        (kept.MAX_KEPT_BYTES, "cpu", 0, 1),
+        (kept.MAX_KEPT_BYTES, "cuda", 3, 1),
+        (kept.MAX_KEPT_BYTES + 1, "cpu", 3, 2),
     ],
 )
 def test_batches__are_read_once_where_they_are_small_and_without_processes_on_a_cpu(n_bytes, device, workers, passes):

@@ -27,7 +27,7 @@ from tasks.detection.made import coco, pictures, write_xml
 
 PICTURES = pictures(4)
 SIZE = PICTURES[0][0].size
-MOST_WORDS = 2500  # characters of a message; the longest lists every layout
+MAX_WORDS = 2500  # characters of a message; the longest lists every layout
 
 
 def save(image: Image.Image, path: Path) -> None:
@@ -135,7 +135,7 @@ def outcome(verb: str, place: Path) -> int | str:
     except UserError as problem:
         words = str(problem)
         assert "\n" not in words
-        assert 20 < len(words) < MOST_WORDS
+        assert 20 < len(words) < MAX_WORDS
         return words
 
 

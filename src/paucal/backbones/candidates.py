@@ -15,7 +15,7 @@ from paucal.backbones.layout import Size
 # A backbone with stages needs 4x4 cells at its end. A backbone of equal blocks, whose cells all attend to each other
 # from the first block on, needs 7x7, the grid of 224 pixels with patches of 32; 8x8 is preferred since it divides more
 # image sizes.
-STAGED_SIDE, EQUAL_SIDE, EQUAL_BEST, EQUAL_MOST = 4, 7, 8, 16
+STAGED_SIDE, EQUAL_SIDE, EQUAL_BEST, EQUAL_MAX = 4, 7, 8, 16
 _WINDOWS = (7, 8, 6, 5, 4)
 _USUAL_SIDE = 224
 
@@ -62,7 +62,7 @@ def equal_patches(image_size: Size) -> list[int]:
     """
     side = min(image_size)
     common = math.gcd(*image_size)
-    sides = [p for p in range(1, common + 1) if common % p == 0 and EQUAL_SIDE <= side // p <= EQUAL_MOST]
+    sides = [p for p in range(1, common + 1) if common % p == 0 and EQUAL_SIDE <= side // p <= EQUAL_MAX]
     return sorted(sides, key=lambda p: (side // p != EQUAL_BEST, -p))
 
 

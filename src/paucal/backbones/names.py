@@ -32,7 +32,7 @@ _RESERVED = {
     "scriptable",
 }
 # Even without values, building a million blocks would take hours.
-MOST_BLOCKS, MOST_UNITS = 1000, 1 << 20
+MAX_BLOCKS, MAX_UNITS = 1000, 1 << 20
 _COUNTS_BLOCKS = re.compile(r"depth|layers|blocks|num_heads|stages")
 _FIXED = re.compile(r"multiple values for keyword argument '(\w+)'")
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
@@ -90,7 +90,7 @@ def require_harmless(name: str, arguments: Mapping[str, Any]) -> None:
     for key, value in arguments.items():
         if key in _RESERVED or (key == "pretrained" and value):
             raise UserError(f"Model argument {key!r} of {name} does not describe an architecture; remove it.")
-        limit = MOST_BLOCKS if _COUNTS_BLOCKS.search(key) else MOST_UNITS
+        limit = MAX_BLOCKS if _COUNTS_BLOCKS.search(key) else MAX_UNITS
         if _largest_number(value) > limit:
             raise UserError(f"Model argument {key}={value} of {name} is more than {limit:,}, the limit.")
 

@@ -19,7 +19,7 @@ from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
 from paucal.memory import available_memory
 from paucal.types import UserError
 
-MOST_CLASSES, MOST_CHANNELS = 1_000_000, 10_000
+MAX_CLASSES, MAX_CHANNELS = 1_000_000, 10_000
 LARGE_IMAGE = 1024 * 1024  # pixels from which the cost of one image is estimated before it is computed
 
 
@@ -160,13 +160,13 @@ def _require_numbers(spec: BackboneSpec) -> None:
     is_size = isinstance(size, list | tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
     if not is_size:
         raise UserError(f"The image size of {spec.name} is {size}; give height and width in whole pixels.")
-    if type(spec.num_classes) is not int or not 0 <= spec.num_classes <= MOST_CLASSES:
+    if type(spec.num_classes) is not int or not 0 <= spec.num_classes <= MAX_CLASSES:
         raise UserError(
-            f"The number of classes is {spec.num_classes!r}; give a whole number up to {MOST_CLASSES:,}, 0 for none."
+            f"The number of classes is {spec.num_classes!r}; give a whole number up to {MAX_CLASSES:,}, 0 for none."
         )
-    if type(spec.in_chans) is not int or not 1 <= spec.in_chans <= MOST_CHANNELS:
+    if type(spec.in_chans) is not int or not 1 <= spec.in_chans <= MAX_CHANNELS:
         raise UserError(
-            f"The number of image channels is {spec.in_chans!r}; give a whole number from 1 to {MOST_CHANNELS:,}."
+            f"The number of image channels is {spec.in_chans!r}; give a whole number from 1 to {MAX_CHANNELS:,}."
         )
 
 

@@ -59,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
 def _print_cache(folder: "Path", is_cleared: bool, console: "PlainConsole") -> None:
     """Print the content of the image cache, and clear it if requested."""
     from paucal.data.decoded.cache_folder import (
-        MOST_BYTES,
+        MAX_BYTES,
         clear_cache,
         clear_fetched,
         clear_stored_runs,
@@ -71,7 +71,7 @@ def _print_cache(folder: "Path", is_cleared: bool, console: "PlainConsole") -> N
 
     entries = list_entries(folder)
     total = sum(entry.n_bytes for entry in entries)
-    text = f"{counted(len(entries), 'set')}, {total / MIB:.0f} MiB of at most {MOST_BYTES // 2**30} GiB"
+    text = f"{counted(len(entries), 'set')}, {total / MIB:.0f} MiB of at most {MAX_BYTES // 2**30} GiB"
     console.print(f"decoded images: {text}, in {folder}", markup=False)
     if is_cleared:
         console.print(f"removed {clear_cache(folder) / MIB:.0f} MiB of decoded images", markup=False)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from paucal.reading import MOST_CONFIG_BYTES, named_path, parse_yaml, read_decoded
+from paucal.reading import MAX_CONFIG_BYTES, named_path, parse_yaml, read_decoded
 from paucal.settings.values import fitted
 from paucal.types import UserError
 from paucal.wording import did_you_mean
@@ -35,7 +35,7 @@ def _settings_of(name: str) -> tuple[dict[Any, Any], set[Any]]:
     """
     path = named_path(name, "--config")
     try:
-        content = parse_yaml(read_decoded(path, MOST_CONFIG_BYTES).text, as_text=True)
+        content = parse_yaml(read_decoded(path, MAX_CONFIG_BYTES).text, as_text=True)
     except FileNotFoundError:
         raise UserError(f"--config: there is no such file: {name!r}; check the path.") from None
     except ValueError as problem:

@@ -26,7 +26,7 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")  # a line break wou
 _SURROGATE = re.compile("[\ud800-\udfff]")
 NO_LABEL = ("NA", "N/A", "n/a", "nan", "NaN", "None", "NULL", "null", "NONE")  # may still be real class names
 _MANY_VALUES = 8  # fewer different numbers are not measurements
-MOST_LIST_BYTES = 16 << 20
+MAX_LIST_BYTES = 16 << 20
 
 
 def plain_name(name: str) -> str:
@@ -243,7 +243,7 @@ def _read_text(source: str | Path) -> str:
             f"{path} is not a file; expected one with a class name on each line, or the name of a list that comes with "
             f"paucal ({', '.join(shipped)})"
         )
-    return read_decoded(path, MOST_LIST_BYTES).text
+    return read_decoded(path, MAX_LIST_BYTES).text
 
 
 def _suggest_classes(name: str, classes: tuple[str, ...]) -> str:

@@ -26,7 +26,7 @@ ImageSource = bytes | Path
 # Accepted formats; Pillow reads more, some of them through external programs (EPS through Ghostscript).
 _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF", "HEIF")
 # An image of 1 x 65,000 pixels, resized to cover a square, would take 10 GB.
-_MOST_ELONGATED = 100
+_MAX_ELONGATED = 100
 _DRAFTED = ("JPEG", "MPO")  # MPO: JPEG with further pictures, as some phones write it
 # Images are reduced only if they are more than this many times as large as their reduced size.
 _WORTH_REDUCING = 1.5
@@ -284,8 +284,8 @@ def open_image(source: ImageSource, name: str) -> Iterator[Image.Image]:
 
 def check_shape(width: int, height: int) -> None:
     """Raise a ValueError for a too elongated image, and Pillow's error for a decompression bomb."""
-    if max(width, height) > _MOST_ELONGATED * min(width, height):
-        raise ValueError(f"{width} x {height} pixels are more than {_MOST_ELONGATED} times as long as wide")
+    if max(width, height) > _MAX_ELONGATED * min(width, height):
+        raise ValueError(f"{width} x {height} pixels are more than {_MAX_ELONGATED} times as long as wide")
     if width * height > 2 * (Image.MAX_IMAGE_PIXELS or width * height):
         raise Image.DecompressionBombError
 

@@ -21,10 +21,10 @@ from paucal.signals import ignore_stop_signals
 from paucal.types import Batch, UserError
 from paucal.wording import counted
 
-MOST_TOGETHER = 256  # images
+MAX_TOGETHER = 256  # images
 PIXELS_TOGETHER = 16 * 224 * 224
 _RESOURCE_ERRORS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)  # ENOSPC: shared memory
-MOST_KEPT_BYTES = 512 << 20
+MAX_KEPT_BYTES = 512 << 20
 
 
 class WorkerLoader(DataLoader[Sample]):
@@ -110,7 +110,7 @@ def inference_batch_size(image_size: tuple[int, int], device: str, given: int | 
     if given is not None:
         return given
     height, width = image_size
-    return MOST_TOGETHER if device != "cpu" else min(MOST_TOGETHER, max(1, PIXELS_TOGETHER // (height * width)))
+    return MAX_TOGETHER if device != "cpu" else min(MAX_TOGETHER, max(1, PIXELS_TOGETHER // (height * width)))
 
 
 def make_eval_loader(
@@ -207,7 +207,7 @@ class KeptBatches:
     """
 
     def __init__(self, make: Callable[[int], Iterable[Batch]], n_bytes: int, workers: int, device: str) -> None:
-        self._make, self._keep = make, n_bytes <= MOST_KEPT_BYTES
+        self._make, self._keep = make, n_bytes <= MAX_KEPT_BYTES
         self._workers = 0 if self._keep and device == "cpu" else workers
         self._batches: Iterable[Batch] | None = None
 

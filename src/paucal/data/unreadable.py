@@ -16,7 +16,7 @@ OnBad = Literal["refuse", "skip"]
 ReportProgress = Callable[[int, int], None]
 
 _CHUNK = 64  # images per task: few enough for a smooth progress display
-_MOST_THREADS = 16
+_MAX_THREADS = 16
 _NAMES_SHOWN = 3
 
 
@@ -48,7 +48,7 @@ def for_each(
     count: int, work: Callable[[int], None], workers: int | None, progress: ReportProgress | None
 ) -> dict[int, str]:
     """Call `work` on every position, in threads; return the messages for unreadable images by position."""
-    threads = workers or min(_MOST_THREADS, usable_cores())
+    threads = workers or min(_MAX_THREADS, usable_cores())
     starts = range(0, count, _CHUNK)
     problems: dict[int, str] = {}
     pool = ThreadPoolExecutor(threads)

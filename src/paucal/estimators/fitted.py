@@ -18,7 +18,7 @@ from paucal.runs.folder import next_numbered
 from paucal.tasks.train import train
 from paucal.verbs.predict.launch import predict
 
-FEWEST_TESTED = 1e-6  # share of the images that a run keeps for its own test: one, or one of each class
+MIN_TESTED = 1e-6  # share of the images that a run keeps for its own test: one, or one of each class
 OWN = ("random_state", "runs", "settings")  # parameters that are not settings of `paucal.train`
 
 
@@ -83,7 +83,7 @@ class TrainedEstimator(ImageEstimator):
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31)
-        run_settings = {"seed": int(seed), "test_fraction": FEWEST_TESTED, **own_settings, **(self.settings or {})}
+        run_settings = {"seed": int(seed), "test_fraction": MIN_TESTED, **own_settings, **(self.settings or {})}
         train(**table, **run_settings, **fixed, output=folder)
         self.run_, self._loaded = str(folder), []
 

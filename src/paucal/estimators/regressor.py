@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, colum
 
 from paucal.estimators.fitted import TrainedEstimator
 from paucal.estimators.inputs import Images, list_images
-from paucal.tasks.regression.images import FEWEST
+from paucal.tasks.regression.images import MIN_NUMBERED
 
 
 class ImageRegressor(RegressorMixin, TrainedEstimator):
@@ -76,8 +76,8 @@ class ImageRegressor(RegressorMixin, TrainedEstimator):
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         numbers = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype="numeric", input_name="y")
         check_consistent_length(images, numbers)
-        if len(images) < FEWEST:
-            raise ValueError(f"X has too few images (n_samples = {len(images)}), at least {FEWEST} are needed.")
+        if len(images) < MIN_NUMBERED:
+            raise ValueError(f"X has too few images (n_samples = {len(images)}), at least {MIN_NUMBERED} are needed.")
         self._train(images, "target", numbers.astype(np.float64).tolist(), target="target")
         return self
 

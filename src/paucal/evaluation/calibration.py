@@ -13,7 +13,7 @@ from torch import Tensor
 from paucal.evaluation.predictions import Predictions
 from paucal.metrics.measures import CalibrationError, value_of
 
-FEWEST_IMAGES = 20  # with fewer images no temperature is fitted
+MIN_IMAGES = 20  # with fewer images no temperature is fitted
 PRIOR = 0.5  # standard deviation of the normal prior on the logarithm of the temperature
 LOWEST, HIGHEST = 0.05, 20.0
 ITERATIONS = 100
@@ -50,7 +50,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     Returns:
         A number from 0.05 to 20; 1 for fewer than 20 images, or for logits that are not finite.
     """
-    if len(labels) < FEWEST_IMAGES or not bool(torch.isfinite(logits).all()):
+    if len(labels) < MIN_IMAGES or not bool(torch.isfinite(logits).all()):
         return 1.0
     logits, log_temperature = logits.double(), torch.zeros((), dtype=torch.float64, requires_grad=True)
     search = torch.optim.LBFGS([log_temperature], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
@@ -94,7 +94,7 @@ def calibration_error(predictions: Predictions) -> CalibrationError:
 
 
 DEFAULT_THRESHOLD = 0.5
-FEWEST_POSITIVES = 5  # a class with fewer images uses the threshold chosen for all classes together
+MIN_POSITIVES = 5  # a class with fewer images uses the threshold chosen for all classes together
 
 
 def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...]:
@@ -117,7 +117,7 @@ def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...
         is_known = truth[:, index] >= 0
         positive = truth[is_known, index] == 1
         thresholds.append(
-            _threshold_of_best_f1(shares[is_known, index], positive) if positive.sum() >= FEWEST_POSITIVES else common
+            _threshold_of_best_f1(shares[is_known, index], positive) if positive.sum() >= MIN_POSITIVES else common
         )
     return tuple(thresholds)
 

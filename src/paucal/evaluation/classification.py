@@ -148,8 +148,8 @@ def _class_rows(confusion: np.ndarray, classes: Sequence[str], level: float) -> 
     ]
 
 
-MOST_DRAWS, FEWEST_DRAWS = 1000, 200
-MOST_WORK = 400_000_000  # images times classes times draws: about ten seconds
+MAX_DRAWS, MIN_DRAWS = 1000, 200
+MAX_WORK = 400_000_000  # images times classes times draws: about ten seconds
 
 
 def multi_label_report(
@@ -174,7 +174,7 @@ def multi_label_report(
         raise UserError("none of the images to evaluate has a label: give images that have labels.")
     require_finite(predictions)
     labels, n_images = predictions.labels, len(predictions)
-    draws = int(min(MOST_DRAWS, max(FEWEST_DRAWS, MOST_WORK // max(1, labels.numel()))))
+    draws = int(min(MAX_DRAWS, max(MIN_DRAWS, MAX_WORK // max(1, labels.numel()))))
     measure = AveragePrecision(predictions.logits, labels, interpolated=False)
     f1 = MacroF1OfSeveral(labels, marked(predictions.probabilities, thresholds))
     losses, bootstrap = Mean(multi_label_losses(predictions)), Bootstrap(seed, draws, level)

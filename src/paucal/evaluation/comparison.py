@@ -13,7 +13,7 @@ from paucal.metrics.measures import Weights
 
 LEVEL = 0.95
 POWER = 0.8  # probability of detecting a difference
-MOST_SEEDS = 1000
+MAX_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def seeds_to_see(value: float, deviation: float | None, level: float = LEVEL, po
     """
     if not deviation or value == 0:
         return None
-    counts = np.arange(2, MOST_SEEDS + 1)
+    counts = np.arange(2, MAX_SEEDS + 1)
     shift = abs(value) / deviation * np.sqrt(counts)
     bound = stats.t.ppf(0.5 + level / 2, counts - 1)
     chance = stats.nct.sf(bound, counts - 1, shift)

@@ -25,7 +25,7 @@ from paucal.wording import percent
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8a8a8a"
 MAX_COUNTS = 20
 MAX_ROWS = 100
-MOST_CURVES, COLUMNS = 12, 4
+MAX_CURVES, COLUMNS = 12, 4
 Row = TypeVar("Row", ClassRow, MultiLabelRow)
 
 
@@ -130,7 +130,7 @@ def class_precision_figure(report: MultiLabelReport) -> Figure:
 def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) -> Figure:
     """Draw precision against recall of each class, with its threshold; at most the twelve largest classes."""
     ranked = sorted(range(len(report.per_class)), key=lambda index: -report.per_class[index].images)
-    shown_classes = sorted(index for index in ranked[:MOST_CURVES] if report.per_class[index].ap)
+    shown_classes = sorted(index for index in ranked[:MAX_CURVES] if report.per_class[index].ap)
     columns = max(1, min(COLUMNS, len(shown_classes)))
     rows = max(1, -(-len(shown_classes) // columns))
     figure = Figure(figsize=(2.3 * columns + 0.4, 2.3 * rows + 0.5), layout="constrained")

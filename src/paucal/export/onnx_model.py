@@ -23,7 +23,7 @@ from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
 KEY = "paucal"  # key of the card in the metadata of the file
-MOST_BYTES = 2 << 30  # largest size that the format allows for one file
+MAX_BYTES = 2 << 30  # largest size that the format allows for one file
 ENDING = ".onnx"
 NEEDED = "needs onnx, onnxscript and onnxruntime: install them with pip install 'paucal[onnx]'."
 
@@ -54,7 +54,7 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
                 dimension.dim_param = names[dimension.dim_param]
     onnx.helper.set_model_props(onnx_graph, {KEY: json.dumps(card.to_dict(), ensure_ascii=False)})
     size = onnx_graph.ByteSize()
-    if size >= MOST_BYTES:
+    if size >= MAX_BYTES:
         raise UserError(f"an ONNX file can have 2 GiB, but this network needs {size / 2**30:.1f}: use --format pt2.")
     return onnx_graph.SerializeToString()
 
@@ -120,7 +120,7 @@ def read_onnx(path: Path) -> TrainedModel:
     """
     if not path.is_file():
         raise UserError(f"there is no ONNX model at {str(path)!r}.")
-    if path.stat().st_size > MOST_BYTES:
+    if path.stat().st_size > MAX_BYTES:
         raise UserError(f"{str(path)!r} has more than the 2 GiB that an ONNX file may have.")
     network = OnnxNetwork(path.read_bytes())
     if KEY not in network.metadata:

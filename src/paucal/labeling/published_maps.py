@@ -21,7 +21,7 @@ from paucal.labeling.teacher import LARGEST
 from paucal.types import UserError
 
 MAX_BYTES = 16 << 20  # limit for one file; published files have 7 KiB
-MOST_CLASSES = 2048  # float16 cannot represent all integers above this
+MAX_CLASSES = 2048  # float16 cannot represent all integers above this
 
 
 def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[Path]]:

@@ -8,7 +8,7 @@ from paucal.objectives.finetuning import BackboneTuner, FineTuning
 from paucal.settings.options import flag
 from paucal.types import UserError
 
-FEWEST_TO_ADAPT = 16  # training images per class
+MIN_TO_ADAPT = 16  # training images per class
 
 
 def fine_tuning(settings: TrainSettings) -> FineTuning:
@@ -39,9 +39,9 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
 
 def check_tuning(settings: TrainSettings, objective: Objective, per_class: Sequence[int]) -> list[str]:
     """Return notes on frozen layers, and warnings about fine-tuning that may give poor results."""
-    if settings.lora_rank is not None and min(per_class) < FEWEST_TO_ADAPT:
+    if settings.lora_rank is not None and min(per_class) < MIN_TO_ADAPT:
         raise UserError(
-            f"--lora-rank needs {FEWEST_TO_ADAPT} training images of each class, but the smallest class has "
+            f"--lora-rank needs {MIN_TO_ADAPT} training images of each class, but the smallest class has "
             f"{min(per_class)}: leave it out."
         )
     names = ("layer_decay", "freeze", "freeze_epochs", "lora_rank")

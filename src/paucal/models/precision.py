@@ -24,7 +24,7 @@ COSINE = 0.999  # least cosine between the outputs
 WORTH = 10.0  # seconds of total work in float32 below which nothing is changed
 QUICK = 0.005  # seconds per image in float32 below which nothing is changed
 IMAGES, ROUNDS = 8, 3  # images and rounds per measurement
-MOST_SECONDS = 1.5  # seconds after which no further round begins
+MAX_SECONDS = 1.5  # seconds after which no further round begins
 FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -149,7 +149,7 @@ def _median_speedup(run: Run, images: Tensor) -> float:
     """Return the median speed of bfloat16 relative to float32, over alternating rounds."""
     ratios: list[float] = []
     total_seconds = 0.0
-    while len(ratios) < ROUNDS and (not ratios or total_seconds < MOST_SECONDS):
+    while len(ratios) < ROUNDS and (not ratios or total_seconds < MAX_SECONDS):
         exact_seconds, rounded_seconds = _time_run(run, images, None)[1], _time_run(run, images, torch.bfloat16)[1]
         ratios.append(exact_seconds / rounded_seconds)
         total_seconds += exact_seconds + rounded_seconds

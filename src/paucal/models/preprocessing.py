@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self, get_args
 
 from paucal.backbones.weights.inputs import ImageInput
-from paucal.data.channels.arrays import MOST_CHANNELS
+from paucal.data.channels.arrays import MAX_CHANNELS
 from paucal.data.decode import Reading
 from paucal.data.decoded.prepare import side_for
 from paucal.data.views.augmentation import RESAMPLING, Interpolation, Resize
@@ -57,7 +57,7 @@ class Preprocessing:
             self._refuse_value("mean", f"as many numbers as std has, {len(self.std)}")
         for name, lower in (("mean", -math.inf), ("std", 0.0)):
             values = getattr(self, name)
-            if not 1 <= len(values) <= MOST_CHANNELS or not all(
+            if not 1 <= len(values) <= MAX_CHANNELS or not all(
                 is_number(value) and lower < value < math.inf for value in values
             ):
                 self._refuse_value(name, "a number for each channel, positive ones for std")

@@ -18,7 +18,7 @@ from paucal.types import UserError
 
 LEVEL = 0.9  # share of images whose number an interval should contain
 HALF_WIDTH = 1.645  # standard deviations on either side of a normal distribution's mean that hold this share
-MOST_GRADES = 12  # grades of a scale
+MAX_GRADES = 12  # grades of a scale
 Values = NDArray[np.float64]
 
 
@@ -178,6 +178,6 @@ def _are_valid(grades: Grades) -> bool:
         all(map(_is_finite, values))
         and type(grades.lowest) is int
         and grades.slope > 0
-        and 1 <= len(grades.cuts) < MOST_GRADES
+        and 1 <= len(grades.cuts) < MAX_GRADES
         and list(grades.cuts) == sorted(grades.cuts)
     )

@@ -51,7 +51,7 @@ class DrLocOptions(DrLocReading):
             if value not in allowed and not (name == "pool" and type(value) is int and value > 0):
                 pool_text = " or a number of cells" if name == "pool" else ""
                 raise UserError(f"The DrLoc option {name} is {value!r}; choose one of {', '.join(allowed)}{pool_text}.")
-        for name, minimum in _LEAST.items():
+        for name, minimum in _MINIMA.items():
             value = getattr(self, name)
             if value is not None and not value >= minimum:
                 raise UserError(f"The DrLoc option {name} is {value!r}; give a number of at least {minimum}.")
@@ -72,7 +72,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "levels": get_args(Level),
     "schedule": get_args(Schedule),
 }
-_LEAST = {"weight": 0, "alpha": 0, "n_pairs": 1, "hidden": 1, "warmup_epochs": 0, "seed": 0}
+_MINIMA = {"weight": 0, "alpha": 0, "n_pairs": 1, "hidden": 1, "warmup_epochs": 0, "seed": 0}
 
 # The method as in the paper and in the authors' code; docs/reference/drloc_options.md lists every difference.
 PRESETS = {

@@ -10,8 +10,8 @@ from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
 from paucal.report.stored_scores import (
     FEW_IMAGES,
-    MOST_CLASSES,
-    MOST_TEXT,
+    MAX_CLASSES,
+    MAX_TEXT,
     read_stored,
     score_and_interval,
 )
@@ -93,7 +93,7 @@ def read_scores(files: RunFiles) -> ReportedScores:
 
 def _parse_scores(content: Mapping[str, Any]) -> ReportedScores:
     values = {str(name): None if value is None else float(value) for name, value in content["per_class"].items()}
-    weakest = sorted((value, name) for name, value in values.items() if value is not None)[:MOST_CLASSES]
+    weakest = sorted((value, name) for name, value in values.items() if value is not None)[:MAX_CLASSES]
     masks = {
         str(name): "" if value is None else percent(float(value))
         for name, value in content.get("mask_per_class", {}).items()
@@ -103,8 +103,8 @@ def _parse_scores(content: Mapping[str, Any]) -> ReportedScores:
         images=int(content["images"]),
         ap=score_and_interval(intervals["ap"]),
         ap50=score_and_interval(intervals["ap50"]),
-        classes=[ClassRow(name[:MOST_TEXT], percent(value), masks.get(name, "")) for value, name in weakest],
-        unseen=[name[:MOST_TEXT] for name, value in values.items() if value is None][:MOST_CLASSES],
+        classes=[ClassRow(name[:MAX_TEXT], percent(value), masks.get(name, "")) for value, name in weakest],
+        unseen=[name[:MAX_TEXT] for name, value in values.items() if value is None][:MAX_CLASSES],
         mask_ap=score_and_interval(intervals["mask_ap"]) if masks else ("", ""),
         mask_ap50=score_and_interval(intervals["mask_ap50"]) if masks else ("", ""),
     )

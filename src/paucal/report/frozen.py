@@ -9,7 +9,7 @@ from paucal.evaluation.protocols.table import (
     FOLDER,
     JSON_NAME,
     MATCHES_PICTURE,
-    MOST_MODELS,
+    MAX_MODELS,
     SCORES_PICTURE,
     Row,
     format_score,
@@ -84,7 +84,7 @@ def frozen_pictures(run: RunFolder) -> dict[str, Path]:
 
 
 def _model_names(rows: Sequence[Row]) -> list[str]:
-    return list(rows[0].scores)[:MOST_MODELS] if rows else []
+    return list(rows[0].scores)[:MAX_MODELS] if rows else []
 
 
 def _table_lines(rows: Sequence[Row], has_several: bool) -> Iterator[FrozenLine]:

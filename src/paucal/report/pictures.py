@@ -23,7 +23,7 @@ MAX_PICTURE_BYTES = 8 * 2**20
 MAX_PAGE_BYTES = 48 * 2**20
 
 LARGE = 256 * 2**10  # bytes; larger PNGs probably show photographs, which take a tenth of the size as JPEG
-MOST_PIXELS = 64_000_000
+MAX_PIXELS = 64_000_000
 QUALITY = 85
 SHEETS = ("confusion", "mistakes", "mistakes_attribution", "train_batch", "eval_batch")
 
@@ -149,11 +149,11 @@ def data_uri(picture: bytes, kind: Literal["png", "jpeg"] = "png") -> str:
 
 
 def _as_jpeg(data: bytes) -> bytes | None:
-    """Return a PNG as JPEG; None if it is damaged or has more than `MOST_PIXELS` pixels."""
+    """Return a PNG as JPEG; None if it is damaged or has more than `MAX_PIXELS` pixels."""
     buffer = io.BytesIO()
     try:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
-            if picture.width * picture.height > MOST_PIXELS:
+            if picture.width * picture.height > MAX_PIXELS:
                 return None
             rgba = picture.convert("RGBA")
             page = Image.new("RGB", rgba.size, "white")

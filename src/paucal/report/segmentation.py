@@ -10,8 +10,8 @@ from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
 from paucal.report.stored_scores import (
     FEW_IMAGES,
-    MOST_CLASSES,
-    MOST_TEXT,
+    MAX_CLASSES,
+    MAX_TEXT,
     read_stored,
     score_and_interval,
 )
@@ -84,15 +84,15 @@ def read_scores(files: RunFiles) -> SegmentationScores:
 
 
 def _parse_scores(content: Mapping[str, Any]) -> SegmentationScores:
-    rows = sorted(content["classes"][:MOST_CLASSES], key=lambda row: (row["value"] is None, row["value"] or 0.0))
+    rows = sorted(content["classes"][:MAX_CLASSES], key=lambda row: (row["value"] is None, row["value"] or 0.0))
     return SegmentationScores(
         images=int(content["images"]),
         mean_iou=score_and_interval(content["mean_iou"]),
         accuracy=score_and_interval(content["pixel_accuracy"]),
         classes=[
-            ClassRow(str(row["class"])[:MOST_TEXT], *score_and_interval(row), f"{int(row['pixels']):,}") for row in rows
+            ClassRow(str(row["class"])[:MAX_TEXT], *score_and_interval(row), f"{int(row['pixels']):,}") for row in rows
         ],
-        unseen=[str(name)[:MOST_TEXT] for name in content["unseen"][:MOST_CLASSES]],
+        unseen=[str(name)[:MAX_TEXT] for name in content["unseen"][:MAX_CLASSES]],
     )
 
 

@@ -8,7 +8,7 @@ from paucal.types import UserError
 from paucal.wording import percent
 
 T = TypeVar("T")
-MOST_CLASSES, MOST_TEXT = 300, 300
+MAX_CLASSES, MAX_TEXT = 300, 300
 FEW_IMAGES = 20  # test images; fewer give a warning
 
 

@@ -14,7 +14,7 @@ from paucal.rules.resolve import Choice
 
 RATE, BATCH = 1e-4, 32  # the highest rate of DIET-CP (arXiv:2509.06990), and its batch
 VIEWS, CPU_VIEWS = 100_000, 15_000  # images seen
-FEWEST, MOST = 3, 30  # epochs
+MIN_EPOCHS, MAX_EPOCHS = 3, 30  # epochs
 FROZEN_SHARE = 0.5  # of the stages
 
 
@@ -34,7 +34,7 @@ def epochs(facts: DataAndMachine, device: str | None) -> Choice:
     if not goes_on(facts):
         return crops.epochs(facts, device)
     n_views = CPU_VIEWS if device == "cpu" else VIEWS
-    n_epochs = max(FEWEST, min(MOST, round(n_views / facts.n_train)))
+    n_epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, round(n_views / facts.n_train)))
     return n_epochs, f"pretrained weights: a few passes, about {n_views:,} images seen"
 
 

@@ -24,8 +24,8 @@ from paucal.runs.files import write_atomically
 from paucal.types import UserError
 
 NAME = "familiar.safetensors"
-MOST_TRAIN, MOST_HELD_OUT = 2000, 500  # images, evenly spread
-MOST_BYTES = 256 << 20
+MAX_TRAIN, MAX_HELD_OUT = 2000, 500  # images, evenly spread
+MAX_BYTES = 256 << 20
 BATCH = 32
 
 
@@ -60,8 +60,8 @@ def _fit_to_run(run: RunFolder, model: TrainedModel, console: Console) -> Famili
     split = read_split(run.split, images)
     train, held_out = split.indices("train"), np.concatenate([split.indices("val"), split.indices("test")])
     train, held_out = (
-        train[evenly_spaced(len(train), MOST_TRAIN)],
-        held_out[evenly_spaced(len(held_out), MOST_HELD_OUT)],
+        train[evenly_spaced(len(train), MAX_TRAIN)],
+        held_out[evenly_spaced(len(held_out), MAX_HELD_OUT)],
     )
     if not len(train) or not len(held_out):
         console.say("note: the run has no held-out images, so pictures are not compared with the training images")
@@ -85,7 +85,7 @@ def _weights_key(run: RunFolder) -> str:
 def _read_stored(path: Path, key: str) -> Familiarity | None:
     """Return the stored detector; None if it is missing, damaged or of other weights, and must be computed again."""
     try:
-        if require_regular(path).stat().st_size > MOST_BYTES:
+        if require_regular(path).stat().st_size > MAX_BYTES:
             return None
         with safetensors.safe_open(path, "pt") as file:
             if (file.metadata() or {}).get("weights") != key:

@@ -29,7 +29,7 @@ PROJECT = "paucal"  # default project name
 ENDINGS = ("success", "failed", "stopped")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 RECORD = "loggers.json"
-MOST_SHOWN = 200  # characters of an error message
+MAX_SHOWN = 200  # characters of an error message
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Loggers:
             action(self._open[name])
         except Exception as problem:  # any exception, since no logger may end the run
             del self._open[name]
-            text = shortened(" ".join(str(problem).split()), MOST_SHOWN)
+            text = shortened(" ".join(str(problem).split()), MAX_SHOWN)
             self._console.say(f"note: {name} failed ({text}); the run continues, and metrics.csv has all values")
 
     def _close_all(self, ending: str) -> None:
@@ -265,7 +265,7 @@ def _open_logger(name: str, run: RunFolder, run_id: str | None) -> tuple[Logger,
     except UserError:
         raise
     except Exception as problem:  # any exception of the logger, its database or the network
-        text = shortened(" ".join(str(problem).split()), MOST_SHOWN)
+        text = shortened(" ".join(str(problem).split()), MAX_SHOWN)
         raise UserError(
             f"--logger {name} cannot be started ({type(problem).__name__}: {text}): fix it, or leave {name} out."
         ) from problem

@@ -22,7 +22,7 @@ COPIES = {
     "lars": 3,
 }  # memory of weights, gradients and optimizer moments, relative to the weights
 USUAL = 16 * 224 * 224  # pixels of a step that fits in any memory
-MOST_IMAGES = 1 << 20  # images of an optimizer step
+MAX_IMAGES = 1 << 20  # images of an optimizer step
 CHANNELS = 3
 
 
@@ -95,10 +95,10 @@ def check_batch_memory(batch_size: int, image_size: Size) -> None:
 
 def check_step(images: int) -> None:
     """Refuse optimizer steps of more than a million images."""
-    if images > MOST_IMAGES:
+    if images > MAX_IMAGES:
         raise UserError(
             f"an optimizer step would take {images:,} images (--batch-size times --accumulate times the processes), "
-            f"expected {MOST_IMAGES:,} at most: give less."
+            f"expected {MAX_IMAGES:,} at most: give less."
         )
 
 

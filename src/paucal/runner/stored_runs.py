@@ -35,7 +35,7 @@ from paucal.runs.folder import MARKER, PLACE
 from paucal.types import UserError
 
 MANIFESTS, OBJECTS, LOCK = ("manifest-0.json", "manifest-1.json"), "objects", "lock"
-_MOST_MANIFEST = 64 << 20  # bytes
+_MAX_MANIFEST = 64 << 20  # bytes
 UNSENT = "unsent.json"  # beside a copy whose last state could not be sent; has the number of the last manifest
 _LOOK, _LONGEST_PAUSE = 1.0, 300.0  # seconds between two checks for a new state; longest pause after failures
 _ABANDONED = 24 * 3600.0  # seconds after which partial uploads of a killed process are removed
@@ -90,7 +90,7 @@ class StoredRun:
     def _read_manifest(self, name: str) -> tuple[int, Manifest] | tuple[()] | None:
         """Return the number and the files of a manifest; an empty tuple if it is damaged, None if it does not exist."""
         try:
-            content = retry(lambda: self._storage.cat_file(self.path(name), end=_MOST_MANIFEST))
+            content = retry(lambda: self._storage.cat_file(self.path(name), end=_MAX_MANIFEST))
         except FileNotFoundError:
             return None
         except Exception as problem:  # each storage backend raises its own exceptions

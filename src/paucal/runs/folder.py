@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from paucal.cores import usable_cores
-from paucal.reading import MOST_CONFIG_BYTES, parse_json, parse_yaml, read_text
+from paucal.reading import MAX_CONFIG_BYTES, parse_json, parse_yaml, read_text
 from paucal.runs.files import write_text
 from paucal.types import UserError
 
@@ -69,7 +69,7 @@ class RunFolder:
     def place(self) -> str:
         """The URL if this folder is a copy of a run on object storage; otherwise the path."""
         try:
-            return str(parse_json(read_text(self.path.parent / PLACE, MOST_CONFIG_BYTES))["url"])
+            return str(parse_json(read_text(self.path.parent / PLACE, MAX_CONFIG_BYTES))["url"])
         except (OSError, UserError, ValueError, KeyError, TypeError):
             return str(self.path)
 
@@ -158,7 +158,7 @@ class RunFolder:
         Raises:
             UserError: The file is missing, too large or not a YAML mapping.
         """
-        return _read_mapping(self.path / name, parse_yaml, MOST_CONFIG_BYTES)
+        return _read_mapping(self.path / name, parse_yaml, MAX_CONFIG_BYTES)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read a mapping written by `write_json`.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 FOLDER = "ledger"
 _RECORD = struct.Struct("<QII")  # optimizer step counted from 0, number of images, CRC of their hashes
 _HASH = np.dtype("<u8")
-_MOST_START = 4096  # bytes of the first line
+_MAX_START = 4096  # bytes of the first line
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def read_records(run: Path) -> Iterator[Record]:
     """Yield all records in the order of starts and processes; an incomplete last record of a file is left out."""
     for file in sorted((run / FOLDER).glob("??????-?????.bin")):
         content = np.memmap(file, dtype=np.uint8, mode="r") if file.stat().st_size else np.zeros(0, np.uint8)
-        line, end, _ = bytes(content[:_MOST_START]).partition(b"\n")
+        line, end, _ = bytes(content[:_MAX_START]).partition(b"\n")
         if not end:
             continue
         start, offset = Start(**json.loads(line)), len(line) + 1

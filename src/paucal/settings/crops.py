@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paucal.settings.groups import ScheduleSettings, ViewSettings
-from paucal.settings.options import MAX_SIDE, MOST, option
+from paucal.settings.options import MAX_COUNT, MAX_SIDE, option
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ class WatchSettings:
         "labelled images for a nearest-neighbour evaluation after each epoch; not used for training",
         group="watching",
     )
-    monitor_images: int = option("largest number of images of the monitor", 5000, group="watching", low=20, high=MOST)
+    monitor_images: int = option(
+        "largest number of images of the monitor", 5000, group="watching", low=20, high=MAX_COUNT
+    )
     on_collapse: Literal["warn", "stop", "rollback"] = option(
         "reaction to collapse: warn, stop, or roll back to the last healthy state and continue with settings "
         "that counteract the collapse",

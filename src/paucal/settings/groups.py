@@ -6,7 +6,7 @@ A verb's settings inherit from groups, so that its flags stay flat. Fields of la
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.options import MOST_EPOCHS, option
+from paucal.settings.options import MAX_EPOCHS, option
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 ForwardPrecision = Literal["32-true", "bf16-mixed"]
@@ -94,7 +94,7 @@ class ModelSettings:
 class ScheduleSettings:
     """Length, batch size and learning rate of a run."""
 
-    epochs: int | None = option("passes over the training images", low=1, high=MOST_EPOCHS, chosen=True)
+    epochs: int | None = option("passes over the training images", low=1, high=MAX_EPOCHS, chosen=True)
     batch_size: int | Literal["auto"] = option("images per forward pass and device", low=1, high=1 << 20)
     accumulate: int = option("forward passes per optimizer step", 1, low=1, high=1 << 20)
     lr: float = option("peak learning rate", above=0)

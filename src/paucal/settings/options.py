@@ -14,8 +14,8 @@ from paucal.types import UserError
 AUTO = None
 USUAL_SIDE = 224  # default image size in pixels
 MAX_SIDE = 4096
-MOST = 10**9  # limit of counts of images; numbers beyond 64 bits would overflow
-MOST_EPOCHS = 1_000_000
+MAX_COUNT = 10**9  # limit of counts of images; numbers beyond 64 bits would overflow
+MAX_EPOCHS = 1_000_000
 LARGEST = 1e30  # limit of all numbers: larger ones could overflow float32
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paucal.settings.groups import ScheduleSettings, ViewSettings
-from paucal.settings.options import MOST, MOST_EPOCHS, option
+from paucal.settings.options import MAX_COUNT, MAX_EPOCHS, option
 
 LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3  # `data.views.mixing.ALPHAS`, which is slow to import
 
@@ -53,7 +53,7 @@ class SplitSettings(CutSettings):
     """The images to use, and their split."""
 
     fraction: float | None = option("use only this share of the training images, stratified", group="data", above=0)
-    few_labels: int | None = option("number of training images per class to use", group="data", low=1, high=MOST)
+    few_labels: int | None = option("number of training images per class to use", group="data", low=1, high=MAX_COUNT)
     group_by: str | None = option(
         "keep images of a group in one part: a column of the table, 'duplicates', or a pattern in the names such "
         "as 'patient[0-9]+'",
@@ -119,7 +119,7 @@ class FineTuningSettings:
         0,
         group="fine-tuning",
         low=0,
-        high=MOST_EPOCHS,
+        high=MAX_EPOCHS,
     )
     eval_mode: bool = option(
         "keep the backbone in evaluation mode: fixed running statistics, no dropout",
@@ -162,7 +162,7 @@ class TrainScheduleSettings(ScheduleSettings):
     epochs: int | None = option(
         "passes over the training images; 0 for only a linear probe of pretrained weights",
         low=0,
-        high=MOST_EPOCHS,
+        high=MAX_EPOCHS,
         chosen=True,
     )
     time: str | None = option(
@@ -170,7 +170,7 @@ class TrainScheduleSettings(ScheduleSettings):
         "hour, half an hour on a GPU",
         chosen=True,
     )
-    schedule_epochs: int = option("length of the cosine in epochs; by default all epochs", low=1, high=MOST_EPOCHS)
+    schedule_epochs: int = option("length of the cosine in epochs; by default all epochs", low=1, high=MAX_EPOCHS)
     batch_size: int | Literal["auto"] = option(
         "images per forward pass and device; 'auto' halves the usual number until it fits in memory, and accumulates",
         low=1,

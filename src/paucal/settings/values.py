@@ -21,7 +21,7 @@ TRUTH = {**dict.fromkeys(("true", "yes", "on"), True), **dict.fromkeys(("false",
 DURATION = "expected a time such as 10m, 600s, 8h, 1d12h or 1:30:00"
 # Separator of name and value in settings that take NAME=VALUE words or a mapping.
 PAIRS = {"model_args": "=", "slurm": "=", "arms": ": "}
-MOST_SHOWN = 80  # characters of a value
+MAX_SHOWN = 80  # characters of a value
 
 
 class _Unfit(Exception):
@@ -124,7 +124,7 @@ def expectation(kinds: Iterable[type], choices: str = "") -> str:
 
 def got(value: object) -> str:
     """Return the end of a message about a value of the wrong type."""
-    return f", got {shortened(str(value), MOST_SHOWN)!r}"
+    return f", got {shortened(str(value), MAX_SHOWN)!r}"
 
 
 def without_none(hint: Any) -> Any:

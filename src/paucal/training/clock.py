@@ -21,7 +21,7 @@ from paucal.types import Batch
 MARGIN = 0.03  # share of the time in reserve, since the work after the last step varies
 TOLERANCE, EARLY = 0.03, 0.15  # tolerated error of the expected end, as shares of the whole and the remaining time
 # Least distance of two checks in seconds, in steps, and as a share of the whole time
-LEAST_SECONDS, LEAST_STEPS, SHARE = 1.0, 2, 0.01
+MIN_SECONDS, MIN_STEPS, SHARE = 1.0, 2, 0.01
 NEWEST = 0.15  # smallest weight of the latest check in the moving average of the pace
 SHORT_EPOCH = 0.1  # share of an epoch that gets no validation of its own
 SPARE_STEPS, SPARE_SHARE = 6, 0.02  # steps for choosing threads; largest share of the remaining time for them
@@ -88,7 +88,7 @@ class RunClock:
         return True
 
     def _find_change(self, trainer: Trainer, module: TrainingModule, batch: Batch) -> PlanChange | None:
-        if self._steps < LEAST_STEPS or self._seconds < max(LEAST_SECONDS, SHARE * self._time.budget):
+        if self._steps < MIN_STEPS or self._seconds < max(MIN_SECONDS, SHARE * self._time.budget):
             return None
         newest = self._seconds / self._steps
         self._checks += 1

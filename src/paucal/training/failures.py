@@ -13,7 +13,7 @@ from paucal.wording import shortened
 
 RESERVED = 3  # copies of the weights that training adds to weights and gradients: AdamW's two, and the average
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
-MOST_REASON = 200  # characters
+MAX_REASON = 200  # characters
 
 
 @contextmanager
@@ -115,5 +115,5 @@ def _error_reason(problem: Exception) -> str:
     """Return the type of an error and the first line of its text, without advice for developers of the compiler."""
     inner = getattr(problem, "inner_exception", problem)
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
-    text = shortened(lines[0], MOST_REASON) if lines else "no message"
+    text = shortened(lines[0], MAX_REASON) if lines else "no message"
     return f"{type(inner).__name__} ({text.rstrip('.:')})"

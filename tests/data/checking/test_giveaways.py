@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from paucal.data.checking.findings import CheckedSet
-from paucal.data.checking.pictures import FEWEST, classes_given_away, format_of, giveaway_findings
+from paucal.data.checking.pictures import MIN_IMAGES, classes_given_away, format_of, giveaway_findings
 from paucal.data.checking.survey import survey_images
 from paucal.data.sources.opening import open_images
 
@@ -61,7 +61,12 @@ def test_told_classes__are_those_of_a_plain_loop(pairs: list[tuple[int, int]]):
         own = [guess == label for guess, (_, one) in zip(guesses, pairs, strict=True) if one == label]
         rest = [guess != label for guess, (_, one) in zip(guesses, pairs, strict=True) if one != label]
         named = guesses.count(label)
-        if len(own) >= FEWEST and rest and sum(own) >= 0.95 * max(len(own), named) and sum(rest) >= 0.95 * len(rest):
+        if (
+            len(own) >= MIN_IMAGES
+            and rest
+            and sum(own) >= 0.95 * max(len(own), named)
+            and sum(rest) >= 0.95 * len(rest)
+        ):
             right.append(label)
     assert (
         classes_given_away([value for value, _ in pairs], np.asarray([label for _, label in pairs], dtype=np.int64))

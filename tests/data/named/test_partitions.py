@@ -109,7 +109,7 @@ def test_lists__are_both_there_and_are_bounded_text(scenes, monkeypatch):
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match=r"Testing_01\.txt' cannot be read as a list of images"):
         open_images("sun397", root=scenes)
-    monkeypatch.setattr(named_store, "MOST_BYTES", 8)
+    monkeypatch.setattr(named_store, "MAX_BYTES", 8)
     with pytest.raises(UserError, match=r"Training_01\.txt' has more than 8 bytes"):
         open_images("sun397", root=scenes)
     file.unlink()

@@ -57,7 +57,7 @@ def start(folder: Path) -> list[object]:
 
 def kept_bytes(folder: Path) -> list[int]:
     """Return the bytes that are kept for 10,000 images and for 110,000."""
-    stream_module.STREAMED_IMAGES, stream_module.MOST_WINDOW, index_module.MOST_ROWS = 1, 1000, 5 * EACH
+    stream_module.STREAMED_IMAGES, stream_module.MAX_WINDOW, index_module.MAX_ROWS = 1, 1000, 5 * EACH
     make_index(folder / "few", 10 * EACH)
     make_index(folder / "many", 110 * EACH)
     kept = []

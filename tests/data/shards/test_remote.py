@@ -47,7 +47,7 @@ def test_remote__is_opened_by_its_index_and_fetched_when_needed(storage, cache, 
 def test_remote__shards_make_room_for_each_other(storage, cache, fetched, monkeypatch):
     images = open_images(URL)
     size = images.store._index.files[0].size  # type: ignore[attr-defined]
-    monkeypatch.setattr(place_module, "MOST_FETCHED", 2 * size + 100)
+    monkeypatch.setattr(place_module, "MAX_FETCHED", 2 * size + 100)
     for n in range(100):
         images.store.read(n)
         assert len(shards_in(cache)) <= 2

@@ -63,7 +63,7 @@ def test_remote_parquet__streams_in_the_order_of_its_row_groups(storage, cache):
 def test_remote_parquet__files_make_room_for_each_other(storage, cache, fetched, monkeypatch):
     images = open_images(URL)
     size = max(shard.size for shard in images.store._files)  # type: ignore[attr-defined]
-    monkeypatch.setattr(place_module, "MOST_FETCHED", 2 * size + 100)
+    monkeypatch.setattr(place_module, "MAX_FETCHED", 2 * size + 100)
     for n in range(100):
         images.store.read(n)
         assert len(list(cache.rglob("*.parquet"))) <= 2

@@ -293,7 +293,7 @@ def test_index__hostile_or_damaged_is_refused(written, name, change, words):
 
 
 def test_index__no_zip_and_too_large_are_refused(written, monkeypatch):
-    monkeypatch.setattr(index_module, "MOST_BYTES", 10)
+    monkeypatch.setattr(index_module, "MAX_BYTES", 10)
     assert "more than 10 bytes" in refused(written)
     monkeypatch.undo()
     (written / NAME).write_bytes(b"no zip")

@@ -107,7 +107,7 @@ def test_remote__a_slow_shard_is_asked_for_again(storage, cache, monkeypatch):
         whole(self, name, target)
 
     monkeypatch.setattr(RemoteShardFolder, "_download", slow_at_first)
-    monkeypatch.setattr(place_module, "_LEAST_PATIENCE", 0.05)
+    monkeypatch.setattr(place_module, "_MIN_PATIENCE", 0.05)
     images.store.read(0)
     begin = time.monotonic()
     assert number_of(images.store.read(60)) % 3 == images.labels[60]

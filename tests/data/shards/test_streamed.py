@@ -48,7 +48,7 @@ def folders(tmp_path_factory) -> Callable[[Form], Path]:
 def images(request, folders, monkeypatch) -> ImageSet:
     """A set that is read as it comes, although it is small."""
     monkeypatch.setattr(stream_module, "STREAMED_IMAGES", 1000)
-    monkeypatch.setattr(stream_module, "LEAST_WINDOW", 256)
+    monkeypatch.setattr(stream_module, "MIN_WINDOW", 256)
     monkeypatch.setattr(stream_module, "WINDOW_BYTES", 1)
     return prepare_images(open_images(folders(request.param)), Reading(side=64))[0]
 

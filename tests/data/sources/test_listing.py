@@ -177,7 +177,7 @@ def test_open_listing__has_a_limit(make_folder, monkeypatch):
     folder = make_folder(*DOMAIN)
     (folder / "train.txt").write_text("real/dog/3.png 1\nreal/cat/1.png 0\n")
     for module in (table_rows, tables):
-        monkeypatch.setattr(module, "MOST_LIST_BYTES", 20)
+        monkeypatch.setattr(module, "MAX_LIST_BYTES", 20)
     with pytest.raises(UserError, match=r"train\.txt' has more than 20 bytes"):
         open_images(folder / "train.txt")
     with pytest.raises(UserError, match="only one class"):

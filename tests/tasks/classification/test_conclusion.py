@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from paucal.evaluation.calibration import FEWEST_IMAGES, Calibration
+from paucal.evaluation.calibration import MIN_IMAGES, Calibration
 from paucal.methods.training_settings import TrainSettings
 from paucal.runs import RunFolder
 from paucal.tasks.classification.conclusion import calibration_line, next_steps
@@ -19,10 +19,8 @@ def test_calibration_line__says_what_the_temperature_did_or_why_there_is_none():
         "confidence: off by 9.0 % on average before, by 2.0 % after a temperature of 1.50, "
         "fitted to 80 validation images"
     )
-    assert line(1.0, FEWEST_IMAGES - 1).endswith(
-        f"{FEWEST_IMAGES - 1} validation images are too few to fit a temperature"
-    )
-    assert line(1.0, FEWEST_IMAGES).endswith(f"{FEWEST_IMAGES} validation images show no need for a temperature")
+    assert line(1.0, MIN_IMAGES - 1).endswith(f"{MIN_IMAGES - 1} validation images are too few to fit a temperature")
+    assert line(1.0, MIN_IMAGES).endswith(f"{MIN_IMAGES} validation images show no need for a temperature")
     assert line(1.0, 1).endswith("1 validation image is too few to fit a temperature")
 
 

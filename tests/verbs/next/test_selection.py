@@ -114,7 +114,7 @@ def test_more_than_there_are() -> None:
 def test_choices__are_as_many_as_asked_for_also_beyond_the_images_that_are_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(selection, "MOST", 8)
+    monkeypatch.setattr(selection, "MAX_CONSIDERED", 8)
     features, _ = clusters([20, 20])
     choices = choose(torch.ones(40), features, KNOWN, 30, random_share=0.1)
     assert len({one.index for one in choices}) == 30

@@ -28,7 +28,7 @@ from paucal.wording import counted
 
 _POSITIONS = re.compile(r"(^|\.)(pos_embed\w*|absolute_pos_embed|position_embeddings?|patch_pos)$")
 _TABLE = "relative_position_bias_table"
-_MOST_PREFIX = 8  # tokens before the cells: class, distillation and register tokens
+_MAX_PREFIX = 8  # tokens before the cells: class, distillation and register tokens
 # Computed from the sizes when a model is built, so those in a file are not needed.
 _COMPUTED = ("relative_position_index", "attn_mask", "relative_coords_table", "attention_bias_idxs")
 
@@ -151,7 +151,7 @@ def _resample_positions(model: nn.Module, value: Tensor, parameter: Tensor, grid
     new_grid = position_grid(model) or _square_grid(parameter.shape[1])
     prefix = parameter.shape[1] - new_grid[0] * new_grid[1]
     old_grid = grid if grid is not None else _square_grid(value.shape[1] - prefix)
-    if not 0 <= prefix <= _MOST_PREFIX or old_grid[0] * old_grid[1] + prefix != value.shape[1]:
+    if not 0 <= prefix <= _MAX_PREFIX or old_grid[0] * old_grid[1] + prefix != value.shape[1]:
         return value
     return resample_positions(value, old_grid, new_grid, prefix, antialiases(model))
 

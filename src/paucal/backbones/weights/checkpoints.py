@@ -15,7 +15,7 @@ from typing import Any
 import timm
 from torch import Tensor
 
-MOST_MAPPINGS, MOST_PREFIXES = 6, 3
+MAX_MAPPINGS, MAX_PREFIXES = 6, 3
 # In a file with several networks the averaged one is better (DINO, EsViT, moving averages), so it comes first.
 PREFERRED = ("ema", "average", "averaged", "teacher", "momentum")
 LAST = ("student", "online", "optimizer")
@@ -48,7 +48,7 @@ def candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidat
         >>> parts[0].part, list(parts[0].state)
         ("teacher, 'module.'", ['fc.bias'])
     """
-    mappings = sorted(_mappings(tree), key=lambda mapping: -len(mapping[1]))[:MOST_MAPPINGS]
+    mappings = sorted(_mappings(tree), key=lambda mapping: -len(mapping[1]))[:MAX_MAPPINGS]
     parts = [
         Candidate(
             _describe_part(path, prefix),
@@ -76,7 +76,7 @@ def _prefixes(tensors: Mapping[str, Tensor], names: Collection[str]) -> list[str
         for cut in range(1, len(parts)):
             if ".".join(parts[cut:]) in names:
                 votes[".".join(parts[:cut]) + "."] += 1
-    voted = [prefix for prefix, _ in votes.most_common(MOST_PREFIXES)]
+    voted = [prefix for prefix, _ in votes.most_common(MAX_PREFIXES)]
     wrapped = [prefix for prefix in WRAPPERS if sum(key.startswith(prefix) for key in tensors) > len(tensors) / 2]
     return list(dict.fromkeys([*voted, *reversed(wrapped), ""]))
 

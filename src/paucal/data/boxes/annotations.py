@@ -14,14 +14,14 @@ from paucal.data.boxes.tree import Tree
 from paucal.types import UserError
 from paucal.wording import counted, was
 
-MOST_CLASSES = 10_000
-MOST_PIXELS = 1 << 28  # pixels of a mask from an annotation file
+MAX_CLASSES = 10_000
+MAX_PIXELS = 1 << 28  # pixels of a mask from an annotation file
 ELLIPSE_POINTS = 72
 ROUNDING = 0.5  # pixels by which edges of a box may differ between two files if one file rounds them
 # COCO's text of run lengths: each character code, minus that of "0", has 5 bits and a flag that the number continues.
 ZERO, BITS, CONTINUES, SIGN = 48, 5, 0x20, 0x10
-MOST_CHARACTERS = 7  # per number: 35 bits, more than an image has pixels
-MOST_TEXT = 1 << 24  # characters per mask
+MAX_CHARACTERS = 7  # per number: 35 bits, more than an image has pixels
+MAX_TEXT = 1 << 24  # characters per mask
 Corners = tuple[float, float, float, float]
 
 
@@ -133,8 +133,8 @@ def unread_shapes_notes(counts: Counter[str]) -> list[str]:
 def number_classes(images: Iterable[AnnotatedImage], place: str) -> dict[str, int]:
     """Number the classes in alphabetical order from 1, for files without class numbers."""
     names = sorted({name for image in images for name in image.names})
-    if len(names) > MOST_CLASSES:
-        raise UserError(f"{place!r} names {len(names):,} classes; at most {MOST_CLASSES:,} are read.")
+    if len(names) > MAX_CLASSES:
+        raise UserError(f"{place!r} names {len(names):,} classes; at most {MAX_CLASSES:,} are read.")
     return {name: number for number, name in enumerate(names, 1)}
 
 
@@ -191,8 +191,8 @@ def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:
     Raises:
         ValueError: The text is invalid; the message says why.
     """
-    if len(text) > MOST_TEXT:
-        raise ValueError(f"it has {len(text):,} characters, at most {MOST_TEXT:,} are read")
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"it has {len(text):,} characters, at most {MAX_TEXT:,} are read")
     codes = np.frombuffer(text, dtype=np.uint8).astype(np.int64) - ZERO
     if not len(codes) or codes.min() < 0 or codes.max() >= 64:
         raise ValueError("it is empty or has an invalid character")
@@ -201,7 +201,7 @@ def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:
     last_bytes = np.flatnonzero((codes & CONTINUES) == 0)
     starts = np.concatenate([[0], last_bytes[:-1] + 1])
     lengths = last_bytes - starts + 1
-    if lengths.max() > MOST_CHARACTERS:
+    if lengths.max() > MAX_CHARACTERS:
         raise ValueError("it has a number that is too large for any image")
     index = np.arange(len(codes)) - np.repeat(starts, lengths)
     numbers = np.add.reduceat((codes & (CONTINUES - 1)) << (BITS * index), starts)

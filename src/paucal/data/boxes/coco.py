@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from paucal.data.boxes.annotations import (
-    MOST_CLASSES,
+    MAX_CLASSES,
     AnnotatedImage,
     AnnotationSet,
     Corners,
@@ -26,7 +26,7 @@ from paucal.types import NoLabelsError, UserError
 from paucal.wording import brief, counted, was
 
 _NAMED = re.compile(r".*\.coco\.json|instances_.*\.json")
-MOST_BYTES = 1 << 29  # instances_train2017.json, of 118,000 images, has 449 MB
+MAX_BYTES = 1 << 29  # instances_train2017.json, of 118,000 images, has 449 MB
 MARGIN = 1.02  # largest edge of a box, relative to the side of its image
 OUTSIDE = 0.25  # least share of boxes that end outside of their image if all are given by their edges
 BOXES = "instances"  # first word of the names of COCO's own files of boxes
@@ -109,7 +109,7 @@ class _File:
 
     def read(self) -> AnnotationSet:
         """Return the content of the file."""
-        text = self._tree.text(self._file, MOST_BYTES)
+        text = self._tree.text(self._file, MAX_BYTES)
         notes = [text.note] if text.note else []
         try:
             content = parse_json(text.text)
@@ -160,8 +160,8 @@ class _File:
     def _categories(self, content: Mapping[str, Any]) -> tuple[dict[Any, str], dict[str, int]]:
         """Return the name of each category by its id, and the number of each class by its name."""
         rows = self._listed_rows(content, "categories")
-        if len(rows) > MOST_CLASSES:
-            raise UserError(f"{self._shown!r} lists {len(rows):,} categories; at most {MOST_CLASSES:,} are read.")
+        if len(rows) > MAX_CLASSES:
+            raise UserError(f"{self._shown!r} lists {len(rows):,} categories; at most {MAX_CLASSES:,} are read.")
         categories: dict[Any, str] = {}
         for row in rows:
             number, name = _normalise_id(row.get("id")), row.get("name")

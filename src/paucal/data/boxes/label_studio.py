@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.boxes.annotations import (
-    MOST_PIXELS,
+    MAX_PIXELS,
     AnnotatedImage,
     AnnotationSet,
     Corners,
@@ -36,7 +36,7 @@ from paucal.reading import parse_json
 from paucal.types import UserError
 from paucal.wording import counted
 
-MOST_BYTES = 1 << 29  # brushed masks take a megabyte per image
+MAX_BYTES = 1 << 29  # brushed masks take a megabyte per image
 LABELS = ("rectanglelabels", "polygonlabels", "brushlabels", "ellipselabels", "labels")
 _VALUE, _COUNTS = 8, (3, 4, 8, 16)  # bits of a value and of counts, as Label Studio writes them
 CHOICES = ("choice", "choices", "class", "category")  # usual names of image-level labels in the short form
@@ -79,7 +79,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     unread: Counter[str] = Counter()
     notes: list[str] = []
     for file in files:
-        content = tree.text(file, MOST_BYTES)
+        content = tree.text(file, MAX_BYTES)
         notes += [content.note] if content.note else []
         place = tree.place_of(file)
         tasks = list(_tasks(content.text, place, tally))
@@ -280,7 +280,7 @@ def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.boo
         ValueError: The bytes are not a mask of this size; the message says why.
     """
     total = 4 * math.prod(size)
-    if total > 4 * MOST_PIXELS or not all(type(value) is int and 0 <= value < 256 for value in values):
+    if total > 4 * MAX_PIXELS or not all(type(value) is int and 0 <= value < 256 for value in values):
         raise ValueError("it is too large, or has other values than bytes")
     bits = _Bits(bytes(values))
     if bits.read(32) != total:

@@ -21,7 +21,7 @@ from paucal.data.classes import plain_name
 from paucal.reading import parse_json
 from paucal.types import UserError
 
-MOST_BYTES = 1 << 28  # per image; the file may contain its pixels
+MAX_BYTES = 1 << 28  # per image; the file may contain its pixels
 HEAD = 1 << 20  # bytes at the start and at the end that are searched for the entries below
 JSON = ".json"
 ENTRIES = ("shapes", "imagePath")
@@ -54,7 +54,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     notes: list[str] = []
     unread: Counter[str] = Counter()
     for file in files:
-        text = tree.text(file, MOST_BYTES)
+        text = tree.text(file, MAX_BYTES)
         notes += [text.note] if text.note else []
         place = tree.place_of(file)
         content, shapes = _parse(text.text, place)

@@ -31,7 +31,7 @@ from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
 
 TABLES = (".csv", ".tsv")
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 HEAD = 1 << 14  # bytes that contain the column names
 HEAD_ROWS = 20  # rows that are searched for a complete row without column names
 ROUNDING = 1.02  # largest coordinate of an edge, relative to the side
@@ -145,7 +145,7 @@ def tree_of_paths(file: Path) -> Tree | None:
         MissingImage: Some of the images are missing.
     """
     try:
-        text = read_decoded(file, MOST_BYTES).text
+        text = read_decoded(file, MAX_BYTES).text
         cells = list(_read_cells(text, file.name))
     except (UserError, csv.Error):  # reading it reports the problem
         return None
@@ -221,7 +221,7 @@ def _read_cells(text: str, file: str) -> Any:  # csv's reader has no public type
 
 def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list[str]]:
     """Return the rows of a table, the columns that give its boxes, and notes."""
-    content = tree.text(file, MOST_BYTES)
+    content = tree.text(file, MAX_BYTES)
     place = tree.place_of(file)
     part = part_of_file(file)
     rows: list[_Row] = []

@@ -13,7 +13,7 @@ from paucal.data.stores import EncodedStore, FileStore
 from paucal.reading import DecodedText, decode_text, is_regular, read_bytes
 from paucal.types import UserError
 
-MOST_LIST_BYTES = 1 << 26
+MAX_LIST_BYTES = 1 << 26
 PEEKED = 1 << 22  # bytes at the start and at the end of a file that are searched to recognise it
 
 
@@ -65,7 +65,7 @@ class Tree:
             path: Path of the file.
             blank: Whether to keep empty lines, so that lines can be counted.
         """
-        content = self.text(path, MOST_LIST_BYTES)
+        content = self.text(path, MAX_LIST_BYTES)
         lines = [line.strip() for line in re.split(r"\r\n|\r|\n", content.text)]
         return [line for line in lines if line or blank], content.note
 

@@ -9,7 +9,7 @@ from xml.parsers import expat
 import numpy as np
 
 from paucal.data.boxes.annotations import (
-    MOST_PIXELS,
+    MAX_PIXELS,
     AnnotatedImage,
     AnnotationSet,
     Corners,
@@ -31,8 +31,8 @@ from paucal.reading import decode_text
 from paucal.types import UserError
 
 XML = ".xml"
-MOST_BYTES = 1 << 28  # CVAT writes all images to one file, with some kilobytes per image
-_MOST_DIGITS = 9  # of a side in pixels
+MAX_BYTES = 1 << 28  # CVAT writes all images to one file, with some kilobytes per image
+_MAX_DIGITS = 9  # of a side in pixels
 HEAD = 1 << 13  # bytes that hold the name of the outermost element
 VOC_EDGES, CVAT_EDGES = ("xmin", "ymin", "xmax", "ymax"), ("xtl", "ytl", "xbr", "ybr")
 _ENCODING = re.compile(rb"<\?xml[^>]*\sencoding\s*=\s*[\"']([A-Za-z0-9._:-]+)[\"']")
@@ -121,7 +121,7 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, str]:
         The outermost element, and a note if the encoding was guessed.
     """
     place = tree.place_of(file)
-    content = tree.read(file, MOST_BYTES)
+    content = tree.read(file, MAX_BYTES)
     if not ascii_bytes(content).strip():
         raise UserError(f"{place!r} is not XML (it is empty): give annotations as XML.")
     encoding = _ENCODING.match(content.lstrip())
@@ -241,9 +241,9 @@ def _cvat_size(item: ElementTree.Element, key: str, place: str) -> tuple[int, in
     height, width = (item.get("height") or "").lstrip("0"), (item.get("width") or "").lstrip("0")
     if not height.isdecimal() or not width.isdecimal():
         return None
-    if max(len(height), len(width)) > _MOST_DIGITS or int(height) * int(width) > MOST_PIXELS:
+    if max(len(height), len(width)) > _MAX_DIGITS or int(height) * int(width) > MAX_PIXELS:
         raise UserError(
-            f"{place!r} says that {key!r} has {width[:20]} x {height[:20]} pixels, expected at most {MOST_PIXELS:,}: "
+            f"{place!r} says that {key!r} has {width[:20]} x {height[:20]} pixels, expected at most {MAX_PIXELS:,}: "
             "correct it."
         )
     return int(height), int(width)

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from paucal.data.boxes.annotations import (
-    MOST_CLASSES,
+    MAX_CLASSES,
     AnnotatedImage,
     AnnotationSet,
     Layout,
@@ -22,7 +22,7 @@ from paucal.data.boxes.tree import Tree, ascii_bytes
 from paucal.data.classes import numbered_names, plain_name
 from paucal.data.sources.locating import UPLOADED
 from paucal.data.splits.part_names import PARTS
-from paucal.reading import MOST_CONFIG_BYTES, parse_yaml, read_decoded
+from paucal.reading import MAX_CONFIG_BYTES, parse_yaml, read_decoded
 from paucal.types import UserError
 from paucal.wording import counted, was
 
@@ -30,7 +30,7 @@ TEXT, YAML = ".txt", (".yaml", ".yml")
 NAME_FILES, NAME_ENDINGS = ("classes.txt",), (".names", ".labels")
 HEAD = 1 << 12  # bytes that hold the first object of a label
 LOOKED_AT = 200  # label files searched for one with an object
-BOX, LEAST_OUTLINE = 5, 7  # numbers per line: the class with a box, or with at least three points
+BOX, MIN_OUTLINE = 5, 7  # numbers per line: the class with a box, or with at least three points
 OUTSIDE = 0.01  # share of a side by which a coordinate may exceed the image; the box is cut at the edge
 
 
@@ -104,7 +104,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 def roots_of_config(file: Path) -> list[Path]:
     """Return the folders to search for the images of a YAML file."""
     try:
-        content = parse_yaml(read_decoded(file, MOST_CONFIG_BYTES).text)
+        content = parse_yaml(read_decoded(file, MAX_CONFIG_BYTES).text)
     except (ValueError, UserError):
         content = None
     path = content.get("path") if isinstance(content, dict) else None
@@ -123,7 +123,7 @@ LAYOUT = Layout(
 
 
 def _is_config(tree: Tree, file: str) -> bool:
-    lines = ascii_bytes(tree.peek(file, MOST_CONFIG_BYTES)).splitlines()
+    lines = ascii_bytes(tree.peek(file, MAX_CONFIG_BYTES)).splitlines()
     keys = {line.partition(b":")[0].strip(b"\"' ").lower() for line in lines if b":" in line}
     return b"names" in keys and bool(keys & {name.encode() for name in PARTS})
 
@@ -139,7 +139,7 @@ def _read_config(tree: Tree, files: Sequence[str]) -> Config:
         )
     file, place = configs[0], tree.place_of(configs[0])
     try:
-        content = parse_yaml(tree.text(file, MOST_CONFIG_BYTES).text)
+        content = parse_yaml(tree.text(file, MAX_CONFIG_BYTES).text)
     except ValueError as problem:
         raise UserError(f"{place!r} cannot be read ({problem}): give the YAML of a YOLO set.") from None
     if not isinstance(content, dict):
@@ -204,8 +204,8 @@ def _listed_names(tree: Tree, file: str) -> tuple[str, ...]:
 
 
 def _checked_names(names: Mapping[int, str], place: str) -> dict[int, str]:
-    if len(names) > MOST_CLASSES:
-        raise UserError(f"{place!r} names {len(names):,} classes; at most {MOST_CLASSES:,} are read.")
+    if len(names) > MAX_CLASSES:
+        raise UserError(f"{place!r} names {len(names):,} classes; at most {MAX_CLASSES:,} are read.")
     return unique_class_names(names)
 
 
@@ -325,7 +325,7 @@ def _parse_line(line: str, context: str, config: Config) -> tuple[str, list[floa
         number, label, values = 0.5, 0, []
     values = values[: BOX - 1] if config.has_points else values
     count = len(values) + 1
-    if label != number or label < 0 or not (count == BOX or (count >= LEAST_OUTLINE and count % 2)):
+    if label != number or label < 0 or not (count == BOX or (count >= MIN_OUTLINE and count % 2)):
         raise UserError(
             f"{context} is {line[:80]!r}, expected the number of a class, and four numbers (centre x and y, width, "
             "height) or the x and y of three or more points: correct it."

@@ -18,7 +18,7 @@ from PIL import Image
 from paucal.data.decode import ImageSource, check_shape
 
 NPY, TIFF = (".npy",), (".tif", ".tiff")
-MOST_CHANNELS = 1024
+MAX_CHANNELS = 1024
 _NPY_MAGIC = b"\x93NUMPY"
 _TIFF_MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _KINDS = "buif"  # NumPy kinds: bool, unsigned, signed and float
@@ -142,8 +142,8 @@ def _array_shape(shape: Sequence[int], dtype: np.dtype, channels: int | None, fi
         image_shape = ArrayShape(shape[1], shape[2], shape[0], 0)
     else:
         image_shape = ArrayShape(shape[0], shape[1], shape[2], 2)
-    if image_shape.channels > MOST_CHANNELS:
-        raise ValueError(f"it has {image_shape.channels:,} channels, expected at most {MOST_CHANNELS:,}")
+    if image_shape.channels > MAX_CHANNELS:
+        raise ValueError(f"it has {image_shape.channels:,} channels, expected at most {MAX_CHANNELS:,}")
     check_shape(image_shape.width, image_shape.height)
     if prod(shape) > 6 * (Image.MAX_IMAGE_PIXELS or prod(shape)):  # limit: the values of the largest colour image
         raise Image.DecompressionBombError

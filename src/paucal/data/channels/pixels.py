@@ -18,7 +18,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 RGB = 3
 _LEVELS = np.arange(256) / 255
-_MOST = 65535  # largest 16-bit value
+_MAX_VALUE = 65535  # largest 16-bit value
 _BITS, _ORIENTATION = 258, 274  # TIFF tags with the bits of each channel, and with the turn of the image
 _ALPHA = (2, 4)  # numbers of channels whose last one is opacity
 
@@ -181,9 +181,9 @@ def _scale_to_8_bits(values: NDArray[np.generic]) -> NDArray[np.uint8]:
     if values.dtype.kind == "f":
         raise ValueError("its pixels are floats of unknown range (save it with 8 or 16 bits)")
     integers = values.astype(np.int64)
-    if integers.min() < 0 or integers.max() > _MOST:
+    if integers.min() < 0 or integers.max() > _MAX_VALUE:
         raise ValueError("its pixels are integers beyond 16 bits (save it with 8 or 16 bits)")
-    return ((integers * 255 + _MOST // 2) // _MOST).astype(np.uint8)
+    return ((integers * 255 + _MAX_VALUE // 2) // _MAX_VALUE).astype(np.uint8)
 
 
 def _deep_colours(image: Image.Image) -> bool:

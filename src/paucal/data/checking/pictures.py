@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.checking.findings import CheckedSet, Finding, refusal_finding
-from paucal.data.checking.related import LEAST_CONTRAST, Pair, exact_groups, merge_groups
+from paucal.data.checking.related import MIN_CONTRAST, Pair, exact_groups, merge_groups
 from paucal.data.checking.survey import Survey
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import drop_unreadable
@@ -21,7 +21,7 @@ SAME = 0.9  # least cosine of frozen features at which two similar images count 
 MANY_NEAR = 0.01  # scores mislead if at least this share of test images has a near twin in train
 _DARK, _BRIGHT = 0.03, 0.97
 _DEEP = ("I", "F")  # prefixes of modes of more than 8 bits
-FEWEST = 5  # images of a class; fewer files may be alike by chance
+MIN_IMAGES = 5  # images of a class; fewer files may be alike by chance
 SURE = 0.95  # the file reveals the class if it predicts at least this share of the images
 _SHOWN = 3
 _SAME = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
@@ -147,7 +147,7 @@ def _unreadable_findings(survey: Survey, checked: CheckedSet) -> list[Finding]:
 
 
 def _blank_findings(survey: Survey) -> list[Finding]:
-    dull = survey.contrast < LEAST_CONTRAST
+    dull = survey.contrast < MIN_CONTRAST
     extreme = (survey.brightness < _DARK) | (survey.brightness > _BRIGHT)
     blank = np.flatnonzero(dull | extreme)  # nan compares as False
     if not len(blank):
@@ -260,6 +260,6 @@ def classes_given_away(values: Sequence[Hashable], labels: NDArray[np.integer]) 
             predictions[label, int(other_counts.argmax())] += counts[value, label]
     totals, right, n_predicted = counts.sum(0), np.diagonal(predictions), predictions.sum(0)
     other_totals = totals.sum() - totals
-    is_revealed = (totals >= FEWEST) & (other_totals > 0) & (right >= SURE * totals) & (right >= SURE * n_predicted)
+    is_revealed = (totals >= MIN_IMAGES) & (other_totals > 0) & (right >= SURE * totals) & (right >= SURE * n_predicted)
     is_revealed &= other_totals - (n_predicted - right) >= SURE * other_totals
     return np.flatnonzero(is_revealed & (right > 0)).tolist()

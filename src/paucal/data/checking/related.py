@@ -16,14 +16,14 @@ from paucal.data.stores import Store
 from paucal.data.unreadable import for_each
 
 ALIKE = 0.9  # least correlation of similar images
-LEAST_CONTRAST = 0.02  # an image with less contrast is blank, and its hash is arbitrary
-LEAST_SIDE = 16  # pixels; smaller images of one class would count as copies of each other
+MIN_CONTRAST = 0.02  # an image with less contrast is blank, and its hash is arbitrary
+MIN_SIDE = 16  # pixels; smaller images of one class would count as copies of each other
 CANDIDATE_SIDE = 64  # pixels of the shorter side that candidates are decoded to
 _SIDE = 24  # pixels at which images are compared
 _AT_ONCE = 4096  # pairs whose pixels are held as floats at a time
-_LEAST_NORM = 1e-6  # least norm of the pixels of two images that are not blank
-LEAST_MEAN = 2.0  # least mean number of images in a suggested group
-LEAST_SHARE = 0.5  # least share of the images whose names match
+_MIN_NORM = 1e-6  # least norm of the pixels of two images that are not blank
+MIN_MEAN = 2.0  # least mean number of images in a suggested group
+MIN_SHARE = 0.5  # least share of the images whose names match
 # Text with a number before the last number of a name: patient12_slice003, v3-0001.
 _NAME = r"[^/]*\d[^/]*?)[-_.\s]+[A-Za-z]*[-_.\s]?\(?\d+\)?"
 _ENDING = r"\.[^./#]+$"  # excludes rows of a file (train-00001-of-00003.parquet#7), which have no names of their own
@@ -77,8 +77,8 @@ def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
     usable = [
         position
         for position in survey.readable.tolist()
-        if survey.contrast[position] >= LEAST_CONTRAST
-        and survey.sizes[position].min() >= LEAST_SIDE
+        if survey.contrast[position] >= MIN_CONTRAST
+        and survey.sizes[position].min() >= MIN_SIDE
         and first_of.get(survey.digests[position], position) == position
     ]
     positions = np.asarray(usable, dtype=np.int64)
@@ -136,7 +136,7 @@ def _pixel_correlation(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDA
     """Return the (P,) correlations of matching rows of two (P, D) arrays of pixels; 0 if either row is blank."""
     first, second = (rows.astype(np.float32) - rows.mean(1, dtype=np.float32, keepdims=True) for rows in (left, right))
     norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    return np.einsum("pd,pd->p", first, second) / np.maximum(norms, _LEAST_NORM)
+    return np.einsum("pd,pd->p", first, second) / np.maximum(norms, _MIN_NORM)
 
 
 @dataclass(frozen=True)
@@ -196,11 +196,11 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
     if not shared:
         within, names = across, across_names
     group_names = [name for name in names if name is not None]
-    if len(group_names) < max(2, LEAST_SHARE * len(names)):
+    if len(group_names) < max(2, MIN_SHARE * len(names)):
         return None
     counts = Counter(group_names)
     repeated = sum(count for count in counts.values() if count > 1)
-    if len(group_names) / len(counts) < LEAST_MEAN or repeated < LEAST_SHARE * len(names) or len(counts) < 2:
+    if len(group_names) / len(counts) < MIN_MEAN or repeated < MIN_SHARE * len(names) or len(counts) < 2:
         return None
     if not (_several_in_each_class(names, images) and _several_in_each_class(across_names, images)):
         return None

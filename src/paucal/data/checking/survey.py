@@ -23,10 +23,10 @@ from paucal.data.unreadable import ReportProgress, for_each
 
 _DECODED_SIDE = 64  # pixels of the shorter side, enough for a hash and for brightness
 SIDE, KEPT = 32, 8  # pixels of the grey image, and frequencies kept of each axis
-MOST_DISTANCE = 7  # differing bits of 64; up to this distance `near_pairs` finds every pair
+MAX_DISTANCE = 7  # differing bits of 64; up to this distance `near_pairs` finds every pair
 _BANDS, _BAND_BITS = 4, 16
 _CHUNK = 1 << 14  # hashes whose neighbours are searched at a time
-_MOST_PAIRS = 1 << 24  # candidates held at a time, before their distances are computed
+_MAX_PAIRS = 1 << 24  # candidates held at a time, before their distances are computed
 # The first 8 rows of the (32, 32) discrete cosine transform of type II, without normalisation.
 _COSINES = np.cos(np.pi * np.arange(KEPT)[:, None] * (2 * np.arange(SIDE) + 1) / (2 * SIDE))
 _BYTE_BITS = np.array([bin(value).count("1") for value in range(256)], dtype=np.uint8)
@@ -178,7 +178,7 @@ def hamming(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np
     return _BYTE_BITS[differing_bits.view(np.uint8).reshape(len(differing_bits), 8)].sum(1, dtype=np.int64)
 
 
-def near_pairs(hashes: NDArray[np.uint64], most: int = MOST_DISTANCE) -> NDArray[np.int64]:
+def near_pairs(hashes: NDArray[np.uint64], most: int = MAX_DISTANCE) -> NDArray[np.int64]:
     """Return the (P, 2) positions of pairs of hashes that differ in at most `most` bits, the smaller position first.
 
     Equal hashes are paired only with the first of them, which represents them in all other pairs, so that a thousand
@@ -188,8 +188,8 @@ def near_pairs(hashes: NDArray[np.uint64], most: int = MOST_DISTANCE) -> NDArray
     compared only with hashes that share a quarter with it, up to one bit (Norouzi et al. 2012, "Fast search in Hamming
     space with multi-index hashing").
     """
-    if not 0 <= most <= MOST_DISTANCE:
-        raise ValueError(f"expected a distance of 0 to {MOST_DISTANCE} bits, got {most}")
+    if not 0 <= most <= MAX_DISTANCE:
+        raise ValueError(f"expected a distance of 0 to {MAX_DISTANCE} bits, got {most}")
     unique_hashes, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
     copies = np.flatnonzero(first[numbers] != np.arange(len(hashes)))
     pairs = [np.stack([first[numbers[copies]], copies], axis=1)]
@@ -221,6 +221,6 @@ def _position_runs(counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     begin = 0
     while begin < len(counts):
         pair_counts = np.cumsum(counts[begin : begin + _CHUNK])
-        length = max(1, int(np.searchsorted(pair_counts, _MOST_PAIRS, side="right")))
+        length = max(1, int(np.searchsorted(pair_counts, _MAX_PAIRS, side="right")))
         yield np.arange(begin, min(begin + length, len(counts)))
         begin += length

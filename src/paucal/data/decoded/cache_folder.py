@@ -14,7 +14,7 @@ OFF = "off"
 PIXELS, INDEX, KNOWN, UNFINISHED = ".pixels", ".npz", ".known", ".tmp"
 SHARDS = "shards"  # subfolder of downloaded shards and stored indices
 STORED_RUNS = "runs"  # subfolder of the copies of runs on object storage
-MOST_BYTES = 32 << 30
+MAX_BYTES = 32 << 30
 _SHARE_OF_FREE = 0.5
 _ABANDONED = 24 * 3600  # age in seconds at which an unfinished file is removed
 
@@ -86,7 +86,7 @@ def usable_folder() -> Path | None:
 def free_bytes(folder: Path) -> int:
     """Return the largest size in bytes of one set's images: half of the free disk, at most 32 GiB."""
     try:
-        return min(MOST_BYTES, int(_SHARE_OF_FREE * shutil.disk_usage(folder).free))
+        return min(MAX_BYTES, int(_SHARE_OF_FREE * shutil.disk_usage(folder).free))
     except OSError:
         return 0
 
@@ -103,7 +103,7 @@ def list_entries(folder: Path) -> list[CacheEntry]:
     return sorted(entries, key=lambda entry: entry.used)
 
 
-def free_space(folder: Path, most: int = MOST_BYTES, spare: Path | None = None) -> None:
+def free_space(folder: Path, most: int = MAX_BYTES, spare: Path | None = None) -> None:
     """Remove the least recently used entries until the rest takes at most `most` bytes, and old unfinished files.
 
     A run that has an entry open can still read it; on Windows an open entry is not removed.

@@ -18,7 +18,7 @@ from paucal.data.stores import DecodedCopies, Store
 from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_each, verify_images
 from paucal.memory import available_memory
 
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 _SHARE_OF_FREE = 0.25
 _SAMPLE = 256
 _MARGIN = 1.5
@@ -93,7 +93,7 @@ def cache_images(
         UserError: Images are unreadable and `on_bad` is "refuse", or none is readable.
     """
     if budget is None:
-        budget = min(MOST_BYTES, int(_SHARE_OF_FREE * available_memory()))
+        budget = min(MAX_BYTES, int(_SHARE_OF_FREE * available_memory()))
     estimate = estimate_bytes(image_set, _SAMPLE)
     # The margin covers an unlucky sample; allocated memory takes no space until it is written to.
     pixels = _allocate(min(budget, int(_MARGIN * estimate))) if 0 < estimate <= budget else None

@@ -15,7 +15,7 @@ from paucal.data.decoded.cache_folder import INDEX, KNOWN, UNFINISHED
 from paucal.data.stores import Stamp
 
 DIGEST = 16  # bytes
-_MOST_IN_MEMORY = 64 << 20  # bytes; larger files are decoded from their path
+_MAX_IN_MEMORY = 64 << 20  # bytes; larger files are decoded from their path
 _STAMPS = np.dtype([("name", "S16"), ("size", np.int64), ("changed", np.int64)])
 _Key = tuple[bytes, int, int]
 
@@ -31,7 +31,7 @@ def read_encoded(source: bytes | Path) -> bytes | Path:
     status = source.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.ENODEV, "it is not a regular file (a pipe or a device, for instance)")
-    return source.read_bytes() if status.st_size <= _MOST_IN_MEMORY else source
+    return source.read_bytes() if status.st_size <= _MAX_IN_MEMORY else source
 
 
 def source_digest(source: bytes | Path) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from paucal.data.masks.matching import File, Matches
 from paucal.data.masks.naming import TOKENS, fold, is_decoy_folder, is_decoy_name
 
-MOST_CLASSES, FEWEST_IMAGES = 64, 2  # a name that occurs with fewer images is no class
+MAX_CLASSES, MIN_IMAGES = 64, 2  # a name that occurs with fewer images is no class
 _SIGNS = re.compile(r"[\s_.,+~-]+")
 Hit = tuple[str, str]  # key of the image, name of the class
 
@@ -40,8 +40,8 @@ def _are_classes(hits: Iterable[Hit]) -> bool:
         images_of[name].append(image)
     has_duplicates = len({fold(name) for name in images_of}) < len(images_of)
     decoys = [name for name in images_of if is_decoy_folder(name) or is_decoy_name(name) or name.isdigit()]
-    is_once_per_image = all(len(set(images)) == len(images) >= FEWEST_IMAGES for images in images_of.values())
-    return 2 <= len(images_of) <= MOST_CLASSES and is_once_per_image and not has_duplicates and not decoys
+    is_once_per_image = all(len(set(images)) == len(images) >= MIN_IMAGES for images in images_of.values())
+    return 2 <= len(images_of) <= MAX_CLASSES and is_once_per_image and not has_duplicates and not decoys
 
 
 def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:

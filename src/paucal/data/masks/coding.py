@@ -32,10 +32,10 @@ from paucal.types import UserError
 
 Coding = Literal["index", "binary", "grey", "colour"]
 IGNORED = 255  # class number of unlabelled pixels, which are ignored
-MOST_CLASSES = 255
+MAX_CLASSES = 255
 SPREAD, FEW_LEVELS = 8, 32  # least distance between the grey levels of classes, and their largest number
 MIDDLE = 128  # lowest grey level of a marked pixel in masks of two classes
-MOST_BYTES = 1 << 20  # limit of a file of class names
+MAX_BYTES = 1 << 20  # limit of a file of class names
 HEADINGS = {
     *("name", "class", "label", "r", "g", "b", "red", "green", "blue", "value", "index", "id", "color", "colour"),
     *("class_name", "label_name", "pixel value", "class_id", "label_id"),
@@ -65,9 +65,9 @@ class MaskCoding:
     def __post_init__(self) -> None:
         is_valid = all(type(value) is int and 0 <= value < 1 << 24 for value in (*self.values, self.ignore or 0))
         is_valid = is_valid and len(set(self.values)) == len(self.values) and self.ignore not in self.values
-        if self.kind not in get_args(Coding) or not is_valid or not 2 <= len(self.values) <= MOST_CLASSES:
+        if self.kind not in get_args(Coding) or not is_valid or not 2 <= len(self.values) <= MAX_CLASSES:
             raise UserError(
-                f"masks of kind {self.kind!r} have {len(self.values)} values of classes, expected 2 to {MOST_CLASSES} "
+                f"masks of kind {self.kind!r} have {len(self.values)} values of classes, expected 2 to {MAX_CLASSES} "
                 "different ones from 0 to 16,777,215."
             )
 
@@ -148,7 +148,7 @@ def read_class_names(path: Path) -> NamedClasses:
     the last column. CVAT's `labelmap.txt` and CamVid's `label_colors.txt` are read too.
     """
     try:
-        text, _, note = read_decoded(path, MOST_BYTES)
+        text, _, note = read_decoded(path, MAX_BYTES)
     except FileNotFoundError:
         raise UserError(f"--classes: there is no such file: {str(path)!r}; check the path.") from None
     try:
@@ -291,7 +291,7 @@ def _ignored_value(ignore: Sequence[int] | None, in_colour: bool) -> int | None:
 def _infer_kind(facts: MaskFacts, values: list[int], in_colour: bool) -> Coding:
     """Infer the kind of masks from their values."""
     if in_colour:
-        if len(values) <= MOST_CLASSES:
+        if len(values) <= MAX_CLASSES:
             refuse_blurred_colours(facts)
         return "colour"
     if is_black_and_white(facts, values):
@@ -338,9 +338,9 @@ def _index_coding(values: list[int], void: int | None, n_names: int) -> MaskCodi
     top = max((value for value in values if value != void), default=0)
     count = max(top + 1, n_names + (void is not None and void <= top))
     classes = tuple(value for value in range(count) if value != void)
-    if len(classes) > MOST_CLASSES:
+    if len(classes) > MAX_CLASSES:
         raise UserError(
-            f"the class numbers in the masks go up to {top}, but at most {MOST_CLASSES} classes are supported: number "
+            f"the class numbers in the masks go up to {top}, but at most {MAX_CLASSES} classes are supported: number "
             "the classes from 0, or give the meaning of the values with --mask-values grey or --classes."
         )
     if len(classes) < 2:
@@ -349,10 +349,10 @@ def _index_coding(values: list[int], void: int | None, n_names: int) -> MaskCodi
 
 
 def _level_coding(kind: Coding, values: list[int], void: int | None) -> MaskCoding:
-    if len(values) > MOST_CLASSES:
+    if len(values) > MAX_CLASSES:
         raise UserError(
             f"the masks have {len(values)} {'colours' if kind == 'colour' else 'grey levels'}, but at most "
-            f"{MOST_CLASSES} classes are supported: give each class one value, and store masks losslessly (PNG)."
+            f"{MAX_CLASSES} classes are supported: give each class one value, and store masks losslessly (PNG)."
         )
     if len(values) < 2:
         raise UserError("all labelled pixels of the masks have one value, and two classes are needed: check the masks.")

@@ -23,14 +23,14 @@ from paucal.wording import counted, first_few
 
 Report = Callable[[int, int], None]
 SHARE = 0.1  # largest share of the free memory that decoded masks may take
-MOST_TIMES = 4  # a mask with more than this many times the pixels of its image is not decoded
-MOST_DISTINCT = 1 << 16  # a file with more different values is a photograph
-FEWEST = 3  # images: one each for training, validation and test
+MAX_TIMES = 4  # a mask with more than this many times the pixels of its image is not decoded
+MAX_DISTINCT = 1 << 16  # a file with more different values is a photograph
+MIN_IMAGES = 3  # images: one each for training, validation and test
 RATIO = 0.02  # largest relative difference in shape of a mask and its image: resizing rounds sides
 
 # Names of findings.
 STRAY, TURNED, INVERTED, RESIZED = "stray-values", "turned-images", "perhaps-inverted", "perhaps-resized"
-FEWEST_STEPS = 10  # fewer pixels with a value between their neighbours' values are no sign of interpolation
+MIN_STEPS = 10  # fewer pixels with a value between their neighbours' values are no sign of interpolation
 RARE = 10_000  # a stray value has at most one pixel in this many
 FEW, MANY = 0.35, 0.65  # inverted masks: a class covers at most FEW of the image in some, at least MANY in others
 SIDES = 0.25  # least share of the masks in each of these two groups
@@ -83,7 +83,7 @@ class MaskStore:
 
     def _read_file(self, file: Path, index: int) -> NDArray[np.uint8]:
         height, width = map(int, self._sizes[index])
-        raw = read_mask(file, file.name, MOST_TIMES * height * width)
+        raw = read_mask(file, file.name, MAX_TIMES * height * width)
         is_smaller_than_image(raw.shape, (height, width), file.name)  # raises if the mask does not fit its image
         mask = self._coding.encode(raw.values_for(self._coding.kind == "colour", file.name), file.name)
         if mask.shape == (height, width):
@@ -215,14 +215,14 @@ def _measure_files(
     values: set[int] = set()
     for index, (paths, orientation) in enumerate(zip(files, orientations, strict=True)):
         for path in paths:
-            raw = read_mask(path, path.name, MOST_TIMES * math.prod(orientation.upright))
+            raw = read_mask(path, path.name, MAX_TIMES * math.prod(orientation.upright))
             if is_smaller_than_image(raw.shape, orientation.upright, path.name, orientation.stored):
                 smaller.append(path.name)
             facts.append(count_values(raw, path.name))
             values |= facts[-1].values
-            if len(values) > MOST_DISTINCT:
+            if len(values) > MAX_DISTINCT:
                 raise UserError(
-                    f"the masks have more than {MOST_DISTINCT:,} different values ({path.name} is one of them): they "
+                    f"the masks have more than {MAX_DISTINCT:,} different values ({path.name} is one of them): they "
                     "are photographs, or stored with loss; give masks with one value for each class."
                 )
         if orientation.is_ambiguous and read_orientation(paths[0], paths[0].name).value == 1:
@@ -332,10 +332,10 @@ def _class_names(coding: MaskCoding) -> tuple[str, ...]:
 def require_enough(masked: MaskedImages) -> None:
     """Refuse masks if there are fewer images than training needs."""
     labelled = int((masked.pixels.sum(1) > 0).sum())
-    if labelled < FEWEST:
+    if labelled < MIN_IMAGES:
         raise UserError(
-            f"{counted(labelled, 'image')} with labelled pixels: expected {FEWEST} or more, for training, validation "
-            "and test."
+            f"{counted(labelled, 'image')} with labelled pixels: expected {MIN_IMAGES} or more, for training, "
+            "validation and test."
         )
 
 
@@ -358,7 +358,7 @@ def stray_values(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
 
 def interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
     """Find masks of class numbers with in-between numbers at edges, as after resizing by interpolation."""
-    interpolated = [file for file in facts.files if file.steps >= FEWEST_STEPS and 2 * file.steps > file.jumps]
+    interpolated = [file for file in facts.files if file.steps >= MIN_STEPS and 2 * file.steps > file.jumps]
     if coding.kind != "index" or not interpolated:
         return []
     text = (

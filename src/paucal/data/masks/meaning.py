@@ -17,7 +17,7 @@ TABLES = (
     *("class_dict.csv", "labelmap.txt", "_classes.csv", "label_colors.txt", "label_colours.txt", "class_dict_seg.csv"),
     *("classes.csv", "colormap.csv", "labels.csv", "classes.txt", "labels.txt"),
 )
-MOST_ABOVE = 5  # folders above a file that are searched
+MAX_PARENTS = 5  # folders above a file that are searched
 
 
 class GivenMasks(NamedTuple):
@@ -122,7 +122,7 @@ def _class_tables(pairs: Pairs) -> list[Path]:
 def _folders_above(file: Path, root: Path) -> list[Path]:
     """Return the folders above a file up to the root, or up to the folder above one named after images or masks."""
     folders = []
-    for folder in list(file.parents)[:MOST_ABOVE]:
+    for folder in list(file.parents)[:MAX_PARENTS]:
         folders.append(folder)
         is_named = folder_role(folder.name).side or folder.name.lower() in PARTS
         is_inside = folder != root and (folder == file.parent or folder.is_relative_to(root))

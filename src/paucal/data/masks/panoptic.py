@@ -31,7 +31,7 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 NAME = "COCO's panoptic JSON"
-MOST_BYTES = 1 << 29  # panoptic_train2017.json has 360 MB
+MAX_BYTES = 1 << 29  # panoptic_train2017.json has 360 MB
 Drawn = list[tuple[str, Path, str]]
 
 
@@ -79,7 +79,7 @@ def _count_bare(content: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
 def _read_entries(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
     place = tree.place_of(file)
     try:
-        content = parse_json(tree.text(file, MOST_BYTES).text)
+        content = parse_json(tree.text(file, MAX_BYTES).text)
     except ValueError as problem:
         raise UserError(f"{place!r} cannot be read ({problem}): give {NAME}.") from None
     rows = {name: content.get(name) if isinstance(content, dict) else None for name in _ENTRIES}

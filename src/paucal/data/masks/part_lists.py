@@ -15,7 +15,7 @@ from paucal.types import UserError
 from paucal.wording import counted, first_few
 
 FOLDERS = (("imagesets", "segmentation"), ("imagesets",), ("imagesets", "main"))
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 _NAME = re.compile(rf"(?P<both>train[-_ ]?val(?:id(?:ation)?)?)|(?P<part>{'|'.join(PARTS)})", re.IGNORECASE)
 # VOC's lists for a class have 1, 0 or -1 after each image; the lists of Oxford Pets have three numbers.
 _NUMBERS = (re.compile(r"(.*\S)\s+(?:-1|0|1)"), re.compile(r"(.*\S)(?:\s+\d+){3}"))
@@ -99,7 +99,7 @@ def _children(folder: Path) -> list[Path]:
 def _read_list(file: Path, names: "_Names") -> tuple[list[str], list[str]]:
     """Return the keys of the images in a list, and its lines that name no image."""
     keys, missing = [], []
-    for line in read_decoded(file, MOST_BYTES).text.splitlines():
+    for line in read_decoded(file, MAX_BYTES).text.splitlines():
         if line.strip():
             key = next((key for entry in _listed_names(line.strip()) if (key := names.find(entry))), None)
             keys.append(key) if key is not None else missing.append(line.strip()[:80])

@@ -18,10 +18,10 @@ from paucal.data.stores import Store
 from paucal.types import UserError
 from paucal.wording import counted, was
 
-LEAST = 0.1  # least share of files named like masks; below it, the names are a coincidence
+MIN_NAMED_SHARE = 0.1  # of files named like masks; with a smaller share, the names are a coincidence
 SAMPLE = 4096  # names that are checked first
-MOST_READ = 5  # files that are read to count their colours
-MOST_COLOURS = 256  # most colours of a mask; photographs have more
+MAX_READ = 5  # files that are read to count their colours
+MAX_COLOURS = 256  # most colours of a mask; photographs have more
 _WORD = re.compile(rf"(?:^|[\W_])(?:{TOKENS})(?:$|[\W_]|\d)", re.IGNORECASE)
 
 
@@ -55,7 +55,7 @@ def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
         return _masks_of_twins(keys, store)
     sides = tell_sides(keys)
     masks = frozenset((*(file.key for file in sides.masks), *sides.others))
-    if not sides.images or len(masks) < max(1, LEAST * len(keys)):
+    if not sides.images or len(masks) < max(1, MIN_NAMED_SHARE * len(keys)):
         return None
     folders_suffice = all(_is_sided(key, "mask" if key in masks else "image") for key in set(keys) - set(sides.others))
     try:
@@ -94,7 +94,7 @@ def _may_have_masks(keys: Sequence[str]) -> bool:
         return True
     sample = [keys[int(index)] for index in evenly_spaced(len(keys), SAMPLE)]
     n_named = sum(_WORD.search(key.rpartition("/")[2].rpartition(".")[0]) is not None for key in sample)
-    return n_named >= LEAST / 2 * len(sample)
+    return n_named >= MIN_NAMED_SHARE / 2 * len(sample)
 
 
 def _is_sided(key: str, side: str) -> bool:
@@ -109,11 +109,11 @@ def _is_sided(key: str, side: str) -> bool:
 def _have_few_colours(keys: Sequence[str], masks: frozenset[str], store: Store) -> bool:
     """Whether masks have few colours, unlike photographs."""
     indices = [index for index, key in enumerate(keys) if key in masks]
-    for index in indices[:: max(1, len(indices) // MOST_READ)][:MOST_READ]:
+    for index in indices[:: max(1, len(indices) // MAX_READ)][:MAX_READ]:
         try:
             colours = len(np.unique(pack_colours(np.asarray(store.read(index)))))
         except UnreadableImage:
             continue
-        if colours > MOST_COLOURS:
+        if colours > MAX_COLOURS:
             return False
     return True

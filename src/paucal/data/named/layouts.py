@@ -20,10 +20,10 @@ from paucal.types import UserError
 
 EMOTIONS = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
 SIDE = 48  # pixels of FER2013's faces
-MOST_BYTES = 1 << 30  # most bytes of a list; the largest, FER2013's, has 287 MiB
+MAX_BYTES = 1 << 30  # most bytes of a list; the largest, FER2013's, has 287 MiB
 SYNSETS = "synsets.txt"
 N_CLASSES = 1000
-MOST_SYNSET_BYTES = 1 << 20
+MAX_SYNSET_BYTES = 1 << 20
 
 
 class FacesFile:
@@ -151,7 +151,7 @@ def _numbered_paths(file: Path, labelled: bool, n_classes: int) -> list[tuple[st
 def _listed_classes(path: Path) -> tuple[str, ...]:
     if not path.exists():
         return tuple(map(str, range(N_CLASSES)))
-    names = tuple(line.split()[0] for line in read_text(path, MOST_SYNSET_BYTES).splitlines() if line.strip())
+    names = tuple(line.split()[0] for line in read_text(path, MAX_SYNSET_BYTES).splitlines() if line.strip())
     if not names or len(names) > N_CLASSES:
         raise ValueError(f"info/{SYNSETS} names {len(names)} classes, expected {N_CLASSES}")
     return names
@@ -171,6 +171,6 @@ def _lines_of_file(path: Path) -> list[str]:
 def _require_small(path: Path) -> Path:
     if not is_regular(path) and path.exists():
         raise ValueError(f"{path.name} is not a regular file")
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path.name} has over {MOST_BYTES >> 20} MiB")
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"{path.name} has over {MAX_BYTES >> 20} MiB")
     return path

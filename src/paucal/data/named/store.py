@@ -15,8 +15,8 @@ from paucal.reading import read_text
 from paucal.types import UserError
 from paucal.wording import shortened
 
-MOST_BYTES = 16 << 20  # most bytes of a list; official lists have about a mebibyte
-MOST_SHOWN = 80  # most characters of a line in a message
+MAX_BYTES = 16 << 20  # most bytes of a list; official lists have about a mebibyte
+MAX_SHOWN = 80  # most characters of a line in a message
 
 
 def open_named(name: str, root: str | Path | None = None, download: bool = False, labelled: bool = True) -> ImageSet:
@@ -161,7 +161,7 @@ def _listed_parts(
     parts: dict[int, str] = {}
     for part, file in files.items():
         try:
-            text = read_text(file, MOST_BYTES)
+            text = read_text(file, MAX_BYTES)
         except (OSError, UnicodeDecodeError) as problem:
             raise UserError(f"{str(file)!r} cannot be read as a list of images ({problem}): unpack it again.") from None
         for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
@@ -171,7 +171,7 @@ def _listed_parts(
             index = index_of.get(f"{lists.prefix}{line}")
             if index is None:
                 raise UserError(
-                    f"{context} is {shortened(line, MOST_SHOWN)!r}, and no such image of {entry.title} is in {root}; "
+                    f"{context} is {shortened(line, MAX_SHOWN)!r}, and no such image of {entry.title} is in {root}; "
                     f"expected one such as {lists.example!r}: unpack the official archives again."
                 )
             if index in parts:

@@ -24,12 +24,12 @@ from paucal.data.sources.folder import require_readable
 from paucal.reading import read_bytes, require_regular
 from paucal.types import UserError
 
-MOST_FETCHED = 32 << 30  # bytes of downloaded shards on this machine
+MAX_FETCHED = 32 << 30  # bytes of downloaded shards on this machine
 _SHARE_OF_FREE = 0.5  # share of the free disk that downloaded shards may take
 # A shard is requested a second time after this multiple of the usual seconds, but not before the least patience.
-_LATE, _LEAST_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
+_LATE, _MIN_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
 _LONGEST_SILENCE = 3600.0  # seconds without a new byte after which a download counts as abandoned
-_MOST_SPEEDS = 32  # downloads whose speed is remembered
+_MAX_SPEEDS = 32  # downloads whose speed is remembered
 _PIECE = 16 << 20  # bytes of a small file that are read at once
 # Entries of a file by which storages tell its versions apart: of S3, Google, Azure, web servers and disks.
 _VERSION = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime")
@@ -133,7 +133,7 @@ class RemoteShardFolder:
             )
         self.cache = folder / SHARDS / hashlib.blake2b(self.url.encode(), digest_size=16).hexdigest()
         self._opened: tuple[int, Any, str] | None = None
-        self._speeds: deque[float] = deque(maxlen=_MOST_SPEEDS)  # bytes per second
+        self._speeds: deque[float] = deque(maxlen=_MAX_SPEEDS)  # bytes per second
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_opened": None}
@@ -303,7 +303,7 @@ class RemoteShardFolder:
         """Return the seconds after which a shard of `size` bytes is requested a second time."""
         if not self._speeds:
             return _FIRST_PATIENCE
-        return max(_LEAST_PATIENCE, _LATE * size / statistics.median(self._speeds))
+        return max(_MIN_PATIENCE, _LATE * size / statistics.median(self._speeds))
 
     def _get_whole(self, shard: Shard, target: Path) -> None:
         """Download a shard; a transfer that ended early is a failed request, unlike a shard that was changed."""
@@ -399,7 +399,7 @@ def _free_space(folder: Path, needed_bytes: int) -> None:
             if stat.S_ISREG(status.st_mode) and file.suffix != ".npz":
                 files.append((status.st_mtime, status.st_size, file))
     used_bytes = sum(size for _, size, _ in files)
-    max_bytes = min(MOST_FETCHED, used_bytes + int(_SHARE_OF_FREE * shutil.disk_usage(folder).free))
+    max_bytes = min(MAX_FETCHED, used_bytes + int(_SHARE_OF_FREE * shutil.disk_usage(folder).free))
     for _, size, file in sorted(files, key=lambda entry: entry[0]):
         if used_bytes + needed_bytes <= max_bytes:
             return

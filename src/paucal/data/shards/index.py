@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.shards.stored_arrays import StoredArray, StoredStrings, open_arrays
-from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
+from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE, checked_name
 from paucal.data.string_arrays import StringArray
 from paucal.types import UserError
 from paucal.wording import counted, first_few, was
@@ -24,9 +24,9 @@ from paucal.wording import counted, first_few, was
 NAME = "paucal_index.npz"
 FORMAT = 1
 HEADER = 512  # bytes of a tar member before its content
-MOST_BYTES = 4 << 30  # largest index
+MAX_BYTES = 4 << 30  # largest index
 # Limits of the rows kept in memory, which serve a window of images: fewest shards, most shards, and most rows.
-LEAST_SHARDS, MOST_SHARDS, MOST_ROWS = 4, 256, 1 << 17
+MIN_SHARDS, MAX_SHARDS, MAX_ROWS = 4, 256, 1 << 17
 _ROWS_AT_ONCE = 1 << 16
 _ARRAYS = {
     "shards": np.dtype(np.int32),
@@ -137,7 +137,7 @@ class ShardIndex:
             rows = self._kept[shard] = ShardRows(self.offsets[span], self.lengths[span], self.names[span])
             cached_rows = list(self._kept.items())
             n_rows = sum(len(shard_rows.offsets) for _, shard_rows in cached_rows)
-            while len(cached_rows) > MOST_SHARDS or (len(cached_rows) > LEAST_SHARDS and n_rows > MOST_ROWS):
+            while len(cached_rows) > MAX_SHARDS or (len(cached_rows) > MIN_SHARDS and n_rows > MAX_ROWS):
                 oldest, oldest_rows = cached_rows.pop(0)
                 self._kept.pop(oldest, None)
                 n_rows -= len(oldest_rows.offsets)
@@ -225,8 +225,8 @@ def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str
 def read_index(path: Path, shown: str) -> ShardIndex:
     """Open an index file; only the labels are kept in memory."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"more than {MOST_BYTES:,} bytes")
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES:,} bytes")
         with zipfile.ZipFile(path) as packed:
             if damaged := packed.testzip():
                 raise ValueError(f"{damaged} is damaged")
@@ -249,7 +249,7 @@ def _validated_index(header: Any, arrays: dict[str, StoredArray], shown: str) ->
             raise ValueError("the list of shards is invalid")
         checked_name(shown, file.name)
     count = len(arrays["offsets"])
-    if not 0 < count <= MOST_ENTRIES or not files:
+    if not 0 < count <= MAX_ENTRIES or not files:
         raise ValueError(f"it has {count} images")
     for name, kind in _ARRAYS.items():
         array = arrays[name]
@@ -273,7 +273,7 @@ def _read_positions(
         shards, offsets, lengths, ends = (rows[name] for name in ("shards", "offsets", "lengths", "key_ends"))
         if shards[0] < last_shard or shards[-1] >= len(files) or (np.diff(shards) < 0).any():
             raise ValueError("it names shards that it does not list")
-        in_range = offsets.min() >= HEADER and lengths.min() >= 0 and lengths.max() <= MOST_IMAGE
+        in_range = offsets.min() >= HEADER and lengths.min() >= 0 and lengths.max() <= MAX_IMAGE
         if not in_range or (offsets + lengths > sizes[shards]).any():
             raise ValueError("an image lies outside of its shard")
         if not -1 <= rows["labels"].min() <= rows["labels"].max() < max(1, n_classes):

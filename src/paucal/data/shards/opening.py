@@ -17,7 +17,7 @@ from paucal.data.images import ImageSet
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, ShardFolder
 from paucal.data.shards.index import (
     HEADER,
-    MOST_BYTES,
+    MAX_BYTES,
     NAME,
     REMAKE,
     DamagedShard,
@@ -49,7 +49,7 @@ from paucal.wording import counted, was
 
 SUFFIX = ".tar"
 CLASSES = "classes.txt"
-_MOST_LIST_BYTES = 64 << 20  # largest list of classes
+_MAX_LIST_BYTES = 64 << 20  # largest list of classes
 _SKIP = ", or leave it out with --on-bad-image skip"
 _INSPECTED = 64  # first members of a tar file, which show whether it is a shard
 
@@ -127,7 +127,7 @@ def open_shards(folder: ShardFolder, options: SourceOptions, only: str | None = 
 
 def _read_shipped_index(folder: ShardFolder, single_shard: str | None, skip_damaged: bool) -> ShardIndex | None:
     """Return the index beside the shards after comparing it with them; None if there is none."""
-    path = None if single_shard is not None else folder.local_copy(NAME, MOST_BYTES)
+    path = None if single_shard is not None else folder.local_copy(NAME, MAX_BYTES)
     if path is None:
         return None
     shown = f"{folder.location}/{NAME}"
@@ -245,7 +245,7 @@ def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], s
 
 
 def _class_names(folder: ShardFolder) -> list[str]:
-    content = folder.read_small_file(CLASSES, _MOST_LIST_BYTES)
+    content = folder.read_small_file(CLASSES, _MAX_LIST_BYTES)
     if content is None:
         return []
     place = f"{folder.location}/{CLASSES}"

@@ -15,7 +15,7 @@ from paucal.wording import counted
 
 BLOCK = 256  # neighbouring images of a tar file that stay together until windows are shuffled
 WINDOW_BYTES = 256 << 20  # approximate size of a window in encoded bytes
-LEAST_WINDOW, MOST_WINDOW = 2048, 65536  # images
+MIN_WINDOW, MAX_WINDOW = 2048, 65536  # images
 STREAMED_IMAGES, STREAMED_BYTES = 200_000, 8 << 30  # a set of at least either size is not decoded before a run
 _RUNS = 32  # runs of neighbours in a sample
 
@@ -70,8 +70,8 @@ class Stream:
     def take(self, indices: NDArray[np.int64]) -> "Stream":
         """Return the stream of some of the images."""
         ends, runs = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-        for first in range(0, len(indices), MOST_WINDOW):  # arrays of all images would take much memory
-            part = np.searchsorted(self.ends, indices[first : first + MOST_WINDOW], side="right")
+        for first in range(0, len(indices), MAX_WINDOW):  # arrays of all images would take much memory
+            part = np.searchsorted(self.ends, indices[first : first + MAX_WINDOW], side="right")
             last = np.flatnonzero(np.append(np.diff(self.blocks[part]), 1))
             ends.append(first + last + 1)
             runs.append(part[last])
@@ -175,7 +175,7 @@ def window_for(mean_bytes: float) -> int:
         >>> window_for(110_000), window_for(2_000)
         (2440, 65536)
     """
-    return int(min(MOST_WINDOW, max(LEAST_WINDOW, WINDOW_BYTES // max(1.0, mean_bytes))))
+    return int(min(MAX_WINDOW, max(MIN_WINDOW, WINDOW_BYTES // max(1.0, mean_bytes))))
 
 
 def concatenate_streams(streams: list["Stream | None"], counts: list[int]) -> "Stream | None":
@@ -189,7 +189,7 @@ def concatenate_streams(streams: list["Stream | None"], counts: list[int]) -> "S
         return None
     total, shard, block, parts = 0, 0, 0, []
     for stream, count in zip(streams, counts, strict=True):
-        part = stream or Stream.in_shards([count], MOST_WINDOW)
+        part = stream or Stream.in_shards([count], MAX_WINDOW)
         parts.append(replace(part, ends=part.ends + total, shards=part.shards + shard, blocks=part.blocks + block))
         total, shard, block = total + count, int(parts[-1].shards.max()) + 1, int(parts[-1].blocks.max()) + 1
     ends, shards, blocks = (

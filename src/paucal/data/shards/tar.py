@@ -19,7 +19,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import ShardFolder
 from paucal.data.shards.index import HEADER, DamagedShard, Shard, ShardIndex, smallest_labels, spans_of
 from paucal.data.shards.stored_arrays import OpenFile
-from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name, require_end
+from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE, checked_name, require_end
 from paucal.data.sources.folder import ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, Reopened, Stamp
@@ -31,9 +31,9 @@ from paucal.wording import counted, was
 LABEL_SUFFIXES = (".cls", ".label")
 JSON_FIELD = "label"
 _SIZE = slice(124, 136)  # position in a tar header of the size of the member
-_MOST_LABEL = 1 << 20  # largest label file in bytes
+_MAX_LABEL = 1 << 20  # largest label file in bytes
 _STAYS_OPEN = 60.0  # seconds until a shard is opened again, which marks its downloaded copy as in use
-_MOST_OPEN = 64  # shards; most systems let a process open 1,024 files
+_MAX_OPEN = 64  # shards; most systems let a process open 1,024 files
 _IMAGES, _LABELS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)
 
 
@@ -61,8 +61,8 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
     try:
         with tarfile.open(path, "r:") as archive:
             for number, member in enumerate(archive):
-                if number >= MOST_ENTRIES:
-                    raise UserError(f"{shown} has more than {MOST_ENTRIES:,} entries, the limit: split it.")
+                if number >= MAX_ENTRIES:
+                    raise UserError(f"{shown} has more than {MAX_ENTRIES:,} entries, the limit: split it.")
                 archive.members.clear()  # type: ignore[attr-defined]  # otherwise every header stays in memory
                 if not (member.isreg() or member.islnk()) or member.issparse():
                     continue
@@ -74,7 +74,7 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
                     )
                 if ending in _IMAGES and not any(map(ignored, member.name.removeprefix("./").split("/"))):
                     _add_image(images, key, member, shown)
-                elif (ending in _LABELS or ending == ".json") and member.size <= _MOST_LABEL:
+                elif (ending in _LABELS or ending == ".json") and member.size <= _MAX_LABEL:
                     content = archive.extractfile(member)
                     text = b"" if content is None else content.read()
                     label = _parse_label(text, ending, label_field, f"{member.name} in {shown}")
@@ -112,8 +112,8 @@ def _add_image(images: dict[str, tarfile.TarInfo], key: str, member: tarfile.Tar
         raise UserError(
             f"{shown} has the key {key!r} twice ({images[key].name} and {member.name}); give each image its own key."
         )
-    if member.size > MOST_IMAGE:
-        raise UserError(f"{member.name} in {shown} has more than {MOST_IMAGE:,} bytes, the limit for an image.")
+    if member.size > MAX_IMAGE:
+        raise UserError(f"{member.name} in {shown} has more than {MAX_IMAGE:,} bytes, the limit for an image.")
     images[key] = member
 
 
@@ -255,7 +255,7 @@ class TarStore(Reopened, EncodedStore):
         self._open.pop(number, None)
         self._open[number] = file, now
         for old_number, (_, open_time) in list(self._open.items())[:-1]:
-            if len(self._open) > _MOST_OPEN or now - open_time >= _STAYS_OPEN:
+            if len(self._open) > _MAX_OPEN or now - open_time >= _STAYS_OPEN:
                 self._open.pop(old_number, None)
         return file
 

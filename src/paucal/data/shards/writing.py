@@ -35,8 +35,8 @@ Label = int | list[int]  # label of an image, or list of its labels
 
 CLASSES = "classes.txt"
 _CHUNK = 256  # images that are read and checked together
-_MOST_THREADS = 16
-_MOST_NAME = 60  # characters; a tar header holds a hundred
+_MAX_THREADS = 16
+_MAX_NAME = 60  # characters; a tar header holds a hundred
 _GROUP_IMAGES, _GROUP_BYTES = 256, 8 << 20  # limits of a Parquet row group, the smallest piece that can be read
 _SPECIAL_CHARACTERS = re.compile(r"[^A-Za-z0-9_/-]+")
 
@@ -143,7 +143,7 @@ class Member:
 
     def stem(self, number: int) -> str:
         """Return a unique file name without suffix: as much of the key as a tar header can hold, then the number."""
-        plain = _SPECIAL_CHARACTERS.sub("_", os.path.splitext(self.key)[0]).strip("/")[-_MOST_NAME:].lstrip("/")
+        plain = _SPECIAL_CHARACTERS.sub("_", os.path.splitext(self.key)[0]).strip("/")[-_MAX_NAME:].lstrip("/")
         return f"{plain}-{number:08d}" if plain else f"{number:08d}"
 
 
@@ -175,7 +175,7 @@ def read_members(
         done: Number of images read before this call.
         progress: Function called with (images done, number of images).
     """
-    with ThreadPoolExecutor(min(_MOST_THREADS, usable_cores())) as pool:
+    with ThreadPoolExecutor(min(_MAX_THREADS, usable_cores())) as pool:
         for first in range(0, len(order), _CHUNK):
             positions = order[first : first + _CHUNK]
             contents = pool.map(lambda position: encode_image(images, position), positions.tolist())

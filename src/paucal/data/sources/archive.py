@@ -28,8 +28,8 @@ from paucal.wording import counted, was
 
 ARCHIVE_SUFFIXES = (".zip", ".tar")
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
-MOST_ENTRIES = 20_000_000
-MOST_IMAGE = 512 << 20  # largest unpacked size of an image; a larger one is a decompression bomb
+MAX_ENTRIES = 20_000_000
+MAX_IMAGE = 512 << 20  # largest unpacked size of an image; a larger one is a decompression bomb
 _ENCRYPTED, _UTF8 = 1, 0x800  # bits of a zip entry's flags
 
 
@@ -73,8 +73,8 @@ class ArchiveStore(Reopened, EncodedStore):
             UnreadableImage: They are damaged, encrypted, or longer than the archive states.
         """
         entry = self._entries[index]
-        if entry.size > MOST_IMAGE:
-            raise UnreadableImage(f"image {entry.name} has more than {MOST_IMAGE:,} bytes, the limit")
+        if entry.size > MAX_IMAGE:
+            raise UnreadableImage(f"image {entry.name} has more than {MAX_IMAGE:,} bytes, the limit")
         try:
             with self._lock:
                 content = self._read_zip(entry) if self._zipped else self._read_tar(entry)
@@ -229,8 +229,8 @@ def checked_name(file: Path | str, name: str) -> str:
 
 
 def _refuse_many(file: Path, count: int) -> None:
-    if count > MOST_ENTRIES:
-        raise UserError(f"{file} has more than {MOST_ENTRIES:,} entries, the limit")
+    if count > MAX_ENTRIES:
+        raise UserError(f"{file} has more than {MAX_ENTRIES:,} entries, the limit")
 
 
 def shared_folder(names: list[str], depth: int) -> str:

@@ -17,7 +17,7 @@ _SEPARATORS = ";|,"
 MISSING = ("nan", "-nan", "<na>", "nat", "#n/a")  # usual markers of missing values, in lower case
 _MARKS = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0, "-1": UNKNOWN, "-1.0": UNKNOWN, "": UNKNOWN}
 _MARKS |= dict.fromkeys(MISSING, UNKNOWN)
-_MOST_SHOWN = 60
+_MAX_SHOWN = 60
 _COLUMNS_SHOWN = 5
 _ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^\s,'\"]+)")  # an item of an array printed by NumPy, without commas
 
@@ -136,7 +136,7 @@ def divided(cell: str, separator: str) -> list[str]:
 def separator_words(cells: Sequence[str], separator: str) -> str:
     """Describe the separator of labels in cells; "" without a separator."""
     example = max(cells, key=lambda cell: cell.count(separator)) if separator and cells else ""
-    return f"such as {example[:_MOST_SHOWN]!r}, divided at {separator!r}" if separator else ""
+    return f"such as {example[:_MAX_SHOWN]!r}, divided at {separator!r}" if separator else ""
 
 
 def from_names(rows: Sequence[Sequence[str]], several: bool, where: str) -> Labels:
@@ -178,7 +178,7 @@ def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Lab
     """
     if len(set(classes)) < len(classes):
         repeated = next(name for name in classes if classes.count(name) > 1)
-        raise UserError(f"two columns of classes are called {repeated[:_MOST_SHOWN]!r}: rename or remove one.")
+        raise UserError(f"two columns of classes are called {repeated[:_MAX_SHOWN]!r}: rename or remove one.")
     marks = np.asarray([[_MARKS[cell.lower()] for cell in row] for row in rows], dtype=np.int8)
     if not (marks == 0).any():
         marks[np.asarray([[not cell for cell in row] for row in rows])] = 0

@@ -40,7 +40,7 @@ from paucal.data.unreadable import ReportProgress
 from paucal.types import NoLabelsError, UserError
 
 BUILT_IN = "digits"
-MOST_SEARCHED = 100_000  # images of a set that is searched for boxes beside its classes
+MAX_SEARCHED = 100_000  # images of a set that is searched for boxes beside its classes
 _BRIGHTEST = 16  # scikit-learn's digits have 17 grey levels, 0 to 16
 
 
@@ -110,7 +110,7 @@ def open_images(  # noqa: PLR0913 (a caller may choose any of them)
             f"class folders{_suggest_subfolder(path)}"
         )
     folder = Path(location).expanduser()
-    if len(images) < MOST_SEARCHED and folder.is_dir() and (note := boxes_note(folder)):
+    if len(images) < MAX_SEARCHED and folder.is_dir() and (note := boxes_note(folder)):
         return replace(images, notes=(*images.notes, note))
     return images
 

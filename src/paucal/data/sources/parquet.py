@@ -32,7 +32,7 @@ from paucal.data.sources.parquet_columns import (
 )
 from paucal.data.sources.parquet_store import ARROW_SUFFIX, PARQUET_SUFFIX, ArrowStore, ParquetStore, RowFile
 from paucal.data.sources.source import SourceOptions
-from paucal.data.sources.table_columns import MOST_COLUMNS
+from paucal.data.sources.table_columns import MAX_COLUMNS
 from paucal.data.splits.part_names import PARTS
 from paucal.data.string_arrays import RepeatedStrings, StringArray
 from paucal.reading import require_regular
@@ -173,7 +173,7 @@ def _further_columns(files: Sequence[RowFile], columns: Columns, rows: NDArray[n
     for field in schemas[0]:
         are_unique = all(schema.names.count(field.name) == 1 for schema in schemas)
         have_same_types = are_unique and all(schema.field(field.name).type == field.type for schema in schemas)
-        if len(columns_found) == MOST_COLUMNS:
+        if len(columns_found) == MAX_COLUMNS:
             break
         if have_same_types and field.name not in (columns.image, columns.label) and is_plain(field.type):
             with suppress(pa.ArrowException, OSError):

@@ -9,12 +9,12 @@ from paucal.data.sources.labels import class_columns
 from paucal.data.sources.locating import FOLDERS_OF_TABLES
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.sources.table_rows import MOST_BYTES, TABLE_SUFFIXES, TableRow, read_table
+from paucal.data.sources.table_rows import MAX_BYTES, TABLE_SUFFIXES, TableRow, read_table
 from paucal.data.splits.part_names import PARTS, files_of_set, part_name, train_files
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-MOST_COLUMNS = 16  # most columns kept besides path, class and part
+MAX_COLUMNS = 16  # most columns kept besides path, class and part
 IMAGE_COLUMNS = (
     *("image_path", "image", "path", "file_name", "filename", "file", "filepath", "img_path", "img", "image_id"),
     *("image_name", "imageid", "id", "key"),
@@ -71,7 +71,7 @@ class Columns:
     def others(self) -> list[int]:
         """Positions of up to 16 columns that are neither path nor part, such as a patient column."""
         used_columns = (self.image, self.split, *self.marks, *(column for column, _ in self.flags))
-        return [index for index in range(len(self.names)) if index not in used_columns][:MOST_COLUMNS]
+        return [index for index in range(len(self.names)) if index not in used_columns][:MAX_COLUMNS]
 
     @property
     def boxes(self) -> str:
@@ -177,7 +177,7 @@ def describes_images(file: Path, options: SourceOptions, refuse: bool = False) -
         options: Columns of paths and of classes, if given.
         refuse: Whether to raise for an unreadable file, since it belongs to a set; otherwise return False.
     """
-    if not is_regular(file) or file.stat().st_size > MOST_BYTES:
+    if not is_regular(file) or file.stat().st_size > MAX_BYTES:
         return False
     try:
         rows = read_table(file, _SAMPLED_ROWS).rows

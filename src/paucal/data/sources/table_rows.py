@@ -17,8 +17,8 @@ from paucal.types import NoLabelsError, UserError
 JSON_LINES = (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".csv", ".tsv", *JSON_LINES)
 LIST_SUFFIX = ".txt"
-MOST_BYTES = 512 << 20
-MOST_LIST_BYTES = 256 << 20  # twice the size of a list of ImageNet's 1.3 million images
+MAX_BYTES = 512 << 20
+MAX_LIST_BYTES = 256 << 20  # twice the size of a list of ImageNet's 1.3 million images
 _DELIMITERS = ",;\t|"
 _SAMPLED_ROWS = 21  # number of rows that decide the separator
 _SHOWN = 80  # most characters of a line in a message
@@ -52,7 +52,7 @@ def read_table(file: Path, most: int | None = None, exact: bool = False) -> Tabl
         UserError: The file is not text, or it has an unclosed quote or a line that is not a JSON object.
         OSError: The file does not exist, or cannot be read.
     """
-    text, _, note = read_decoded(file, MOST_BYTES)
+    text, _, note = read_decoded(file, MAX_BYTES)
     rows = _json_rows(file, text) if file.suffix.lower() in JSON_LINES else _csv_rows(file, text, exact)
     return TableRows(list(islice(rows, most)), note)
 
@@ -68,7 +68,7 @@ def read_list(file: Path, labelled: bool, most: int | None = None) -> TableRows:
     Returns:
         Rows of the path with forward slashes and the class number, which is "-1" when not `labelled`.
     """
-    text, _, note = read_decoded(file, MOST_LIST_BYTES)
+    text, _, note = read_decoded(file, MAX_LIST_BYTES)
     lines = ((n, line.strip()) for n, line in enumerate(io.StringIO(text, newline=None), start=1) if line.strip())
     rows: list[TableRow] = []
     for number, line in islice(lines, most):

@@ -26,7 +26,7 @@ from paucal.data.sources.labels import (
 from paucal.data.sources.locating import ListedImage, locate, plain_path
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.table_columns import FLAGS, Columns, find_columns
-from paucal.data.sources.table_rows import LIST_SUFFIX, MOST_LIST_BYTES, TableRow, read_list, read_table
+from paucal.data.sources.table_rows import LIST_SUFFIX, MAX_LIST_BYTES, TableRow, read_list, read_table
 from paucal.data.splits.part_names import PARTS, files_of_set, part_name, train_files
 from paucal.data.splits.split import held_out_part
 from paucal.data.stores import FileStore
@@ -263,7 +263,7 @@ def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
 def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
     """Return whether a file is a list of a part whose first image exists."""
     part = part_name(file).part
-    if not part or not is_regular(file) or file.stat().st_size > MOST_LIST_BYTES:
+    if not part or not is_regular(file) or file.stat().st_size > MAX_LIST_BYTES:
         return False
     try:
         rows = read_list(file, labelled, most=1).rows

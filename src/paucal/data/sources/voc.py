@@ -17,7 +17,7 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 LISTS, IMAGES = Path("ImageSets/Main"), Path("JPEGImages")
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 _MEANING = {1: 1, 0: UNKNOWN, -1: 0}  # mark in a list: value in a multi-hot row
 _LINE = re.compile(r"(?P<image>\S.*?)\s+(?P<sign>-?[01])")
 
@@ -99,7 +99,7 @@ def _class_part_lists(root: Path) -> list[tuple[Path, str, str]]:
 
 def _read_list(file: Path) -> tuple[list[tuple[str, int]], str]:
     """Return the images of a list with their marks, and a note on its encoding."""
-    rows, (text, _, note) = [], read_decoded(file, MOST_BYTES)
+    rows, (text, _, note) = [], read_decoded(file, MAX_BYTES)
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         match = _LINE.fullmatch(line.strip())
         if line.strip() and (match is None or leads_out(plain_path(match["image"]))):

@@ -16,8 +16,8 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 DUPLICATES = "duplicates"
-_LEAST_SHARE = 0.5  # least share of the names that a pattern must match
-_MOST_PATTERN = 300  # most characters of a pattern
+_MIN_SHARE = 0.5  # least share of the names that a pattern must match
+_MAX_PATTERN = 300  # most characters of a pattern
 
 
 def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
@@ -43,7 +43,7 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
                 "remove the copies that 'paucal check' finds, or group by a pattern in the names"
             )
         return _copy_groups(images)
-    if len(by) > _MOST_PATTERN:
+    if len(by) > _MAX_PATTERN:
         raise UserError(f"--group-by has {len(by)} characters; give a shorter pattern, or the name of a column")
     columns = f"; the columns are {', '.join(images.columns)}" if images.columns else ""
     try:
@@ -53,7 +53,7 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
             f"--group-by: {by!r} is neither a column nor a regular expression ({problem}){columns}"
         ) from None
     matches = sum(name is not None for name in names)
-    if matches < _LEAST_SHARE * len(names):
+    if matches < _MIN_SHARE * len(names):
         raise UserError(
             f"--group-by: {by!r} is not a column and matches {matches} of {len(names)} names (such as "
             f"{images.keys[0]!r}){columns}; give a pattern that most names match, such as 'patient[0-9]+'"

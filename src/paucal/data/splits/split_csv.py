@@ -17,8 +17,8 @@ from paucal.data.string_arrays import RepeatedStrings
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-MOST_BYTES = 512 << 20  # five times the size of such a file for ImageNet's 1.3 million images
-MOST_NAME = 20  # most characters shown of a column name
+MAX_BYTES = 512 << 20  # five times the size of such a file for ImageNet's 1.3 million images
+MAX_NAME = 20  # most characters shown of a column name
 _SEPARATORS = ";|,"
 _COLUMNS = ["key", "label", "class", "split"]
 _DIGEST = "digest"  # optional column: digest of the image in hexadecimal digits
@@ -129,7 +129,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         raise UserError(f"{path} cannot be read as a split ({error}); give the split.csv of a run.") from None
     columns = [name.strip() for name in lines[0].cells] if lines else []
     if columns not in (_COLUMNS, [*_COLUMNS, _DIGEST]):
-        column_names, n_more = [name[:MOST_NAME] for name in columns[: len(_COLUMNS)]], len(columns) - len(_COLUMNS)
+        column_names, n_more = [name[:MAX_NAME] for name in columns[: len(_COLUMNS)]], len(columns) - len(_COLUMNS)
         more_text = f" and {n_more} more" if n_more > 0 else ""
         raise UserError(f"{path} has the columns {column_names}{more_text}; expected {_COLUMNS}, as a run writes them.")
     rows = [dict.fromkeys(_COLUMNS, str(None)) | dict(zip(columns, row.cells, strict=False)) for row in lines[1:]]
@@ -145,7 +145,7 @@ def _in_order(path: Path, image_set: ImageSet) -> RepeatedStrings | None:
 
     Only the parts are held in memory, since the rows of a million images as text would take a gigabyte.
     """
-    if not is_regular(path) or path.stat().st_size > MOST_BYTES:
+    if not is_regular(path) or path.stat().st_size > MAX_BYTES:
         return None
     names, codes = [*image_set.classes, ""], np.zeros(len(image_set), dtype=np.uint8)
     try:

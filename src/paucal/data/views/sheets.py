@@ -10,14 +10,14 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.types import Batch
 from paucal.wording import percent
 
-MOST_IMAGES = 32
+MAX_IMAGES = 32
 _COLUMNS = 8
 _SMALLEST_TILE = 96  # least side in pixels; smaller images are enlarged without smoothing
 _CAPTION = 14  # height of a line in pixels
 _GAP = 4
 _CHARACTER = 6  # width in pixels of an average letter in Pillow's default font
-_LEAST_SHARE = 0.005  # smaller shares of a label have no caption
-MOST_ROWS = 6
+_MIN_SHARE = 0.005  # smaller shares of a label have no caption
+MAX_ROWS = 6
 GROUP_GAP = 16  # pixels between crops of different sizes
 Place = tuple[int, int, int, int]  # left, top, width, height
 
@@ -30,7 +30,7 @@ def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) 
         normalisation: Normalisation of the views, which is undone.
         classes: Class names in label order; empty for no captions.
     """
-    views = normalisation.shown(batch.views[0][:MOST_IMAGES].detach().float().cpu())
+    views = normalisation.shown(batch.views[0][:MAX_IMAGES].detach().float().cpu())
     zoom = max(1, math.ceil(_SMALLEST_TILE / min(views.shape[-2:])))
     height, width = (side * zoom for side in views.shape[-2:])
     labels = [None] * len(views) if batch.labels is None else list(batch.labels[: len(views)].detach().cpu())
@@ -62,7 +62,7 @@ def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
         return [", ".join(names) or "no label"]
     shares, numbers = label.topk(min(2, len(classes)))
     pairs = zip(shares.tolist(), numbers.tolist(), strict=True)
-    return [f"{percent(share, '.0f')} {_as_ascii(classes[i])}" for share, i in pairs if share >= _LEAST_SHARE]
+    return [f"{percent(share, '.0f')} {_as_ascii(classes[i])}" for share, i in pairs if share >= _MIN_SHARE]
 
 
 def _as_ascii(name: str) -> str:
@@ -72,7 +72,7 @@ def _as_ascii(name: str) -> str:
 
 def crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:
     """Draw a row for each of up to 6 images: its crops from left to right."""
-    images = min(MOST_ROWS, len(batch))
+    images = min(MAX_ROWS, len(batch))
     views = [normalisation.shown(view[:images].detach().float().cpu()) for view in batch.views]
     boxes, width, height = _crop_boxes([(view.shape[-2], view.shape[-1]) for view in views])
     page = Image.new("RGB", (width, images * (height + _GAP) + _GAP), "white")

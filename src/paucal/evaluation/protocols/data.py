@@ -172,7 +172,7 @@ VOC_NAME, VOC_FOLDER = "voc2007", Path("VOCdevkit") / "VOC2007"
 _VOC_ARCHIVES = "VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar"
 _VOC_PAGE = "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/"
 _VOC_LISTS = Path("ImageSets") / "Main"
-_MOST_LIST_BYTES = 16 << 20
+_MAX_LIST_BYTES = 16 << 20
 # VOC writes 1 for present, -1 for absent, 0 for difficult; its own evaluation leaves out difficult images.
 _VOC_LABELS = {"1": 1, "-1": 0, "0": -1}
 
@@ -240,7 +240,7 @@ def open_voc(folder: Path) -> EvaluationData:
 def _read_voc_list(file: Path) -> dict[str, int]:
     """Return the label of every image in a list."""
     try:
-        text = read_text(file, _MOST_LIST_BYTES, encoding="ascii")
+        text = read_text(file, _MAX_LIST_BYTES, encoding="ascii")
         pairs = [line.split() for line in text.splitlines() if line.strip()]
         labels = {name: _VOC_LABELS[label] for name, label in pairs}
     except (OSError, ValueError, KeyError) as problem:

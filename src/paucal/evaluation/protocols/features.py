@@ -20,7 +20,7 @@ from paucal.backbones.forward_hooks import HookedTensors, hook_output
 from paucal.backbones.layout import Hints, last_tensor, read_layout, to_grid
 from paucal.backbones.probe import model_name
 from paucal.data.images import ImageSet
-from paucal.data.loader import MOST_TOGETHER, make_eval_loader
+from paucal.data.loader import MAX_TOGETHER, make_eval_loader
 from paucal.data.stores import EncodedStore
 from paucal.evaluation.protocols.classifier import count_broken, require_finite, rows_at_once
 from paucal.models.frozen import FrozenBackbone
@@ -307,7 +307,7 @@ class Extraction:
         cache: Cache on disk.
     """
 
-    batch_size: int = MOST_TOGETHER
+    batch_size: int = MAX_TOGETHER
     workers: int = 0
     dtype: torch.dtype = torch.float32
     cache: FeatureCache = field(default_factory=lambda: FeatureCache(None))

@@ -28,10 +28,10 @@ COLUMNS = (
 )
 CSV_NAME, JSON_NAME = "table.csv", "results.json"
 FOLDER = "frozen-features"  # in the evaluation folder of a run
-MOST_MODELS = 16  # maximum number of columns of a table
+MAX_MODELS = 16  # maximum number of columns of a table
 _DIGITS = {"%": 3, "px": 2}  # decimals: a tenth of a percentage point, as in papers, or a hundredth of a pixel
 MARKERS = "osD^v"  # a different marker each time the colours are reused
-MOST_LINES = 60
+MAX_LINES = 60
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ def _as_csv(rows: Sequence[Row]) -> str:
 
 def shown_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that the picture can show: the first 60 printed rows whose scores are shares."""
-    return [row for row in rows if row.line.headline and row.line.unit == "%"][:MOST_LINES]
+    return [row for row in rows if row.line.headline and row.line.unit == "%"][:MAX_LINES]
 
 
 def protocols_figure(rows: Sequence[Row], level: float) -> Figure:

@@ -8,7 +8,7 @@ from torch import Tensor
 from paucal.backbones.attention_layout import Token, Tokens
 from paucal.types import UserError
 
-MOST_ENTRIES = 1 << 27  # entries of a dense matrix, half a GiB
+MAX_ENTRIES = 1 << 27  # entries of a dense matrix, half a GiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class AttentionMap:
         """
         batch, groups, heads = self.weights.shape[:3]
         shape = (batch, heads, len(self.tokens), len(self.key_tokens))
-        if torch.Size(shape).numel() > MOST_ENTRIES:
+        if torch.Size(shape).numel() > MAX_ENTRIES:
             raise UserError(
                 f"the attention of {self.layer!r} between all {shape[2]} tokens would not fit in memory: read single "
                 "rows, or a deeper layer."

@@ -20,7 +20,7 @@ from paucal.explain.attention.maps import AttentionMap
 from paucal.explain.prepared import explainable, forward
 from paucal.types import UserError
 
-MOST_PREFIX = 9  # 8 registers and a class token
+MAX_PREFIX = 9  # 8 registers and a class token
 
 
 @torch.no_grad()
@@ -221,7 +221,7 @@ def tokens_of(
         prefix: Number of tokens before the cells; None if unknown.
     """
     declared = int(getattr(model, "num_prefix_tokens", 0) or 0)
-    for n_prefix in (declared, *range(MOST_PREFIX)) if prefix is None else (prefix,):
+    for n_prefix in (declared, *range(MAX_PREFIX)) if prefix is None else (prefix,):
         sides = grid_sides(count - len(suffix) - n_prefix, image_size)
         if sides is not None:
             return Tokens(sides, prefix_names(model, n_prefix), suffix)

@@ -57,7 +57,7 @@ def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence
 
     DHVT's Figures 3 (a) and 7: rows attend to columns; class token, cells, head tokens.
     """
-    is_large = len(tokens) > MOST_SMALL
+    is_large = len(tokens) > MAX_SMALL
     columns = min(columns_for(len(matrices), 4), 2 if is_large else 4)
     figure, axes = panels(-(-len(matrices) // columns), columns, (1, 1), extra=0.5, scale=ENLARGED if is_large else 1.0)
     flat = [panel for row in axes for panel in row]
@@ -77,7 +77,7 @@ def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence
 
 
 HEAT_OF_MATRICES = "viridis"
-MOST_SMALL, ENLARGED = 100, 1.9  # tokens of a small panel; scale of a larger panel
+MAX_SMALL, ENLARGED = 100, 1.9  # tokens of a small panel; scale of a larger panel
 
 
 def features_figure(picture: Picture, colours: Tensor) -> Figure:

@@ -15,14 +15,14 @@ from paucal.rules.length import effective_batch
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.types import Crops
 
-MOST_CLASSES = 1 << 16
+MAX_CLASSES = 1 << 16
 SCRATCH_RATE = 1e-3
 
 
 def diet_classes(facts: DataAndMachine) -> Choice:
     """One class per image, up to the limit of a classifier."""
-    n_classes = max(2, min(max(facts.n_images, facts.n_train), MOST_CLASSES))
-    return n_classes, f"one for each image, at most {MOST_CLASSES}"
+    n_classes = max(2, min(max(facts.n_images, facts.n_train), MAX_CLASSES))
+    return n_classes, f"one for each image, at most {MAX_CLASSES}"
 
 
 def local_crops(local_size: Sequence[int] | None) -> Choice:

@@ -7,7 +7,7 @@ which takes seconds to import; a test checks that the two agree.
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.options import MAX_SIDE, MOST_EPOCHS, option
+from paucal.settings.options import MAX_EPOCHS, MAX_SIDE, option
 
 _GROUP = "method"
 
@@ -72,10 +72,10 @@ class DrLocSettings(DrLocGridSettings, DrLocFormulaSettings):
     drloc_schedule: Literal["constant", "ramp"] | None = option(
         "the weight over time: constant, or a rise from 0 and a fall to 0", group=_GROUP
     )
-    drloc_warmup_epochs: int | None = option("ramp: epochs of the rise", group=_GROUP, low=0, high=MOST_EPOCHS)
+    drloc_warmup_epochs: int | None = option("ramp: epochs of the rise", group=_GROUP, low=0, high=MAX_EPOCHS)
     drloc_horizon_epochs: int | None = option(
         "ramp: epoch at which the weight is 0 again; may be after the end of the run",
         group=_GROUP,
         low=1,
-        high=MOST_EPOCHS,
+        high=MAX_EPOCHS,
     )

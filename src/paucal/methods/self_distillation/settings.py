@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.options import MOST_EPOCHS, option
+from paucal.settings.options import MAX_EPOCHS, option
 from paucal.settings.parts import HIGHEST_ALPHA, LOWEST_ALPHA
 
 
@@ -24,7 +24,7 @@ class SelfDistillationSettings:
         "epochs of only the view task, before the region task starts; the optimizer's state continues",
         group="method",
         low=1,
-        high=MOST_EPOCHS,
+        high=MAX_EPOCHS,
     )
     similarity: Literal["cosine", "dot"] = option("how a cell's counterpart is found", "cosine", group="method")
     out_dim: int = option("prototypes of each head", group="method", low=2, high=1 << 20)
@@ -36,7 +36,7 @@ class SelfDistillationSettings:
     head_norm: Literal["none", "batch"] = option("normalisation in the heads' MLP", group="method")
     learn_lengths: bool = option("also learn the lengths of prototypes (less stable)", False, group="method")
     freeze_last_layer: int = option(
-        "epochs at the beginning in which prototypes are frozen", 1, group="method", low=0, high=MOST_EPOCHS
+        "epochs at the beginning in which prototypes are frozen", 1, group="method", low=0, high=MAX_EPOCHS
     )
     student_temperature: float = option("temperature of the student", 0.1, group="method", above=0)
     teacher_temperature: float = option("temperature of the teacher", group="method", above=0)
@@ -44,7 +44,7 @@ class SelfDistillationSettings:
         "temperature of the teacher at the beginning", 0.04, group="method", above=0
     )
     warmup_teacher_epochs: int = option(
-        "epochs from the first to the last teacher temperature", group="method", low=0, high=MOST_EPOCHS
+        "epochs from the first to the last teacher temperature", group="method", low=0, high=MAX_EPOCHS
     )
     momentum: float = option("share of the old teacher in the new one, at the beginning", group="method", low=0, high=1)
     centre_momentum: float = option("share of the old centre in the new one", 0.9, group="method", low=0, high=1)

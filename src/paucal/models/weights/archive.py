@@ -14,14 +14,14 @@ from paucal.backbones.weights.inputs import ImageInput
 from paucal.backbones.weights.start import StartWeights
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.weights.adding import CheckedWeights, check_weights
-from paucal.models.weights.store import MOST_CARD, MOST_LICENCE, parse_card
+from paucal.models.weights.store import MAX_CARD, MAX_LICENCE, parse_card
 from paucal.reading import parse_json, require_regular
 from paucal.runs.weights import MAX_BYTES
 from paucal.types import UserError
 
 WEIGHTS, CARD, LICENCE = "weights.safetensors", "card.json", "LICENCE.txt"
 ENDING = ".weights.zip"
-_LIMITS = {WEIGHTS: MAX_BYTES, CARD: MOST_CARD, LICENCE: MOST_LICENCE}
+_LIMITS = {WEIGHTS: MAX_BYTES, CARD: MAX_CARD, LICENCE: MAX_LICENCE}
 _DATE = (1980, 1, 1, 0, 0, 0)  # fixed, so that equal weights give equal archives
 
 

@@ -18,7 +18,7 @@ from paucal.reading import parse_json, read_text
 from paucal.runs.files import write_text
 from paucal.types import UserError
 
-MOST_CARD, MOST_LICENCE, MOST_WORDS = 1 << 20, 1 << 19, 300  # bytes, bytes, characters
+MAX_CARD, MAX_LICENCE, MAX_WORDS = 1 << 20, 1 << 19, 300  # bytes, bytes, characters
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -58,8 +58,8 @@ class AddedWeights:
             raise ValueError(f"{self.name[:80]!r} is not the name of a model")
         if not _DIGEST.fullmatch(self.sha256) or self.size <= 0 or self.classes < 0:
             raise ValueError("its checksum or a number is out of range")
-        if len(self.licence_text.encode(errors="replace")) > MOST_LICENCE:
-            raise ValueError(f"the text of the licence has more than {MOST_LICENCE} bytes")
+        if len(self.licence_text.encode(errors="replace")) > MAX_LICENCE:
+            raise ValueError(f"the text of the licence has more than {MAX_LICENCE} bytes")
 
     @property
     def has_terms(self) -> bool:
@@ -93,8 +93,8 @@ class AddedWeights:
 def require_words(text: str, what: str) -> str:
     """Return a short text of one line, without surrounding space."""
     text = text.strip()
-    if not text or len(text) > MOST_WORDS or not text.isprintable():
-        raise ValueError(f"the {what} {text[:40]!r} is invalid: expected one line of 1 to {MOST_WORDS} characters")
+    if not text or len(text) > MAX_WORDS or not text.isprintable():
+        raise ValueError(f"the {what} {text[:40]!r} is invalid: expected one line of 1 to {MAX_WORDS} characters")
     return text
 
 
@@ -127,7 +127,7 @@ def parse_card(text: str) -> AddedWeights:
 
 def _read_card(path: Path) -> AddedWeights:
     try:
-        card = parse_card(read_text(path, MOST_CARD))
+        card = parse_card(read_text(path, MAX_CARD))
     except ValueError as problem:
         raise UserError(
             f"the card {str(path)!r} is damaged ({problem}): remove it, and add the weights again."

@@ -15,7 +15,7 @@ from paucal.runs import RunFolder
 from paucal.runs.lock import BEAT, SILENCE, is_locked
 from paucal.types import UserError
 
-MOST_FAILURES = 20  # restarts after failures within one call
+MAX_FAILURES = 20  # restarts after failures within one call
 CODE = "code"  # file of the logs with the last exit code of the first process
 _FAILED = 2  # exit code for invalid data or settings, and for a process whose partner was lost
 
@@ -56,7 +56,7 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
         ),
         torch_config=TorchConfig(backend="gloo"),
         run_config=RunConfig(
-            name="ray", storage_path=str(command.logs), failure_config=FailureConfig(max_failures=MOST_FAILURES)
+            name="ray", storage_path=str(command.logs), failure_config=FailureConfig(max_failures=MAX_FAILURES)
         ),
     )
     try:

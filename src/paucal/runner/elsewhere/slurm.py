@@ -14,7 +14,7 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 STOPPED = 130  # exit code of a run that a signal or its time limit has stopped
-_MOST_TIMEOUTS = 1000  # time limits that a job may reach before submitit gives up; its default is 3
+_MAX_TIMEOUTS = 1000  # time limits that a job may reach before submitit gives up; its default is 3
 
 
 class RequeuedCommand:
@@ -76,7 +76,7 @@ def submit(
     submitit = import_package("slurm")
     if cluster == "slurm":
         require_sbatch()
-    executor = submitit.AutoExecutor(folder=command.logs, cluster=cluster, slurm_max_num_timeout=_MOST_TIMEOUTS)
+    executor = submitit.AutoExecutor(folder=command.logs, cluster=cluster, slurm_max_num_timeout=_MAX_TIMEOUTS)
     usual: dict[str, Any] = {"name": f"paucal-{command.verb}", "timeout_min": 24 * 60}
     usual |= {"nodes": nodes, "tasks_per_node": devices, **({"gpus_per_node": devices} if on_gpu else {})}
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paucal.distributed import rank
-from paucal.evaluation.calibration import FEWEST_IMAGES, Calibration, calibration
+from paucal.evaluation.calibration import MIN_IMAGES, Calibration, calibration
 from paucal.evaluation.classification import classification_report, multi_label_report
 from paucal.evaluation.curves import save_curves
 from paucal.evaluation.predictions import Predictions, predict_all
@@ -241,7 +241,7 @@ def calibration_line(fit: Calibration) -> str:
     (before, after), images = fit.error, counted(fit.images, "validation image")
     if fit.temperature == 1.0:
         too_few = f"{'is' if fit.images == 1 else 'are'} too few to fit a temperature"
-        reason = too_few if fit.images < FEWEST_IMAGES else "show no need for a temperature"
+        reason = too_few if fit.images < MIN_IMAGES else "show no need for a temperature"
         return f"confidence: off by {percent(before)} on average; {images} {reason}"
     return (
         f"confidence: off by {percent(before)} on average before, by {percent(after)} after a temperature of "

@@ -13,7 +13,7 @@ from paucal.data.images import evenly_spaced
 from paucal.data.loader import KeptBatches, TrainLoader
 from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.sheets import MOST_IMAGES, sheet
+from paucal.data.views.sheets import MAX_IMAGES, sheet
 from paucal.data.views.transforms import TrainTransform, ViewTransform
 from paucal.evaluation.classification import quick_multi_label_scores, quick_scores
 from paucal.evaluation.predictions import Predictions, predict_all
@@ -165,7 +165,7 @@ def deployed_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings) 
     indices = data.part("val") if len(data.part("val")) else data.part("train")
     loader_settings = replace(settings, workers=0)
     batch = next(
-        iter(eval_loader(data, indices[evenly_spaced(len(indices), MOST_IMAGES)], card.preprocessing, loader_settings))
+        iter(eval_loader(data, indices[evenly_spaced(len(indices), MAX_IMAGES)], card.preprocessing, loader_settings))
     )
     statistics = Normalisation(card.preprocessing.mean, card.preprocessing.std)
     return sheet(batch, statistics, card.classes)

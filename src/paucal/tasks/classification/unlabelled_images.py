@@ -23,7 +23,7 @@ from paucal.settings.groups import DataSettings
 from paucal.types import UserError
 from paucal.wording import counted
 
-MOST_IMAGES = 5000  # larger numbers were not measured, and take long
+MAX_IMAGES = 5000  # larger numbers were not measured, and take long
 
 
 def open_unlabelled(settings: TrainSettings) -> ImageSet:
@@ -47,7 +47,7 @@ def usable_images(settings: TrainSettings, data: SplitImages, most: int, console
     Raises:
         UserError: There are no images, or none can be read.
     """
-    images, most = open_unlabelled(settings), min(most, MOST_IMAGES)
+    images, most = open_unlabelled(settings), min(most, MAX_IMAGES)
     if len(images) > most:
         console.say(f"note: {most} of the {len(images)} images without labels are used")
         images = images.select(evenly_spaced(len(images), most))

@@ -41,7 +41,7 @@ from paucal.training import Plan
 from paucal.types import UserError
 from paucal.wording import counted, did_you_mean
 
-MOST_EVALUATIONS = 20  # on the validation images, by default
+MAX_EVALUATIONS = 20  # on the validation images, by default
 MULTIPLE = 32  # pixels
 STRIDES = (4, 8, 16, 32)  # possible strides of the finest map, in pixels
 CASCADE_DEFAULTS = {"cascade_boxes": "shared", "cascade_average": "probabilities"}
@@ -321,7 +321,7 @@ def _steps_plan(settings: DetectSettings, n_train: int) -> Plan:
     plan = trainer_plan(settings, n_train)
     total = settings.steps or (plan.total_steps if settings.epochs else 1)
     passes = -(-total // plan.steps_per_epoch)
-    interval = settings.judge_every or plan.steps_per_epoch * -(-passes // MOST_EVALUATIONS)
+    interval = settings.judge_every or plan.steps_per_epoch * -(-passes // MAX_EVALUATIONS)
     return replace(plan, total_steps=total, steps_per_epoch=min(interval, total))
 
 

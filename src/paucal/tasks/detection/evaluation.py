@@ -25,7 +25,7 @@ from paucal.types import UserError
 
 DRAWS = 300  # resampled sets of images
 MASKS = "mask_"  # prefix of the names of mask scores
-MOST = 100  # detections per image and class that count
+MAX_DETECTIONS = 100  # detections per image and class that count
 # COCO's thresholds in double precision; torchmetrics rounds them, and overlaps are often exactly at a threshold.
 OVERLAPS, RECALLS = np.linspace(0.5, 0.95, 10), np.linspace(0, 1, 101)
 SCORES = {"map": "ap", "map_50": "ap50", "map_75": "ap75", "mar_100": "recall"}
@@ -227,7 +227,7 @@ def _match_class(detections: Sequence[Detections], truth: Sequence[Boxes], label
     images, scores, hits, ignored = [], [], [], []
     objects = np.zeros(len(truth), dtype=np.int64)
     for index, (predicted, boxes) in enumerate(zip(detections, truth, strict=True)):
-        detected_rows, has_label = np.flatnonzero(predicted.labels == label)[:MOST], boxes.labels == label
+        detected_rows, has_label = np.flatnonzero(predicted.labels == label)[:MAX_DETECTIONS], boxes.labels == label
         objects[index] = int((has_label & ~boxes.crowd).sum())
         crowd = boxes.crowd[has_label]
         if masks:

@@ -38,7 +38,7 @@ from paucal.types import LossTerms, Progress
 FOLDER = "first_detector"  # folder in the run for the checkpoints of the stage
 SHARE = 0.2  # share of a run's time for the steps of the stage
 PASSES = 12  # over the training images; more do not help while the backbone is frozen
-FEWEST_STEPS = 20
+MIN_STEPS = 20
 WARMUP = 0.1  # share of the steps
 RATE = 4.0  # factor on the learning rate of tuning
 MEMORY_SHARE = 0.25  # share of the free memory for feature maps
@@ -138,7 +138,7 @@ def fit_heads_steps(setup: DetectionSetup, seconds: float) -> int:
     each_pass = max(1, len(setup.data.part("train")) // settings.effective_batch)
     later_steps = max(0.0, seconds - each_pass * first) / later_seconds
     steps = min(int(min(seconds / first, each_pass) + later_steps), PASSES * each_pass)
-    return steps if steps >= FEWEST_STEPS else 0
+    return steps if steps >= MIN_STEPS else 0
 
 
 def train_first(

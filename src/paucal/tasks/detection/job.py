@@ -53,9 +53,9 @@ START = 1e-3  # share of the peak learning rate at the first step of the publish
 TIMED_STEPS = 4  # after one warm-up step
 TIMED_IMAGES = 4  # images whose evaluation is timed
 EVALUATION_SHARE = 0.15  # largest share of the time for validation
-MOST_EVALUATIONS = 12
-FEWEST_STEPS = 10
-MOST_PASSES, SCRATCH_PASSES = 60, 300  # over the training images; with pretrained and with random weights
+MAX_EVALUATIONS = 12
+MIN_STEPS = 10
+MAX_PASSES, SCRATCH_PASSES = 60, 300  # over the training images; with pretrained and with random weights
 OVERHEAD = 12.0  # seconds on an idle core for the final scores, intervals and pictures
 RESERVE = 0.02  # share of the time kept for unforeseen work
 
@@ -182,12 +182,12 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         """Return the steps that fit in the time, and how often to validate."""
         settings, counts = setup.settings, setup.data.counts()
         share = settings.effective_batch / max(counts["train"], 1)
-        max_passes = MOST_PASSES if settings.init is not None else SCRATCH_PASSES
+        max_passes = MAX_PASSES if settings.init is not None else SCRATCH_PASSES
         plan = fit_steps(pace, left, counts, share, max_passes)
         if not plan.steps:
             assert settings.time is not None  # for which this length is planned
             spent = seconds_of(settings.time, "--time") - left
-            needed_seconds = spent + plan.seconds + FEWEST_STEPS * pace.step + pace.evaluation(counts)
+            needed_seconds = spent + plan.seconds + MIN_STEPS * pace.step + pace.evaluation(counts)
             raise UserError(
                 f"--time is {settings.time}, but a step takes {pace.step:.1f} s here, and evaluating an image "
                 f"{pace.val_image:.1f} s: give --time {int(1.2 * needed_seconds // 60) + 1}m or more, or a smaller "
@@ -293,10 +293,10 @@ def fit_steps(pace: Pace, left: float, counts: Mapping[str, int], passes: float,
     """
     ending, evaluation = pace.ending(counts), pace.evaluation(counts)
     usable = left * (1 - RESERVE) - ending
-    max_evaluations = int(EVALUATION_SHARE * usable / evaluation) if evaluation > 0 else MOST_EVALUATIONS
-    evaluations = max(1, min(MOST_EVALUATIONS, max_evaluations))
+    max_evaluations = int(EVALUATION_SHARE * usable / evaluation) if evaluation > 0 else MAX_EVALUATIONS
+    evaluations = max(1, min(MAX_EVALUATIONS, max_evaluations))
     steps = min(int((usable - evaluations * evaluation) / pace.step), int(most_passes / passes))
-    if steps < FEWEST_STEPS:
+    if steps < MIN_STEPS:
         return Steps(0, 1, ending)
     return Steps(steps, -(-steps // evaluations), steps * pace.step + evaluations * evaluation + ending)
 

@@ -23,9 +23,9 @@ from paucal.types import UserError
 from paucal.wording import brief
 
 BACKEND, EXTRA = "faster_coco_eval", 'pip install "paucal[detection]"'
-FEWEST_POINTS, MOST_POLYGONS = 3, 10_000
-MOST_PERIMETER = 1_000_000  # pixels; drawing an outline of this length takes some 100 MB
-LEAST = 0.5  # smallest probability at which a pixel belongs to the object
+MIN_POINTS, MAX_POLYGONS = 3, 10_000
+MAX_PERIMETER = 1_000_000  # pixels; drawing an outline of this length takes some 100 MB
+MIN_MASK_PROBABILITY = 0.5  # of a pixel that belongs to the object
 REMEDY = "correct it, or ignore the outlines with paucal detect --masks off"
 
 
@@ -80,7 +80,7 @@ def paste_masks(shares: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[R
     """
     # One by one: a hundred objects of a photograph at once would take gigabytes.
     return tuple(
-        pack_mask((paste_masks_in_image(share[None], box[None], size)[0, 0] >= LEAST).numpy())
+        pack_mask((paste_masks_in_image(share[None], box[None], size)[0, 0] >= MIN_MASK_PROBABILITY).numpy())
         for share, box in zip(shares, boxes, strict=True)
     )
 
@@ -166,11 +166,11 @@ def _check_polygons(outline: Any, size: tuple[int, int], where: str) -> list[lis
     """Return the polygons of an outline as numbers."""
     if not isinstance(outline, list) or not all(isinstance(polygon, list) for polygon in outline):
         raise UserError(f"{where}, which is {brief(outline)}, expected polygons or run lengths: {REMEDY}.")
-    if len(outline) > MOST_POLYGONS:
-        raise UserError(f"{where} of {len(outline):,} polygons, at most {MOST_POLYGONS:,} are read: {REMEDY}.")
+    if len(outline) > MAX_POLYGONS:
+        raise UserError(f"{where} of {len(outline):,} polygons, at most {MAX_POLYGONS:,} are read: {REMEDY}.")
     polygons = [_check_polygon(polygon, size, where) for polygon in outline]
-    if sum(map(_perimeter, polygons)) > MOST_PERIMETER:
-        raise UserError(f"{where} of more than {MOST_PERIMETER:,} pixels in length: {REMEDY}.")
+    if sum(map(_perimeter, polygons)) > MAX_PERIMETER:
+        raise UserError(f"{where} of more than {MAX_PERIMETER:,} pixels in length: {REMEDY}.")
     return polygons
 
 
@@ -179,7 +179,7 @@ def _check_polygon(values: list[Any], size: tuple[int, int], where: str) -> list
         raise UserError(f"{where} with a polygon {brief(values)}, expected numbers: {REMEDY}.")
     if len(values) % 2:
         raise UserError(f"{where} with a polygon of {len(values)} coordinates, expected x, y, x, y, ...: {REMEDY}.")
-    if len(values) < 2 * FEWEST_POINTS:
+    if len(values) < 2 * MIN_POINTS:
         raise UserError(f"{where} with a polygon of {len(values) // 2} points, expected 3 or more: {REMEDY}.")
     height, width = size
     for x, y in zip(values[::2], values[1::2], strict=True):

@@ -23,7 +23,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 TRUTH = "#ffffff"
 TILE, GAP, COLUMNS = 420, 6, 3  # width and distance of pictures in pixels, pictures per row
 LETTERS = TILE / 11  # ratio of a picture's width to its font size
-MOST_CURVES = 20
+MAX_CURVES = 20
 
 
 def draw_detections(
@@ -117,7 +117,7 @@ def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[s
     """Draw the precision of each class over its recall, at an overlap of 0.5."""
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
-    for label, (class_matches, name) in enumerate(list(zip(matches, classes, strict=True))[:MOST_CURVES]):
+    for label, (class_matches, name) in enumerate(list(zip(matches, classes, strict=True))[:MAX_CURVES]):
         precisions = class_matches.precisions(weights)
         if precisions is not None:
             style = ("-", "--", ":")[label // len(COLOURS) % 3]
@@ -126,7 +126,7 @@ def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[s
     axes.set(xlabel="recall: share of the objects that were found")
     axes.set(ylabel="precision: share of the detections that are right")
     axes.set(xlim=(0, 1), ylim=(0, 1.02), title="AP50 of each class in brackets")
-    axes.legend(fontsize=8, ncols=math.ceil(min(len(classes), MOST_CURVES) / 10))
+    axes.legend(fontsize=8, ncols=math.ceil(min(len(classes), MAX_CURVES) / 10))
     return figure
 
 

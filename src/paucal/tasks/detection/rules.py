@@ -15,7 +15,7 @@ CPU_SIDE = 416
 PAPER_SIDES = (800, 1333)
 MIN_NORM_BATCH = 16  # smallest batch with which batch norms update their pretrained statistics
 STEPS = 3000  # default length on an accelerator, enough for a few hundred images
-LEAST_EPOCHS, MOST_EPOCHS = 12, 200  # 12 is the papers' "1x" schedule for 118,000 images
+MIN_EPOCHS, MAX_EPOCHS = 12, 200  # 12 is the papers' "1x" schedule for 118,000 images
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def epochs(facts: DataAndMachine, time: str | None, steps: int | None, batch_siz
     """Take the epochs of about 3000 steps, unless the time or the steps set the length."""
     if time is not None or steps is not None:
         return None, ""
-    passes = max(LEAST_EPOCHS, min(MOST_EPOCHS, round(STEPS * batch_size / max(facts.n_train, 1))))
-    return passes, f"about {STEPS} steps, and at least {LEAST_EPOCHS} passes"
+    passes = max(MIN_EPOCHS, min(MAX_EPOCHS, round(STEPS * batch_size / max(facts.n_train, 1))))
+    return passes, f"about {STEPS} steps, and at least {MIN_EPOCHS} passes"
 
 
 def lr(init: str | None, batch_size: int) -> Choice:

@@ -8,7 +8,7 @@ from paucal.settings.options import EarlierName, option
 from paucal.settings.parts import CutSettings, JointNormSettings
 from paucal.tasks.detection.network.options import (
     HEADS,
-    MOST_LAYERS,
+    MAX_LAYERS,
     AnchorSides,
     BoxLoss,
     CascadeAverage,
@@ -52,7 +52,7 @@ class DetectorSettings:
     )
     pyramid_norm: PyramidNorm = option("norm after each convolution of the feature pyramid", "group", group="detector")
     proposal_layers: int = option(
-        "convolutions between a map and its proposals", 1, group="detector", low=1, high=MOST_LAYERS
+        "convolutions between a map and its proposals", 1, group="detector", low=1, high=MAX_LAYERS
     )
     maps: Maps = option(
         "maps of the backbone: one of each stride, or the two of torchvision's MobileNet detectors",

@@ -17,7 +17,7 @@ from paucal.tasks.pretraining.monitor import NAME
 from paucal.training import checkpoint_rows
 from paucal.wording import percent
 
-MOST_ROLLBACKS = 2
+MAX_ROLLBACKS = 2
 HEALTHY = "healthy.ckpt"
 START = "monitor.json"
 ROLLBACKS = "rollbacks"
@@ -112,7 +112,7 @@ class StageWatch(Watcher[PretrainingSetup]):
     def _can_roll_back(self) -> bool:
         settings = self.setup.settings
         collapsed = self._verdict is not None and settings.on_collapse == "rollback"
-        return collapsed and len(self.rollbacks) < MOST_ROLLBACKS and self.run.last.with_name(HEALTHY).exists()
+        return collapsed and len(self.rollbacks) < MAX_ROLLBACKS and self.run.last.with_name(HEALTHY).exists()
 
     def _roll_back(self) -> None:
         """Restore the last healthy state, with settings that counteract the collapse."""

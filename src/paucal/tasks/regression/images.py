@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
 from paucal.data.sources.labels import is_missing
-from paucal.data.sources.table_columns import MOST_COLUMNS
+from paucal.data.sources.table_columns import MAX_COLUMNS
 from paucal.data.splits.split import Split, make_split
 from paucal.data.splits.split_csv import read_split
 from paucal.methods.training_settings import TrainSettings
-from paucal.models.regression import MOST_GRADES
+from paucal.models.regression import MAX_GRADES
 from paucal.runner.images import SplitImages
 from paucal.runner.job import RunSetup
 from paucal.runner.run_folder import stored_split
@@ -22,7 +22,7 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.wording import counted, shortened, was
 
-FEWEST = 10  # images with a number
+MIN_NUMBERED = 10  # images with a number
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class NumberedImages(SplitImages):
     targets: NDArray[np.float64] = None  # type: ignore[assignment]
 
 
-def with_numbers(images: ImageSet, column: str, fewest: int = FEWEST) -> tuple[ImageSet, NDArray[np.float64]]:
+def with_numbers(images: ImageSet, column: str, fewest: int = MIN_NUMBERED) -> tuple[ImageSet, NDArray[np.float64]]:
     """Return the images that have a number in a column, and the (N,) numbers."""
     if column not in images.columns:
         column_names = ", ".join(map(repr, images.columns)) or "no table with further columns"
-        first = f" (only {MOST_COLUMNS} columns are read)" if len(images.columns) >= MOST_COLUMNS else ""
+        first = f" (only {MAX_COLUMNS} columns are read)" if len(images.columns) >= MAX_COLUMNS else ""
         raise UserError(f"--target: {images.location} has no column {column!r}; it has {column_names}{first}.")
     cells = images.cells(column)
     numbered = [index for index, cell in enumerate(cells) if not is_missing(cell)]
@@ -73,7 +73,7 @@ def grades_note(targets: NDArray[np.float64], column: str) -> Sequence[str]:
 
 def are_grades(targets: NDArray[np.float64]) -> bool:
     """Return whether targets are whole numbers of a scale that is short enough for grades."""
-    return bool((targets == np.round(targets)).all() and 1 <= np.ptp(targets) < MOST_GRADES)
+    return bool((targets == np.round(targets)).all() and 1 <= np.ptp(targets) < MAX_GRADES)
 
 
 def require_grades(targets: NDArray[np.float64], column: str) -> None:
@@ -81,7 +81,7 @@ def require_grades(targets: NDArray[np.float64], column: str) -> None:
     if not are_grades(targets):
         raise UserError(
             f"--ordinal: {column!r} has {counted(len(np.unique(targets)), 'value')} from {targets.min():g} to "
-            f"{targets.max():g}, expected two to {MOST_GRADES} whole numbers that follow each other: leave it out."
+            f"{targets.max():g}, expected two to {MAX_GRADES} whole numbers that follow each other: leave it out."
         )
 
 

@@ -27,7 +27,7 @@ from paucal.tasks.segmentation.network import SegmentationNetwork, segmentation_
 from paucal.tasks.segmentation.windows import WindowOptions, fitting_scale, pixel_probabilities
 from paucal.types import UserError
 
-MOST_WIDTH = 4096
+MAX_WIDTH = 4096
 COPIES = 5  # copies of an image's probabilities in memory at a time
 
 
@@ -44,10 +44,10 @@ class Head:
     dropout: float
 
     def __post_init__(self) -> None:
-        if type(self.width) is not int or not 1 <= self.width <= MOST_WIDTH or not 0 <= float(self.dropout) < 1:
+        if type(self.width) is not int or not 1 <= self.width <= MAX_WIDTH or not 0 <= float(self.dropout) < 1:
             raise UserError(
                 f"model.json has a head of width {self.width!r} and dropout {self.dropout!r}, expected 1 to "
-                f"{MOST_WIDTH} channels and a share below 1: restore it."
+                f"{MAX_WIDTH} channels and a share below 1: restore it."
             )
 
 

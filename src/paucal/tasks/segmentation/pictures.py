@@ -21,8 +21,8 @@ SHOWN_SIDE = 320  # longer side of an image in a comparison, in pixels
 GAP, LINE, LEGEND = 6, 14, 18  # gap, line of text and line of a legend, in pixels
 COLUMNS = ("image", "labels", "predicted", "mistakes")
 NARROWEST = 56  # least width of a column for its title, in pixels
-MOST_NAMES, MOST_LETTERS = 12, 24  # names in a legend, and letters of each
-MOST_CROPS = 8
+MAX_NAMES, MAX_LETTERS = 12, 24  # names in a legend, and letters of each
+MAX_CROPS = 8
 IGNORED_COLOUR = (128, 128, 128)
 WRONG, RIGHT = (214, 39, 40), (44, 160, 44)
 
@@ -136,13 +136,13 @@ def stack_pictures(pictures: Sequence[Image.Image]) -> Image.Image:
 
 def draw_legend(classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Image:
     """Draw the names of the first classes beside their colours."""
-    names = [_printable(shortened(name, MOST_LETTERS)) for name in classes[:MOST_NAMES]]
-    names += [f"and {len(classes) - MOST_NAMES} more"] if len(classes) > MOST_NAMES else []
+    names = [_printable(shortened(name, MAX_LETTERS)) for name in classes[:MAX_NAMES]]
+    names += [f"and {len(classes) - MAX_NAMES} more"] if len(classes) > MAX_NAMES else []
     width = max(160, *(LEGEND + 8 * len(name) for name in names))
     sheet = Image.new("RGB", (width, LEGEND * len(names)), "white")
     draw = ImageDraw.Draw(sheet)
     for index, name in enumerate(names):
-        if index < min(len(classes), MOST_NAMES):
+        if index < min(len(classes), MAX_NAMES):
             colour = tuple(int(value) for value in colours[index])
             draw.rectangle((0, index * LEGEND + 2, 12, index * LEGEND + 14), fill=colour, outline="black")  # type: ignore[arg-type]
         draw.text((LEGEND, index * LEGEND + 2), name, fill="black")
@@ -154,9 +154,9 @@ def draw_crops(batch: Batch, card: SegmentationCard) -> Image.Image:
     statistics, colours = Normalisation(card.preprocessing.mean, card.preprocessing.std), class_colours(card.coding)
     crops = [
         Image.fromarray(crop.permute(1, 2, 0).contiguous().numpy())
-        for crop in statistics.shown(batch.views[0][:MOST_CROPS])
+        for crop in statistics.shown(batch.views[0][:MAX_CROPS])
     ]
-    masks = [mask.numpy() for mask in (batch.label_maps or {})[MASK][:MOST_CROPS]]
+    masks = [mask.numpy() for mask in (batch.label_maps or {})[MASK][:MAX_CROPS]]
     width, height = crops[0].size
     sheet = Image.new("RGB", (len(crops) * (width + GAP), 2 * height + GAP), "white")
     for index, (crop, mask) in enumerate(zip(crops, masks, strict=True)):

@@ -9,7 +9,7 @@ from paucal.rules.resolve import Choice
 CPU_MODEL, GPU_MODEL = "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224"
 FEW, SOME = 100, 500  # training images
 STEPS = 40  # least optimizer steps of an epoch, since it ends with a validation
-MOST_CROPS = 64  # crops of an image in an epoch
+MAX_CROPS = 64  # crops of an image in an epoch
 AUXILIARY_WIDTH = 256  # the papers', at which the head is at least as wide
 CELL = 32  # pixels of a cell of the deepest map; sides of crops are multiples of it
 
@@ -69,7 +69,7 @@ def auxiliary_width(width: int) -> Choice:
 def crops(facts: DataAndMachine, batch_size: int, accumulate: int) -> Choice:
     """Take enough crops per image for an epoch that is long compared with its validation."""
     needed_crops = -(-STEPS * batch_size * accumulate // max(facts.n_train, 1))
-    count = max(1, min(MOST_CROPS, needed_crops))
+    count = max(1, min(MAX_CROPS, needed_crops))
     return count, f"about {STEPS} steps between two validations" if count > 1 else "once an epoch"
 
 

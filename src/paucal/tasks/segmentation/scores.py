@@ -19,7 +19,7 @@ from paucal.runs import csv_text, write_text
 from paucal.wording import counted, percent
 
 DRAWS = 2000  # resampled sets of images in the bootstrap
-MOST_SHOWN_CLASSES = 30  # rows in the terminal
+MAX_SHOWN_CLASSES = 30  # rows in the terminal
 METRICS = "segmentation.json"
 
 
@@ -176,7 +176,7 @@ def report_table(report: SegmentationReport) -> Table:
         table.add_column(heading, justify="left" if heading == "class" else "right")
     values = [score.value for score in report.per_class]
     ranked = sorted(range(len(values)), key=lambda index: (not np.isfinite(values[index]), values[index]))
-    for index in ranked[:MOST_SHOWN_CLASSES]:
+    for index in ranked[:MAX_SHOWN_CLASSES]:
         pixels, hits = int(report.confusion[index].sum()), int(report.confusion[index, index])
         recall = hits / pixels if pixels else float("nan")
         interval = _format_interval(report.per_class[index])

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paucal.settings.groups import JobSettings
-from paucal.settings.options import MAX_SIDE, MOST_EPOCHS, option
+from paucal.settings.options import MAX_EPOCHS, MAX_SIDE, option
 from paucal.settings.parts import CutSettings, JointNormSettings, MaskFileSettings
 
 
@@ -81,7 +81,7 @@ class SegmentScheduleSettings:
         0,
         group="fine-tuning",
         low=0,
-        high=MOST_EPOCHS,
+        high=MAX_EPOCHS,
     )
 
 

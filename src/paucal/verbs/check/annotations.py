@@ -42,7 +42,7 @@ TINY = 8.0  # pixels of the shorter side: one or two cells of the finest feature
 SMALL, LARGE = 32.0**2, 96.0**2  # square pixels: areas that bound COCO's medium objects
 SHOWN = 12  # classes named in a finding
 _WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)  # a colon within a quoted value is skipped
-MOST = 0.5  # share of images without a box above which they were probably never annotated
+MAX_EMPTY_SHARE = 0.5  # of images without a box; if the share is larger, they were probably never annotated
 _OUTSIDE = ("outside-boxes", "outside of their image", "correct them, or check whether images were exchanged")
 _TINY = (
     "tiny-boxes",
@@ -319,7 +319,7 @@ def _is_repeated(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
 def _images_without_boxes(indices: Sequence[int], total: int) -> list[Finding]:
     if not indices:
         return []
-    is_frequent = len(indices) > MOST * total
+    is_frequent = len(indices) > MAX_EMPTY_SHARE * total
     text = f"{counted(len(indices), 'image')} of {total} without a box: they are used as negatives"
     advice = "check whether all of them were annotated; leave out those that were not" if is_frequent else ""
     return [

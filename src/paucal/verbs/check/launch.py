@@ -61,7 +61,7 @@ from paucal.verbs.check.result import CheckResult, facts_of, print_result, requi
 from paucal.verbs.check.settings import CheckSettings
 from paucal.wording import counted, percent, was
 
-MOST_CONFIRMED = 2000  # images whose features are computed to confirm near duplicates: a minute on a laptop
+MAX_CONFIRMED = 2000  # images whose features are computed to confirm near duplicates: a minute on a laptop
 _AT_ONCE = 1 << 14  # pairs whose features are in memory at a time
 
 
@@ -320,12 +320,12 @@ def _confirm_pairs(
     """Return pairs with the cosine of their features; unchanged, with a note, if there are too many images."""
     positions = np.asarray([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
     paired_images, rows = np.unique(positions, return_inverse=True)
-    if len(paired_images) > MOST_CONFIRMED:
+    if len(paired_images) > MAX_CONFIRMED:
         console.say(
-            f"note: {len(paired_images)} images look like another image; above {MOST_CONFIRMED}, their content is not "
+            f"note: {len(paired_images)} images look like another image; above {MAX_CONFIRMED}, their content is not "
             "compared, so some pairs may only share a background"
         )
-    if not 0 < len(paired_images) <= MOST_CONFIRMED:
+    if not 0 < len(paired_images) <= MAX_CONFIRMED:
         return list(pairs)
     with console.progress("comparing similar images") as advance:
         features = reader.read(images, paired_images, settings, _with_estimate(advance, console), detail)

@@ -24,11 +24,11 @@ from paucal.types import UserError
 from paucal.verbs.check.labels import SuspectLabel
 from paucal.wording import counted, percent
 
-MOST_CLASSES, MOST_LISTED = 20, 10
+MAX_CLASSES, MAX_LISTED = 20, 10
 MARKS = {"misleads": "[bold red]misleads[/]", "warning": "[yellow]warning[/]", "note": "[dim]note[/]"}
 PAGE, VALUES, SHEET = "check.html", "check.json", "contact_sheet.png"
-MOST_THUMBS, MOST_GROUP = 60, 6  # thumbnails of a finding, and of one group of images
-TILE, COLUMNS, MOST_ROWS = 88, 10, 60  # pixels of a thumbnail, and thumbnails and rows of the sheet
+MAX_THUMBS, MAX_GROUP = 60, 6  # thumbnails of a finding, and of one group of images
+TILE, COLUMNS, MAX_ROWS = 88, 10, 60  # pixels of a thumbnail, and thumbnails and rows of the sheet
 _GAP, _NAME = 4, 16
 _QUALITY = 82
 
@@ -153,14 +153,14 @@ def _print_suspects(result: CheckResult, console: Console) -> None:
         return
     console.say(f"labels judged by {result.judged_by}")
     console.say(f"{counted(len(result.suspects), 'label')} probably wrong, the most suspect first:")
-    for suspect in result.suspects[:MOST_LISTED]:
+    for suspect in result.suspects[:MAX_LISTED]:
         key = result.checked.images.keys[suspect.position]
         console.say(
             f"            {key}: '{suspect.given}' ({percent(suspect.confidence)}), "
             f"rather '{suspect.suggested}' ({percent(suspect.suggested_confidence)})"
         )
-    if len(result.suspects) > MOST_LISTED:
-        console.say(f"            and {len(result.suspects) - MOST_LISTED} more (--output FOLDER shows all of them)")
+    if len(result.suspects) > MAX_LISTED:
+        console.say(f"            and {len(result.suspects) - MAX_LISTED} more (--output FOLDER shows all of them)")
 
 
 def _class_table(per_class: dict[str, dict[str, int]]) -> Table:
@@ -169,10 +169,10 @@ def _class_table(per_class: dict[str, dict[str, int]]) -> Table:
     for part in per_class:
         table.add_column(part, justify="right")
     names = list(next(iter(per_class.values())))
-    for name in names[:MOST_CLASSES]:
+    for name in names[:MAX_CLASSES]:
         table.add_row(name, *(str(per_class[part][name]) for part in per_class))
-    if len(names) > MOST_CLASSES:
-        table.add_row(f"and {len(names) - MOST_CLASSES} more", *("" for _ in per_class))
+    if len(names) > MAX_CLASSES:
+        table.add_row(f"and {len(names) - MAX_CLASSES} more", *("" for _ in per_class))
     return table
 
 
@@ -242,9 +242,9 @@ def _finding_sections(result: CheckResult) -> list[Section]:
     for finding in result.findings:
         rows, n_shown = [], 0
         for group in finding.groups:
-            if n_shown >= MOST_THUMBS:
+            if n_shown >= MAX_THUMBS:
                 break
-            members = group[:MOST_GROUP]
+            members = group[:MAX_GROUP]
             rows.append([_make_thumb(result, position) for position in members])
             n_shown += len(members)
         n_omitted = len(finding.groups) - len(rows)
@@ -258,7 +258,7 @@ def _suspect_sections(result: CheckResult) -> list[Section]:
     if result.suspects is None:
         return []
     rows = []
-    for suspect in result.suspects[:MOST_THUMBS]:
+    for suspect in result.suspects[:MAX_THUMBS]:
         caption = f"labelled {suspect.given} ({percent(suspect.confidence, '.0f')}), rather {suspect.suggested} "
         rows.append(
             [_make_thumb(result, suspect.position, f"{caption}({percent(suspect.suggested_confidence, '.0f')})")]
@@ -307,7 +307,7 @@ def contact_sheet(images: ImageSet, seed: int = 0) -> Image.Image:
     generator = np.random.default_rng(seed)
     rows: list[tuple[str, list[int]]] = []
     if images.classes:
-        for label, name in enumerate(images.classes[:MOST_ROWS]):
+        for label, name in enumerate(images.classes[:MAX_ROWS]):
             members = images.members(label)
             sample = np.sort(generator.permutation(members)[:COLUMNS])
             rows.append((f"{name} ({len(members)})", sample.tolist()))

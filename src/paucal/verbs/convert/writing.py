@@ -16,7 +16,7 @@ from PIL import Image
 
 from paucal.data.boxes.annotations import unpack_run_lengths
 from paucal.data.images import UNKNOWN
-from paucal.data.masks.coding import IGNORED, MOST_CLASSES
+from paucal.data.masks.coding import IGNORED, MAX_CLASSES
 from paucal.types import UserError
 from paucal.verbs.convert.content import Content, Item, Kind, Thing
 from paucal.verbs.convert.objects import (
@@ -184,9 +184,9 @@ def write_masks(content: Content, folder: Path) -> None:
     """Write masks/*.png whose values are the numbers of classes, and classes.csv with their names."""
     is_drawn = content.kind == "detect"
     names = [BACKGROUND, *(name for name in content.numbers if name != BACKGROUND)] if is_drawn else [*content.numbers]
-    if len(names) > MOST_CLASSES:
+    if len(names) > MAX_CLASSES:
         raise UserError(
-            f"the objects are of {len(names) - 1} classes, but masks have at most {MOST_CLASSES - 1} beside the "
+            f"the objects are of {len(names) - 1} classes, but masks have at most {MAX_CLASSES - 1} beside the "
             "background: convert to another layout, or join classes."
         )
     for item in content.items:

@@ -32,7 +32,7 @@ from paucal.evaluation.protocols.logistic import Solver
 from paucal.evaluation.protocols.table import (
     FOLDER,
     MATCHES_PICTURE,
-    MOST_MODELS,
+    MAX_MODELS,
     SCORES_PICTURE,
     Row,
     compare,
@@ -63,7 +63,7 @@ from paucal.verbs.eval.settings import EvalSettings, FrozenSettings
 
 SUITE = "table9"
 REPORTS = {"train": write_report, "pretrain": write_pretraining_report}  # writer of the report, by the verb of the run
-MOST_COMPARED = MOST_MODELS - 2  # besides the evaluated model and the random model
+MAX_COMPARED = MAX_MODELS - 2  # besides the evaluated model and the random model
 MATCHED_IMAGES = 2  # number of images whose matches are drawn, for every kind of second view
 CHANGE_TITLES: dict[Change, str] = {"mirror": "mirrored", "crop": "cropped"}
 
@@ -145,8 +145,8 @@ def evaluate_frozen(
 def _check_settings(settings: FrozenSettings, n_compared: int) -> None:
     if settings.cache is not None and settings.no_cache:
         raise UserError("--cache and --no-cache contradict each other: give one of them.")
-    if n_compared > MOST_COMPARED:
-        raise UserError(f"--compare names {n_compared} models, but a table has room for {MOST_COMPARED}: give fewer.")
+    if n_compared > MAX_COMPARED:
+        raise UserError(f"--compare names {n_compared} models, but a table has room for {MAX_COMPARED}: give fewer.")
 
 
 def _open_subjects(

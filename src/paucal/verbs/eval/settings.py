@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paucal.settings.groups import FORWARD_PRECISION, ForwardPrecision, LabelledDataSettings
-from paucal.settings.options import MOST, option
+from paucal.settings.options import MAX_COUNT, option
 from paucal.settings.parts import CutSettings
 
 _GROUP = "frozen features"
@@ -75,7 +75,7 @@ class FrozenSettings:
     metric: Literal["accuracy", "mean_per_class", "roc_auc"] | None = option(
         "score of linear and logistic; by default that of the paper's table", None, group=_GROUP
     )
-    max_images: int | None = option("largest number of images per part", None, group=_GROUP, low=1, high=MOST)
+    max_images: int | None = option("largest number of images per part", None, group=_GROUP, low=1, high=MAX_COUNT)
     augment: bool = option("linear probe: new augmented views in every epoch, as published (slow)", False, group=_GROUP)
     probe_epochs: int = option(
         "linear probe: passes over the training images", 100, group=_GROUP, low=1, high=1_000_000

@@ -33,7 +33,7 @@ from paucal.verbs.explain.settings import CELL, ExplainSettings
 
 SHOWN_LAYERS = 4  # the middle layer of each quarter of the depth: 2, 5, 8 and 11 of 12, as in DHVT's figures 3 to 5
 EVERY = "all"  # value of --layer
-MOST_TOKENS = 900  # largest matrix that is drawn
+MAX_TOKENS = 900  # largest matrix that is drawn
 
 
 def heads_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
@@ -80,7 +80,7 @@ def head_tokens_view(model: TrainedModel, image: Viewed, settings: ExplainSettin
     ]
     label = "attention of each head token to the cells in its own head"
     figures = {"head_tokens": maps_figure(image.picture, [v for _, v in panels], [t for t, _ in panels], label)}
-    if len(layers[-1].tokens) <= MOST_TOKENS:
+    if len(layers[-1].tokens) <= MAX_TOKENS:
         titles = [f"layer {index + 1}" for index in layer_indices]
         matrices = [averaged(layer)[0].cpu() for layer in layers]
         figures["averaged_attention"] = matrices_figure(matrices, layers[-1].tokens, titles)

@@ -16,7 +16,7 @@ from paucal.types import UserError
 from paucal.verbs.explain.inputs import Viewed, stacked
 from paucal.wording import did_you_mean, first_few
 
-MOST_CELLS = 56  # largest side of a grid that is drawn cell by cell
+MAX_CELLS = 56  # largest side of a grid that is drawn cell by cell
 
 
 def choose_method(model: TrainedModel, requested: str) -> tuple[str, str]:
@@ -75,7 +75,7 @@ def _class_number(name: str, classes: Sequence[str], readable_names: Sequence[st
 
 def _maps_to_draw(maps: Tensor) -> Tensor:
     """Average pixel maps over cells, since single pixels look like noise; other maps are unchanged."""
-    return on_cells(maps) if max(maps.shape[1:]) > MOST_CELLS else maps
+    return on_cells(maps) if max(maps.shape[1:]) > MAX_CELLS else maps
 
 
 def explain_batch(

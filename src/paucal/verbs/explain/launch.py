@@ -30,7 +30,7 @@ from paucal.verbs.explain.writing import Pictures, settle_folder
 from paucal.wording import counted, did_you_mean
 
 Source = str | os.PathLike[str] | Image.Image
-MOST_ON_A_SHEET = 48
+MAX_ON_A_SHEET = 48
 NEEDS_ATTENTION = {"attention", "rollout", "head-tokens", "entropy"}
 
 
@@ -134,9 +134,9 @@ class _Extra:
     def last(self) -> Iterator[tuple[str, Figure]]:
         """Yield the figures that are drawn once."""
         if len(self.sheet) > 1:
-            for start in range(0, len(self.sheet), MOST_ON_A_SHEET):
+            for start in range(0, len(self.sheet), MAX_ON_A_SHEET):
                 method = METHODS[self.method]
-                sheet_rows = self.sheet[start : start + MOST_ON_A_SHEET]
+                sheet_rows = self.sheet[start : start + MAX_ON_A_SHEET]
                 yield "sheet", contact_sheet(sheet_rows, method.title, method.asks_class)
         if self.entropies is not None and self.entropies.images:
             yield from self.entropies.figures()

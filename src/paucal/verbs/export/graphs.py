@@ -21,7 +21,7 @@ from paucal.wording import counted, percent
 
 PIXELS_TOLERANCE = 0.05  # for graphs with their preprocessing inside, which round a few pixels differently
 MANY, MOST_OF_MANY = ("pixels", "objects"), 5  # factor on the tolerance where the largest of thousands is compared
-LEAST_AGREEMENT, LEAST_OF_8_BITS = 0.95, 0.75  # least agreement of a file with the model
+MIN_AGREEMENT, LEAST_OF_8_BITS = 0.95, 0.75  # least agreement of a file with the model
 ANSWERS = {  # by the kind of prediction: texts for the agreement and for the accuracy
     "images": ("the same class for {}", "accuracy"),
     "numbers": ("the same number, to a tenth of the target's deviation, for {}", "accuracy"),
@@ -125,7 +125,7 @@ class GraphWriter:
                     f"{counted(comparison.images, 'image')}, expected {max_difference:g} at most, so it was not kept: "
                     "use another --format."
                 )
-            _require_agreement(path.name, comparison, LEAST_AGREEMENT, "use another --format")
+            _require_agreement(path.name, comparison, MIN_AGREEMENT, "use another --format")
         self.console.say(self._sentence(path.name, comparison))
         return comparison
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from paucal.settings.options import MOST, option
+from paucal.settings.options import MAX_COUNT, option
 
 _GROUP, _COMPARED, _FITTING = "export", "comparison", "a file that fits"
 Format = Literal["safetensors", "hub", "pt2", "onnx", "openvino", "litert", "coreml", "html"]
@@ -45,7 +45,7 @@ class ExportSettings:
     data: str | None = option("images to compare with, instead of the run's test images", None, group=_COMPARED)
     push: str | None = option("hub: OWNER/NAME to upload the folder to; a new repository is private", group=_GROUP)
     data_licence: str | None = option("hub: licence of the training images, for the page", group=_GROUP)
-    images: int = option("largest number of images to compare with", 200, group=_COMPARED, low=1, high=MOST)
+    images: int = option("largest number of images to compare with", 200, group=_COMPARED, low=1, high=MAX_COUNT)
     max_size: str | None = option(
         "largest size of the file, such as 5MB: the best file within the limits is written, of this model or of "
         "a smaller one distilled from it",

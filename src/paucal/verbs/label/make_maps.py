@@ -20,7 +20,7 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import WholeImage
 from paucal.evaluation.seen_images import keys_with_seen_labels
 from paucal.labeling import DenseTeacher, write_maps
-from paucal.labeling.published_maps import MOST_CLASSES, find_maps, mean_over_cells, read_map, read_maps
+from paucal.labeling.published_maps import MAX_CLASSES, find_maps, mean_over_cells, read_map, read_maps
 from paucal.labeling.teacher import TeacherCheck, check_teacher
 from paucal.models.named import find_named, open_named
 from paucal.runner.console import Console
@@ -232,8 +232,8 @@ def convert_published(
         min_accuracy: Share of a sample of labelled images that the mean over the cells must classify correctly.
     """
     names = tuple(classes or images.classes)
-    if not 2 <= len(names) <= MOST_CLASSES:
-        raise UserError(f"published maps have 2 to {MOST_CLASSES} classes, but {len(names)} are named.")
+    if not 2 <= len(names) <= MAX_CLASSES:
+        raise UserError(f"published maps have 2 to {MAX_CLASSES} classes, but {len(names)} are named.")
     positions, files = find_maps(images, folder)
     labelled = images.select(positions)
     check = _test_published(labelled, files, names) if labelled.labelled else None

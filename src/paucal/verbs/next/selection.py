@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paucal.evaluation.principal_axes import principal_axes
 
-MOST = 8192  # images that are compared with each other, if no more are to be chosen; a quarter of a gigabyte
+MAX_CONSIDERED = 8192  # images that are compared with each other, if no more are to be chosen; a quarter of a gigabyte
 AXES = 64  # principal axes on which images are compared
 NEIGHBOUR = 5  # rank of the neighbour at whose distance the similarity is one half
 SMALLEST = 1e-6  # squared distance below which images are the same to a network
@@ -74,7 +74,7 @@ def choose(
     random_choices = [Choice(int(index), is_random=True) for index in random]
     if len(random) == count:
         return random_choices
-    considered = np.sort(order[len(random) : max(len(random) + MOST, count)])
+    considered = np.sort(order[len(random) : max(len(random) + MAX_CONSIDERED, count)])
     rows = torch.from_numpy(considered)
     taken = torch.cat([labelled, features[torch.from_numpy(random)]])
     similarity_parts = similarities(*directions(features[rows], taken))

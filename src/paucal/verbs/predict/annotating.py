@@ -15,7 +15,7 @@ from paucal.verbs.predict.writing import NONE
 from paucal.wording import counted
 
 BOX = ("left", "top", "right", "bottom")
-LEAST_TEXT, LINE = 12, 60  # pixels of a letter; pixels of a picture's side for each pixel of a line
+MIN_TEXT, LINE = 12, 60  # pixels of a letter; pixels of a picture's side for each pixel of a line
 
 
 def annotate_video(source: str, table: Path, output: Path, console: Console) -> None:
@@ -74,7 +74,7 @@ def _answer_text(row: dict[str, str]) -> str:
 
 
 def _draw_rows(picture: Image.Image, rows: Sequence[dict[str, str]]) -> Image.Image:
-    draw, size = ImageDraw.Draw(picture), max(LEAST_TEXT, picture.height // 20)
+    draw, size = ImageDraw.Draw(picture), max(MIN_TEXT, picture.height // 20)
     for row in rows:
         if row.get("class"):
             left, top, right, bottom = (float(row[name]) for name in BOX)

@@ -17,7 +17,7 @@ from paucal.runs.lock import RunLock
 from paucal.types import UserError
 from paucal.verbs.predict.journal import ENDING, WHAT
 
-ABOUT, MOST_ABOUT = "about.json", 1 << 20  # file name, bytes
+ABOUT, MAX_ABOUT = "about.json", 1 << 20  # file name, bytes
 Key = tuple[str, str]  # path and number of the frame
 
 
@@ -91,7 +91,7 @@ class AnswerTable:
     def _require_same(self) -> None:
         assert self.part is not None
         try:
-            stored = parse_json(read_text(self.part / ABOUT, MOST_ABOUT))
+            stored = parse_json(read_text(self.part / ABOUT, MAX_ABOUT))
         except (OSError, ValueError):
             stored = {}
         stored = stored if isinstance(stored, dict) else {}

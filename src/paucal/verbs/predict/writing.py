@@ -31,7 +31,7 @@ Blocks = Callable[[], Iterator[Block]]
 GROUP = 4096  # rows of features that are compressed together
 
 
-TILE, COLUMNS, MOST_ROWS = 112, 10, 60
+TILE, COLUMNS, MAX_ROWS = 112, 10, 60
 SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 NONE = "none of the classes"
 _GAP, _HEADING, _CAPTION = 6, 22, 16
@@ -81,8 +81,8 @@ def write_all(blocks: Blocks, card: ModelCard, pictures: Pictures, targets: Targ
     """Write the requested files, the predictions last, so that a stopped call can be resumed."""
     if targets.sheet is not None:
         rows = sheet_rows(blocks(), card)
-        if len(rows) > MOST_ROWS:
-            console.say(f"note: the sheet shows the {MOST_ROWS} most frequent of {len(rows)} classes")
+        if len(rows) > MAX_ROWS:
+            console.say(f"note: the sheet shows the {MAX_ROWS} most frequent of {len(rows)} classes")
         with console.progress("drawing the sheet") as advance:
             page = draw_sheet(rows, pictures.read, advance)
         write_atomically(targets.sheet, save_sheet(page, targets.sheet))
@@ -164,7 +164,7 @@ def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Cal
         read: Returns the image at a position; an image that can no longer be read leaves an empty tile.
         advance: Function that is called with (tiles drawn, total number of tiles).
     """
-    shown_rows, total = rows[:MOST_ROWS], sum(len(row[2]) for row in rows[:MOST_ROWS])
+    shown_rows, total = rows[:MAX_ROWS], sum(len(row[2]) for row in rows[:MAX_ROWS])
     height = _HEADING + TILE + _CAPTION + _GAP
     page = Image.new("RGB", (COLUMNS * (TILE + _GAP) + _GAP, len(shown_rows) * height + _GAP), "white")
     draw, n_drawn = ImageDraw.Draw(page), 0

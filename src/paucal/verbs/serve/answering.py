@@ -28,7 +28,7 @@ from paucal.types import UserError
 from paucal.verbs.explain.attribution import choose_method, explain_batch
 from paucal.verbs.explain.inputs import Viewed
 
-MOST_PIXELS = 64_000_000  # more than a phone camera takes
+MAX_PIXELS = 64_000_000  # more than a phone camera takes
 SHOWN = 10  # classes that are shown
 EXPLAINED = 2  # classes whose evidence is shown side by side
 
@@ -115,8 +115,8 @@ class Answerer:
             height, width = image_shape(content, name)  # reads no pixels
         except UnreadableImage as problem:
             raise UserError(str(problem)) from problem
-        if width * height > MOST_PIXELS:
-            raise UserError(f"{name} has {width} x {height} pixels; at most {MOST_PIXELS // 10**6} million are read.")
+        if width * height > MAX_PIXELS:
+            raise UserError(f"{name} has {width} x {height} pixels; at most {MAX_PIXELS // 10**6} million are read.")
         try:
             return decode_image(content, name, self.model.card.preprocessing.reading)
         except UnreadableImage as problem:

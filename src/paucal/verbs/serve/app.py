@@ -15,7 +15,7 @@ from starlette.routing import Route
 from paucal.types import UserError
 from paucal.verbs.serve.answering import Answerer
 
-MOST_WAITING = 16  # pictures held in memory at once
+MAX_WAITING = 16  # pictures held in memory at once
 PATIENCE = 30.0  # seconds in which a picture must arrive
 LONGEST_NAME = 200
 KINDS = ("image/", "application/octet-stream")  # types that a page of another site cannot send without a CORS preflight
@@ -96,7 +96,7 @@ class Refused(Exception):
 
 
 def make_app(
-    answerer: Answerer, title: str, most_bytes: int, hosts: Collection[str] | None, most_waiting: int = MOST_WAITING
+    answerer: Answerer, title: str, most_bytes: int, hosts: Collection[str] | None, most_waiting: int = MAX_WAITING
 ) -> Guard:
     """Return the application.
 

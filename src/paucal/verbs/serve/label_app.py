@@ -14,7 +14,7 @@ from paucal.types import UserError
 from paucal.verbs.serve.app import Guard, Refused, read_body, send_file
 from paucal.verbs.serve.labelling import Conflict, Labelling
 
-MOST_BYTES = 10_000  # limit of a request
+MAX_BYTES = 10_000  # limit of a request
 JSON = "application/json"  # another site could only send it after a CORS preflight, which is never granted
 FILES = {
     "/": ("label.html", "text/html"),
@@ -35,7 +35,7 @@ def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard
     def post(path: str, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Route:
         async def respond(request: Request) -> Response:
             try:
-                content = _parse(await read_body(request, MOST_BYTES, JSON))
+                content = _parse(await read_body(request, MAX_BYTES, JSON))
                 return JSONResponse(await run_in_threadpool(answer, content))
             except Refused as problem:
                 return JSONResponse({"error": problem.sentence}, problem.status)

@@ -16,7 +16,7 @@ from paucal.runs.files import try_folder, write_atomically
 from paucal.types import UserError
 
 COLUMNS = ("image_path", "label")
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 
 
 class LabelFile:
@@ -83,7 +83,7 @@ class LabelFile:
     def _read_labels(self) -> None:
         if not self.path.exists():
             return
-        if self.path.stat().st_size > MOST_BYTES:
+        if self.path.stat().st_size > MAX_BYTES:
             raise UserError(f"--save: {str(self.path)!r} is too large for a table of labels: give another name.")
         content = self.path.read_bytes()
         complete_lines = content[: content.rfind(b"\n") + 1]  # the rest was not confirmed

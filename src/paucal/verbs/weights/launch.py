@@ -17,7 +17,7 @@ from paucal.models.weights import table
 from paucal.models.weights.adding import CheckedWeights, add_checked, check_weights, checked_licence, halved, outputs
 from paucal.models.weights.archive import ENDING, is_archive, read_archive, write_archive
 from paucal.models.weights.at_hand import added, input_of_weights, licence_of
-from paucal.models.weights.store import MOST_LICENCE, AddedWeights, find_added, list_added, remove_added
+from paucal.models.weights.store import MAX_LICENCE, AddedWeights, find_added, list_added, remove_added
 from paucal.models.weights.table import APACHE
 from paucal.reading import named_path, read_decoded
 from paucal.runner.console import Console, LoggedConsole
@@ -30,7 +30,7 @@ from paucal.types import UserError
 from paucal.verbs.weights.settings import WeightsSettings
 from paucal.wording import did_you_mean
 
-MOST_DIFFERENCE = 0.01  # relative error of the outputs with 16 bits; weights with a larger error keep 32 bits
+MAX_DIFFERENCE = 0.01  # relative error of the outputs with 16 bits; weights with a larger error keep 32 bits
 OF_FILE = ("model", "licence", "licence_text", "source", "mean", "std")
 
 
@@ -182,7 +182,7 @@ def _licence_text(settings: WeightsSettings) -> str:
     path = named_path(settings.licence_text, "--licence-text")
     if not path.is_file():
         raise UserError(f"--licence-text: there is no file {str(path)!r}: give the text of the licence.")
-    text = read_decoded(path, MOST_LICENCE).text.strip()
+    text = read_decoded(path, MAX_LICENCE).text.strip()
     if not text:
         raise UserError(f"--licence-text: {str(path)!r} is empty: give the text of the licence.")
     return text + "\n"
@@ -204,7 +204,7 @@ def _halve_if_equal(weights: CheckedWeights, console: Console) -> CheckedWeights
     full_outputs, half_outputs = outputs(weights, weights.state), outputs(weights, half_weights.state)
     difference = float(((half_outputs - full_outputs).norm(dim=1) / full_outputs.norm(dim=1).clamp(min=1e-12)).max())
     same_classes = not weights.classes or bool((full_outputs.argmax(1) == half_outputs.argmax(1)).all())
-    agree = bool(torch.isfinite(half_outputs).all()) and difference <= MOST_DIFFERENCE and same_classes
+    agree = bool(torch.isfinite(half_outputs).all()) and difference <= MAX_DIFFERENCE and same_classes
     verdict = "stored with 16 bits" if agree else "kept with 32 bits"
     console.say(
         f"with 16 bits the outputs for {len(full_outputs)} crops of photographs differ by {difference:.2g}: {verdict}"

@@ -32,7 +32,7 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     ALONE,
     BOTH,
     GAUSSIAN,
-    LEAST_LEAD,
+    MIN_LEAD,
     UnlabelledResult,
     brier_scores,
     divisor_for,
@@ -121,7 +121,7 @@ def test_race__unlabelled_images_without_the_classes_change_nothing():
     noise = torch.randn(1500, DIM, generator=torch.Generator().manual_seed(7))
     result = race_unlabelled(features, labels, CLASSES, noise, base, seed=0)
     assert (result.name, result.weight) == (ALONE, None)
-    assert not result.lead > LEAST_LEAD * result.error
+    assert not result.lead > MIN_LEAD * result.error
 
 
 @pytest.mark.parametrize(("errors", "is_kept"), [(0.4, False), (0.6, True)])

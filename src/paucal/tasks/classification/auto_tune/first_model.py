@@ -25,13 +25,13 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
 from paucal.settings.groups import JobSettings
 from paucal.tasks.classification.assembly import HEAD, TrainingSetup
-from paucal.tasks.classification.auto_tune.head_race import MOST_RACED, RaceResult, race_heads
+from paucal.tasks.classification.auto_tune.head_race import MAX_RACED, RaceResult, race_heads
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import learning_curve, write_curve
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
 from paucal.tasks.classification.auto_tune.precision import choose_feature_precision
 from paucal.tasks.classification.auto_tune.probe import (
-    MOST_COMPARED,
+    MAX_COMPARED,
     Head,
     fit_head,
     head_score,
@@ -304,7 +304,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     labels, count = all_labels[indices], len(rows)
     last = features[:, : own_width(network)]
     # Fits to few images are many small products, in which threads of a busy machine mostly wait for each other.
-    with threadpool_limits(1 if count <= MOST_COMPARED else None):
+    with threadpool_limits(1 if count <= MAX_COMPARED else None):
         head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed)
         start_time, result = time.perf_counter(), RaceResult()
         # Without stages the race still gives cross-validated predictions.
@@ -312,7 +312,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
             fitted = last[:count], features[:count], labels[:count]
             heads = HEADS if staged else {}
             # Without validation images, these predictions are the result of the run.
-            most = MOST_RACED if len(val) else MOST_COMPARED
+            most = MAX_RACED if len(val) else MAX_COMPARED
             result = race_heads(*fitted, len(card.classes), head.strength, settings.seed, heads, most)
         race_seconds = time.perf_counter() - start_time
         curve = None

@@ -21,7 +21,7 @@ from paucal.tasks.classification.auto_tune.standardised import standardise
 
 LAST, MEAN = "logistic regression on the last features", "mean of the heads on the last stages"
 FOLDS, REPEATS, FEW = 5, 3, 300  # more than FEW images are folded once
-MOST_RACED = 1000  # of 2,160 to 2,761 images, these chose heads as accurate as all of them, in a third of the time
+MAX_RACED = 1000  # of 2,160 to 2,761 images, these chose heads as accurate as all of them, in a third of the time
 TEMPERATURES = torch.logspace(-2, 1, 61, dtype=torch.float64)  # multiples of the deviation of the logits
 
 
@@ -80,7 +80,7 @@ def race_heads(
     strength: float,
     seed: int = 0,
     heads: Mapping[str, FitHead] = HEADS,
-    most: int = MOST_RACED,
+    most: int = MAX_RACED,
 ) -> RaceResult:
     """Compare heads by cross-validation within the training images, and fit the winner to all of them.
 

@@ -16,7 +16,7 @@ from paucal.tasks.classification.auto_tune.standardised import standardise
 # L2 penalties on standardised features; a few suffice, since the optimum is flat.
 STRENGTHS = (1.0, 10.0, 100.0, 1000.0)
 DEFAULT_STRENGTH = 100.0  # with too few images for cross-validation
-FOLDS, MOST_COMPARED = 3, 3000
+FOLDS, MAX_COMPARED = 3, 3000
 SOLVER = Solver(max_iterations=200)
 ABSENT = -30.0  # logit of a class without training images: below all others, but finite for the losses
 
@@ -80,7 +80,7 @@ def _choose_penalty(
     """Return the best penalty and its score; large sets use a subset, since the optimum is flat and fits are slow."""
     if (labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2) or len(labels) < FOLDS:
         return DEFAULT_STRENGTH, None
-    subset = stratified(labels, MOST_COMPARED, seed)
+    subset = stratified(labels, MAX_COMPARED, seed)
     features, truth = standard[subset], labels[subset]
     folds = _fold_rows(truth, seed)
 

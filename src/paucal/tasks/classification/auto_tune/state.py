@@ -55,7 +55,7 @@ class Fitted:
 
 RESERVE = 0.05  # share of the time kept for pictures, the page and unforeseen work
 # With fewer training images, validation cannot show whether tuning is better than the probe.
-FEWEST_IMAGES = 100
+MIN_IMAGES = 100
 NEVER_REVISED = frozenset(("init", "time", "method", "model", "device", "devices", "nodes", "batch_size", "precision"))
 
 
@@ -141,7 +141,7 @@ def is_timed(setup: TrainingSetup) -> bool:
 def cannot_judge_tuning(setup: TrainingSetup) -> bool:
     """Return whether there are too few images to show that tuning helps, so that the run keeps its first model."""
     counts = setup.data.counts()
-    return is_free(setup, "epochs") and (not counts["val"] or counts["train"] < FEWEST_IMAGES)
+    return is_free(setup, "epochs") and (not counts["val"] or counts["train"] < MIN_IMAGES)
 
 
 def is_free(setup: TrainingSetup, name: str) -> bool:

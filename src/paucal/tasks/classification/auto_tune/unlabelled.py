@@ -26,7 +26,7 @@ from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import Fitted, TuneState, cannot_judge_tuning
 from paucal.tasks.classification.auto_tune.unlabelled_head import UnlabelledResult, base_of, race_unlabelled
 from paucal.tasks.classification.cross_validated import store_held_out
-from paucal.tasks.classification.unlabelled_images import MOST_IMAGES, as_training_part, remember, usable_images
+from paucal.tasks.classification.unlabelled_images import MAX_IMAGES, as_training_part, remember, usable_images
 from paucal.types import UserError
 from paucal.wording import counted, percent
 
@@ -37,8 +37,8 @@ TIME_SHARE, FEW_SHARE, LAST_SHARE = 0.2, 0.4, 0.7
 FEW_LABELS = 300
 # Largest share for reading them once more, with the tuned network; and at most half of the time left for tuning.
 AGAIN_SHARE = 0.2
-FEWEST = 50  # fewer images show no effect
-FEWEST_HELD_OUT = 20  # with fewer validation images, distances are measured on a fifth of the training images
+MIN_IMAGES = 50  # fewer images show no effect
+MIN_HELD_OUT = 20  # with fewer validation images, distances are measured on a fifth of the training images
 FILE = "unlabelled.safetensors"  # features, kept until this step ends
 NAME = "images without labels"
 
@@ -58,7 +58,7 @@ def learn_from_unlabelled(state: TuneState) -> None:
         except UserError as problem:  # the labelled images are enough for a model
             reason = f"--unlabelled: {str(problem).removeprefix('--unlabelled: ')}"
     details = {"images": len(images), "kept": False}
-    if len(images) < FEWEST:
+    if len(images) < MIN_IMAGES:
         state.console.say(f"note: {reason}")
         _save_step(state, TuneStep(NAME, 0.0, time.monotonic() - start_time, {**details, "why": reason}))
         return
@@ -100,13 +100,13 @@ def _save_step(state: TuneState, step: TuneStep) -> None:
 def _select_images(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
     """Return the images without labels that resemble the training images, and their (U, D) features."""
     setup, console = state.setup, state.console
-    max_images = MOST_IMAGES
+    max_images = MAX_IMAGES
     if state.record.budget:
         share = time_share(len(setup.data.part("train")), not cannot_judge_tuning(setup))
         max_images = int(
             min(share * state.record.budget, state.left()) * state.precision.speed / max(state.image_seconds, 1e-9)
         )
-    if max_images < FEWEST:
+    if max_images < MIN_IMAGES:
         raise UserError("there is no time left for the images without labels; give a longer --time")
     images = usable_images(setup.settings, setup.data, max_images, console)
     seconds = state.image_seconds / state.precision.speed * len(images)
@@ -167,7 +167,7 @@ def _resembles_training(first: Fitted, features: Tensor, width: int | None) -> T
     """Return (U,) booleans: whether (U, D) features are as near to the training images as held-out images are."""
     last, count = first.features[:, :width], first.images
     train, held_out = last[:count], last[count:]
-    if len(held_out) < FEWEST_HELD_OUT:
+    if len(held_out) < MIN_HELD_OUT:
         fifth = torch.arange(count) % 5 == 0
         train, held_out = last[:count][~fifth], last[:count][fifth]
     familiarity = fit_familiarity(train, held_out)

@@ -28,16 +28,16 @@ from paucal.tasks.classification.auto_tune.head_race import (
     best_temperature,
 )
 from paucal.tasks.classification.auto_tune.heads import fit_mixture, fit_shares
-from paucal.tasks.classification.auto_tune.probe import ABSENT, MOST_COMPARED, Head, fit_regression, stratified
+from paucal.tasks.classification.auto_tune.probe import ABSENT, MAX_COMPARED, Head, fit_regression, stratified
 from paucal.tasks.classification.auto_tune.standardised import standardise
 
 ALONE, GAUSSIAN, BOTH = "labels alone", "Gaussian classes of all images", "mean of the two"
-MOST_WEIGHT = 3.0  # total weight of the unlabelled images, relative to the labelled ones
+MAX_WEIGHT = 3.0  # total weight of the unlabelled images, relative to the labelled ones
 POWER, ROUNDS = 3.0, 3  # exponent that sharpens probabilities, and number of rounds
 AXES = 512  # principal axes of the features, with most of their variance
 # Least lead in standard errors. In 112 draws of clothing and CIFAR-10 a limit of 1 refused ten gains of up to 5.7
 # points and one small loss, a limit of 0 allowed a loss of 1.7 points, and one of 0.5 no loss above 0.2 (docs/lab).
-LEAST_LEAD = 0.5
+MIN_LEAD = 0.5
 # Most labelled images per class, on average, with which the Gaussian head wins whenever it leads. With 5 and 10 images
 # this gained 0.2 to 1.0 points over a choice by hits; with 20 and 40 the worst draws lost 1.5 to 3.5 points.
 FEW_EACH = 10
@@ -142,7 +142,7 @@ def race_unlabelled(
         base: Function that fits the head of the labelled images alone.
         seed: Seed of the folds.
     """
-    pool, rows = pool_of(unlabelled), stratified(labels, MOST_COMPARED, seed)
+    pool, rows = pool_of(unlabelled), stratified(labels, MAX_COMPARED, seed)
     labelled_features, truth = features[rows], labels[rows]
     is_evaluated = labels.bincount(minlength=n_classes)[truth] > 1  # the single image of a class is in no other fold
     folds, repeats = even_folds(truth, FOLDS), REPEATS if len(truth) <= FEW else 1
@@ -166,7 +166,7 @@ def race_unlabelled(
     means = {name: float(values.mean()) for name, values in scores.items()}
     leads = scores[ALONE] - scores[min((GAUSSIAN, BOTH), key=lambda name: means[name])]
     lead, error = float(leads.mean()), float(leads.std()) / math.sqrt(len(leads))
-    if not lead > LEAST_LEAD * error:
+    if not lead > MIN_LEAD * error:
         return UnlabelledResult(scores=means, lead=lead, error=error)
     better = [name for name in (GAUSSIAN, BOTH) if means[name] < means[ALONE]]
     best = max(better, key=lambda name: float(held_out[name].hits.double().mean()))
@@ -207,7 +207,7 @@ def fit_heads(
     shares = (pool.features @ labelled_head[0].T + labelled_head[1]).softmax(1)
     confidence = float(shares.amax(1).mean())
     one_hot, has_images = F.one_hot(labels, n_classes).to(shares), labels.bincount(minlength=n_classes) > 0
-    weight_of_each = min(1.0, MOST_WEIGHT * len(labels) / len(shares))
+    weight_of_each = min(1.0, MAX_WEIGHT * len(labels) / len(shares))
     rows = torch.cat([pool.coordinates(features), pool.rows])
     weight, bias = shares.new_zeros(n_classes, rows.shape[1]), shares.new_zeros(n_classes)
     for _ in range(ROUNDS):

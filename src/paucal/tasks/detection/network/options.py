@@ -23,7 +23,7 @@ AnchorSides = Literal["one", "five"]
 CascadeBoxes = Literal["shared", "per-class"]
 CascadeAverage = Literal["probabilities", "logits"]
 CONVOLUTIONS = 4
-LARGEST, MOST_LAYERS = 100_000, 8
+LARGEST, MAX_LAYERS = 100_000, 8
 # Every stored detector has these. Options added later take their default if they are missing.
 FIRST_OPTIONS = frozenset(
     ("channels", "head_dim", "finest", "anchor", "regions", "proposals", "cascade", "least_score", "most", "masks")
@@ -145,7 +145,7 @@ class DetectorOptions:
         for name, value in stored.items():
             choices = HEADS if name == "head" else get_args(hints[name])
             is_typed = type(value) is type(defaults[name])
-            largest = MOST_LAYERS if name == "proposal_layers" else LARGEST
+            largest = MAX_LAYERS if name == "proposal_layers" else LARGEST
             if not is_typed or not (value in choices if choices else 0 <= value <= largest):
                 raise UserError(f"model.json gives a detector {name} {value!r}: restore it or train again.")
         return cls(**stored)
