@@ -94,6 +94,17 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys, monkeypatch):
     )  # fmt: skip
 
 
+def test_compare__resamples_the_groups_that_its_runs_store(tmp_path, capsys):
+    photos = make_photos(tmp_path / "photos", classes=2, greys=(90, 40, 60))
+    words = [photos, *TINY[:-1], "1", "--seeds", "0", "--group-by", "[0-9]+[.]png"]
+    assert call("compare", *words, "--output", tmp_path / "grid") == 0
+    said = capsys.readouterr().out
+    assert "4 test images in 2 groups" in " ".join(said.split())
+    assert "too narrow" not in said
+    rows = table(next((tmp_path / "grid").glob("cells/*/run/split.csv")))
+    assert len({(row["group"], Path(row["key"]).name) for row in rows}) == len({row["group"] for row in rows}) == 12
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

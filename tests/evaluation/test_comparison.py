@@ -56,6 +56,17 @@ def test_difference__takes_seeds_that_were_tested_on_other_images():
         difference(apart[0], apart[0][::-1])
 
 
+def test_difference__resamples_whole_groups():
+    """Twenty copies of an image say no more than the image."""
+    first, second = hits([0.8, 0.7], 60, seed=2), hits([0.6, 0.65], 60, seed=3)
+    copies = difference(first.repeat(20, axis=1), second.repeat(20, axis=1), groups=np.arange(60).repeat(20).tolist())
+    alone = difference(first, second)
+    assert copies.over_images == alone.over_images
+    assert (copies.images, copies.groups, alone.groups) == (1200, 60, None)
+    one_group = difference(first, second, groups=["patient"] * 60)
+    assert (one_group.both.low, one_group.clear) == (None, False)
+
+
 def test_difference__of_equal_runs_is_never_clear():
     same = hits([0.8, 0.7])
     found = difference(same, same)

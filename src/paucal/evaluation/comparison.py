@@ -41,6 +41,7 @@ class Difference:
         over_images: The mean with the bootstrap interval over the test images, paired by image.
         both: The mean with the interval for both other seeds and other images, see `difference`.
         images: Number of different test images.
+        groups: Number of groups of test images, which the bootstrap resampled whole; None if it resampled images.
         seeds_needed: Number of seeds needed to detect a difference of this size; None if unknown or too many.
         images_needed: Number of test images needed to detect it with any number of seeds; None without a difference.
     """
@@ -49,6 +50,7 @@ class Difference:
     over_images: Score
     both: Score
     images: int
+    groups: int | None
     seeds_needed: int | None
     images_needed: int | None
 
@@ -84,7 +86,12 @@ def repeated(values: Sequence[float], level: float = LEVEL) -> Repeated:
 
 
 def difference(
-    first: NDArray[np.float64], second: NDArray[np.float64], level: float = LEVEL, draws: int = 2000, seed: int = 0
+    first: NDArray[np.float64],
+    second: NDArray[np.float64],
+    level: float = LEVEL,
+    draws: int = 2000,
+    seed: int = 0,
+    groups: Sequence[object] | None = None,
 ) -> Difference:
     """Return the gain of the first method over the second, with intervals for other seeds and other images.
 
@@ -101,6 +108,8 @@ def difference(
         level: Probability that an interval covers the truth.
         draws: Resampled sets of images.
         seed: Seed of the resampling.
+        groups: Group of each of the N images, such as its patient: images of one group are alike, so the bootstrap
+            resamples whole groups; None if the images are independent.
     """
     if first.shape != second.shape or not first.size or not np.array_equal(np.isnan(first), np.isnan(second)):
         raise ValueError(f"expected the same images and seeds, got {first.shape} and {second.shape}")
@@ -108,9 +117,12 @@ def difference(
     is_tested = ~np.isnan(gaps)
     gaps, tested = np.where(is_tested, gaps, 0.0), is_tested.astype(np.float64)
     over_seeds = repeated((gaps.sum(1) / is_tested.sum(1)).tolist(), level)
+    if groups is not None:  # sums over the images of each group
+        numbers = np.unique(np.asarray(groups), return_inverse=True)[1]
+        gaps, tested = (np.stack([np.bincount(numbers, row) for row in table]) for table in (gaps, tested))
 
     def mean_gap(weights: Weights) -> NDArray[np.float64]:
-        """Return (D,) mean differences on resampled sets of images, the same for all seeds."""
+        """Return (D,) mean differences on resampled sets of images or groups, the same for all seeds."""
         counts = weights @ tested.T
         return np.divide(weights @ gaps.T, counts, out=np.zeros_like(counts), where=counts > 0).mean(1)
 
@@ -124,6 +136,7 @@ def difference(
         over_images,
         combined,
         images,
+        None if groups is None else gaps.shape[1],
         seeds_to_see(over_seeds.score.value, over_seeds.deviation, level),
         _images_to_see(over_seeds.score.value, image_error, images, level),
     )

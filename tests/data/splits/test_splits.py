@@ -206,6 +206,17 @@ def test_split_file__brings_back_the_split_in_any_order(make_set, tmp_path):
     assert again.parts.tolist() == split.parts[order].tolist()
 
 
+def test_split_file__stores_the_group_of_each_image(make_set, tmp_path):
+    images = make_set([0, 1] * 10)
+    split = make_split(images, group_by="[0-9]([0-9])[.]png")
+    few = limit_val(take_few(split, images.labels, 2, 0), images.labels, 0)
+    for own in (split, few):
+        write_split(tmp_path / "split.csv", images, own)
+        rows = read_rows(tmp_path / "split.csv")
+        assert [row["group"] for row in rows] == [str(position % 10) for position in range(20)]
+        assert read_split(tmp_path / "split.csv", images).parts.tolist() == own.parts.tolist()
+
+
 def test_split_file__keeps_odd_names(make_set, tmp_path):
     images = make_set([0, 1], keys=['a,"b"\n.png', "caf\udce9.png"])
     split = make_split(images, val_fraction=0, test_fraction=0)

@@ -8,6 +8,7 @@ import pytest
 
 from paucal.evaluation.comparison import difference
 from paucal.verbs.compare._figures import curves_figure
+from paucal.verbs.compare.findings import gain_over
 from paucal.verbs.compare.report import CHOSEN, LAST, SOME, describe_selection, fairness, verdicts
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")
@@ -48,7 +49,20 @@ def test_verdict__of_the_same_hits_names_no_number_of_seeds():
 def test_verdict__of_one_difference_on_every_image_asks_for_more_images():
     arm = SimpleNamespace(name="a", baseline="b", gain=difference(np.ones((2, 1)), np.zeros((2, 1))))
     found: Any = SimpleNamespace(arms=[arm])
-    assert verdicts(found)[0].endswith("says nothing of other images: use more test images.")
+    assert verdicts(found)[0].endswith("says nothing of other test images: use more test images.")
+
+
+def test_gain__resamples_groups_that_all_runs_know():
+    def run(hits: list[bool], groups: str | None) -> Any:
+        return SimpleNamespace(
+            hits=dict(zip("abcd", hits, strict=True)), groups=groups and dict(zip("abcd", groups, strict=True))
+        )
+
+    base = {0: run([True, False, False, True], "1122")}
+    for groups, count in (("1122", 2), ("1222", None), (None, None)):
+        gain = gain_over({0: run([True, True, False, True], groups)}, base)
+        assert gain is not None
+        assert gain.groups == count
 
 
 def test_verdict__of_seeds_that_agree_exactly_claims_nothing_about_other_seeds():
@@ -74,8 +88,10 @@ def test_fairness__says_the_same_time_only_if_no_way_has_its_own(settings, expec
 
 @pytest.mark.parametrize(("shared", "own"), [({"group_by": "patient"}, {}), ({}, {"group_by": "patient"}), ({}, {})])
 def test_fairness__says_that_images_of_one_group_are_not_independent(shared, own):
-    arm = SimpleNamespace(name="a", baseline="", outcomes={})
+    gains = difference(*np.eye(4)[:2, None]), difference(*np.eye(4)[:2, None], groups=[0, 0, 1, 1])
+    arms = [SimpleNamespace(name="a", baseline="", outcomes={}, gain=gain) for gain in gains]
     grid = SimpleNamespace(shared=shared, arms=[SimpleNamespace(settings=own)], rates=(), seeds=(0,))
-    found: Any = SimpleNamespace(arms=[arm], grid=grid, differences=[arm])
-    said = any("the intervals are too narrow" in line for line in fairness(found))
-    assert said == bool(shared or own)
+    for arm in arms:
+        found: Any = SimpleNamespace(arms=[arm], grid=grid, differences=[arm])
+        said = any("the intervals are too narrow" in line for line in fairness(found))
+        assert said == (bool(shared or own) and arm.gain.groups is None)

@@ -32,13 +32,20 @@ class Split:
     Args:
         parts: (N,) strings, "train", "val", "test" or "unused".
         description: Sentence on how the split was made, for the report.
+        groups: (N,) numbers of the groups of alike images that were kept in one part; None without groups.
 
     Attributes:
         strings: The parts as they are kept.
     """
 
-    def __init__(self, parts: NDArray[np.str_] | RepeatedStrings, description: str) -> None:
+    def __init__(
+        self,
+        parts: NDArray[np.str_] | RepeatedStrings,
+        description: str,
+        groups: NDArray[np.int64] | None = None,
+    ) -> None:
         self.description = description
+        self.groups = groups
         self.strings = parts if isinstance(parts, RepeatedStrings) else RepeatedStrings.of(PARTS, parts)
 
     @property
@@ -120,7 +127,7 @@ def make_split(
         description = (
             f"{description.replace('cut per class', 'cut by class')}, in {describe_groups(group_by or '', groups)}"
         )
-        return Split(cut_groups(image_set, parts, cut, seed, groups), description)
+        return Split(cut_groups(image_set, parts, cut, seed, groups), description, groups)
     return Split(_cut_parts(image_set, parts, cut, seed), _description(description, image_set))
 
 
@@ -143,8 +150,9 @@ def _own_parts(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int6
         refuse_divided_groups(parts, groups)
     _refuse_small_classes(image_set, parts == "train", 1)
     if val_fraction == 0:
-        return Split(parts, f"test is the data's own folder; train is its train and val folders, {UNSELECTED}")
-    return Split(parts, "train, val and test are the data's own folders")
+        text = f"test is the data's own folder; train is its train and val folders, {UNSELECTED}"
+        return Split(parts, text, groups)
+    return Split(parts, "train, val and test are the data's own folders", groups)
 
 
 def _plan_cut(
@@ -181,7 +189,7 @@ def _split_fold(
     text = f"test is fold {number} of {count}; {_describe_cut(cut, seed, 'the other folds')}"
     if groups is not None:
         grouped_parts = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
-        return Split(grouped_parts, f"{text}, in {describe_groups(pattern or '', groups)}")
+        return Split(grouped_parts, f"{text}, in {describe_groups(pattern or '', groups)}", groups)
     return Split(_cut_parts(image_set, parts, cut, seed), _description(text, image_set))
 
 
@@ -333,7 +341,7 @@ def _keep_rows(split: Split, multi_hot: Targets, share: float, seed: int, reason
     pool, parts = split.indices(part), split.parts
     part_numbers = iterative_parts(multi_hot[pool], [share, 1 - share], derive_seed(seed, len(pool)))
     parts[pool[part_numbers == 1]] = "unused"
-    return Split(parts, f"{split.description}; {reason}")
+    return Split(parts, f"{split.description}; {reason}", split.groups)
 
 
 def _count_labels(split: Split, labels: Targets, part: str = "train") -> dict[int, int]:
@@ -349,4 +357,4 @@ def _keep_counts(
     for label, count in kept_counts.items():
         members = _shuffle(pool[labels[pool] == label], seed, label)
         parts[members[count:]] = "unused"
-    return Split(parts, f"{split.description}; {reason}")
+    return Split(parts, f"{split.description}; {reason}", split.groups)

@@ -1,4 +1,4 @@
-"""The split of a run as a CSV file with the columns key, label, class, split and digest."""
+"""The split of a run as a CSV file with the columns key, label, class, split, digest and group."""
 
 import csv
 from collections.abc import Iterable, Iterator
@@ -22,6 +22,8 @@ MAX_NAME = 20  # most characters shown of a column name
 _SEPARATORS = ";|,"
 _COLUMNS = ["key", "label", "class", "split"]
 _DIGEST = "digest"  # optional column: digest of the image in hexadecimal digits
+_GROUP = "group"  # optional column: number of the image's group
+_HEADERS = [[*_COLUMNS, *further] for further in ([], [_DIGEST], [_GROUP], [_DIGEST, _GROUP])]
 
 
 def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable[str] | None = None) -> None:
@@ -38,13 +40,15 @@ def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable
     if len(split.strings) != len(image_set):
         raise ValueError(f"the split has {len(split.strings)} rows for {len(image_set)} images")
     columns = [image_set.keys, _label_numbers(image_set), class_cells(image_set), split.strings]
+    further = {_DIGEST: digests, _GROUP: split.groups}
+    further_columns = {name: column for name, column in further.items() if column is not None}
     # File names on Linux may be any bytes; those that are not UTF-8 are written as escapes, so that any program can
     # read the file.
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
-        writer.writerow(_COLUMNS if digests is None else [*_COLUMNS, _DIGEST])
-        writer.writerows(zip(*columns, *(() if digests is None else (digests,)), strict=True))
+        writer.writerow([*_COLUMNS, *further_columns])
+        writer.writerows(zip(*columns, *further_columns.values(), strict=True))
     temporary.replace(path)
 
 
@@ -128,7 +132,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     except OSError as error:
         raise UserError(f"{path} cannot be read as a split ({error}); give the split.csv of a run.") from None
     columns = [name.strip() for name in lines[0].cells] if lines else []
-    if columns not in (_COLUMNS, [*_COLUMNS, _DIGEST]):
+    if columns not in _HEADERS:
         column_names, n_more = [name[:MAX_NAME] for name in columns[: len(_COLUMNS)]], len(columns) - len(_COLUMNS)
         more_text = f" and {n_more} more" if n_more > 0 else ""
         raise UserError(f"{path} has the columns {column_names}{more_text}; expected {_COLUMNS}, as a run writes them.")

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from paucal.backbones.cost import image_cost
 from paucal.backbones.sizing import fit_to_image_size
+from paucal.data.splits.split_csv import read_rows
 from paucal.evaluation.comparison import Difference, Repeated, difference, repeated
 from paucal.evaluation.results import ClassificationReport
 from paucal.models.saved import read_card
@@ -34,6 +35,7 @@ class Outcome:
         scores: Test scores by name.
         validation: Validation accuracy; None without validation images.
         hits: Whether each test image was classified correctly, by the image's key.
+        groups: Group of each test image (`--group-by`), by the image's key; None if the run has stored no groups.
         rows: Metrics of each epoch.
         seconds: Seconds of the run.
         epochs: Number of epochs.
@@ -45,6 +47,7 @@ class Outcome:
     scores: Mapping[str, float]
     validation: float | None
     hits: Mapping[str, bool]
+    groups: Mapping[str, str] | None
     rows: Sequence[Mapping[str, float]]
     seconds: float
     epochs: int
@@ -164,11 +167,13 @@ def read_outcome(cell: Cell) -> Outcome:
     rows, spec = run.read_rows(), read_card(run).backbone
     fitted = fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments
     cost = image_cost(spec.name, spec.image_size, {**spec.arguments, **fitted})
+    hits = _read_hits(run)
     return Outcome(
         cell,
         report.values,
         validation,
-        _read_hits(run),
+        hits,
+        _read_groups(run, hits.keys()) if cell.settings.get("group_by") else None,
         rows,
         float(summary["seconds"]),
         len(rows),
@@ -192,6 +197,12 @@ def _read_hits(run: RunFolder) -> dict[str, bool]:
     return hits
 
 
+def _read_groups(run: RunFolder, keys: Collection[str]) -> dict[str, str] | None:
+    """Return the group of each test image by its key; None if the run has not stored it."""
+    groups = {row["key"]: row["group"] for row in read_rows(run.split) if "group" in row and row["key"] in keys}
+    return groups if len(groups) == len(keys) else None
+
+
 def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Difference | None:
     """Return the gain in accuracy of one arm over another on their common seeds; None without common seeds."""
     seeds = [seed for seed in first if seed in second]
@@ -209,7 +220,19 @@ def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Di
         np.array([[outcomes[seed].hits.get(key, np.nan) for key in keys] for seed in seeds], dtype=np.float64)
         for outcomes in (first, second)
     )
-    return difference(values, other)
+    groups = _common_groups([outcomes[seed] for outcomes in (first, second) for seed in seeds])
+    return difference(values, other, groups=None if groups is None else [groups[key] for key in keys])
+
+
+def _common_groups(outcomes: Iterable[Outcome]) -> Mapping[str, str] | None:
+    """Return the group of every test image by its key; None if a run has none or if the groups of runs differ."""
+    groups: dict[str, str] = {}
+    for outcome in outcomes:
+        if outcome.groups is None:
+            return None
+        if any(groups.setdefault(key, group) != group for key, group in outcome.groups.items()):
+            return None
+    return groups
 
 
 def scores_of(cell: Cell) -> Scores:

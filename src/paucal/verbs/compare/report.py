@@ -26,8 +26,8 @@ MANY = 3  # number of differences from which the sentence on multiple comparison
 NOTES = (
     "mean and sd: of the test accuracy over seeds, with n - 1 in the denominator.",
     "difference: in percentage points, paired by seed and by test image. Three intervals of 95 %: what other seeds "
-    "would give on these images (paired t), what these runs would give on other images (bootstrap), and both combined "
-    "(their half-widths in quadrature), which is what a claim needs.",
+    "would give on these images (paired t), what these runs would give on other images (bootstrap; of whole groups "
+    "with --group-by), and both combined (their half-widths in quadrature), which is what a claim needs.",
     "Bold: a difference whose combined interval excludes 0; never one of a single seed, or of seeds that all give the "
     "same difference.",
 )
@@ -116,6 +116,8 @@ def verdicts(findings: Findings) -> list[str]:
 def _verdict(arm: ArmOutcome, gain: Difference) -> str:
     seeds, other = len(gain.by_seed.values), arm.baseline
     basis = f"{counted(seeds, 'seed')}, {counted(gain.images, 'test image')}"
+    if gain.groups is not None:
+        basis += f" in {counted(gain.groups, 'group')}"
     if gain.clear:
         adjective = "better" if gain.value > 0 else "worse"
         return (
@@ -129,7 +131,8 @@ def _verdict(arm: ArmOutcome, gain: Difference) -> str:
     if gain.both.low is None and gain.value == 0:
         return f"{start}: with each seed, both are right on the same number of test images."
     if gain.both.low is None:
-        return f"{start}. The same difference on every test image says nothing of other images: use more test images."
+        unit = "test image" if gain.groups is None else "group"
+        return f"{start}. The same difference on every {unit} says nothing of other {unit}s: use more {unit}s."
     if gain.by_seed.score.low is None:
         return (
             f"{start}. The interval is for other test images only: the same difference with every seed cannot show the "
@@ -180,7 +183,8 @@ def fairness(findings: Findings) -> list[str]:
             "which favours the way whose default happens to suit these images."
         )
     grid = findings.grid
-    if findings.differences and any({**grid.shared, **arm.settings}.get("group_by") for arm in grid.arms):
+    is_grouped = any({**grid.shared, **arm.settings}.get("group_by") for arm in grid.arms)
+    if is_grouped and any(arm.gain is not None and arm.gain.groups is None for arm in findings.differences):
         lines.append(
             "The intervals take the test images as independent, but images of one group (--group-by) are alike: the "
             "intervals are too narrow, and a difference may appear significant by chance."
@@ -335,6 +339,7 @@ def _difference_numbers(arm: ArmOutcome, gain: Difference) -> dict[str, Any]:
         "against": arm.baseline,
         "seeds": len(gain.by_seed.values),
         "images": gain.images,
+        "groups": gain.groups,
         "difference": gain.value,
         "sd": gain.by_seed.deviation,
     }
