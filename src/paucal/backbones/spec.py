@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.backbones.names import create_model, require_arguments, require_name
 from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
+from paucal.backbones.weights.adapt import position_grid
 from paucal.memory import available_memory
 from paucal.types import UserError
 
@@ -96,6 +97,13 @@ class BackboneSpec:
         )
         model = convert_sync_batchnorm(model) if sync_norms else model
         return FeatureBackbone(lay_out_convolutions(model), self.image_size)
+
+    def oblong_grid(self) -> Size | None:
+        """Return (rows, columns) of the position embedding; None for square images."""
+        if self.image_size[0] == self.image_size[1]:
+            return None
+        with torch.device("meta"):
+            return position_grid(replace(self, pretrained=False).build().model)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the spec in JSON types, for `model.json`."""

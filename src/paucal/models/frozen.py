@@ -12,13 +12,14 @@ from torch import nn
 
 from paucal.backbones import BackboneSpec, FeatureBackbone
 from paucal.backbones.names import timm_config
+from paucal.backbones.weights.adapt import is_position
 from paucal.backbones.weights.inputs import input_of_file, program_of
 from paucal.backbones.weights.load_report import rounded_down
-from paucal.backbones.weights.start import start_from
+from paucal.backbones.weights.start import StartWeights, pick_network, start_from
 from paucal.models.devices import usable_device
 from paucal.models.named import find_named
 from paucal.models.preprocessing import Preprocessing
-from paucal.models.published import load_published, model_of_file, read_timm
+from paucal.models.published import model_of_file, read_timm
 from paucal.models.saved import stored_card
 from paucal.models.trained import load_trained
 from paucal.models.weights.at_hand import input_of_weights
@@ -142,15 +143,25 @@ def _frozen_run(run: RunFolder, device: torch.device, image_size: Sequence[int] 
 def _frozen_file(
     path: Path, model: str | None, network: str | None, image_size: Sequence[int] | None, device: torch.device
 ) -> FrozenBackbone:
-    tree = read_foreign(path)
-    name = model or model_of_file(path, tree)
-    spec = _backbone_spec(name, image_size, pretrained=False)
-    backbone = random_backbone(spec, seed=0)
-    report = load_published(backbone.model, path, network)
-    part = f", {report.part}" if report.part else ""
-    weights = f"the file {path.name}{part}: {rounded_down(report.share)} of the parameters of {name}"
+    tree, source = read_foreign(path), f"the file {path.name}"
     card = stored_card(run_around(path))  # the card of the run that the file belongs to
-    tested = input_of_file(program_of(tree), name) if card is None else card.preprocessing.tested
+    if card is not None and model in (None, card.backbone.name):
+        size = card.backbone.image_size if image_size is None else height_and_width(image_size)
+        spec, grid = replace(card.backbone, num_classes=0, image_size=size), card.backbone.oblong_grid()
+    else:
+        spec, grid = _backbone_spec(model or model_of_file(path, tree), image_size, pretrained=False), None
+    backbone = random_backbone(spec, seed=0)
+    chosen = tree if network is None else pick_network(tree, network, source)
+    report = start_from(backbone.model, StartWeights(chosen, source, grid=grid))
+    if any(map(is_position, report.fresh)):
+        height, width = spec.image_size
+        raise UserError(
+            f"{str(path)!r} has position embeddings that cannot be resized to {height}x{width} pixels, since their "
+            "grid is not a square: give the run folder, or the --img-size that the weights were trained with."
+        )
+    part = f", {report.part}" if report.part else ""
+    weights = f"{source}{part}: {rounded_down(report.share)} of the parameters of {spec.name}"
+    tested = input_of_file(program_of(tree), spec.name) if card is None else card.preprocessing.tested
     preprocessing = Preprocessing.as_tested(spec.image_size, tested)
     return FrozenBackbone(path.stem, weights, spec, backbone.to(device), preprocessing)
 

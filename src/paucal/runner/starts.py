@@ -7,10 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from paucal.backbones.names import timm_config
-from paucal.backbones.weights.adapt import position_grid
 from paucal.backbones.weights.inputs import ImageInput, input_of_file, program_of
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from
@@ -211,13 +208,8 @@ def _with_patches(model_args: Sequence[str], card: ModelCard) -> tuple[str, ...]
 
 def _read_run(run: RunFolder, card: ModelCard, file: Path | None) -> StartWeights:
     tree = read_weights(run.weights) if file is None else read_foreign(file)
-    height, width = card.backbone.image_size
-    grid = None
-    if height != width:
-        with torch.device("meta"):
-            grid = position_grid(card.backbone.build().model)
     source = f"the run {run.path}" if file is None else f"{file.name} of the run {run.path}"
-    return StartWeights(tree, source, card.backbone.name, card.classes or None, grid)
+    return StartWeights(tree, source, card.backbone.name, card.classes or None, card.backbone.oblong_grid())
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
     model_state = model.state_dict()
     source = {name: value for name, value in state.items() if not is_computed(name)}
     # timm's conversions assume a square source grid, so positions of a known grid are not converted.
-    positions = {name: source.pop(name) for name in list(source) if grid is not None and _POSITIONS.search(name)}
+    positions = {name: source.pop(name) for name in list(source) if grid is not None and is_position(name)}
     converted = {**_convert_by_timm(model, source), **positions}
     fitted = Fitted()
     fitted.unused += _dropped_names(source, converted)
@@ -76,8 +76,10 @@ def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
             fitted.unused.append(name)
             continue
         parameter = model_state[name]
-        has_other_grid = grid is not None and _POSITIONS.search(name) is not None
+        has_other_grid = grid is not None and is_position(name)
         fits = value.shape == parameter.shape and not has_other_grid
+        if not fits and is_position(name):
+            value = source.get(name, value)  # timm's conversion has cut an oblong grid as a square
         result = value if fits else _resample(model, name, value, parameter, grid)
         if result.shape != parameter.shape or result.is_floating_point() != parameter.is_floating_point():
             fitted.mismatched[name] = value
@@ -92,6 +94,11 @@ def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
 def is_computed(name: str) -> bool:
     """Return whether a model computes a tensor from its sizes when it is built, so that a file need not hold it."""
     return name.endswith(_COMPUTED)
+
+
+def is_position(name: str) -> bool:
+    """Return whether a tensor is a position embedding."""
+    return _POSITIONS.search(name) is not None
 
 
 def position_grid(model: nn.Module) -> Size | None:
@@ -131,7 +138,7 @@ def _dropped_names(source: Mapping[str, Tensor], converted: Mapping[str, Tensor]
 
 def _resample(model: nn.Module, name: str, value: Tensor, parameter: Tensor, grid: Size | None) -> Tensor:
     try:
-        if _POSITIONS.search(name):
+        if is_position(name):
             return _resample_positions(model, value, parameter, grid)
         if name.endswith(_TABLE):
             module: Any = model.get_submodule(name.rpartition(".")[0])
@@ -192,7 +199,7 @@ def _adapt_input_channels(model: nn.Module, name: str, value: Tensor, parameter:
 
 
 def _describe_change(name: str, old_value: Tensor, new_value: Tensor) -> str:
-    if _POSITIONS.search(name):
+    if is_position(name):
         return f"resampled from {_cells_text(old_value)} to {_cells_text(new_value)} positions"
     if name.endswith(_TABLE):
         return f"resampled from {old_value.shape[0]} to {new_value.shape[0]} offsets"
