@@ -70,6 +70,14 @@ def test_archives__are_read_as_the_folder_they_were_made_of(tmp_path: Path, name
         open_images(file)
 
 
+def test_archives__note_the_links_that_are_left_out(tmp_path: Path):
+    root = write_voc(tmp_path / "set")
+    image = next(root.rglob("*.png"))
+    (image.parent / "linked.png").symlink_to(image.name)
+    _, annotations = read_boxes(pack(root, tmp_path / "set.tar", ""))
+    assert any(note.startswith("1 link was left out (") for note in annotations.notes)
+
+
 def test_archives_in_a_folder_and_compressed_ones__are_named(tmp_path: Path):
     (tmp_path / "tars").mkdir()
     file = pack(write_voc(tmp_path / "set"), tmp_path / "tars/0.tar", "")

@@ -44,6 +44,15 @@ def test_archives__have_the_pairs_of_their_folder(tmp_path: Path, suffix: str, i
     assert find_pairs(archive).root.stat().st_mtime_ns == before  # the cache has it
 
 
+def test_archives__note_the_links_that_are_left_out(tmp_path: Path):
+    folder = make_scenes(tmp_path / "scenes", 3)
+    (folder / "images" / "03.png").symlink_to("00.png")
+    note = "1 link was left out (images/03.png): links in archives are not followed"
+    archive = packed(folder, "tar")
+    assert note in find_pairs(archive).notes
+    assert note in find_pairs(archive).notes  # also of the cache
+
+
 def test_archives__are_unpacked_again_once_the_cache_has_lost_a_file(tmp_path: Path):
     archive = packed(make_scenes(tmp_path / "scenes", 3), "zip")
     pairs = find_pairs(archive).pairs

@@ -167,13 +167,14 @@ def test_shards__one_sentence_for_what_is_wrong_with_them(tmp_path, members, wor
     assert words.format(folder.resolve()) in refused(folder)
 
 
-@pytest.mark.parametrize("name", ["0009.png", "0001.cls"])
-def test_shards__links_to_other_files_are_refused(tmp_path, name):
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+@pytest.mark.parametrize("name", ["0009.png", "0001.cls", "0001.json"])
+def test_shards__links_to_other_files_are_refused(tmp_path, name, kind):
     file = tmp_path / "set/a.tar"
     tar(file, samples(range(3)))
     with tarfile.open(file, "a") as archive:
         link = tarfile.TarInfo(name)
-        link.type, link.linkname = tarfile.LNKTYPE, "0000.png"
+        link.type, link.linkname = kind, "0000.png"
         archive.addfile(link)
     assert f"stores {name} as a link to 0000.png" in refused(tmp_path / "set")
 

@@ -30,6 +30,7 @@ class Tree:
         peek: Function that returns a given number of bytes from the start and from the end of a file.
         store: Function that builds the store of the images with given paths.
         is_inside: Function that returns whether a file lies within the location, not behind a link out of it.
+        notes: Sentences on what was left out.
     """
 
     shown: str
@@ -40,6 +41,7 @@ class Tree:
     peek: Callable[[str, int], bytes]
     store: Callable[[list[str]], EncodedStore]
     is_inside: Callable[[str], bool]
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def images(self) -> tuple[str, ...]:
@@ -99,7 +101,8 @@ def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
 
 
 def _archive_tree(file: Path) -> Tree:
-    entries = {entry.name.replace("\\", "/"): entry for entry in archive_entries(file)}
+    listed_entries, notes = archive_entries(file)
+    entries = {entry.name.replace("\\", "/"): entry for entry in listed_entries}
     base = shared_folder(list(entries), 1)
     files = {path.removeprefix(base): entry for path, entry in sorted(entries.items())}
 
@@ -124,6 +127,7 @@ def _archive_tree(file: Path) -> Tree:
         peek=peek,
         store=store,
         is_inside=lambda path: True,
+        notes=notes,
     )
 
 

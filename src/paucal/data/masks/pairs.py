@@ -94,7 +94,9 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
         raise UserError("--images and --masks go together: give both, or a folder that has both in it.")
     if images is None or masks is None:
         if data.is_file() and is_archive(data):
-            data = unpack(data)
+            folder, notes = unpack(data)
+            pairs = find_pairs(folder)
+            return replace(pairs, notes=(*pairs.notes, *notes))
         if is_mask_table(data):
             table = read_mask_table(data)
             return Pairs(table.root, tuple(Pair(*row) for row in sorted(table.rows)), table.notes)

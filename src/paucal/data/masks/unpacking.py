@@ -18,19 +18,24 @@ from paucal.types import UserError
 KEPT = (*IMAGE_SUFFIXES, ".txt", ".csv", ".json")
 
 
-def unpack(archive: Path) -> Path:
-    """Return the folder with the images and lists of a zip or tar file; it is unpacked unless the cache has it."""
+def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
+    """Unpack the images and lists of a zip or tar file, unless the cache has them.
+
+    Returns:
+        Their folder, and notes on what was left out.
+    """
     if archive.name.lower().endswith(COMPRESSED):
         raise UserError(f"{str(archive)!r} is compressed as a whole: unpack it, and give the folder.")
     stat = archive.resolve().stat()
     digest = hashlib.sha256(f"{archive.resolve()} {stat.st_size} {stat.st_mtime_ns} {KEPT}".encode()).hexdigest()[:32]
     folder = unpacked_folder() / digest
-    entries = {entry.name.replace("\\", "/"): entry for entry in archive_entries(archive)}
+    listed_entries, notes = archive_entries(archive)
+    entries = {entry.name.replace("\\", "/"): entry for entry in listed_entries}
     entries = {name: entry for name, entry in entries.items() if name.lower().endswith(KEPT)}
     base = shared_folder(list(entries), 1)
     sizes = {folder / name.removeprefix(base): entry.size for name, entry in entries.items()}
     if _is_complete(folder, sizes):
-        return folder
+        return folder, notes
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     total, free_space = sum(entry.size for entry in entries.values()), free_bytes(folder.parent)
     if total > free_space:
@@ -53,7 +58,7 @@ def unpack(archive: Path) -> Path:
             raise UserError(f"{str(archive)!r} cannot be unpacked into {folder}: unpack it, and give the folder.")
     finally:
         shutil.rmtree(target, ignore_errors=True)
-    return folder
+    return folder, notes
 
 
 def _is_complete(folder: Path, sizes: Mapping[Path, int]) -> bool:

@@ -64,13 +64,14 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
                 if number >= MAX_ENTRIES:
                     raise UserError(f"{shown} has more than {MAX_ENTRIES:,} entries, the limit: split it.")
                 archive.members.clear()  # type: ignore[attr-defined]  # otherwise every header stays in memory
-                if not (member.isreg() or member.islnk()) or member.issparse():
+                is_link = member.islnk() or member.issym()
+                if not (member.isreg() or is_link) or member.issparse():
                     continue
                 key, ending = sample_key(checked_name(shown, member.name))
-                if member.islnk() and ending in (*_IMAGES, *_LABELS):
+                if is_link and ending in (*_IMAGES, *_LABELS, ".json"):
                     raise UserError(
                         f"{shown} stores {member.name} as a link to {member.linkname}: write it again with tar "
-                        "--hard-dereference, so that each file has its content."
+                        "--dereference --hard-dereference, so that each file has its content."
                     )
                 if ending in _IMAGES and not any(map(ignored, member.name.removeprefix("./").split("/"))):
                     _add_image(images, key, member, shown)

@@ -117,8 +117,7 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     Raises:
         UserError: The archive is damaged, compressed as a whole, holds a name that leads out of it, or has no images.
     """
-    links: list[str] = []
-    entries = archive_entries(file, links)
+    entries, notes = archive_entries(file)
     images = sorted(
         (entry for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)), key=lambda entry: entry.name
     )
@@ -134,16 +133,12 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
         subfolders=lambda folder: _subfolders(list(entries_by_key), folder),
     )
     image_set = open_place(place, list(entries_by_key), passed_over, labelled)
-    if not links:
-        return image_set
-    examples = f"{min(links)}{', ...' if len(links) > 1 else ''}"
-    note = f"{counted(len(links), 'link')} {was(len(links))} left out ({examples}): links in archives are not followed"
-    return replace(image_set, notes=(*image_set.notes, note))
+    return replace(image_set, notes=(*image_set.notes, *notes))
 
 
-def archive_entries(file: Path, links: list[str] | None = None) -> list[_Entry]:
-    """Return the files in an archive, except hidden ones and links; the names of links are added to `links`."""
-    all_links: list[str] = []
+def archive_entries(file: Path) -> tuple[list[_Entry], tuple[str, ...]]:
+    """Return the files in an archive, except hidden ones and links, and a note on the links, if there are any."""
+    links: list[str] = []
     require_regular(file)
     if file.name.lower().endswith(COMPRESSED):
         raise UserError(
@@ -152,12 +147,16 @@ def archive_entries(file: Path, links: list[str] | None = None) -> list[_Entry]:
         )
     try:
         read_entries = _zip_entries if file.suffix.lower() == ".zip" else _tar_entries
-        entries = read_entries(file, all_links)
+        entries = read_entries(file, links)
     except (zipfile.BadZipFile, tarfile.TarError, OSError, ValueError, EOFError, NotImplementedError) as problem:
         raise UserError(f"{file} cannot be read as an archive ({problem}); download or make it again.") from None
-    if links is not None:
-        links += [name for name in all_links if not _is_hidden(name)]
-    return [entry for entry in entries if not _is_hidden(entry.name)]
+    entries = [entry for entry in entries if not _is_hidden(entry.name)]
+    links = [name.removeprefix("./") for name in links if not _is_hidden(name)]
+    if not links:
+        return entries, ()
+    examples = f"{min(links)}{', ...' if len(links) > 1 else ''}"
+    note = f"{counted(len(links), 'link')} {was(len(links))} left out ({examples}): links in archives are not followed"
+    return entries, (note,)
 
 
 def _is_hidden(name: str) -> bool:
