@@ -213,6 +213,14 @@ def test_tables__refuse_what_cannot_be_meant(tmp_path: Path, line: str, words: s
         read_boxes(root)
 
 
+@pytest.mark.parametrize("header", ["image,label,x_min,ymin,xmax,ymax,xmin", "image,x,y,width,height,width,label"])
+def test_tables__refuse_columns_of_one_name(tmp_path: Path, header: str):
+    root = write_tables(tmp_path / "set", PIXELS, {})
+    (root / "boxes.csv").write_text(f"{header}\n0.png,1,2,30,40,5,6\n")
+    with pytest.raises(UserError, match=r"boxes\.csv has several columns called '(xmin|width)'; rename or remove"):
+        read_boxes(root)
+
+
 def test_tables__refuse_boxes_of_one_image_in_two_parts(tmp_path: Path):
     root = write_tables(tmp_path / "set", PIXELS, {})
     rows = ["0.png,a,1,2,30,40,train", "1.png,a,1,2,30,40,test", "0.png,a,5,5,20,20,test"]

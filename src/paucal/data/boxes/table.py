@@ -24,6 +24,7 @@ from paucal.data.boxes.naming import ImageNames, MissingImage
 from paucal.data.boxes.tree import Tree, folder_tree
 from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
+from paucal.data.sources.table_columns import refuse_repeated_columns
 from paucal.data.splits.part_names import PARTS, part_of_file
 from paucal.data.stores import EncodedStore
 from paucal.reading import decode_text, read_decoded
@@ -177,7 +178,7 @@ LAYOUT = Layout(
 
 def columns_of(cells: Sequence[str]) -> Columns | None:
     """Return the position of each column by its kind; None if a required column is missing."""
-    names = [_SIGNS.sub("", cell).lower() for cell in cells]
+    names = _plain_names(cells)
     spellings_found = {kind: [name for name in spellings if name in names] for kind, spellings in COLUMNS.items()}
     columns = {kind: names.index(spellings[0]) for kind, spellings in spellings_found.items() if spellings}
     form = next((form for form in FORMS if set(form) <= columns.keys()), None)
@@ -190,6 +191,10 @@ def columns_of(cells: Sequence[str]) -> Columns | None:
         for kind, place in columns.items()
         if kind not in unused_kinds and (kind in form or place not in spans)
     }
+
+
+def _plain_names(cells: Sequence[str]) -> list[str]:
+    return [_SIGNS.sub("", cell).lower() for cell in cells]
 
 
 def _columns_of_unnamed(rows: Sequence[Sequence[str]]) -> Columns | None:
@@ -231,6 +236,8 @@ def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list
     columns = named_columns or _columns_of_unnamed(first)
     if columns is None:
         raise NoLabelsError(f"{place!r} has no columns of an image, a class and the edges of a box: add them.")
+    if named_columns:
+        refuse_repeated_columns(place, _plain_names(first[0]), named_columns.values())
     form = next(form for form in FORMS if set(form) <= columns.keys())
     if "name" not in columns:
         notes.append(f"{file} has no column of classes, so all boxes are of one class, {ONE_CLASS!r}")

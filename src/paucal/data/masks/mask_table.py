@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paucal.data.sources.locating import leads_out, plain_path
-from paucal.data.sources.table_columns import IMAGE_COLUMNS, SPLIT_COLUMNS
+from paucal.data.sources.table_columns import IMAGE_COLUMNS, SPLIT_COLUMNS, refuse_repeated_columns
 from paucal.data.sources.table_rows import TABLE_SUFFIXES, read_table
 from paucal.data.splits.part_names import PARTS
 from paucal.types import UserError
@@ -39,8 +39,10 @@ def read_mask_table(file: Path) -> MaskTable:
     columns = _column_positions(header.cells)
     assert columns is not None
     image_at, mask_at, part_at = columns
+    used = [place for place in columns if place is not None]
+    refuse_repeated_columns(file, [plain_column(cell) for cell in header.cells], used)
     masks_of: dict[str, tuple[list[Path], str]] = {}
-    n_bare = 0
+    n_bare = n_repeated = 0
     for row in rows:
         context = f"line {row.line} of {file}"
         if len(row.cells) <= max(image_at, mask_at, part_at or 0):
@@ -57,12 +59,17 @@ def read_mask_table(file: Path) -> MaskTable:
         masks, first_part = masks_of.setdefault(image, ([], PARTS.get(part, "")))
         if first_part != PARTS.get(part, ""):
             raise UserError(f"{context} puts {image!r} into a second part: give each image one part.")
-        masks.append(Path(mask))
+        if Path(mask) in masks:
+            n_repeated += 1
+        else:
+            masks.append(Path(mask))
     if not masks_of:
         raise UserError(f"{file} names no mask of an image: fill the column {header.cells[mask_at]!r}.")
     root = Path(os.path.commonpath([os.path.dirname(image) for image in masks_of]))
     keys = {image: Path(image).relative_to(root).as_posix() for image in masks_of}
     notes = [f"{counted(n_bare, 'image')} without a mask {was(n_bare)} left out"] if n_bare else []
+    if n_repeated:
+        notes.append(f"{counted(n_repeated, 'repeated row')} of {file.name} {was(n_repeated)} left out")
     return MaskTable(root, [(keys[i], tuple(masks), part) for i, (masks, part) in masks_of.items()], tuple(notes))
 
 

@@ -1,7 +1,7 @@
 """Finds the tables that describe images, and their columns of paths, classes, parts, or marks of a class."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -78,6 +78,23 @@ class Columns:
         """Names of the columns of boxes; "" if there are none."""
         plain = [_plain_name(name) for name in self.names]
         return next((", ".join(names) for names in BOX_COLUMNS if set(names) <= set(plain)), "")
+
+
+def refuse_repeated_columns(place: object, names: Sequence[str], used: Iterable[int]) -> None:
+    """Refuse a table in which a column that is used has the name of another one.
+
+    Args:
+        place: Path of the table, for the message.
+        names: Names of all columns, as they are compared.
+        used: Positions of the columns that are used.
+    """
+    if repeated := next((names[index] for index in used if names.count(names[index]) > 1), ""):
+        raise UserError(repeated_column_text(place, repeated))
+
+
+def repeated_column_text(place: object, name: str) -> str:
+    """Return the message about several columns of one name."""
+    return f"{place} has several columns called {name[:_SHOWN]!r}; rename or remove all but one."
 
 
 def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -> Columns:

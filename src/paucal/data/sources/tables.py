@@ -25,7 +25,13 @@ from paucal.data.sources.labels import (
 )
 from paucal.data.sources.locating import ListedImage, locate, plain_path
 from paucal.data.sources.source import SourceOptions
-from paucal.data.sources.table_columns import FLAGS, Columns, find_columns
+from paucal.data.sources.table_columns import (
+    FLAGS,
+    Columns,
+    find_columns,
+    refuse_repeated_columns,
+    repeated_column_text,
+)
 from paucal.data.sources.table_rows import LIST_SUFFIX, MAX_LIST_BYTES, TableRow, read_list, read_table
 from paucal.data.splits.part_names import PARTS, files_of_set, part_name, train_files
 from paucal.data.splits.split import held_out_part
@@ -99,7 +105,7 @@ def _with_further_columns(images: ImageSet, placed: _Placed, columns: Mapping[Pa
     }
     for file, names in names_of.items():
         repeated = [name for name in names if names.count(name) > 1]
-        problems |= {name: _repeated_text(file, name) for name in repeated}
+        problems |= {name: repeated_column_text(file, name) for name in repeated}
     cells = {
         name: [row.others[numbers[row.file][name]] if name in numbers[row.file] else "" for row in placed.rows]
         for name in dict.fromkeys(name for names in names_of.values() for name in names)
@@ -140,9 +146,7 @@ def _read_table(
             )
     columns = find_columns(file, rows, options)
     used = [columns.image, columns.label, columns.split, *(column for column, _ in columns.flags)]
-    used_names = [columns.names[index] for index in used if index is not None and columns.names]
-    if repeated := next((name for name in used_names if columns.names.count(name) > 1), ""):
-        raise UserError(_repeated_text(file, repeated))
+    refuse_repeated_columns(file, columns.names, [index for index in used if index is not None and columns.names])
     notes += [text for text in (note, *columns.notes) if text]
     further_columns = columns.others
     return [
@@ -344,10 +348,6 @@ def _lines_of(first: ListedImage, second: ListedImage) -> str:
     if first.file != second.file:
         return f"line {first.line} of {first.file} and line {second.line} of {second.file}"
     return f"lines {first.line} and {second.line} of {second.file}"
-
-
-def _repeated_text(file: Path, name: str) -> str:
-    return f"{file} has several columns called {name[:_SHOWN]!r}; rename or remove all but one."
 
 
 def _image_set(files: Mapping[str, Path], placed: _Placed, labels: Labels, notes: Sequence[str]) -> ImageSet:
