@@ -8,6 +8,7 @@ import pytest
 from data.boxes.written import PIXELS, SHARES, labelme, write_cvat, write_labelme, write_tables
 from paucal.data.boxes.annotations import AnnotationSet
 from paucal.data.boxes.opening import read_boxes
+from paucal.data.stores import FileStore
 from paucal.types import UserError
 from tasks.detection.made import pictures
 
@@ -292,6 +293,18 @@ def test_tables__of_centres_are_refused(tmp_path: Path, shares: bool):
     (root / "boxes.csv").write_text("\n".join(lines))
     with pytest.raises(UserError, match=r"if x and y were the corner, .* and none if they were the centre"):
         read_boxes(root)
+
+
+@pytest.mark.parametrize("form", ["x,y,w,h", "bbox"])
+def test_tables__of_corners_need_the_headers_of_few_images(tmp_path: Path, monkeypatch, form: str):
+    root = write_tables(tmp_path / "set", PIXELS, {})
+    box = '"[40, 2, 30, 20]"' if form == "bbox" else "40,2,30,20"
+    (root / "boxes.csv").write_text(f"image,label,{form}\n" + "".join(f"{n}.png,a,{box}\n" for n in range(6)))
+    read_sizes, size = [], FileStore.size
+    monkeypatch.setattr(FileStore, "size", lambda store, index: read_sizes.append(index) or size(store, index))
+    described = read_boxes(root)[1]
+    assert [image.boxes for image in described.images] == [[(40, 2, 70, 22)]] * 6
+    assert read_sizes == [0]
 
 
 def test_tables__without_classes_have_one(tmp_path: Path):

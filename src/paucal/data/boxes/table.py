@@ -5,8 +5,9 @@ import io
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -26,7 +27,6 @@ from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.sources.table_columns import refuse_repeated_columns
 from paucal.data.splits.part_names import PARTS, part_of_file
-from paucal.data.stores import EncodedStore
 from paucal.reading import decode_text, read_decoded
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
@@ -109,18 +109,15 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         rows, form, row_notes = _read_rows(tree, file)
         keys = _row_keys(tree, names, file, rows)
         file_images: dict[str, AnnotatedImage] = {}
-        unique = list(dict.fromkeys(keys))
-        store = tree.store(unique)
+        size_of = _size_reader(tree, keys)
         if form == LISTS:
-            sizes = {key: store.size(index) for index, key in enumerate(unique)}
-            form, note = _form_of_lists(rows, [sizes[key] for key in keys], file)
+            form, note = _form_of_lists(rows, keys, size_of, file)
             row_notes.append(note)
         if form == SPANS:
-            _refuse_centres(rows, keys, store, unique, tree.place_of(file))
+            _refuse_centres(rows, keys, size_of, tree.place_of(file))
             rows = [row if row.box is None else row._replace(box=_edges_of_span(row.box)) for row in rows]
         notes += row_notes
         in_shares = _are_shares(rows, tree.place_of(file))
-        sizes = {key: store.size(index) for index, key in enumerate(unique)} if in_shares else {}
         for row, key in zip(rows, keys, strict=True):
             if key not in file_images:
                 file_images[key] = AnnotatedImage(key, size=row.size, declared=row.part, source=file)
@@ -132,7 +129,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
                     f"earlier line puts it into {parts[1]}: give each image one part."
                 )
             if row.box is not None:
-                height, width = sizes[key] if in_shares else (1, 1)
+                height, width = size_of(key) if in_shares else (1, 1)
                 left, top, right, bottom = row.box
                 box = left * width, top * height, right * width, bottom * height
                 file_images[key].add(box, row.name, row.crowd)
@@ -290,26 +287,40 @@ def _edges_of_span(box: Corners) -> Corners:
     return left, top, left + across, top + down
 
 
-def _form_of_lists(rows: Sequence[_Row], sizes: Sequence[tuple[int, int]], file: str) -> tuple[tuple[str, ...], str]:
+def _size_reader(tree: Tree, keys: Sequence[str]) -> Callable[[str], tuple[int, int]]:
+    """Return a function that gives the (height, width) of an image; each header is read when it is first needed."""
+    unique = list(dict.fromkeys(keys))
+    positions, store = {key: index for index, key in enumerate(unique)}, tree.store(unique)
+    return cache(lambda key: store.size(positions[key]))
+
+
+def _form_of_lists(
+    rows: Sequence[_Row], keys: Sequence[str], size_of: Callable[[str], tuple[int, int]], file: str
+) -> tuple[tuple[str, ...], str]:
     """Return whether boxes in lists are edges or spans, whichever keeps all boxes within their images, and a note."""
-    boxes = [(row.box, size) for row, size in zip(rows, sizes, strict=True) if row.box is not None]
-    are_spans = all(_is_within(_edges_of_span(box), size) for box, size in boxes)
-    are_edges = all(_is_within(box, size) for box, size in boxes)
-    form = EDGES if are_edges and not are_spans else SPANS
+    boxes = [(row.box, key) for row, key in zip(rows, keys, strict=True) if row.box is not None]
+    # Spans are seldom edges for long, so the headers of a few images usually suffice.
+    are_edges = all(_is_within(box, size_of(key)) for box, key in boxes)
+    are_spans = not are_edges or all(_is_within(_edges_of_span(box), size_of(key)) for box, key in boxes)
+    form = SPANS if are_spans else EDGES
     meaning = "left, top, right, bottom" if form == EDGES else "left, top, width, height, as in COCO's JSON"
     return form, f"the boxes of {file} are read as {meaning}"
 
 
 def _refuse_centres(
-    rows: Sequence[_Row], keys: Sequence[str], store: EncodedStore, unique: Sequence[str], place: str
+    rows: Sequence[_Row], keys: Sequence[str], size_of: Callable[[str], tuple[int, int]], place: str
 ) -> None:
     """Refuse spans if some of them end outside of their images, and none does if x and y are the centre of a box."""
     boxes = [(row.box, key) for row, key in zip(rows, keys, strict=True) if row.box is not None]
     in_shares = all(max(box) <= 1 for box, _ in boxes)
-    sizes = {key: (1, 1) if in_shares else store.size(index) for index, key in enumerate(unique)}
-    outside = [box for box, key in boxes if not _fits(_edges_of_span(box), sizes[key])]
-    centred = ((box[0] - box[2] / 2, box[1] - box[3] / 2, *box[2:]) for box, _ in boxes)
-    if outside and all(_fits(_edges_of_span(box), sizes[key]) for box, (_, key) in zip(centred, boxes, strict=True)):
+
+    def ends_inside(box: Corners, key: str) -> bool:
+        return _fits(_edges_of_span(box), (1, 1) if in_shares else size_of(key))
+
+    # Most corners are soon no centres, so only the headers of a few images are read.
+    if not all(ends_inside((box[0] - box[2] / 2, box[1] - box[3] / 2, *box[2:]), key) for box, key in boxes):
+        return
+    if outside := [box for box, key in boxes if not ends_inside(box, key)]:
         raise UserError(
             f"{place!r} has {counted(len(outside), 'box', 'boxes')} that would end outside of their image if x and y "
             f"were the corner, such as {_format_box(outside[0])}, and none if they were the centre: give the edges "
