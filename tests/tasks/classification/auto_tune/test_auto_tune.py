@@ -15,6 +15,7 @@ from paucal.data.loader import make_eval_loader
 from paucal.data.splits.split_csv import read_split
 from paucal.evaluation.predictions import predict_all
 from paucal.methods.training_settings import TrainSettings
+from paucal.models.precision import FLOAT32
 from paucal.models.trained import load_trained
 from paucal.runner import starts as starting
 from paucal.runner.console import SilentConsole
@@ -327,23 +328,31 @@ def test_race__is_left_out_where_a_larger_network_would_leave_no_time_to_tune(mo
     def read(*given):
         raise InterruptedError
 
-    monkeypatch.setattr(first_model, "frozen_features", read)
     counts = {"train": 2761, "val": 307, "test": 372}  # 20,006 forward passes with three epochs of tuning
     images = SimpleNamespace(targets=np.arange(3440) % 10)
     data = SimpleNamespace(part=lambda name: np.arange(2761), images=images, counts=lambda: counts)
     state = SimpleNamespace(
         setup=SimpleNamespace(
             data=data,
-            settings=SimpleNamespace(seed=0, model="first"),
+            settings=SimpleNamespace(seed=0, model="first", epochs=None),
             objective=SimpleNamespace(deployable=lambda: None),
             card=SimpleNamespace(preprocessing=None),
+            origin={},
         ),
-        record=SimpleNamespace(budget=60.0 * minutes, candidates=("first", "second")),
+        record=SimpleNamespace(budget=60.0 * minutes, candidates=("first", "second"), race=(), probe=None),
         console=SilentConsole(),
         spent=10.0,
-        image_seconds=0.015,
+        announced=False,
     )
     monkeypatch.setattr(state.console, "say", said.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(first_model, "choose_feature_precision", lambda setup: FLOAT32)
+        patch.setattr(first_model, "frozen_features", lambda *given: None)
+        times = iter([0, 16 * 0.015] * 2)  # of 16 images
+        patch.setattr(first_model.time, "perf_counter", lambda: next(times))
+        first_model.time_frozen_network(state)
+    assert ("to compare weights" in said.pop()) == compares
+    monkeypatch.setattr(first_model, "frozen_features", read)
     with pytest.raises(InterruptedError) if compares else nullcontext():
         first_model.compare_candidates(state)
     assert said == ([] if compares else ["note: no time to compare first with second; choose one with --model"])

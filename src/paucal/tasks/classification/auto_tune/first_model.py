@@ -88,20 +88,14 @@ def frozen_features(
 
 def compare_candidates(state: TuneState) -> None:
     """Compare the candidates by cross-validation on some of the training images, and take the best."""
-    setup, steps = state.setup, []
-    train = torch.from_numpy(setup.data.part("train"))
-    labels = torch.from_numpy(setup.data.images.targets).long()[train]
-    rows = stratified(labels, RACE_IMAGES, setup.settings.seed)
-    limit = _race_limit(state)
-    expected = state.image_seconds * len(rows)
-    larger_network = LARGER * state.image_seconds * _images_of_run(state)
-    leaves_no_time = state.record.budget and larger_network > state.record.budget - state.spent
-    if leaves_no_time or expected * (1 + LARGER) > limit:
+    setup, steps, rows = state.setup, [], state.race_rows
+    if rows is None:
         other_names = ", ".join(state.record.candidates[1:])
         state.console.say(
             f"note: no time to compare {setup.settings.model} with {other_names}; choose one with --model"
         )
         return
+    train, labels, limit = torch.from_numpy(setup.data.part("train")), _training_labels(setup), _race_limit(state)
     for name in state.record.candidates:
         start_time = time.monotonic()
         trial_setup = setup if name == setup.settings.model else state.reassemble(model=name)
@@ -134,6 +128,24 @@ def compare_candidates(state: TuneState) -> None:
         )
     state.adopt(state.setup, {"model": reason})
     state.save(race=tuple(steps))
+
+
+def _plan_race(state: TuneState) -> Tensor | None:
+    """Return the positions of the training images on which to compare the candidates.
+
+    None if there is a single candidate, if they were compared before, or if there is no time for it.
+    """
+    if len(state.record.candidates) < 2 or state.record.race:
+        return None
+    rows = stratified(_training_labels(state.setup), RACE_IMAGES, state.setup.settings.seed)
+    expected = state.image_seconds * len(rows)
+    larger_network = LARGER * state.image_seconds * _images_of_run(state)
+    leaves_no_time = state.record.budget and larger_network > state.record.budget - state.spent
+    return None if leaves_no_time or expected * (1 + LARGER) > _race_limit(state) else rows
+
+
+def _training_labels(setup: TrainingSetup) -> Tensor:
+    return torch.from_numpy(setup.data.images.targets).long()[torch.from_numpy(setup.data.part("train"))]
 
 
 def _race_limit(state: TuneState) -> float:
@@ -189,12 +201,13 @@ def time_frozen_network(state: TuneState) -> None:
     state.precision = choose_feature_precision(setup)
     if state.precision.measured:
         state.console.say(f"precision of the features: {state.precision.reason}")
+    state.race_rows = _plan_race(state)
     counts = setup.data.counts()
     first = state.image_seconds / state.precision.speed * (counts["train"] + counts["val"])
     budget = state.record.budget
     state.console.say(
         f"time: the first model takes about {duration(min(first, _probe_seconds(state) or first) + 5)}"
-        + (f", and up to {duration(_race_limit(state))} more to compare weights" if state.record.candidates[1:] else "")
+        + (f", and up to {duration(_race_limit(state))} more to compare weights" if state.race_rows is not None else "")
         + (f"; the whole run at most {duration(budget)}, until {finish(budget - state.spent)}" if budget else "")
     )
 

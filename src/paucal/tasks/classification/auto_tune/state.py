@@ -72,6 +72,7 @@ class TuneState:
         image_seconds: Seconds of one image through the frozen network in float32, at the probe's image size.
         precision: Precision of the frozen network's features.
         announced: Whether the time of the first model was announced.
+        race_rows: Positions among the training images on which the candidates are compared; None for no comparison.
         first: First model with its features for later steps; None if an earlier call fitted it.
     """
 
@@ -83,6 +84,7 @@ class TuneState:
     image_seconds: float = 0.0
     precision: PrecisionChoice = FLOAT32
     announced: bool = False
+    race_rows: Tensor | None = None
     first: Fitted | None = None
 
     @property
