@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 import paucal
 from esvit_gain import export
 from measuring import store, surroundings
-from paucal.models.weights.at_hand import checked_path, packaged
+from paucal.models.weights.at_hand import checked_path, find_packaged_weights
 from paucal.types import UserError
 
 OLD_MODEL = "dhvt_tiny_domain_patch16"
@@ -90,7 +90,7 @@ def measured_by_fastai(data: Path, work: Path, minutes: float, seed: int, python
     """Return what fastai gives with the split of the ladder's run of that seed, which must be there."""
     kept = work / f"fastai-{seed}.json"
     if not kept.exists():
-        weights = packaged(FASTAI_MODEL)
+        weights = find_packaged_weights(FASTAI_MODEL)
         if weights is None or weights.package is None:
             raise SystemExit("the extra `weights` is not installed")
         words = [python, str(Path(__file__).with_name("fastai_minutes.py")), str(data), "--seed", str(seed)]

@@ -15,7 +15,7 @@ from rich.progress import track
 
 import paucal.models.table
 from paucal.models.measuring import is_ours, measure
-from paucal.models.table import FILE, Listed, read_table, write_table
+from paucal.models.table import FILE, ListedModel, read_table, write_table
 from paucal.objectives import default_weight
 
 TABLE = Path(paucal.models.table.__file__).with_name(FILE)
@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ours", action="store_true", help="measure only paucal's own models")
     names = timm.list_models()
-    kept: dict[str, Listed] = {}
+    kept: dict[str, ListedModel] = {}
     if parser.parse_args().ours and TABLE.exists():
         kept = dict(read_table(TABLE.read_text(encoding="utf-8").splitlines()))
     todo = [name for name in names if name not in kept or is_ours(name)]

@@ -8,7 +8,7 @@ import timm
 from huggingface_hub import constants
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.weights.fetching import hushed, require_reachable
+from paucal.backbones.weights.fetching import quiet_logs, require_reachable
 from paucal.models.published import read_timm
 from paucal.types import UserError
 
@@ -50,6 +50,6 @@ def test_fetching__of_what_lies_in_the_cache_asks_nobody(tmp_path):
 
 def test_hushed__gives_the_levels_back():
     before = logging.getLogger("huggingface_hub").level
-    with hushed():
+    with quiet_logs():
         assert logging.getLogger("huggingface_hub").level == logging.CRITICAL
     assert logging.getLogger("huggingface_hub").level == before

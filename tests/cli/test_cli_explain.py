@@ -15,12 +15,12 @@ from cli.calls import QUICK, failure, make_photos
 from paucal import explain
 from paucal.cli.main import main
 from paucal.explain.features import feature_colours
-from paucal.explain.figures.pictures import seen
+from paucal.explain.figures.pictures import visible_part
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.explain.attention import features_figures
 from paucal.verbs.explain.attribution import class_numbers
-from paucal.verbs.explain.inputs import Viewed, view_of
+from paucal.verbs.explain.inputs import ExplainInput, view_of
 
 PNG, SVG = b"\x89PNG", b"<?xml"
 
@@ -56,7 +56,7 @@ def test_features__have_the_same_colours_in_all_images_of_a_batch(trained: Path)
     for name in "012":
         picture = Image.open(trained / "photos" / "class0" / f"{name}.png").convert("RGB")
         view, geometry = transform(picture)
-        images.append(Viewed(f"{name}.png", seen(picture, geometry, size), view))
+        images.append(ExplainInput(f"{name}.png", visible_part(picture, geometry, size), view))
     drawn = dict(features_figures(model, images))
     together = feature_colours(model.module, torch.stack([one.view for one in images]))
     assert list(drawn) == ["0_features", "1_features", "2_features"]

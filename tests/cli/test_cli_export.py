@@ -16,7 +16,7 @@ from paucal.cli.main import main
 from paucal.export import formats
 from paucal.export.formats import GRAPHS
 from paucal.export.onnx_model import OnnxNetwork
-from paucal.export.program import unpacked
+from paucal.export.program import unpack_program
 from paucal.types import UserError
 
 QUICK = ["--img-size", "16", "--epochs", "1", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
@@ -110,7 +110,7 @@ def test_export__in_8_bits_needs_the_images_of_a_run(run, tmp_path, capsys):
 
 
 def test_export__keeps_what_agrees_and_nothing_of_what_does_not(run, tmp_path, capsys, monkeypatch):
-    shuffled = replace(GRAPHS["pt2"], run=lambda path: lambda images: unpacked(path.read_bytes())(images).flip(1))
+    shuffled = replace(GRAPHS["pt2"], run=lambda path: lambda images: unpack_program(path.read_bytes())(images).flip(1))
     monkeypatch.setitem(GRAPHS, "pt2", shuffled)
     assert export(run, tmp_path / "out", "--format", "pt2", "onnx") == 2
     assert "model.pt2 differs from the model" in " ".join(capsys.readouterr().err.split())

@@ -4,21 +4,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paucal.evaluation.comparison import difference, repeated, seeds_to_see
+from paucal.evaluation.comparison import difference, score_over_seeds, seeds_to_see
 
 
 def test_repeated__is_scipys_t_interval_and_says_nothing_of_one_seed():
     values = [0.71, 0.74, 0.69, 0.75]
-    found = repeated(values)
+    found = score_over_seeds(values)
     error = np.std(values, ddof=1) / 2
     assert (found.score.low, found.score.high) == pytest.approx(stats.t.interval(0.95, 3, np.mean(values), error))
     assert found.deviation == pytest.approx(np.std(values, ddof=1))
-    alone = repeated([0.7])
+    alone = score_over_seeds([0.7])
     assert (alone.score.low, alone.deviation) == (None, None)
-    agreeing = repeated([0.5, 0.5])
+    agreeing = score_over_seeds([0.5, 0.5])
     assert (agreeing.score.low, agreeing.deviation) == (None, 0.0)
     with pytest.raises(ValueError, match="at least one"):
-        repeated([])
+        score_over_seeds([])
 
 
 def hits(chances, images=400, seed=0) -> np.ndarray:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, f1_score
 
-from paucal.evaluation.calibration import choose_thresholds, marked
+from paucal.evaluation.calibration import choose_thresholds, reach_thresholds
 from paucal.evaluation.classification import multi_label_report, quick_multi_label_scores
 from paucal.evaluation.plots import class_precision_figure, precision_recall_figure, surest_disagreements
 from paucal.evaluation.predictions import Predictions
@@ -126,7 +126,7 @@ def test_thresholds__of_rare_classes_are_those_of_all():
     known = labels >= 0
     assert thresholds[2] == choose_thresholds(found.probabilities[known][:, None], labels[known][:, None])[0]
     assert choose_thresholds(found.probabilities, labels * 0) == (0.5,) * 4
-    assert marked(torch.tensor([[0.2, 0.9]]), [0.2, 0.95]).tolist() == [[True, False]]
+    assert reach_thresholds(torch.tensor([[0.2, 0.9]]), [0.2, 0.95]).tolist() == [[True, False]]
 
 
 def test_disagreements__are_the_surest_ones_and_never_the_unknown():

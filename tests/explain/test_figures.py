@@ -10,7 +10,7 @@ from matplotlib.patches import FancyArrowPatch
 from paucal.backbones.attention_layout import Tokens
 from paucal.explain.features import Correspondence
 from paucal.explain.figures.attention import maps_figure, matrices_figure, tokens_figure
-from paucal.explain.figures.attribution import Explained, contact_sheet
+from paucal.explain.figures.attribution import AttributedImage, contact_sheet
 from paucal.explain.figures.cells import OffsetView, matches_figure, offsets_figure
 from paucal.verbs.explain.cells import mirror_hits
 
@@ -23,7 +23,7 @@ def titles(figure: Figure) -> list[str]:
 
 @pytest.mark.parametrize(("asks_class", "said"), [(True, "cat, 70%"), (False, "for any class")])
 def test_sheet__names_the_class_where_there_is_one(asks_class: bool, said: str) -> None:
-    one = Explained("a.jpg", PICTURE, torch.rand(1, 2, 3), ("cat",), (0.7,))
+    one = AttributedImage("a.jpg", PICTURE, torch.rand(1, 2, 3), ("cat",), (0.7,))
     assert titles(contact_sheet([one, one], "a method", asks_class)) == ["a.jpg", said] * 2
 
 

@@ -8,7 +8,7 @@ import torch
 from contracts.reduced_models import ONE_EACH, build, images, reduced
 from paucal.backbones.spec import BackboneSpec
 from paucal.export.onnx_model import KEY, OnnxNetwork, read_onnx, to_onnx
-from paucal.export.program import graph_of, packed, traced, unpacked
+from paucal.export.program import graph_of, pack_program, trace_program, unpack_program
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import TrainedModel
@@ -27,11 +27,13 @@ def check(name):
     size = reduced(name).size
     model = deployed(name, size)
     graph = graph_of(model, preprocessing=False)
-    program = traced(graph)
+    program = trace_program(graph)
     batch = images(size, count=3)
     with torch.no_grad():
         wanted = model.module(batch)
-        torch.testing.assert_close(unpacked(packed(program, model.card))(batch), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            unpack_program(pack_program(program, model.card))(batch), wanted, rtol=1e-4, atol=1e-5
+        )
     network = OnnxNetwork(to_onnx(program, graph, model.card))
     torch.testing.assert_close(network(batch), wanted, rtol=1e-3, atol=1e-4)
     assert network.input.shape[0] == "batch"
@@ -56,7 +58,7 @@ def test_read_onnx__gives_the_model_back(tmp_path):
     model = deployed(first_of("vit"), reduced(first_of("vit")).size)
     graph = graph_of(model, preprocessing=False)
     path = tmp_path / "model.onnx"
-    path.write_bytes(to_onnx(traced(graph), graph, model.card))
+    path.write_bytes(to_onnx(trace_program(graph), graph, model.card))
     found = read_onnx(path)
     assert found.card == model.card
     batch = images(model.card.preprocessing.image_size)
@@ -68,7 +70,7 @@ def test_from_pixels__takes_images_of_any_size_and_gives_probabilities(tmp_path)
     name = first_of("vit")
     model = deployed(name, reduced(name).size)
     graph = graph_of(model, preprocessing=True)
-    content = to_onnx(traced(graph), graph, model.card)
+    content = to_onnx(trace_program(graph), graph, model.card)
     network = OnnxNetwork(content)
     pixels = torch.randint(0, 256, (3, 31, 57, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -19,7 +19,7 @@ from paucal.losses.token_labeling import (
     TokenLabelingReading,
     class_loss,
     dense_loss,
-    flipped,
+    flip_targets,
     kept_share,
     soft_cross_entropy,
 )
@@ -204,7 +204,7 @@ def test_losses__count_only_what_is_known():
     whole = map_targets(maps, classes, edge, (1, 1), 5, covered)
     alone = soft_cross_entropy(logits[:, :1], whole)[:, 0]
     torch.testing.assert_close(class_loss(logits[:, 0], whole), alone[1] / 2)
-    assert (flipped(whole).known > 0).tolist() == [[True], [False]]
+    assert (flip_targets(whole).known > 0).tolist() == [[True], [False]]
 
 
 def random_targets(classes=11):
@@ -250,7 +250,7 @@ def test_targets__share_the_probability_of_foreign_classes_evenly(own):
 def test_sparse__loss_and_gradient_equal_the_dense_ones(change):
     targets, _, _ = random_targets()
     changes = {"smoothed": lambda t: t.smoothed(0.1), "program": lambda t: t.smoothed_like_program(0.1)}
-    targets = {**changes, "none": lambda t: t, "flipped": flipped}[change](targets)
+    targets = {**changes, "none": lambda t: t, "flipped": flip_targets}[change](targets)
     logits = torch.randn(3, 6, 11, requires_grad=True)
     sparse = soft_cross_entropy(logits, targets)
     dense = -(targets.dense() * logits.log_softmax(-1)).sum(-1)

@@ -38,7 +38,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             save_file(create(name).state_dict(), file)
         for module in (names, published):
             monkeypatch.setattr(module, "require_reachable", lambda config: None)
-        monkeypatch.setattr(published, "packaged", lambda name: None)
+        monkeypatch.setattr(published, "find_packaged_weights", lambda name: None)
 
         def from_file(name: str, pretrained: bool = False, **options: object):
             overlay = {"pretrained_cfg_overlay": {"file": str(file)}} if pretrained else {}

@@ -9,7 +9,16 @@ import yaml
 
 from paucal.runs import create_run, open_run
 from paucal.runs.lock import RunLock
-from paucal.runs.replacing import aside_of, discard, lies_aside, put_back, require_replaceable, set_aside, settle, sweep
+from paucal.runs.replacing import (
+    aside_of,
+    discard,
+    put_back,
+    require_replaceable,
+    set_aside,
+    settle,
+    sweep,
+    was_set_aside,
+)
 from paucal.types import UserError
 
 CONFIG = {"settings": {"data": "digits", "seed": 0, "output": None}, "origin": {}, "split": "random"}
@@ -114,7 +123,7 @@ def test_put_back__gives_the_old_run_its_place_as_it_was(tmp_path):
     run = make_run(tmp_path / "run")
     before = {file.relative_to(run.path): file.read_bytes() for file in run.path.rglob("*") if file.is_file()}
     assert set_aside(run.path) == tmp_path / "run.replaced"
-    assert lies_aside(run.path)
+    assert was_set_aside(run.path)
     assert str(run.path) in (tmp_path / "run.replaced" / "replaced.txt").read_text()
     make_run(run.path, state=False)
     put_back(run.path)

@@ -8,11 +8,11 @@ import paucal
 from paucal.studies import launch, outcome
 from paucal.studies.counting import count_model
 from paucal.studies.drawing import describe_sources, efficiency_figure, points_of
-from paucal.studies.numbers import Measured, full_folder, measured_elsewhere
+from paucal.studies.numbers import Measurement, full_folder, measured_elsewhere
 from paucal.studies.outcome import find_lines
 from paucal.studies.study import Architecture, Column, Model, Row, Study
 from paucal.studies.tables import write_results
-from paucal.studies.timing import Pace, Spread, Timed
+from paucal.studies.timing import ModelSpeeds, Pace, Spread
 from paucal.types import UserError
 
 COLUMNS = (
@@ -36,11 +36,11 @@ PACES = {"A one": Pace(Spread(5.0, 5.0, 5.0), None), "A deep": Pace(Spread(1, 1,
 
 
 def lines_of(elsewhere):
-    return find_lines(STUDY, (), (), timed=Timed(PACES, "words"), elsewhere=elsewhere)[0]
+    return find_lines(STUDY, (), (), timed=ModelSpeeds(PACES, "words"), elsewhere=elsewhere)[0]
 
 
 def test_points__are_ours_where_we_have_them_else_published():
-    points = points_of(STUDY, lines_of({"table": {("A deep", "linear"): Measured(81.5, seeds=1)}}))
+    points = points_of(STUDY, lines_of({"table": {("A deep", "linear"): Measurement(81.5, seeds=1)}}))
     by_name = {point.name: point for point in points}
     assert by_name["A deep"].values["accuracy"] == 81.5
     assert by_name["A deep"].values["throughput"] == 250.0  # a quarter of 1000
@@ -53,7 +53,7 @@ def test_points__are_ours_where_we_have_them_else_published():
 
 
 def test_figure__has_every_point_at_its_place_filled_where_it_is_ours():
-    points = points_of(STUDY, lines_of({"table": {("A deep", "linear"): Measured(81.5, seeds=1)}}))
+    points = points_of(STUDY, lines_of({"table": {("A deep", "linear"): Measurement(81.5, seeds=1)}}))
     left, right = efficiency_figure(points).axes
     drawn = {text.get_text(): text.xy for text in left.texts}
     assert drawn == {"A one": (1000.0, 70.0), "A deep*": (250.0, 81.5), "B told": (10.0, 75.0)}
@@ -68,7 +68,7 @@ def test_words__say_what_is_published_and_what_is_ours():
     quoted, timed = describe_sources(STUDY, points_of(STUDY, lines_of({})), {"table": "runs/study-table-full"})
     assert quoted == "The accuracies of table are the published ones: runs/study-table-full has no measured ones."
     assert timed == "Filled circles on the left were timed here: A one, A deep; the others are as published."
-    points = points_of(STUDY, lines_of({"table": {("A one", "linear"): Measured(71.0, seeds=1)}}))
+    points = points_of(STUDY, lines_of({"table": {("A one", "linear"): Measurement(71.0, seeds=1)}}))
     ours, _ = describe_sources(STUDY, points, {"table": "runs/study-table-full"})
     assert ours == (
         "Measured accuracies (with a star) are those of runs/study-table-full: A one; else the accuracies of table are "
@@ -81,9 +81,9 @@ def test_numbers__of_another_study_are_those_that_it_has_written(tmp_path: Path)
     folder = full_folder("table", tmp_path / "study-figure")
     assert folder == tmp_path / "study-table-full"
     folder.mkdir()
-    write_results(folder, lines_of({"table": {("A one", "linear"): Measured(71.25, 0.5, 3)}}))
+    write_results(folder, lines_of({"table": {("A one", "linear"): Measurement(71.25, 0.5, 3)}}))
     found = measured_elsewhere(STUDY, tmp_path / "study-figure")["table"]
-    assert found["A one", "linear"] == Measured(71.25, 0.5, 3)
+    assert found["A one", "linear"] == Measurement(71.25, 0.5, 3)
     assert found["A deep", "rate"].low == pytest.approx(200.0)
     assert ("B told", "linear") not in found
     (folder / "results.csv").write_text("row,column\na,b\n")
@@ -93,7 +93,7 @@ def test_numbers__of_another_study_are_those_that_it_has_written(tmp_path: Path)
 
 def test_study__draws_the_figure_and_quotes_what_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     paces = {"DINO DeiT-S/16": Pace(Spread(2.0, 2.0, 2.0), None)}
-    monkeypatch.setattr(launch, "time_models", lambda *rest: Timed(paces, "timed on a watch"))
+    monkeypatch.setattr(launch, "time_models", lambda *rest: ModelSpeeds(paces, "timed on a watch"))
     monkeypatch.setattr(outcome, "counted_value", lambda *rest: None)  # which takes seconds for each model
     found = paucal.study("esvit-figure-1", output=str(tmp_path / "study-esvit-figure-1"))
     assert (tmp_path / "study-esvit-figure-1" / "figure.png").read_bytes().startswith(b"\x89PNG")

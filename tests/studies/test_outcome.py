@@ -12,7 +12,7 @@ from paucal.studies.outcome import find_lines
 from paucal.studies.plan import plan, plan_whole
 from paucal.studies.reading import data_sets, studies
 from paucal.studies.tables import shown_rows
-from paucal.studies.words import published
+from paucal.studies.words import format_published
 from paucal.types import UserError
 from paucal.verbs.compare.grid import EVALUATION, FAILED, SCORES, START, Cell, Grid, cells_of, read_grid, state_of
 from paucal.verbs.compare.launch import resume_comparison
@@ -181,8 +181,13 @@ def test_arms__are_compared_with_what_they_name():
 
 
 def test_published__as_text():
-    assert published(85.62, 0.05) == "85.62 ± 0.05"
-    assert [published(value) for value in (None, "cosine", 1281167.0, 0.6037)] == ["-", "cosine", "1281167", "0.6037"]
+    assert format_published(85.62, 0.05) == "85.62 ± 0.05"
+    assert [format_published(value) for value in (None, "cosine", 1281167.0, 0.6037)] == [
+        "-",
+        "cosine",
+        "1281167",
+        "0.6037",
+    ]
 
 
 def test_settings__of_a_page_are_told_once_where_all_runs_share_them(tmp_path):

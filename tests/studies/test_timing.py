@@ -12,7 +12,7 @@ from paucal.studies.outcome import find_lines
 from paucal.studies.reading import studies
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import Architecture, Column, Model, Row, Study
-from paucal.studies.timing import Effort, Pace, Spread, Timed, in_turns, spread, time_models, timed_value
+from paucal.studies.timing import Effort, ModelSpeeds, Pace, Spread, in_turns, spread, time_models, timed_value
 from paucal.types import UserError
 
 MODELS = {
@@ -94,7 +94,7 @@ def counting(step, built):
 
 
 def test_values__say_why_there_is_none():
-    timed = Timed({"plain": Pace(Spread(9.0, 10.0, 11.0), None), "broken": None}, "")
+    timed = ModelSpeeds({"plain": Pace(Spread(9.0, 10.0, 11.0), None), "broken": None}, "")
     plain, deep, _, broken, told = ROWS
     assert timed_value(STUDY, plain, COLUMNS[1], timed) == (Spread(9.0, 10.0, 11.0), "")
     assert timed_value(STUDY, deep, COLUMNS[1], timed) == (None, "left out by --rows")
@@ -127,5 +127,5 @@ def test_throughput__of_esvit_is_timed_on_the_scale_of_deit():
     assert {row.against for row in study.rows} == {"", "DeiT-S/16"}
     assert [row.name for row in study.rows if not row.model] == []
     paces = {row.name: Pace(Spread(1.0, 1.0, 1.0), Spread(0.5, 0.5, 0.5)) for row in study.rows}
-    value, _ = timed_value(study, study.rows[8], study.columns[0], Timed(paces, ""))
+    value, _ = timed_value(study, study.rows[8], study.columns[0], ModelSpeeds(paces, ""))
     assert (study.rows[8].name, value) == ("Swin-T W7", Spread(503.5, 503.5, 503.5))

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from paucal.training.sharding import WholeCopy, cut_like, gathered, load_whole, piece, shard, total_norm, whole
+from paucal.training.sharding import WholeCopy, cut_like, gather_state, load_whole, piece, shard, total_norm, whole
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_states__are_in_one_piece_outside(mesh):
     expected = {name: value + 1 for name, value in plain.state_dict().items()}
     load_whole(cut, expected)
     with copy.filled() as filled:
-        for state in (gathered(cut.state_dict()), filled.state_dict()):
+        for state in (gather_state(cut.state_dict()), filled.state_dict()):
             assert state.keys() == expected.keys()
             for name, value in expected.items():
                 assert type(state[name]) is torch.Tensor
@@ -99,4 +99,4 @@ def test_cut_like__keeps_the_first_rows_in_memory_of_their_own(first_of_two, row
 def test_uncut_tensors__pass_through():
     tensors = [torch.tensor([3.0]), torch.tensor([[4.0]])]
     assert total_norm(tensors) == 5
-    assert piece(tensors[0]) is whole(tensors[0]) is gathered({"a": tensors[0]})["a"] is tensors[0]
+    assert piece(tensors[0]) is whole(tensors[0]) is gather_state({"a": tensors[0]})["a"] is tensors[0]

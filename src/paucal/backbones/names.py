@@ -9,7 +9,7 @@ import timm
 from timm.models import PretrainedCfg
 from torch import nn
 
-from paucal.backbones.weights.fetching import hushed, require_reachable
+from paucal.backbones.weights.fetching import quiet_logs, require_reachable
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
@@ -111,7 +111,7 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
         if not arguments.get("pretrained"):
             return timm.create_model(name, **arguments)
         require_reachable(timm_config(name))
-        with hushed():
+        with quiet_logs():
             return timm.create_model(name, **arguments)
     except ConnectionError as error:
         raise UserError(f"the published weights of {name} could not be fetched ({error}).") from error

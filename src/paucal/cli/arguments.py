@@ -19,7 +19,7 @@ from paucal.settings.options import (
     setting_fields,
     with_current_names,
 )
-from paucal.settings.values import fitted, without_none
+from paucal.settings.values import convert_setting, without_none
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
@@ -74,7 +74,7 @@ class PlainHelp(HelpFormatter):
 class VerbParser(ArgumentParser):
     """A parser that knows the types of its settings, and raises a UserError instead of exiting.
 
-    All values are parsed as text; `values.fitted` gives them their types, as it does for Python calls and configs.
+    All values are parsed as text; `values.convert_setting` converts them, as it does for Python calls and configs.
 
     Attributes:
         hints: Type of each setting by its name, earlier names included.
@@ -273,7 +273,7 @@ def _convert_argument(parser: VerbParser, name: str, value: Any) -> Any:
     if hint is None or isinstance(value, bool):
         return value
     positional = any(action.dest == name and not action.option_strings for action in parser._actions)
-    return fitted(name, value, hint, parser.verb, texts=True, shown=name.upper() if positional else flag(name))
+    return convert_setting(name, value, hint, parser.verb, texts=True, shown=name.upper() if positional else flag(name))
 
 
 def _refuse_invalid_texts(parser: ArgumentParser, values: Namespace) -> None:

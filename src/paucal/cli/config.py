@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paucal.reading import MAX_CONFIG_BYTES, named_path, parse_yaml, read_decoded
-from paucal.settings.values import fitted
+from paucal.settings.values import convert_setting
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
@@ -22,7 +22,7 @@ def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any
             suggestion = did_you_mean(setting, hints)
             raise UserError(f"unknown key {str(key)!r} in the config{suggestion}; see 'paucal {verb} --help'.")
         if value is not None:
-            settings[setting] = fitted(setting, value, hints[setting], verb, texts=True)
+            settings[setting] = convert_setting(setting, value, hints[setting], verb, texts=True)
         elif key in chosen_by_run:
             settings[setting] = None
     return settings

@@ -7,7 +7,7 @@ from rich.progress import track
 from rich.table import Table
 
 from paucal.cli.arguments import VerbParser, parse
-from paucal.models.table import TIMM, Listed, model_names, stored
+from paucal.models.table import TIMM, ListedModel, model_names, stored
 from paucal.runner.plain_console import PlainConsole
 from paucal.types import UserError
 
@@ -61,7 +61,7 @@ def _matching_names(pattern: str) -> list[str]:
     return [name for name in model_names() if fnmatch.fnmatch(name, glob_pattern)]
 
 
-def _measure_model(name: str) -> Listed:
+def _measure_model(name: str) -> ListedModel:
     """Measure a model of a newer timm that is missing in the stored table."""
     from paucal.models.measuring import measure
     from paucal.objectives import default_weight
@@ -69,7 +69,7 @@ def _measure_model(name: str) -> Listed:
     return measure(name, default_weight(name)[0])
 
 
-def _table_row(name: str, cost: Listed) -> tuple[str, ...]:
+def _table_row(name: str, cost: ListedModel) -> tuple[str, ...]:
     return (
         name,
         "x".join(map(str, cost.image_size)),

@@ -13,7 +13,7 @@ from paucal.data.decoded.in_memory import CachedStore
 from paucal.data.decoded.on_disk import MappedStore
 from paucal.data.images import UNKNOWN, ImageSet, Targets
 from paucal.data.maps.reader import name_classes
-from paucal.data.randomness import derive_seed, preserved, reseed
+from paucal.data.randomness import derive_seed, preserve_generators, reseed
 from paucal.data.stores import ConvertedStore, NestedStore, Store
 from paucal.data.views.transforms import BatchTransform, Pixels, ViewTransform
 from paucal.types import Batch
@@ -89,7 +89,7 @@ class ViewDataset(Dataset[Sample]):
         samples = self._batched_samples(keys)
         if samples is not None:
             return samples
-        with preserved():
+        with preserve_generators():
             return [self._sample(key) for key in keys]
 
     def _batched_samples(self, keys: list[SampleKey]) -> list[Sample] | None:

@@ -168,7 +168,7 @@ class EncodedStore(ABC):
         check_image(self.source(index), self.name(index))
 
 
-class Reopened(ABC):
+class ReopenedStore(ABC):
     """A store of open files; another process receives the `kept` attributes and opens the files itself."""
 
     kept: ClassVar[tuple[str, ...]] = ()

@@ -122,7 +122,7 @@ def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...
     return tuple(thresholds)
 
 
-def marked(probabilities: Tensor, thresholds: Sequence[float]) -> Tensor:
+def reach_thresholds(probabilities: Tensor, thresholds: Sequence[float]) -> Tensor:
     """Return (N, K) booleans: whether each class reaches its threshold."""
     return probabilities >= torch.tensor(thresholds, dtype=probabilities.dtype)
 

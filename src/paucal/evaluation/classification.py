@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paucal.evaluation.calibration import calibration_error, marked
+from paucal.evaluation.calibration import calibration_error, reach_thresholds
 from paucal.evaluation.predictions import Predictions, majority_classes, require_classes, require_finite
 from paucal.evaluation.results import ClassificationReport, ClassRow, Majority, MultiLabelReport, MultiLabelRow
 from paucal.metrics.intervals import Bootstrap, Score, percentile, two_sided, wilson
@@ -176,7 +176,7 @@ def multi_label_report(
     labels, n_images = predictions.labels, len(predictions)
     draws = int(min(MAX_DRAWS, max(MIN_DRAWS, MAX_WORK // max(1, labels.numel()))))
     measure = AveragePrecision(predictions.logits, labels, interpolated=False)
-    f1 = MacroF1OfSeveral(labels, marked(predictions.probabilities, thresholds))
+    f1 = MacroF1OfSeveral(labels, reach_thresholds(predictions.probabilities, thresholds))
     losses, bootstrap = Mean(multi_label_losses(predictions)), Bootstrap(seed, draws, level)
     precisions, f1_draws, loss_draws = bootstrap.scores([measure.per_class, f1, losses], n_images)
     scores = {
@@ -211,7 +211,7 @@ def multi_label_losses(predictions: Predictions) -> NDArray[np.float64]:
 def _label_rows(
     predictions: Predictions, classes: Sequence[str], thresholds: Sequence[float], class_scores: Sequence[Score | None]
 ) -> list[MultiLabelRow]:
-    labels, is_predicted = predictions.labels, marked(predictions.probabilities, thresholds)
+    labels, is_predicted = predictions.labels, reach_thresholds(predictions.probabilities, thresholds)
     rows = []
     for index, name in enumerate(classes):
         is_known, positive = labels[:, index] >= 0, labels[:, index] == 1

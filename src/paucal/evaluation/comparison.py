@@ -17,7 +17,7 @@ MAX_SEEDS = 1000
 
 
 @dataclass(frozen=True)
-class Repeated:
+class ScoreOverSeeds:
     """A score over seeds.
 
     Attributes:
@@ -46,7 +46,7 @@ class Difference:
         images_needed: Number of test images needed to detect it with any number of seeds; None without a difference.
     """
 
-    by_seed: Repeated
+    by_seed: ScoreOverSeeds
     over_images: Score
     both: Score
     images: int
@@ -65,11 +65,11 @@ class Difference:
         return self.by_seed.score.low is not None and self.both.excludes_zero
 
 
-def repeated(values: Sequence[float], level: float = LEVEL) -> Repeated:
+def score_over_seeds(values: Sequence[float], level: float = LEVEL) -> ScoreOverSeeds:
     """Return the mean over seeds, its t-interval and the standard deviation.
 
     Example:
-        >>> result = repeated([0.80, 0.82, 0.84])
+        >>> result = score_over_seeds([0.80, 0.82, 0.84])
         >>> round(result.score.value, 3), round(result.score.low, 3), round(result.score.high, 3)
         (0.82, 0.77, 0.87)
     """
@@ -77,12 +77,12 @@ def repeated(values: Sequence[float], level: float = LEVEL) -> Repeated:
         raise ValueError("expected the scores of at least one seed")
     mean = float(np.mean(values))
     if len(values) == 1:
-        return Repeated(tuple(values), Score(mean), None)
+        return ScoreOverSeeds(tuple(values), Score(mean), None)
     if np.ptp(values) == 0:  # scipy divides by the deviation
-        return Repeated(tuple(values), Score(mean), 0.0)
+        return ScoreOverSeeds(tuple(values), Score(mean), 0.0)
     interval = stats.ttest_1samp(values, 0.0).confidence_interval(level)
     score = Score(mean, float(interval.low), float(interval.high))
-    return Repeated(tuple(values), score, float(np.std(values, ddof=1)))
+    return ScoreOverSeeds(tuple(values), score, float(np.std(values, ddof=1)))
 
 
 def difference(
@@ -116,7 +116,7 @@ def difference(
     gaps = first - second
     is_tested = ~np.isnan(gaps)
     gaps, tested = np.where(is_tested, gaps, 0.0), is_tested.astype(np.float64)
-    over_seeds = repeated((gaps.sum(1) / is_tested.sum(1)).tolist(), level)
+    over_seeds = score_over_seeds((gaps.sum(1) / is_tested.sum(1)).tolist(), level)
     if groups is not None:  # sums over the images of each group
         numbers = np.unique(np.asarray(groups), return_inverse=True)[1]
         gaps, tested = (np.stack([np.bincount(numbers, row) for row in table]) for table in (gaps, tested))

@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from paucal.data.images import ImageSet
-from paucal.evaluation.calibration import DEFAULT_THRESHOLD, marked
+from paucal.evaluation.calibration import DEFAULT_THRESHOLD, reach_thresholds
 from paucal.evaluation.classification import classification_report, multi_label_report
 from paucal.evaluation.plots import (
     class_precision_figure,
@@ -217,7 +217,7 @@ def write_predictions_of_several(
         thresholds: (K,) lowest probabilities at which a class is predicted.
     """
     shares = predictions.probabilities
-    columns = (predictions.labels == 1, marked(shares, thresholds), shares)
+    columns = (predictions.labels == 1, reach_thresholds(shares, thresholds), shares)
     rows = [
         [key, *(";".join(compress(classes, values)) for values in (labels, predicted)), *_format_shares(values)]
         for key, labels, predicted, values in zip(keys, *(column.tolist() for column in columns), strict=True)

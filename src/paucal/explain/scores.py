@@ -42,7 +42,7 @@ def cells_by_rank(maps: Tensor, cells: int = CELLS) -> Tensor:
     return ranks.unflatten(1, (cells, cells))
 
 
-def blurred(images: Tensor) -> Tensor:
+def blur(images: Tensor) -> Tensor:
     """Return images (B, C, H, W) reduced to their coarse colours."""
     height, width = images.shape[2:]
     reduced = F.adaptive_avg_pool2d(images, (math.ceil(height / BLUR / 2), math.ceil(width / BLUR / 2)))
@@ -64,7 +64,7 @@ def perturbation_curve(
         steps: Number of equal steps from no cells to all.
     """
     ranks = cells_by_rank(maps.to(images.device))
-    total, base = ranks[0].numel(), blurred(images) if insert else torch.zeros_like(images)
+    total, base = ranks[0].numel(), blur(images) if insert else torch.zeros_like(images)
     probabilities = []
     with explainable(model) as module:
         for step in range(steps + 1):
@@ -90,7 +90,7 @@ SIDE = 0.5  # side of the pasted image as a share of the image's; a quarter of t
 
 
 @dataclass(frozen=True, eq=False)
-class Pasted:
+class PastedImages:
     """Images with an image of another class in them.
 
     Attributes:
@@ -104,7 +104,7 @@ class Pasted:
     boxes: Tensor
 
 
-def paste_objects(images: Tensor, classes: Tensor, generator: torch.Generator, side: float = SIDE) -> Pasted:
+def paste_objects(images: Tensor, classes: Tensor, generator: torch.Generator, side: float = SIDE) -> PastedImages:
     """Paste a reduced image of another class into each image, at a random position.
 
     Images of a batch with a single class are left out.
@@ -131,8 +131,8 @@ def paste_objects(images: Tensor, classes: Tensor, generator: torch.Generator, s
         labels.append(int(classes[other]))
         boxes.append([top, left, top + rows, left + columns])
     if not pasted:
-        return Pasted(images[:0], classes[:0], torch.zeros(0, 4, dtype=torch.long))
-    return Pasted(torch.stack(pasted), torch.tensor(labels), torch.tensor(boxes))
+        return PastedImages(images[:0], classes[:0], torch.zeros(0, 4, dtype=torch.long))
+    return PastedImages(torch.stack(pasted), torch.tensor(labels), torch.tensor(boxes))
 
 
 def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:

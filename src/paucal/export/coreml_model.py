@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paucal.export.program import Graph
-from paucal.export.quiet import first_line, silenced
+from paucal.export.quiet import discard_output, first_line
 from paucal.models.card import ModelCard
 from paucal.types import UserError
 
@@ -37,7 +37,7 @@ def write(graph: Graph, card: ModelCard, path: Path) -> None:
     """
     example = graph.example[:1]
     try:
-        with silenced(), torch.no_grad():
+        with discard_output(), torch.no_grad():
             import coremltools  # type: ignore[import-not-found]
 
             expected_shapes = {graph.input: [*example.shape], graph.output: [*graph.module(example).shape]}

@@ -13,8 +13,8 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from paucal.export import browser_page, coreml_model, litert_model, openvino_model
-from paucal.export.onnx_model import OnnxNetwork, quantised, to_onnx
-from paucal.export.program import Graph, packed, traced, unpacked
+from paucal.export.onnx_model import OnnxNetwork, quantise, to_onnx
+from paucal.export.program import Graph, pack_program, trace_program, unpack_program
 from paucal.models.card import ModelCard
 from paucal.types import UserError
 
@@ -36,7 +36,7 @@ class Source:
     @cached_property
     def program(self) -> ExportedProgram:
         """The graph as torch.export's program."""
-        return traced(self.graph)
+        return trace_program(self.graph)
 
     @cached_property
     def onnx(self) -> bytes:
@@ -96,8 +96,8 @@ class Format:
 GRAPHS: dict[str, Format] = {
     "pt2": Format(
         ".pt2",
-        lambda source, path: _write_content(path, packed(source.program, source.card)),
-        lambda path: unpacked(path.read_bytes()),
+        lambda source, path: _write_content(path, pack_program(source.program, source.card)),
+        lambda path: unpack_program(path.read_bytes()),
     ),
     "onnx": Format(
         ".onnx",
@@ -105,7 +105,7 @@ GRAPHS: dict[str, Format] = {
         lambda path: OnnxNetwork(path.read_bytes()),
         extra="onnx",
         packages=ONNX,
-        quantise=lambda source, path, inputs: _write_content(path, quantised(source.onnx, source.graph.input, inputs)),
+        quantise=lambda source, path, inputs: _write_content(path, quantise(source.onnx, source.graph.input, inputs)),
     ),
     "openvino": Format(
         ".xml",

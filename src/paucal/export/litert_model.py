@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paucal.export.program import Graph
-from paucal.export.quiet import first_line, silenced
+from paucal.export.quiet import discard_output, first_line
 from paucal.models.card import ModelCard
 from paucal.types import UserError
 
@@ -36,7 +36,7 @@ def write(graph: Graph, card: ModelCard, path: Path, calibrating: Iterable[NDArr
     """
     inputs = None if calibrating is None else [*calibrating]
     try:
-        with silenced():
+        with discard_output():
             import litert_torch  # type: ignore[import-not-found]
 
             model = litert_torch.convert(graph.module, (graph.example[:1],))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from paucal.export.program import Graph
-from paucal.export.quiet import first_line, silenced
+from paucal.export.quiet import discard_output, first_line
 from paucal.models.card import ModelCard
 from paucal.models.saved import card_of_stored
 from paucal.models.trained import TrainedModel
@@ -168,7 +168,7 @@ def _import_optional(name: str, purpose: str) -> ModuleType:
         raise UserError(f"{purpose} {NEEDED}") from problem
 
 
-def quantised(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes:
+def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes:
     """Return the model in 8 bits, by static quantisation with a scale for each output channel of the weights.
 
     Args:
@@ -195,7 +195,7 @@ def quantised(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> byte
             image = next(left, None)
             return None if image is None else {name: image}  # type: ignore[return-value]
 
-    with tempfile.TemporaryDirectory(prefix="paucal-int8-") as place, silenced():
+    with tempfile.TemporaryDirectory(prefix="paucal-int8-") as place, discard_output():
         float_file, prepared_file, int8_file = (Path(place) / f"{stage}.onnx" for stage in ("whole", "ready", "small"))
         float_file.write_bytes(content)
         try:

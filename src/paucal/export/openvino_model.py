@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paucal.export.quiet import silenced
+from paucal.export.quiet import discard_output
 from paucal.models.card import ModelCard
 
 KEY = "paucal"  # entry of the card in the file's rt_info
@@ -39,7 +39,7 @@ def write(onnx: bytes, card: ModelCard, path: Path, calibrating: Iterable[NDArra
 
 def _quantise(model: Any, inputs: list[NDArray[Any]]) -> Any:
     os.environ.setdefault("NNCF_CI", "1")  # disables telemetry on import
-    with silenced():
+    with discard_output():
         import nncf  # type: ignore[import-not-found]
 
         attends = any(node.get_type_name() in ATTENTION for node in model.get_ops())

@@ -78,7 +78,7 @@ def graph_of(model: TrainedModel, preprocessing: bool) -> Graph:
     return Graph(FromPixels(model).eval(), pixels, names, "pixels", "probabilities")
 
 
-def traced(graph: Graph) -> ExportedProgram:
+def trace_program(graph: Graph) -> ExportedProgram:
     """Return the exported program of a graph, in which the graph's dynamic dimensions may have any length.
 
     Raises:
@@ -106,7 +106,7 @@ def _of_other_lengths(graph: Graph) -> Tensor:
     return graph.example.new_zeros(shape)
 
 
-def packed(program: ExportedProgram, card: ModelCard) -> bytes:
+def pack_program(program: ExportedProgram, card: ModelCard) -> bytes:
     """Return the content of a .pt2 file, which carries the model's card.
 
     Raises:
@@ -124,7 +124,7 @@ def packed(program: ExportedProgram, card: ModelCard) -> bytes:
     return content.getvalue()
 
 
-def unpacked(content: bytes) -> nn.Module:
+def unpack_program(content: bytes) -> nn.Module:
     """Return the network of a .pt2 that this process has written; loading a .pt2 from elsewhere may run any code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def silenced() -> Iterator[None]:
+def discard_output() -> Iterator[None]:
     """Discard the output, warnings and log messages of the block."""
     previous_level = logging.root.manager.disable
     logging.disable(logging.ERROR)

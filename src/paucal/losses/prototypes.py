@@ -81,7 +81,7 @@ def prototype_cross_entropy(
         A scalar: mean over images of sum over r and j of weight * H(p_teacher, p_student).
     """
     weights = targets.weights.expand(targets.rows.shape).to(torch.float32)
-    return _Fused.apply(  # type: ignore[no-any-return]
+    return _FusedLoss.apply(  # type: ignore[no-any-return]
         student,
         prototypes,
         teacher,
@@ -106,7 +106,7 @@ def chunk_size(device: torch.device) -> int:
     return min(CUDA_CHUNK, max(CHUNK, torch.cuda.get_device_properties(device).total_memory // 160))
 
 
-class _Fused(torch.autograd.Function):
+class _FusedLoss(torch.autograd.Function):
     """Computes the loss and its gradients in one pass over chunks of images."""
 
     @staticmethod

@@ -47,7 +47,7 @@ def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
     return mass * normaliser - aligned
 
 
-def flipped(targets: Targets) -> Targets:
+def flip_targets(targets: Targets) -> Targets:
     """Return the batch's targets in reverse order: the targets of the images that MixToken mixes in."""
     if isinstance(targets, Tensor):
         return targets.flip(0)
@@ -184,7 +184,7 @@ def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targe
 
     loss = against(targets, truth)
     if kept < 1:
-        loss = kept * loss + (1 - kept) * against(flipped(targets), None if truth is None else flipped(truth))
+        loss = kept * loss + (1 - kept) * against(flip_targets(targets), None if truth is None else flip_targets(truth))
     return loss.mean()
 
 

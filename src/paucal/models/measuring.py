@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.probe import probe_images
-from paucal.models.table import TIMM, Listed
+from paucal.models.table import TIMM, ListedModel
 from paucal.types import UserError
 
 _OURS = "paucal.backbones."
@@ -42,7 +42,7 @@ def source_of(name: str) -> str:
     return _PAPERS.get(module.rpartition(".")[2], "paucal") if module.startswith(_OURS) else TIMM
 
 
-def measure(name: str, drloc_weight: float) -> Listed:
+def measure(name: str, drloc_weight: float) -> ListedModel:
     """Build a registered model on the meta device, where nothing is computed, and measure it.
 
     Example:
@@ -64,7 +64,7 @@ def measure(name: str, drloc_weight: float) -> Listed:
             grid = dim = None
         parameters = sum(parameter.numel() for parameter in model.parameters())
         macs = _count_macs(model, (height, width))
-    return Listed(parameters, macs, (height, width), grid, dim, source_of(name), drloc_weight)
+    return ListedModel(parameters, macs, (height, width), grid, dim, source_of(name), drloc_weight)
 
 
 def _count_macs(model: torch.nn.Module, image_size: tuple[int, int]) -> int | None:

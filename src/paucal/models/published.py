@@ -13,12 +13,18 @@ from torch import nn
 from paucal.backbones.names import timm_config
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.adapt import position_grid
-from paucal.backbones.weights.fetching import hushed, require_reachable
+from paucal.backbones.weights.fetching import quiet_logs, require_reachable
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from, suggest_model
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
-from paucal.models.weights.at_hand import added, checked_path, input_of_weights, named_in_order, packaged
+from paucal.models.weights.at_hand import (
+    checked_path,
+    find_added_weights,
+    find_packaged_weights,
+    input_of_weights,
+    named_in_order,
+)
 from paucal.models.weights.store import AddedWeights
 from paucal.models.weights.table import Package
 from paucal.runs.weights import read_foreign
@@ -32,7 +38,7 @@ def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelC
         name: Name of a timm model.
         image_size: Side or (height, width) in pixels; None for the model's own.
     """
-    added_card, config = added(name), timm_config(name)
+    added_card, config = find_added_weights(name), timm_config(name)
     if config is None and added_card is None:
         raise UserError(f"timm publishes no weights of {name}: give a run.")
     count = added_card.classes if added_card is not None else config.num_classes  # type: ignore[union-attr]
@@ -58,7 +64,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
         name: Name of the model.
         init: Whether `--init` asked for the weights; messages then mention it.
     """
-    added_card = added(name)
+    added_card = find_added_weights(name)
     if added_card is not None:
         source = f"the weights that were added for {added_card.name} (SHA-256 {added_card.sha256[:12]})"
         with torch.device("meta"):
@@ -66,7 +72,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
         return StartWeights(
             read_foreign(added_card.checked_content()), source, added_card.name, _added_classes(added_card), grid
         )
-    carried = packaged(name)
+    carried = find_packaged_weights(name)
     if carried is not None and carried.package is not None:
         return _read_package(name, carried.package)
     config = timm_config(name)
@@ -78,7 +84,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
         )
     try:
         require_reachable(config)
-        with torch.random.fork_rng(devices=[]), hushed():
+        with torch.random.fork_rng(devices=[]), quiet_logs():
             model = timm.create_model(name, pretrained=True)
     except Exception as problem:  # no network, a removed file, a proxy: each library raises its own types
         address = config.hf_hub_id or config.url

@@ -19,7 +19,7 @@ TIMM = "timm"  # source of the models that are not ours
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedModel:
     """A model's size and cost at its own image size and number of classes.
 
     Attributes:
@@ -43,7 +43,7 @@ class Listed:
 
 
 @lru_cache(maxsize=1)
-def stored() -> dict[str, Listed]:
+def stored() -> dict[str, ListedModel]:
     """Return the table that comes with the package."""
     return dict(read_table(_table_text().splitlines()))
 
@@ -63,7 +63,7 @@ def _table_text() -> str:
     return files("paucal.models").joinpath(FILE).read_text(encoding="utf-8")
 
 
-def read_table(lines: Iterable[str]) -> Iterator[tuple[str, Listed]]:
+def read_table(lines: Iterable[str]) -> Iterator[tuple[str, ListedModel]]:
     """Yield the rows of a table; lines that begin with # are comments."""
     reader = csv.DictReader(line for line in lines if not line.startswith("#"))
     if tuple(reader.fieldnames or ()) != FIELDS:
@@ -72,10 +72,10 @@ def read_table(lines: Iterable[str]) -> Iterator[tuple[str, Listed]]:
         parameters, macs, height, width, rows, columns, dim = (int(row[name] or 0) for name in FIELDS[1:8])
         grid = (rows, columns) if rows and columns else None
         source, weight = row["source"], float(row["drloc_weight"])
-        yield row["model"], Listed(parameters, macs or None, (height, width), grid, dim or None, source, weight)
+        yield row["model"], ListedModel(parameters, macs or None, (height, width), grid, dim or None, source, weight)
 
 
-def write_table(path: Path, models: Iterable[tuple[str, Listed]], comment: str) -> None:
+def write_table(path: Path, models: Iterable[tuple[str, ListedModel]], comment: str) -> None:
     """Write a table, sorted as given."""
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(f"# {comment}\n")

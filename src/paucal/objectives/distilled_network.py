@@ -12,7 +12,7 @@ from paucal.objectives.self_distillation_options import SelfDistillationOptions
 
 
 @dataclass(frozen=True)
-class Seen:
+class CropFeatures:
     """The features of V crops of B images.
 
     Attributes:
@@ -33,7 +33,7 @@ class DistilledNetwork(nn.Module):
         names = options.weights()
         self.heads = nn.ModuleDict({name: _build_head(backbone.dim, options, trained) for name in names})
 
-    def see(self, crops: Sequence[Tensor]) -> Seen:
+    def see(self, crops: Sequence[Tensor]) -> CropFeatures:
         """Run the backbone once per resolution."""
         pooled: list[Tensor] = [crops[0]] * len(crops)
         cells: list[Tensor] = [crops[0]] * len(crops)
@@ -44,7 +44,7 @@ class DistilledNetwork(nn.Module):
                 members, features.pooled.chunk(len(members)), grids.chunk(len(members)), strict=True
             ):
                 pooled[number], cells[number] = pooled_view, grid
-        return Seen(torch.stack(pooled, 1), cells)
+        return CropFeatures(torch.stack(pooled, 1), cells)
 
     def project(self, task: str, features: Tensor) -> Tensor:
         """Return a task's projections (..., D) of features (..., P), which are compared with prototypes."""

@@ -28,7 +28,7 @@ from paucal.losses import (
 from paucal.objectives.base import Objective
 from paucal.objectives.crop_mixing import mixed_crops, mixed_targets
 from paucal.objectives.distillation_health import task_health, teacher_distance
-from paucal.objectives.distilled_network import DistilledNetwork, Seen, follow
+from paucal.objectives.distilled_network import CropFeatures, DistilledNetwork, follow
 from paucal.objectives.self_distillation_options import SelfDistillationOptions
 from paucal.types import Batch, Crops, DataRequest, GroupScale, GroupScales, LossTerms, Progress
 
@@ -155,14 +155,14 @@ class SelfDistillation(Objective):
         newest, self._health = self._health, {}
         return newest
 
-    def _view_task(self, student_seen: Seen, teacher_seen: Seen, shares: Tensor | None) -> EsvitTask:
+    def _view_task(self, student_seen: CropFeatures, teacher_seen: CropFeatures, shares: Tensor | None) -> EsvitTask:
         images, pooled = student_seen.pooled.shape[0], teacher_seen.pooled
         targets = view_targets(images, self.global_views, self.all_views, student_seen.pooled.device)
         if shares is not None:
             pooled, targets = mixed_targets(pooled, targets, shares)
         return self._project_task("view", student_seen.pooled, pooled, targets)
 
-    def _region_task(self, student_seen: Seen, teacher_seen: Seen) -> EsvitTask:
+    def _region_task(self, student_seen: CropFeatures, teacher_seen: CropFeatures) -> EsvitTask:
         targets = region_targets(
             [cells.detach() for cells in student_seen.cells], teacher_seen.cells, self.options.similarity
         )
@@ -181,7 +181,7 @@ class SelfDistillation(Objective):
         )
 
     @torch.no_grad()
-    def _record_health(self, student_seen: Seen, teacher_seen: Seen, temperature: float) -> None:
+    def _record_health(self, student_seen: CropFeatures, teacher_seen: CropFeatures, temperature: float) -> None:
         health: dict[str, Tensor] = {}
         other = min(1, self.all_views - 1)  # a crop that is not the teacher's first
         rows = {

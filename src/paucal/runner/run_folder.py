@@ -20,9 +20,9 @@ from paucal.runner.elastic import shape_of, with_processes
 from paucal.runs import RunFolder, create_run, open_run
 from paucal.runs.folder import is_taken
 from paucal.runs.lock import RunLock
-from paucal.runs.replacing import aside_of, discard, lies_aside, put_back, require_replaceable, set_aside, sweep
+from paucal.runs.replacing import aside_of, discard, put_back, require_replaceable, set_aside, sweep, was_set_aside
 from paucal.settings.options import check_ranges, earlier_names, flag, setting_fields, with_current_names
-from paucal.settings.values import fitted, hints_of
+from paucal.settings.values import convert_setting, hints_of
 from paucal.types import UserError
 from paucal.wording import brief
 
@@ -61,7 +61,7 @@ class Writing:
         """Lock the folder of an existing run."""
         self._keep_lock(run)
         sweep(run.path)
-        if lies_aside(run.path):  # killed before it saved a state or removed the replaced run
+        if was_set_aside(run.path):  # killed before it saved a state or removed the replaced run
             self._replaced = True
             if run.last.exists():
                 self.keep()
@@ -235,7 +235,7 @@ def typed_settings(values: Any, kind: type[S]) -> S:
         if value is None and name in known_fields and known_fields[name].default is not None:
             raise TypeError(f"{name} cannot be empty")
         try:
-            values_by_name[name] = None if value is None else fitted(name, value, hints[name], "")
+            values_by_name[name] = None if value is None else convert_setting(name, value, hints[name], "")
         except UserError as problem:
             raise TypeError(f"{name} cannot be {brief(value)}") from problem
     return kind(**with_current_names(values_by_name, kind))

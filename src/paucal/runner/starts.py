@@ -16,15 +16,15 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import model_of_file, read_timm
 from paucal.models.saved import read_card
 from paucal.models.weights.at_hand import (
-    added,
     at_hand,
     can_be_fetched,
+    find_added_weights,
+    find_packaged_weights,
     input_of_weights,
-    packaged,
     ready_weights,
-    suited,
+    suitable_weights,
 )
-from paucal.models.weights.table import Trained, has_terms
+from paucal.models.weights.table import PretrainedWeights, has_terms
 from paucal.objectives import Objective
 from paucal.rules.facts import StartFacts, best_device
 from paucal.runs import RunFolder, open_model_folder
@@ -273,20 +273,20 @@ def choose(model: str | None, device: str, side: int) -> Choice:
 
 
 def _choose_named(model: str) -> Choice:
-    added_weights = added(model)
+    added_weights = find_added_weights(model)
     if added_weights is not None:
         return Choice(
             (model,),
             f"the weights that you added for {added_weights.name} ({added_weights.licence})",
             _licence_note(added_weights.licence),
         )
-    weights = packaged(model)
+    weights = find_packaged_weights(model)
     if weights is not None:
         return Choice((model,), f"pretrained weights in the package {weights.package and weights.package.distribution}")
     config = timm_config(model)
     if config is None or not config.has_weights:
         return Choice((), f"no pretrained weights of {model} are published")
-    weights = Trained(model, config.license or "licence not stated", 0, "published by timm")
+    weights = PretrainedWeights(model, config.license or "licence not stated", 0, "published by timm")
     terms = _licence_note(weights.licence)
     if at_hand(weights):
         return Choice((model,), f"pretrained weights in the cache of this machine ({weights.licence})", terms)
@@ -311,7 +311,7 @@ def _choose_any(device: str) -> Choice:
             tuple(weights.name for weights in available), f"pretrained weights on this machine: {descriptions}"
         )
     problem = ""
-    for weights in suited(device)[:1]:
+    for weights in suitable_weights(device)[:1]:
         problem = can_be_fetched(weights) or ""
         if not problem:
             return Choice((weights.name,), f"pretrained weights, fetched: {weights.describe()}")

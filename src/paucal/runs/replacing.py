@@ -129,7 +129,7 @@ def discard(path: Path) -> None:
     shutil.rmtree(aside_of(path), ignore_errors=True)
 
 
-def lies_aside(path: Path) -> bool:
+def was_set_aside(path: Path) -> bool:
     """Return whether a replaced run is kept aside."""
     try:
         return bool(path.name) and (aside_of(path) / NOTE).is_file()
@@ -143,7 +143,7 @@ def settle(path: Path) -> bool:
     Raises:
         UserError: The new run is being written.
     """
-    if not lies_aside(path):
+    if not was_set_aside(path):
         return False
     if is_taken(path):
         require_unlocked(path)

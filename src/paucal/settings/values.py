@@ -49,7 +49,9 @@ def from_python(kind: type[S], values: Mapping[str, Any], name: str, verb: str) 
             suggestion = did_you_mean(setting, setting_fields(kind))
             raise TypeError(f"{name} has no setting {setting!r}{suggestion}; help({name}) lists all.")
     given = {
-        setting: fitted(setting, value, hints[setting], verb) for setting, value in values.items() if value is not None
+        setting: convert_setting(setting, value, hints[setting], verb)
+        for setting, value in values.items()
+        if value is not None
     }
     return kind(**with_current_names(given, kind))
 
@@ -60,7 +62,7 @@ def hints_of(kind: type) -> dict[str, Any]:
     return {**typing.get_type_hints(kind), **earlier_hints}
 
 
-def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False, shown: str = "") -> Any:
+def convert_setting(name: str, value: Any, hint: Any, verb: str, texts: bool = False, shown: str = "") -> Any:
     """Return the value of a setting, converted to its type.
 
     Args:

@@ -15,7 +15,7 @@ from paucal.runs.folder import RUNS
 from paucal.runs.grid_files import GRID, is_grid
 from paucal.studies.drawing import PICTURE
 from paucal.studies.numbers import RESULTS
-from paucal.studies.plan import Planned
+from paucal.studies.plan import PlannedRun
 from paucal.studies.scenes import UNFINISHED
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import DataSet, Scale, Study
@@ -59,7 +59,7 @@ class Call:
     """
 
     study: Study
-    runs: Sequence[Planned]
+    runs: Sequence[PlannedRun]
     small: Scale | None
     settings: StudySettings
     places: Places
@@ -72,7 +72,7 @@ class Call:
         """The seeds of every run."""
         return list(self.settings.seeds or (self.study.seeds if self.small is None else self.small.seeds))
 
-    def by_images(self) -> Iterator[tuple[str, list[Planned]]]:
+    def by_images(self) -> Iterator[tuple[str, list[PlannedRun]]]:
         """Yield the name of each data set that is trained on, with its runs."""
         for data in dict.fromkeys(run.data for run in self.runs):
             yield data, [run for run in self.runs if run.data == data]
@@ -132,7 +132,7 @@ def study_folder(study: Study, settings: StudySettings, places: Mapping[str, str
     return folder
 
 
-def on_given_images(runs: Sequence[Planned], settings: StudySettings) -> list[Planned]:
+def on_given_images(runs: Sequence[PlannedRun], settings: StudySettings) -> list[PlannedRun]:
     """Return the runs on the images of DATA, if it is given at a smaller scale.
 
     The scale's selection of classes does not apply to these images.
@@ -156,7 +156,7 @@ def folder_name(data: str) -> str:
     return name if name and name not in RESERVED else f"images-{name}".rstrip("-")
 
 
-def find_places(settings: StudySettings, runs: Sequence[Planned], data_sets: Mapping[str, DataSet]) -> Places:
+def find_places(settings: StudySettings, runs: Sequence[PlannedRun], data_sets: Mapping[str, DataSet]) -> Places:
     """Return the locations of the images of all runs."""
     needed_data = list(dict.fromkeys(name for run in runs for name in (run.data, run.evaluated)))
     shared = {name: getattr(settings, name) for name in ("data_root", "device", "workers")}

@@ -22,7 +22,7 @@ from paucal.tasks.segmentation.cost import segmenter_cost
 
 
 @dataclass(frozen=True)
-class Count:
+class ModelCost:
     """Parameters and multiply-adds of a model.
 
     Attributes:
@@ -51,7 +51,7 @@ def counted_value(study: Study, row: Row, column: Column) -> float | None:
 
 
 @lru_cache(maxsize=256)
-def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> Count:
+def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> ModelCost:
     """Count the parameters and multiply-adds of a model.
 
     Args:
@@ -72,7 +72,9 @@ def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> C
     model = build_empty(name, arguments).eval()
     params = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     operations = _count_operations(model, side)
-    return Count(params, None if cost is None else cost.macs / 1e9, None if operations is None else operations / 2e9)
+    return ModelCost(
+        params, None if cost is None else cost.macs / 1e9, None if operations is None else operations / 2e9
+    )
 
 
 def _count_operations(model: Any, side: int) -> int | None:
@@ -92,7 +94,7 @@ def _count_operations(model: Any, side: int) -> int | None:
 @lru_cache(maxsize=64)
 def count_network(
     name: str, words: tuple[str, ...], network: str, shape: tuple[int, ...], width: int, classes: int | None
-) -> Count:
+) -> ModelCost:
     """Count a mask detector with 1,000 proposals, or a segmenter with its auxiliary head.
 
     Args:
@@ -113,4 +115,4 @@ def count_network(
         settings = DetectSettings(masks="on", **RECIPES[f"{network}-coco-1x"].settings)
         parts = detector_cost(spec, 80 if classes is None else classes, settings)
     parameters, macs = (sum(getattr(part, name) for part in parts.values()) for name in ("parameters", "macs"))
-    return Count(parameters / 1e6, macs / 1e9, None)
+    return ModelCost(parameters / 1e6, macs / 1e9, None)

@@ -16,7 +16,7 @@ from paucal.rules.backbone import model_arguments
 from paucal.rules.facts import best_device
 from paucal.runner.clock import duration
 from paucal.studies.call import Call
-from paucal.studies.plan import Planned
+from paucal.studies.plan import PlannedRun
 from paucal.studies.starts import open_labelled, prepare_starts, share_of, with_starts
 from paucal.studies.study import Architecture, Scale
 from paucal.studies.words import describe_run, describe_settings
@@ -74,7 +74,7 @@ def prepare_grids(call: Call) -> list[Grid]:
     return grids
 
 
-def _arm_settings(call: Call, run: Planned, shared: Mapping[str, Any], images: GridImages | None) -> dict[str, Any]:
+def _arm_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any], images: GridImages | None) -> dict[str, Any]:
     """Return the settings of a run's arm."""
     if images is None:
         return _training_settings(call, run, shared)
@@ -85,7 +85,7 @@ def _arm_settings(call: Call, run: Planned, shared: Mapping[str, Any], images: G
     return _transfer_settings(call, run, images)
 
 
-def _training_settings(call: Call, run: Planned, shared: Mapping[str, Any]) -> dict[str, Any]:
+def _training_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any]) -> dict[str, Any]:
     study, small, settings = call.study, call.small, call.settings
     if small is not None:
         images = open_labelled(shared, run.settings.get("classes"), call.console)
@@ -102,7 +102,7 @@ def _training_settings(call: Call, run: Planned, shared: Mapping[str, Any]) -> d
     return {**run.settings, **{name: value for name, value in run_settings.items() if value is not None}}
 
 
-def _pretraining_settings(call: Call, run: Planned, images: GridImages) -> dict[str, Any]:
+def _pretraining_settings(call: Call, run: PlannedRun, images: GridImages) -> dict[str, Any]:
     small, places = call.small, call.places
     # The monitor's curve, if a column shows it, is of the images on which the features are evaluated.
     is_watched = any(column.metric == "knn_curve" for column in run.columns)
@@ -117,7 +117,7 @@ def _pretraining_settings(call: Call, run: Planned, images: GridImages) -> dict[
     return {**settings, EVALUATION: {"max_images": MAX_EVALUATED, "no_cache": True}, **monitor}
 
 
-def _transfer_settings(call: Call, run: Planned, images: GridImages) -> dict[str, Any]:
+def _transfer_settings(call: Call, run: PlannedRun, images: GridImages) -> dict[str, Any]:
     """Return the settings of a detector or segmenter."""
     small, evaluation = call.small, {}
     if any(column.metric == "mean_iou_scales" for column in call.study.trained_columns):
@@ -127,7 +127,7 @@ def _transfer_settings(call: Call, run: Planned, images: GridImages) -> dict[str
     return {**settings, **evaluation}
 
 
-def _feature_settings(call: Call, run: Planned) -> dict[str, Any]:
+def _feature_settings(call: Call, run: PlannedRun) -> dict[str, Any]:
     """Return the settings of `paucal eval`, with the model to evaluate."""
     if call.small is not None:
         return {**run.settings, "max_images": MAX_EVALUATED, "no_cache": True, **_start_entry(call, run)}
@@ -138,19 +138,19 @@ def _feature_settings(call: Call, run: Planned) -> dict[str, Any]:
     return {**settings, MODEL: str(Path(init).expanduser().absolute())}
 
 
-def _start_entry(call: Call, run: Planned) -> dict[str, list[str]]:
+def _start_entry(call: Call, run: PlannedRun) -> dict[str, list[str]]:
     """Return the entry for the start of a run at a smaller scale."""
     start = call.study.starts.get(run.row.start)
     return {} if start is None else {START: [start.verb, run.row.start]}
 
 
-def _shorten(run: Planned, small: Scale, images: int) -> dict[str, Any]:
+def _shorten(run: PlannedRun, small: Scale, images: int) -> dict[str, Any]:
     """Return settings with fewer epochs for more images, since the scale fixes the total number of training samples."""
     epochs = max(1, round(run.epochs * min(1.0, small.images / images)))
     return {**run.settings, "batch_size": min(run.settings["batch_size"], images), "epochs": epochs}
 
 
-def _feature_timer(call: Call, runs: Sequence[Planned], images: int) -> Callable[[Mapping[str, Any]], float]:
+def _feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> Callable[[Mapping[str, Any]], float]:
     """Return a function that estimates the seconds of a row's features by timing a few images."""
     models: dict[str, tuple[Architecture, int]] = {}
     for run in runs:
@@ -229,7 +229,7 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
     return cell.run.path.resolve()
 
 
-def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:
+def shown_settings(runs: Sequence[PlannedRun], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:
     """Return the page's rows with name, images and settings: of the starts, of what all runs share, and of each run."""
     used_starts = {run.row.start for run in runs}
     rows = [

@@ -51,7 +51,7 @@ from paucal.wording import counted
 
 
 @dataclass(frozen=True)
-class Studied:
+class StudyResult:
     """The result of a study.
 
     Attributes:
@@ -71,7 +71,7 @@ class Studied:
 
 
 @shows_settings(StudySettings)
-def study(name: str, **settings: Any) -> Studied:
+def study(name: str, **settings: Any) -> StudyResult:
     """Reproduce a table or figure of one of the papers; the same as `paucal study NAME`.
 
     Args:
@@ -97,7 +97,7 @@ def study(name: str, **settings: Any) -> Studied:
     return result
 
 
-def run_study(name: str, settings: StudySettings, command: str, console: Console) -> Studied:
+def run_study(name: str, settings: StudySettings, command: str, console: Console) -> StudyResult:
     """Run a study, or resume it; see `study`."""
     check_ranges(settings)
     study = find_study(name)
@@ -145,7 +145,7 @@ def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
     return all_settled
 
 
-def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], all_settled: bool) -> Studied:
+def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], all_settled: bool) -> StudyResult:
     """Print and write the results so far."""
     study, runs, small, folder = call.study, call.runs, call.small, call.folder
     all_runs = on_given_images(
@@ -183,10 +183,10 @@ def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], al
         command=call.command,
     )
     _write_and_print(study, page, lines, folder, call.console)
-    return Studied(folder, lines, all_settled, failed)
+    return StudyResult(folder, lines, all_settled, failed)
 
 
-def _count_or_time(study: Study, settings: StudySettings, command: str, console: Console) -> Studied:
+def _count_or_time(study: Study, settings: StudySettings, command: str, console: Console) -> StudyResult:
     """Count the parameters and multiply-adds of the models, or time the models.
 
     Counting takes seconds, and gives the same numbers at every scale.
@@ -220,7 +220,7 @@ def _count_or_time(study: Study, settings: StudySettings, command: str, console:
         pictures=pictures,
     )
     _write_and_print(study, page, lines, folder, console)
-    return Studied(folder, lines, True, {})
+    return StudyResult(folder, lines, True, {})
 
 
 def _write_and_print(study: Study, page: StudyPage, lines: Sequence[Line], folder: Path, console: Console) -> None:

@@ -15,8 +15,8 @@ from paucal.studies.words import (
     describe_run,
     describe_settings,
     format_hours,
+    format_published,
     gpu_hours,
-    published,
 )
 
 MAX_COLUMNS = 10  # columns that a terminal can show side by side
@@ -73,7 +73,7 @@ def _published_table(study: Study) -> Table | None:
     lines = [["", *(column.name for column in study.columns)]]
     for row in study.rows:
         deviations = row.deviations or (None,) * len(row.values)
-        lines.append([row.name, *map(published, row.values, deviations)])
+        lines.append([row.name, *map(format_published, row.values, deviations)])
     if len(study.columns) > MAX_COLUMNS and len(study.rows) < len(study.columns):
         lines = [list(line) for line in zip(*lines, strict=True)]
     table = Table(box=None, padding=(0, 2, 0, 0))

@@ -19,11 +19,11 @@ MAX_BYTES = 1 << 22  # limit of a study's table of numbers
 PLAIN = ("correspondence", "correspondence_distance")  # metrics that are not published in percent
 DECIMALS = 1  # decimals of percentages for counting wins, as in the printed tables
 BySeed = Mapping[int, float]
-Numbers = Mapping[tuple[str, str], "Measured"]  # keys: the names of row and column
+Numbers = Mapping[tuple[str, str], "Measurement"]  # keys: the names of row and column
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """A measured number.
 
     Attributes:
@@ -47,15 +47,15 @@ class Measured:
     high: float | None = None
 
 
-def mean_over_seeds(values: BySeed, base: BySeed | None = None) -> Measured:
+def mean_over_seeds(values: BySeed, base: BySeed | None = None) -> Measurement:
     """Return the mean over seeds with its standard deviation, and the gain over a baseline on the common seeds."""
     numbers = list(values.values())
     gains = [values[seed] - base[seed] for seed in values if seed in base] if base else []
     deviation = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
-    return Measured(float(np.mean(numbers)), deviation, len(numbers), float(np.mean(gains)) if gains else None)
+    return Measurement(float(np.mean(numbers)), deviation, len(numbers), float(np.mean(gains)) if gains else None)
 
 
-def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) -> Measured:
+def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) -> Measurement:
     """Return the measured number of a row that is trained with labels."""
     if column.metric == "top1":
         measured = mean_over_seeds({seed: 100 * outcome.scores["top1"] for seed, outcome in arm.outcomes.items()})
@@ -76,7 +76,7 @@ def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) ->
 
 def measure_scores(
     column: Column, own: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
-) -> tuple[Measured | None, str]:
+) -> tuple[Measurement | None, str]:
     """Return the number of a row whose scores are stored beside its runs, or the reason for having none."""
     scores, base = (
         {run["seed"]: score for run in runs if (score := score_of(column, run)) is not None} for runs in (own, baseline)
@@ -150,7 +150,7 @@ def _read_numbers(path: Path) -> Numbers:
                 texts = [line[name] for name in ("measured_low", "measured_high", "measured_sd")]
                 low, high, deviation = (float(text) if text else None for text in texts)
                 value, seeds = float(line["measured"]), int(line["seeds"])
-                numbers[line["row"], line["column"]] = Measured(value, deviation, seeds, low=low, high=high)
+                numbers[line["row"], line["column"]] = Measurement(value, deviation, seeds, low=low, high=high)
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise UserError(f"{str(path)!r} is not the table of a study ({problem}): move it away.") from problem
     return numbers

@@ -6,7 +6,7 @@ from typing import Any
 
 from paucal.studies.counting import counted_value
 from paucal.studies.numbers import (
-    Measured,
+    Measurement,
     Numbers,
     average,
     mean_over_seeds,
@@ -15,9 +15,9 @@ from paucal.studies.numbers import (
     score_of,
     wins,
 )
-from paucal.studies.plan import Planned
+from paucal.studies.plan import PlannedRun
 from paucal.studies.study import COUNTED, DERIVED, TIMED, Column, Row, Study, Value
-from paucal.studies.timing import Timed, timed_value
+from paucal.studies.timing import ModelSpeeds, timed_value
 from paucal.verbs.compare.findings import ArmOutcome, Findings, read_findings, scores_of
 from paucal.verbs.compare.grid import Grid, cells_of, state_of
 
@@ -43,7 +43,7 @@ class Line:
     published: Value
     deviation: float | None
     gain: float | None
-    measured: Measured | None
+    measured: Measurement | None
     why: str = ""
 
 
@@ -61,25 +61,25 @@ class Evidence:
         elsewhere: Numbers of other studies by name.
     """
 
-    requested: Sequence[Planned]
-    whole: Sequence[Planned]
+    requested: Sequence[PlannedRun]
+    whole: Sequence[PlannedRun]
     trained: Mapping[tuple[str, str], ArmOutcome]
     scored: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
     failed: frozenset[tuple[str, str]]
-    timed: Timed | None = None
+    timed: ModelSpeeds | None = None
     elsewhere: Mapping[str, Numbers] = field(default_factory=dict)
 
-    def run_of(self, row: Row, column: Column) -> Planned | None:
+    def run_of(self, row: Row, column: Column) -> PlannedRun | None:
         """Return the run for a row's number in a column; None if the scale has none."""
         return next((run for run in self.whole if run.row == row and column in run.columns), None)
 
 
 def find_lines(
     study: Study,
-    runs: Sequence[Planned],
+    runs: Sequence[PlannedRun],
     grids: Sequence[Grid],
-    whole: Sequence[Planned] = (),
-    timed: Timed | None = None,
+    whole: Sequence[PlannedRun] = (),
+    timed: ModelSpeeds | None = None,
     elsewhere: Mapping[str, Numbers] | None = None,
 ) -> tuple[list[Line], list[Findings]]:
     """Return every number of the table, and the results of its comparisons.
@@ -130,11 +130,11 @@ def _published_gain(study: Study, row: Row, index: int) -> float | None:
     return value - other if isinstance(value, float) and isinstance(other, float) else None
 
 
-def _measured_number(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measured | None, str]:
+def _measured_number(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measurement | None, str]:
     """Return the measured number of a row and column, or the reason why there is none."""
     if column.metric in COUNTED:
         value = counted_value(study, row, column)
-        return (None, "not built here") if value is None else (Measured(value), "")
+        return (None, "not built here") if value is None else (Measurement(value), "")
     if column.study:
         number = evidence.elsewhere.get(column.study, {}).get((row.name, column.name))
         return number, "" if number is not None else "quoted"
@@ -146,7 +146,7 @@ def _measured_number(study: Study, row: Row, column: Column, evidence: Evidence)
             return None, reason
         # The reference row's own number is exact.
         low, high = (None, None) if spread.low == spread.high else (spread.low, spread.high)
-        return Measured(spread.median, low=low, high=high), reason
+        return Measurement(spread.median, low=low, high=high), reason
     if column.metric in DERIVED and row in study.trained_rows:
         return _derived_number(study, row, column, evidence)
     if column not in study.trained_columns or row not in study.trained_rows:
@@ -154,7 +154,7 @@ def _measured_number(study: Study, row: Row, column: Column, evidence: Evidence)
     return _measure_runs(study, row, column, evidence)
 
 
-def _measure_runs(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measured | None, str]:
+def _measure_runs(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measurement | None, str]:
     run = evidence.run_of(row, column)
     if run is None:
         return None, NOT_RUN
@@ -172,7 +172,7 @@ def _measure_runs(study: Study, row: Row, column: Column, evidence: Evidence) ->
     return None, "left out by --columns" if requested else "left out by --rows"
 
 
-def _derived_number(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measured | None, str]:
+def _derived_number(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measurement | None, str]:
     """Return a number derived from a row's scores on all data sets, if all of them are measured."""
     sets = [_scores_by_seed(row, other, evidence) for other in study.trained_columns]
     if None in sets:

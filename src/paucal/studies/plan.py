@@ -16,7 +16,7 @@ T = TypeVar("T", bound=Part)
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """One run of a study, for any seed.
 
     Attributes:
@@ -46,7 +46,7 @@ def plan(
     data_sets: Mapping[str, DataSet],
     rows: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
-) -> list[Planned]:
+) -> list[PlannedRun]:
     """Return the requested runs of a study, each once, in the order of its table.
 
     At a smaller scale one set of images replaces all data sets, so only the columns of the first one are run. The name
@@ -73,7 +73,7 @@ def plan(
 
 def plan_whole(
     study: Study, scale: str, data_sets: Mapping[str, DataSet], columns: Sequence[str] | None = None
-) -> list[Planned]:
+) -> list[PlannedRun]:
     """Return all runs of a scale; see `plan`.
 
     Args:
@@ -91,7 +91,7 @@ def plan_whole(
     if small is not None:
         rows = [row for row in rows if row.data == study.trained_rows[0].data]
         trained_columns = [column for column in trained_columns if column.data == wanted_columns[0].data]
-    runs: dict[str, Planned] = {}
+    runs: dict[str, PlannedRun] = {}
     for row in rows:
         for column in trained_columns:
             run = _plan_run(study, row, column, small, data_sets)
@@ -127,7 +127,7 @@ def start_settings(study: Study, start: Start, small: Scale) -> dict[str, Any]:
     return {**size, **shared, **_model_settings(standin), **start.set}
 
 
-def with_given_start(study: Study, run: Planned, place: str) -> Planned:
+def with_given_start(study: Study, run: PlannedRun, place: str) -> PlannedRun:
     """Return a run of the full scale that starts from a given run or file instead of published weights."""
     model = study.models[run.row.model].full.name  # without the tag of the published weights
     return replace(run, settings={**run.settings, "model": model, "init": place})
@@ -147,17 +147,19 @@ def find_scale(study: Study, scale: str) -> Scale | None:
     return study.scales[scale]
 
 
-def _plan_run(study: Study, row: Row, column: Column, small: Scale | None, data_sets: Mapping[str, DataSet]) -> Planned:
+def _plan_run(
+    study: Study, row: Row, column: Column, small: Scale | None, data_sets: Mapping[str, DataSet]
+) -> PlannedRun:
     data = row.data or column.data
     if study.kind == "frozen":
         images = (data, column.data) if small is None else (small.data, small.data)
-        return Planned(row, (column,), "", *images, 1, _feature_settings(study, row, column, small))
+        return PlannedRun(row, (column,), "", *images, 1, _feature_settings(study, row, column, small))
     epochs = row.epochs or column.epochs or study.epochs
     if small is None:
         settings = {**data_sets[data].settings, **_full_settings(study, row, column)}
-        return Planned(row, (column,), "", data, column.data, epochs, settings)
+        return PlannedRun(row, (column,), "", data, column.data, epochs, settings)
     settings = _standin_settings(study, row, column, small, epochs)
-    return Planned(row, (column,), "", small.data, small.data, settings["epochs"], settings)
+    return PlannedRun(row, (column,), "", small.data, small.data, settings["epochs"], settings)
 
 
 def _feature_settings(study: Study, row: Row, column: Column, small: Scale | None) -> dict[str, Any]:
@@ -207,7 +209,7 @@ def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in unused}
 
 
-def _name_runs(runs: Sequence[Planned]) -> list[Planned]:
+def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Name runs after their rows, and after their columns if a row has several on the same images."""
     counts = Counter((run.row.name, run.data) for run in runs)
     named_runs = [
@@ -230,7 +232,7 @@ def _common_name(columns: Sequence[Column]) -> str:
     return " ".join(common) or columns[0].name
 
 
-def _baseline_name(run: Planned, runs: Sequence[Planned]) -> str:
+def _baseline_name(run: PlannedRun, runs: Sequence[PlannedRun]) -> str:
     """Return the name of the run that a run is compared with: of another row, or of another column of its row."""
     same_data = [other for other in runs if other.data == run.data]
     if run.row.against:

@@ -11,7 +11,7 @@ from typing import Any
 from paucal.runner.console import Console
 from paucal.runs.grid_files import is_grid
 from paucal.studies.call import Call, Places
-from paucal.studies.plan import Planned, start_settings, with_given_start
+from paucal.studies.plan import PlannedRun, start_settings, with_given_start
 from paucal.studies.scenes import DRAWN, OTHERS, SCENES, START_DIGITS, draw_all
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import Scale, Study
@@ -49,7 +49,7 @@ def with_starts(call: Call) -> Call:
     return replace(call, runs=started)
 
 
-def _require_starts(study: Study, runs: Sequence[Planned], run_of_start: Mapping[str, str]) -> None:
+def _require_starts(study: Study, runs: Sequence[PlannedRun], run_of_start: Mapping[str, str]) -> None:
     incomplete = [run for run in runs if run.row.start not in run_of_start and not study.starts[run.row.start].init]
     missing = list(dict.fromkeys(run.row.start for run in incomplete))
     if not missing:

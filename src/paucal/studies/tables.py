@@ -9,10 +9,10 @@ from typing import Any
 from rich.table import Table
 
 from paucal.runs import write_text
-from paucal.studies.numbers import RESULTS, Measured
+from paucal.studies.numbers import RESULTS, Measurement
 from paucal.studies.outcome import NOT_RUN, Line
 from paucal.studies.study import Study
-from paucal.studies.words import published
+from paucal.studies.words import format_published
 from paucal.verbs.compare.report import span
 
 DIGITS = {
@@ -39,7 +39,7 @@ def shown_rows(lines: Sequence[Line], heading: str = "measured") -> list[dict[st
             continue
         measured, digits = line.measured, DIGITS.get(line.column.metric, 1)
         row = {"row": line.row.name, "column": line.column.name}
-        row["published"] = published(line.published, line.deviation)
+        row["published"] = format_published(line.published, line.deviation)
         row[heading] = f"({line.why})" if measured is None else _describe_measured(measured, digits)
         row["gain published"] = "-" if line.gain is None else f"{line.gain:+.2f}"
         row["gain measured"] = "-" if measured is None else _describe_gain(measured, digits)
@@ -50,14 +50,14 @@ def shown_rows(lines: Sequence[Line], heading: str = "measured") -> list[dict[st
     return [{name: text for name, text in row.items() if name not in empty} for row in rows]
 
 
-def _describe_measured(measured: Measured, digits: int) -> str:
+def _describe_measured(measured: Measurement, digits: int) -> str:
     text = f"{measured.value:.{digits}f}"
     if measured.low is not None and measured.high is not None:
         return f"{text} ({measured.low:.{digits}f} to {measured.high:.{digits}f})"
     return text if measured.deviation is None else f"{text} ± {measured.deviation:.{digits}f}"
 
 
-def _describe_gain(measured: Measured, digits: int) -> str:
+def _describe_gain(measured: Measurement, digits: int) -> str:
     if measured.gain is None:
         return "-"
     text = f"{measured.gain:+.{digits}f}"

@@ -66,7 +66,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Timed:
+class ModelSpeeds:
     """Measured speeds of models.
 
     Attributes:
@@ -83,7 +83,7 @@ def is_timed(study: Study) -> bool:
     return any(column.metric in TIMED for column in study.columns)
 
 
-def time_models(study: Study, settings: StudySettings, console: Console) -> Timed:
+def time_models(study: Study, settings: StudySettings, console: Console) -> ModelSpeeds:
     """Time the models of a study's rows, or only of the rows that `--rows` names."""
     rows = timed_rows(study, settings.rows)
     device = usable_device(settings.device or best_device()[0])
@@ -105,7 +105,7 @@ def time_models(study: Study, settings: StudySettings, console: Console) -> Time
             console.say(f"{row.name} is not timed: {str(problem).splitlines()[0]}")
             continue
         console.say(f"{row.name}: {pace.rate.median:.2f} images per second")
-    return Timed(paces, sentence)
+    return ModelSpeeds(paces, sentence)
 
 
 def timed_rows(study: Study, wanted: Sequence[str] | None) -> list[Row]:
@@ -117,7 +117,7 @@ def timed_rows(study: Study, wanted: Sequence[str] | None) -> list[Row]:
     return [row for name, row in rows.items() if not wanted or name in wanted]
 
 
-def timed_value(study: Study, row: Row, column: Column, timed: Timed) -> tuple[Spread | None, str]:
+def timed_value(study: Study, row: Row, column: Column, timed: ModelSpeeds) -> tuple[Spread | None, str]:
     """Return the value of a row in a column of times, or the reason why there is none.
 
     "throughput" is images per second. "throughput_scaled" is the published number for the reference row, which other

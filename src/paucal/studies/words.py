@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paucal.settings.options import flag_words
-from paucal.studies.plan import Planned
+from paucal.studies.plan import PlannedRun
 from paucal.studies.study import COUNTED, DataSet, Scale, Study, Value
 from paucal.wording import counted
 
@@ -42,12 +42,12 @@ def without_jobs_0(command: str) -> str:
     return re.sub(r" --jobs[ =]0(?= |$)", "", command)
 
 
-def describe_cost(study: Study, runs: Sequence[Planned], seeds: int, data_sets: Mapping[str, DataSet]) -> str:
+def describe_cost(study: Study, runs: Sequence[PlannedRun], seeds: int, data_sets: Mapping[str, DataSet]) -> str:
     """Return a sentence on the cost of runs at full scale."""
     return f"these runs take about {format_hours(gpu_hours(study, runs, seeds, data_sets))} GPU hours by arithmetic"
 
 
-def gpu_hours(study: Study, runs: Sequence[Planned], seeds: int, data_sets: Mapping[str, DataSet]) -> float:
+def gpu_hours(study: Study, runs: Sequence[PlannedRun], seeds: int, data_sets: Mapping[str, DataSet]) -> float:
     """Return the hours of one GPU that runs take at full scale with `seeds` seeds each, by `FORMULA`."""
     passes = seeds * sum(
         run.epochs * data_sets[run.data].train * PASSES[study.kind] * study.models[run.row.model].gmacs for run in runs
@@ -60,7 +60,7 @@ def format_hours(hours: float) -> str:
     return f"{hours:.1f}" if hours < 10 else f"{hours:,.0f}"
 
 
-def describe_scale(study: Study, small: Scale | None, runs: Sequence[Planned], seeds: int) -> str:
+def describe_scale(study: Study, small: Scale | None, runs: Sequence[PlannedRun], seeds: int) -> str:
     """Return a sentence on the runs to make."""
     models, per_run = f"{counted(len(runs), 'way')} to {VERBS[study.kind]}", f"{counted(seeds, 'seed')} each"
     if small is None:
@@ -117,7 +117,7 @@ def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
     ]
 
 
-def describe_run(run: Planned) -> str:
+def describe_run(run: PlannedRun) -> str:
     """Return the name of a run with its start."""
     return f"{run.name}, started from {run.row.start}" if run.row.start else run.name
 
@@ -127,7 +127,7 @@ def describe_settings(settings: Mapping[str, Any]) -> str:
     return shlex.join(argument for name, value in settings.items() for argument in flag_words(name, value))
 
 
-def published(value: Value, deviation: float | None = None) -> str:
+def format_published(value: Value, deviation: float | None = None) -> str:
     """Return a published value as text.
 
     Example:

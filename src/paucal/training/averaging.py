@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
 from paucal.runs.weights import read_weights, save_weights
-from paucal.training.sharding import gathered, load_whole, piece, shard
+from paucal.training.sharding import gather_state, load_whole, piece, shard
 
 PREFIX = "epoch-"
 Ingredient = tuple[float, float]  # score, and minus the loss, which breaks ties
@@ -57,7 +57,7 @@ class MovingAverage(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {"updates": self.updates, "average": gathered(self.module.state_dict())}
+        return {"updates": self.updates, "average": gather_state(self.module.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of a checkpoint."""

@@ -84,7 +84,7 @@ class AfterStep(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Call the objective's hooks."""
-        if stepped(pl_module, batch_idx):
+        if completed_step(pl_module, batch_idx):
             pl_module.objective.after_step(pl_module.progress(batch_idx))
             pl_module.meters.add_diagnostics(pl_module.objective.diagnostics())
 
@@ -151,7 +151,7 @@ class RunKeeper(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Record, validate, save and stop when due."""
-        if not stepped(pl_module, batch_idx):
+        if not completed_step(pl_module, batch_idx):
             return
         self.step = trainer.global_step
         length_changed = self.clock is not None and self.clock.correct(trainer, pl_module, batch)
@@ -249,6 +249,6 @@ class RunKeeper(Callback):
         self._meters = state_dict["meters"]
 
 
-def stepped(module: TrainingModule, batch_idx: int) -> bool:
+def completed_step(module: TrainingModule, batch_idx: int) -> bool:
     """Return whether forward pass `batch_idx` completed an optimizer step."""
     return (batch_idx + 1) % module.plan.accumulate == 0

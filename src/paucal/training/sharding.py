@@ -65,7 +65,7 @@ def cut_like(tensor: Tensor, pattern: Tensor) -> Tensor:
     return distribute_tensor(tensor, pattern.device_mesh, pattern.placements, src_data_rank=None).clone()
 
 
-def gathered(state: Mapping[str, Any]) -> dict[str, Any]:
+def gather_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state with unsharded tensors in the main memory of the first process.
 
     Every process must call this; all but the first get empty tensors in their place.
@@ -159,12 +159,12 @@ class ShardedStrategy(ModelParallelStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the unsharded weights on the first process."""
         assert self.lightning_module is not None
-        return gathered(self.lightning_module.state_dict())
+        return gather_state(self.lightning_module.state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the unsharded optimizer state on the first process."""
         state = optimizer.state_dict()
-        return {**state, "state": {number: gathered(values) for number, values in state["state"].items()}}
+        return {**state, "state": {number: gather_state(values) for number, values in state["state"].items()}}
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a checkpoint into main memory."""

@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageFilter
 
 from paucal.data.channels.pixels import Planes, image_from_pixels, moments_of, pixels_of
-from paucal.data.randomness import preserved, reseed
+from paucal.data.randomness import preserve_generators, reseed
 from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.multi_crop import DinoCrop
 from paucal.data.views.normalisation import Normalisation
@@ -75,7 +75,7 @@ FIVE = Normalisation((0.1, 0.2, 0.3, 0.4, 0.5), (0.2, 0.2, 0.2, 0.3, 0.3))
 
 
 def drawn(transform, image):
-    with preserved():
+    with preserve_generators():
         reseed(0, 1, 2)
         return transform(image)
 
@@ -108,7 +108,7 @@ def test_train_view__changes_no_values_where_there_are_no_colours():
     mean = Normalisation(tuple(value / 255 for value in (10, 60, 110, 160, 210)), (1.0,) * 5)
     transform = TrainTransform((16, 16), Augmentation(rand_augment="rand-m9-n4-p1-inc1", erase_prob=0), mean)
     for seed in range(20):
-        with preserved():
+        with preserve_generators():
             reseed(0, seed, 0)
             view, _ = transform(image_from_pixels(np.ascontiguousarray(flat)))
         assert float(view.abs().max()) < 1.5 / 255

@@ -16,7 +16,7 @@ from paucal.data.shards import folders as place_module
 from paucal.data.shards import requests as requests_module
 from paucal.data.shards.ahead import ShardsAhead
 from paucal.data.shards.folders import RemoteShardFolder
-from paucal.data.shards.requests import hedged
+from paucal.data.shards.requests import send_hedged
 from paucal.data.sources.opening import open_images
 
 
@@ -35,12 +35,12 @@ def test_hedged__the_first_answer_of_two_requests_wins():
             is_answered.wait(10)
         return f"answer {number}"
 
-    assert hedged(work, 0.01, late.append) == "answer 1"
+    assert send_hedged(work, 0.01, late.append) == "answer 1"
     is_answered.set()
     while not late:
         time.sleep(0.001)
     assert late == ["answer 0"]
-    assert hedged(lambda number: number, 10, late.append) == 0
+    assert send_hedged(lambda number: number, 10, late.append) == 0
     assert len(late) == 1
 
 
@@ -55,10 +55,10 @@ def test_hedged__a_failure_counts_once_no_other_request_is_left():
         is_asked.set()
         raise ConnectionError("second")
 
-    assert hedged(slow_or_failing, 0.01, asked.append) == "slow"
+    assert send_hedged(slow_or_failing, 0.01, asked.append) == "slow"
     assert asked == [0, 1]
     with pytest.raises(ZeroDivisionError):  # within its patience: what tries again decides
-        hedged(lambda number: 1 // number, 10, asked.append)
+        send_hedged(lambda number: 1 // number, 10, asked.append)
 
 
 @pytest.mark.parametrize("is_there", [False, True])
@@ -77,7 +77,7 @@ def test_hedged__answers_are_late_where_the_wait_is_interrupted(is_there, monkey
     if is_there:
         release.set()
     with pytest.raises(KeyboardInterrupt):
-        hedged(lambda number: release.wait(10) and number, 10, late.append)
+        send_hedged(lambda number: release.wait(10) and number, 10, late.append)
     assert late == ([0] if is_there else [])
     release.set()
     wait_for(lambda: late == [0])

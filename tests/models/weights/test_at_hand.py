@@ -13,8 +13,8 @@ from paucal.backbones.weights.inputs import input_of_timm
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import read_timm
 from paucal.models.weights import table
-from paucal.models.weights.at_hand import at_hand, named_in_order, packaged
-from paucal.models.weights.table import TRAINED, Package, Trained
+from paucal.models.weights.at_hand import at_hand, find_packaged_weights, named_in_order
+from paucal.models.weights.table import TRAINED, Package, PretrainedWeights
 from paucal.types import UserError
 
 MODEL = "resnet10t"
@@ -33,7 +33,7 @@ def carried(tmp_path, monkeypatch):
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     package = Package("small-weights", "small_weights_package", "small.pth", digest, file.stat().st_size)
     name = f"{MODEL}.{timm.get_pretrained_cfg(MODEL).tag}"
-    monkeypatch.setattr(table, "TRAINED", (Trained(name, "MIT", 1, "a test", "cpu", package),))
+    monkeypatch.setattr(table, "TRAINED", (PretrainedWeights(name, "MIT", 1, "a test", "cpu", package),))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     return model, package, file
 
@@ -48,7 +48,7 @@ def test_package__gives_its_weights_in_the_order_of_the_model(carried):
     assert all(torch.equal(weights.tree[name], value) for name, value in state.items())
     assert weights.classes is not None
     assert len(weights.classes) == 1000
-    assert packaged("resnet18") is None
+    assert find_packaged_weights("resnet18") is None
     assert at_hand(table.TRAINED[0]) == "package"
 
 
@@ -67,7 +67,7 @@ def test_package__that_is_not_what_was_published_is_refused(carried, damage):
 
 def test_package__of_another_model_is_refused(carried, monkeypatch):
     _, package, _ = carried
-    other = Trained(f"resnet18.{timm.get_pretrained_cfg('resnet18').tag}", "MIT", 1, "a test", "cpu", package)
+    other = PretrainedWeights(f"resnet18.{timm.get_pretrained_cfg('resnet18').tag}", "MIT", 1, "a test", "cpu", package)
     monkeypatch.setattr(table, "TRAINED", (other,))
     with pytest.raises(UserError, match="do not fit resnet18"):
         read_timm("resnet18")

@@ -7,7 +7,7 @@ import torch
 
 import paucal  # noqa: F401 (registers the models)
 from paucal.backbones.spec import BackboneSpec
-from paucal.explain.attention.maps import averaged
+from paucal.explain.attention.maps import average_heads
 from paucal.explain.attention.reading import read_attention
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
@@ -15,10 +15,10 @@ from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.explain import attention
 from paucal.verbs.explain.attention import head_tokens_view, heads_view
-from paucal.verbs.explain.inputs import Viewed
+from paucal.verbs.explain.inputs import ExplainInput
 from paucal.verbs.explain.settings import ExplainSettings
 
-IMAGE = Viewed("a.png", np.zeros((16, 16, 3)), torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0)))
+IMAGE = ExplainInput("a.png", np.zeros((16, 16, 3)), torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0)))
 
 
 def dhvt(depth: int) -> TrainedModel:
@@ -61,7 +61,7 @@ def test_head_tokens__of_the_layers_that_are_asked_for(monkeypatch, depth, asked
     assert titles == [f"layer {number}, head {head}" for number in layers for head in (1, 2, 3, 4)]
     maps = read_attention(model.module, IMAGE.view[None])
     for number in layers:
-        torch.testing.assert_close(matrices[f"layer {number}"], averaged(maps[number - 1])[0])
+        torch.testing.assert_close(matrices[f"layer {number}"], average_heads(maps[number - 1])[0])
 
 
 def test_heads__of_several_layers_are_a_picture_each():

@@ -10,7 +10,7 @@ import torch
 
 import paucal
 from cli.calls import call, failure, make_photos
-from paucal.models.weights.table import Trained
+from paucal.models.weights.table import PretrainedWeights
 from paucal.runner.console import RecordingConsole, SilentConsole
 from paucal.runner.life import Stopped
 from paucal.runs import RunFolder
@@ -167,7 +167,7 @@ def test_smaller_model__averages_mirror_images_as_asked(run, tmp_path, monkeypat
     teacher, student = ClassifierSubject(RunFolder(run), SilentConsole(), mirror=True), Student(TINY, 16, False)
     images = torch.rand(2, 3, 16, 16)
     for subject in (
-        students.untrained(teacher, student, SilentConsole()),
+        students.build_untrained(teacher, student, SilentConsole()),
         students.teach(teacher, student, "1m", tmp_path / "student", SilentConsole()),
     ):
         torch.testing.assert_close(subject.network(images), subject.network(images.flip(-1)))
@@ -227,7 +227,10 @@ def test_smaller_model__is_trained_within_the_time(run, tmp_path, one_student):
 
 
 def test_students__are_the_smallest_network_at_hand_then_one_from_scratch(run, monkeypatch):
-    ready = [Trained("resnet50.a1_in1k", "MIT", 98, "a test"), Trained("resnet10t.c3_in1k", "MIT", 22, "a test")]
+    ready = [
+        PretrainedWeights("resnet50.a1_in1k", "MIT", 98, "a test"),
+        PretrainedWeights("resnet10t.c3_in1k", "MIT", 22, "a test"),
+    ]
     monkeypatch.setattr(students, "ready_weights", lambda device: dict.fromkeys(ready, "cache"))
     found = list(students.possible_students(ClassifierSubject(RunFolder(run), SilentConsole())))
     assert found[:6] == [Student("resnet10t.c3_in1k", side, True) for side in (224, 192, 160, 128, 96, 64)]

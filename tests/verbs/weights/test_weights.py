@@ -18,7 +18,7 @@ from paucal.models.weights import table
 from paucal.models.weights.archive import CARD, LICENCE, WEIGHTS
 from paucal.models.weights.at_hand import input_of_weights
 from paucal.models.weights.store import find_added, weights_folder
-from paucal.models.weights.table import Trained
+from paucal.models.weights.table import PretrainedWeights
 from paucal.runner import starts
 from paucal.verbs.weights.listing import list_weights
 from tasks.classification.auto_tune.carried import install
@@ -99,7 +99,7 @@ def test_added_weights__are_used_by_name_alone_where_the_licence_has_terms(file)
 
 
 def test_weights_of_the_table_with_terms__are_never_chosen(monkeypatch):
-    rows = (Trained("a", "cc-by-nc-4.0", 1, "x"), Trained("b", "MIT", 1, "x"))
+    rows = (PretrainedWeights("a", "cc-by-nc-4.0", 1, "x"), PretrainedWeights("b", "MIT", 1, "x"))
     monkeypatch.setattr(table, "TRAINED", rows)
     monkeypatch.setattr("paucal.models.weights.at_hand.at_hand", lambda one: "cache")
     assert starts.choose(None, "cpu", 64).candidates == ("b",)

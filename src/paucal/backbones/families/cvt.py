@@ -42,7 +42,7 @@ from paucal.backbones.families.cvt_layers import (
     Grid,
     QuickGelu,
     as_map,
-    renamed,
+    rename_tensors,
     require_sound,
 )
 
@@ -161,7 +161,9 @@ class Cvt(CvtBackbone):
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Convert the names of microsoft/CvT."""
-    return renamed(state, ((r"stage(\d+)\.patch_embed\.", r"stages.\1.embed."), (r"stage(\d+)\.", r"stages.\1.")))
+    return rename_tensors(
+        state, ((r"stage(\d+)\.patch_embed\.", r"stages.\1.embed."), (r"stage(\d+)\.", r"stages.\1."))
+    )
 
 
 _CONFIG = configuration("stages.0.embed.proj", crop_pct=DEIT_CROP, license="mit")

@@ -33,7 +33,7 @@ from paucal.backbones.families.cvt_layers import (
     DepthwiseNorm,
     Grid,
     as_map,
-    renamed,
+    rename_tensors,
     require_sound,
 )
 
@@ -188,7 +188,7 @@ _RULES = (
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Convert the names of VTs-Drloc; its localization head, which the model lacks, keeps its names."""
-    return renamed(state, _RULES)
+    return rename_tensors(state, _RULES)
 
 
 default_cfgs = generate_default_cfgs(

@@ -37,7 +37,7 @@ from paucal.backbones.families.cvt_layers import (
     Grid,
     QuickGelu,
     as_map,
-    renamed,
+    rename_tensors,
     require_sound,
 )
 
@@ -321,7 +321,7 @@ _RULES = (
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Convert the names of EsViT and drop its index tables, which are computed here."""
-    return {name: value for name, value in renamed(state, _RULES).items() if not name.endswith(".rel_pos_idx")}
+    return {name: value for name, value in rename_tensors(state, _RULES).items() if not name.endswith(".rel_pos_idx")}
 
 
 _CONFIG = configuration("stages.0.embed.proj", crop_pct=DEIT_CROP, license="mit")

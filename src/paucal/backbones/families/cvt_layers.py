@@ -209,7 +209,7 @@ def require_sound(
         raise ValueError(f"drop_path_rate is {drop_path_rate}; give a probability from 0 to below 1")
 
 
-def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
+def rename_tensors(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
     """Return a published state dict under our names and in our shapes; other names are left alone.
 
     1x1 convolutions become linear layers, norms of shape (1, C, 1, 1) become (C).

@@ -20,7 +20,7 @@ from timm.models.swin_transformer import checkpoint_filter_fn as checkpoint_filt
 from torch import Tensor, nn
 
 from paucal.backbones.attention_layout import AttentionLayout, Call, Places, cell_indices, window_places
-from paucal.backbones.families.common.attention import attend, biased, is_fused_faster
+from paucal.backbones.families.common.attention import add_bias, attend, is_fused_faster
 from paucal.backbones.families.common.contract import DEIT_CROP, configuration, register_variants
 from paucal.backbones.families.common.windows import Size, Windows, kept_apart, lay_out, take_back
 
@@ -77,7 +77,7 @@ def attend_windows(
     if fused and is_fused_faster(query, bias):
         q, k, v = (part.flatten(1, 2) for part in (query, key, value))  # windows beside heads
         return attend(q, k, v, bias.flatten(0, 1)[None], scale, fused, drop).view(value.shape)
-    weights = biased((query * scale) @ key.transpose(-2, -1), bias).softmax(-1)
+    weights = add_bias((query * scale) @ key.transpose(-2, -1), bias).softmax(-1)
     return (drop(weights.flatten(0, 1)).to(value.dtype) @ value.flatten(0, 1)).view(value.shape)
 
 

@@ -25,7 +25,7 @@ from paucal.backbones.families.vil_chunks import MODES
 from paucal.backbones.families.vil_layers import (
     EPS,
     GlobalPatchEmbedding,
-    Shared,
+    SharedArguments,
     StageSettings,
     VilStage,
     require_multiple,
@@ -128,7 +128,7 @@ class VisionLongformer(StagedBackbone):
         )
         self._checked_pool(global_pool)  # again, now that the prefix tokens are known
         self.inner_prefix_tokens = tuple(sorted(set(global_tokens)))
-        shared = Shared(window_size, mode, bias_resize, share_projections, mlp_ratio, pos_drop_rate)  # type: ignore[arg-type]
+        shared = SharedArguments(window_size, mode, bias_resize, share_projections, mlp_ratio, pos_drop_rate)  # type: ignore[arg-type]
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         rows = zip((in_chans, *embed_dims), stage_grids(size, patch_sizes), rates, *columns, strict=False)
         self.stages = nn.ModuleList()

@@ -20,7 +20,7 @@ EPS = 1e-6
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedArguments:
     """Arguments of `VisionLongformer` that are the same in all stages."""
 
     window_size: int
@@ -49,7 +49,7 @@ class StageSettings:
     patch: int
     sparse: bool
     attention: AttentionSettings
-    shared: Shared
+    shared: SharedArguments
 
 
 class GlobalPatchEmbedding(nn.Module):

@@ -34,7 +34,7 @@ _COMPUTED = ("relative_position_index", "attn_mask", "relative_coords_table", "a
 
 
 @dataclass
-class Fitted:
+class FittedTensors:
     """The tensors of a file, sorted by what a model can do with them.
 
     Attributes:
@@ -50,7 +50,7 @@ class Fitted:
     unused: list[str] = field(default_factory=list)
 
 
-def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None = None) -> Fitted:
+def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None = None) -> FittedTensors:
     """Fit a state dict to a timm model; neither is changed.
 
     Args:
@@ -63,13 +63,13 @@ def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
         return _fit_tensors(model, state, grid)
 
 
-def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> Fitted:
+def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> FittedTensors:
     model_state = model.state_dict()
     source = {name: value for name, value in state.items() if not is_computed(name)}
     # timm's conversions assume a square source grid, so positions of a known grid are not converted.
     positions = {name: source.pop(name) for name in list(source) if grid is not None and is_position(name)}
     converted = {**_convert_by_timm(model, source), **positions}
-    fitted = Fitted()
+    fitted = FittedTensors()
     fitted.unused += _dropped_names(source, converted)
     for name, value in converted.items():
         if name not in model_state:

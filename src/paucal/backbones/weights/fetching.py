@@ -34,7 +34,7 @@ def require_reachable(config: Any) -> None:
         raise ConnectionError("they are not in the cache, and HF_HUB_OFFLINE forbids fetching them")
     url = huggingface_hub.hf_hub_url(name, files[0], revision=revision)
     try:
-        with hushed():
+        with quiet_logs():
             huggingface_hub.get_hf_file_metadata(url, timeout=SECONDS)
     except (EntryNotFoundError, GatedRepoError):
         return  # the hub has answered; fetching will show whether it has the weights
@@ -57,7 +57,7 @@ def _repository_of(config: Any) -> tuple[str, str | None, Sequence[str]]:
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def quiet_logs() -> Iterator[None]:
     """Silence the logs of the libraries that fetch weights; failures are raised, and reported once."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]

@@ -12,7 +12,7 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layers import classifier_modules, within
 from paucal.backbones.layout import Size
 from paucal.backbones.probe import model_name
-from paucal.backbones.weights.adapt import Fitted, fit_to_model, is_computed, keep_classifier
+from paucal.backbones.weights.adapt import FittedTensors, fit_to_model, is_computed, keep_classifier
 from paucal.backbones.weights.checkpoints import Candidate, Program, candidates, models_of, recognise
 from paucal.backbones.weights.load_report import LoadReport, rounded_down
 from paucal.types import UserError
@@ -172,7 +172,7 @@ class Fit:
     """
 
     part: str = ""
-    fitted: Fitted = field(default_factory=Fitted)
+    fitted: FittedTensors = field(default_factory=FittedTensors)
     share: float = 0.0
     program: Program | None = None
     method: Sequence[str] = ()
@@ -198,7 +198,7 @@ def _fit_part(model: nn.Module, part: Candidate, grid: Size | None) -> Fit:
     return Fit(part.part, fitted, _loaded_share(model, fitted), program, method)
 
 
-def _loaded_share(model: nn.Module, fitted: Fitted) -> float:
+def _loaded_share(model: nn.Module, fitted: FittedTensors) -> float:
     classifier_names = classifier_modules(model)
     sizes = {name: p.numel() for name, p in model.named_parameters() if not within(name, classifier_names)}
     return sum(size for name, size in sizes.items() if name in fitted.state) / max(sum(sizes.values()), 1)
@@ -225,7 +225,7 @@ def _too_little_message(model: nn.Module, weights: StartWeights, best: Fit) -> s
     return f"--init: {weights.source} has only {loaded_text} ({rounded_down(best.share)} of the parameters): {reason}."
 
 
-def _take_classifier(fitted: Fitted, classifier_names: Sequence[str]) -> dict[str, Tensor]:
+def _take_classifier(fitted: FittedTensors, classifier_names: Sequence[str]) -> dict[str, Tensor]:
     """Remove the classifier's tensors from the matched and the mismatched tensors, and return them."""
     names = [name for name in (*fitted.state, *fitted.mismatched) if within(name, classifier_names)]
     return {name: (fitted.state if name in fitted.state else fitted.mismatched).pop(name) for name in names}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paucal.data.masks.naming import fold, without_suffix
-from paucal.data.sources.folder import ignored
+from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS, TRAINVAL
 from paucal.reading import is_regular, read_decoded
@@ -93,7 +93,7 @@ def _lists_in(folder: Path) -> dict[str, Path]:
 
 
 def _children(folder: Path) -> list[Path]:
-    return sorted(child for child in folder.iterdir() if not ignored(child.name)) if folder.is_dir() else []
+    return sorted(child for child in folder.iterdir() if not is_ignored(child.name)) if folder.is_dir() else []
 
 
 def _read_list(file: Path, names: "_Names") -> tuple[list[str], list[str]]:

@@ -19,7 +19,7 @@ from torchvision import datasets
 from paucal.data.decode import UnreadableImage
 from paucal.data.named.layouts import FacesFile, Memes, MiddleFrames, OpenImagesFolders, WebVisionList
 from paucal.data.named.table import Portion
-from paucal.data.stores import ArrayStore, FileStore, Reopened, Store
+from paucal.data.stores import ArrayStore, FileStore, ReopenedStore, Store
 
 DIGITS = "0123456789"
 BACKGROUND = "BACKGROUND_Google"  # Caltech-101's folder of unrelated pictures
@@ -167,7 +167,7 @@ def _read_hdf5(file: Path, name: str) -> Any:
     return array
 
 
-class Hdf5Store(Reopened):
+class Hdf5Store(ReopenedStore):
     """Images of a (N, H, W, 3) uint8 data set in an HDF5 file.
 
     The file is opened when it is first read, and again in every process that the store is sent to. h5py lets one

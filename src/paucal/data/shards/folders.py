@@ -18,7 +18,7 @@ from typing import IO, Any, Protocol
 from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.cache_folder import OFF, SHARDS, VARIABLE, usable_folder
 from paucal.data.shards.index import Shard
-from paucal.data.shards.requests import FULL, first_line, hedged, retry
+from paucal.data.shards.requests import FULL, first_line, retry, send_hedged
 from paucal.data.sources.archive import checked_name
 from paucal.data.sources.folder import require_readable
 from paucal.reading import read_bytes, require_regular
@@ -90,7 +90,7 @@ class LocalShardFolder:
         """Return the files of the folder and of its direct subfolders."""
         require_readable(self.root)
         files = sorted(file for pattern in ("*", "*/*") for file in self.root.glob(pattern) if file.is_file())
-        return [stamped(file, file.relative_to(self.root).as_posix()) for file in files]
+        return [stamp_file(file, file.relative_to(self.root).as_posix()) for file in files]
 
     def read_small_file(self, name: str, most: int) -> bytes | None:
         """Return the content of a file; None if it does not exist."""
@@ -110,7 +110,7 @@ class LocalShardFolder:
         """Do nothing: the shard is here."""
 
 
-def stamped(file: Path, name: str) -> Shard:
+def stamp_file(file: Path, name: str) -> Shard:
     """Return the `Shard` called `name` for a file on this machine, with its size and time of change."""
     status = file.stat()
     return Shard(name, status.st_size, changed=status.st_mtime_ns)
@@ -275,7 +275,7 @@ class RemoteShardFolder:
 
         def get_hedged() -> Path:
             begin = time.monotonic()
-            path = hedged(get, self._hedge_delay(shard.size), lambda late: late.unlink(missing_ok=True))
+            path = send_hedged(get, self._hedge_delay(shard.size), lambda late: late.unlink(missing_ok=True))
             self._speeds.append(shard.size / max(1e-6, time.monotonic() - begin))
             return path
 

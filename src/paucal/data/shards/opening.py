@@ -38,7 +38,7 @@ from paucal.data.shards.tar import (
     size_in_header,
 )
 from paucal.data.sources.archive import COMPRESSED
-from paucal.data.sources.folder import ignored
+from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS
@@ -78,7 +78,7 @@ def _list_entries(folder: Path, limit: int | None = None) -> tuple[list[str], li
     folders, files = [], []
     with os.scandir(folder) as entries:
         for entry in itertools.islice(entries, limit):
-            if not ignored(entry.name):
+            if not is_ignored(entry.name):
                 (folders if entry.is_dir() else files).append(entry.name)
     return sorted(folders), sorted(files)
 
@@ -185,7 +185,7 @@ def _load_or_build_index(
     files = [
         Shard(shard.name, shard.size, part_of(shard.name), shard.changed)
         for shard in shard_files
-        if shard.name.lower().endswith(SUFFIX) and not any(map(ignored, shard.name.split("/")))
+        if shard.name.lower().endswith(SUFFIX) and not any(map(is_ignored, shard.name.split("/")))
         if single_shard in (None, shard.name)
     ]
     if not files:

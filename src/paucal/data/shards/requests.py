@@ -47,7 +47,7 @@ def retry(work: Callable[[], T]) -> T:
     raise AssertionError
 
 
-def hedged(work: Callable[[int], T], patience: float, discard: Callable[[T], None]) -> T:
+def send_hedged(work: Callable[[int], T], patience: float, discard: Callable[[T], None]) -> T:
     """Return the result of a request; if it takes long, send it again and return the first response.
 
     Args:

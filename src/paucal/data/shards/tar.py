@@ -20,9 +20,9 @@ from paucal.data.shards.folders import ShardFolder
 from paucal.data.shards.index import HEADER, DamagedShard, Shard, ShardIndex, smallest_labels, spans_of
 from paucal.data.shards.stored_arrays import OpenFile
 from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE, checked_name, require_end
-from paucal.data.sources.folder import ignored
+from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.stores import EncodedStore, Reopened, Stamp
+from paucal.data.stores import EncodedStore, ReopenedStore, Stamp
 from paucal.data.string_arrays import StringArray
 from paucal.reading import parse_json
 from paucal.types import UserError
@@ -73,7 +73,7 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
                         f"{shown} stores {member.name} as a link to {member.linkname}: write it again with tar "
                         "--dereference --hard-dereference, so that each file has its content."
                     )
-                if ending in _IMAGES and not any(map(ignored, member.name.removeprefix("./").split("/"))):
+                if ending in _IMAGES and not any(map(is_ignored, member.name.removeprefix("./").split("/"))):
                     _add_image(images, key, member, shown)
                 elif (ending in _LABELS or ending == ".json") and member.size <= _MAX_LABEL:
                     content = archive.extractfile(member)
@@ -185,7 +185,7 @@ def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[
     return classes, np.asarray(labels, dtype=np.int32)
 
 
-class TarStore(Reopened, EncodedStore):
+class TarStore(ReopenedStore, EncodedStore):
     """Images of tar shards.
 
     Shards stay open for a minute: for small images, opening one takes as long as decoding.

@@ -18,10 +18,10 @@ from pathlib import Path, PureWindowsPath
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
-from paucal.data.sources.folder import Place, ignored, open_place
+from paucal.data.sources.folder import Place, is_ignored, open_place
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS
-from paucal.data.stores import EncodedStore, Reopened
+from paucal.data.stores import EncodedStore, ReopenedStore
 from paucal.reading import require_regular
 from paucal.types import UserError
 from paucal.wording import counted, was
@@ -50,7 +50,7 @@ class _Entry:
     stored: str = ""
 
 
-class ArchiveStore(Reopened, EncodedStore):
+class ArchiveStore(ReopenedStore, EncodedStore):
     """Images in a zip or tar file, each read on demand."""
 
     kept = ("_file", "_entries", "_zipped")
@@ -161,7 +161,7 @@ def archive_entries(file: Path) -> tuple[list[_Entry], tuple[str, ...]]:
 
 def _is_hidden(name: str) -> bool:
     # A tar of "." has names that begin with "./".
-    return any(ignored(part) for part in name.split("/") if part != ".")
+    return any(is_ignored(part) for part in name.split("/") if part != ".")
 
 
 def _zip_entries(file: Path, links: list[str]) -> list[_Entry]:

@@ -63,7 +63,7 @@ def open_folder(root: Path, labelled: bool = True) -> ImageSet:
         location=str(real_root),
         store=lambda keys: FileStore(real_root, keys),
         subfolders=lambda subfolder: sorted(
-            entry.name for entry in (root / subfolder).iterdir() if entry.is_dir() and not ignored(entry.name)
+            entry.name for entry in (root / subfolder).iterdir() if entry.is_dir() and not is_ignored(entry.name)
         ),
     )
     images = open_place(place, keys, passed_over, labelled, shown=root)
@@ -237,14 +237,14 @@ def find_files(root: Path, links: dict[str, str] | None = None) -> Iterator[str]
                 links[prefix] = visited[real_path]
             continue
         visited[real_path] = prefix
-        subfolders[:] = sorted(name for name in subfolders if not ignored(name))
-        yield from (name if prefix == "." else f"{prefix}/{name}" for name in files if not ignored(name))
+        subfolders[:] = sorted(name for name in subfolders if not is_ignored(name))
+        yield from (name if prefix == "." else f"{prefix}/{name}" for name in files if not is_ignored(name))
 
 
 def require_readable(folder: Path) -> None:
     """Refuse a folder with unreadable subfolders, which glob patterns would silently skip."""
     for subfolder in folder.iterdir():
-        if not ignored(subfolder.name) and subfolder.is_dir() and not os.access(subfolder, os.R_OK | os.X_OK):
+        if not is_ignored(subfolder.name) and subfolder.is_dir() and not os.access(subfolder, os.R_OK | os.X_OK):
             _refuse_unreadable(PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(subfolder)))
 
 
@@ -254,7 +254,7 @@ def _refuse_unreadable(problem: OSError) -> None:
         raise UserError(f"the folder {problem.filename} cannot be read ({reason}): change its permissions or move it.")
 
 
-def ignored(name: str) -> bool:
+def is_ignored(name: str) -> bool:
     """Return whether a file or folder is hidden or a system file."""
     return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 

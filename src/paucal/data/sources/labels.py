@@ -124,11 +124,11 @@ def from_cells(cells: Sequence[str], separator: str) -> Labels:
         cells: Cell of each image; no cell may be empty unless there is a separator.
         separator: Separator as `find_separator` returns it.
     """
-    rows = [divided(cell, separator) for cell in cells]
+    rows = [split_names(cell, separator) for cell in cells]
     return from_names(rows, bool(separator), separator_words(cells, separator))
 
 
-def divided(cell: str, separator: str) -> list[str]:
+def split_names(cell: str, separator: str) -> list[str]:
     """Return the names in a cell; without a separator, the whole cell."""
     return _split_names(cell, separator) if separator else [cell]
 

@@ -58,7 +58,7 @@ class ListedImage(NamedTuple):
     key: str = ""
 
 
-class Located(NamedTuple):
+class LocatedImages(NamedTuple):
     """The common folder of some images, their paths below it, and notes on how they were found."""
 
     folder: Path
@@ -66,7 +66,7 @@ class Located(NamedTuple):
     notes: list[str]
 
 
-def locate(listed: Sequence[ListedImage], root: Path | None) -> Located:
+def locate(listed: Sequence[ListedImage], root: Path | None) -> LocatedImages:
     """Find the files of listed images; each part may have its own folder of images.
 
     Args:
@@ -101,7 +101,7 @@ def locate(listed: Sequence[ListedImage], root: Path | None) -> Located:
         notes.append(f"{counted(respelt, 'path')} and names of files differ in case, Unicode form or encoding")
     base = Path(os.path.commonpath(set(folders)))
     prefixes = {folder: "" if folder == base else f"{folder.relative_to(base).as_posix()}/" for folder in set(folders)}
-    return Located(base, [prefixes[folder] + key for folder, key in zip(folders, keys, strict=True)], notes)
+    return LocatedImages(base, [prefixes[folder] + key for folder, key in zip(folders, keys, strict=True)], notes)
 
 
 def plain_path(text: str) -> str:
@@ -111,7 +111,7 @@ def plain_path(text: str) -> str:
         >>> plain_path(".\\a\\b//./c.png")
         'a/b/c.png'
     """
-    path = unescaped(text.strip()).replace("\\", "/")
+    path = unescape(text.strip()).replace("\\", "/")
     path = re.sub(r"/(\./|/)+", "/", path) if "//" in path or "/./" in path else path
     return path.removeprefix("./")
 
@@ -242,7 +242,7 @@ class FileFinder:
             return [f"{prefix}{name}"] if os.path.isfile(self.root / folder / name) else []
         if name in names.files:
             return [f"{prefix}{name}"]
-        matches = names.alike.get(likeness(name)) or names.stems.get(likeness(name), [])
+        matches = names.alike.get(comparison_key(name)) or names.stems.get(comparison_key(name), [])
         if not matches and UPLOADED.match(name):
             return self.find(f"{folder_path}/{UPLOADED.sub('', name, count=1)}".lstrip("/"))
         return [prefix + match for match in matches]
@@ -260,8 +260,10 @@ class FileFinder:
             names = None if folder is None else self._names(folder)
             matches: list[str] = []
             if names is not None:
-                plain_name = likeness(name)
-                matches = [name] if name in names.folders else [f for f in names.folders if likeness(f) == plain_name]
+                plain_name = comparison_key(name)
+                matches = (
+                    [name] if name in names.folders else [f for f in names.folders if comparison_key(f) == plain_name]
+                )
             elif folder is not None and os.path.isdir(self.root / folder / name):  # may be entered but not listed
                 matches = [name]
             self._folders[path] = f"{folder}/{matches[0]}".lstrip("/") if len(matches) == 1 else None
@@ -281,22 +283,24 @@ class _Names:
 
     @cached_property
     def alike(self) -> dict[str, list[str]]:
-        """The files by their `likeness`."""
-        return _group_pairs((likeness(name), name) for name in sorted(self.files))
+        """The files by their `comparison_key`."""
+        return _group_pairs((comparison_key(name), name) for name in sorted(self.files))
 
     @cached_property
     def stems(self) -> dict[str, list[str]]:
-        """The images by the `likeness` of their names without the suffix."""
+        """The images by the `comparison_key` of their names without the suffix."""
         split = ((*os.path.splitext(name), name) for name in sorted(self.files))
-        return _group_pairs((likeness(stem), name) for stem, suffix, name in split if suffix.lower() in IMAGE_SUFFIXES)
+        return _group_pairs(
+            (comparison_key(stem), name) for stem, suffix, name in split if suffix.lower() in IMAGE_SUFFIXES
+        )
 
 
-def likeness(name: str) -> str:
+def comparison_key(name: str) -> str:
     """Return a key that is equal for names that differ only in Unicode form, case or bytes that are not UTF-8."""
-    return unicodedata.normalize("NFC", valid_text(unescaped(name))).casefold()
+    return unicodedata.normalize("NFC", valid_text(unescape(name))).casefold()
 
 
-def unescaped(name: str) -> str:
+def unescape(name: str) -> str:
     r"""Return a name with the bytes that are not UTF-8, which paucal writes to files as escapes.
 
     Example:

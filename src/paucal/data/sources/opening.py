@@ -16,7 +16,7 @@ from paucal.data.recognition import are_parts, boxes_note, refuse_masks, refuse_
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, is_remote
 from paucal.data.shards.opening import find_shards, is_shard, open_shards
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, open_archive
-from paucal.data.sources.folder import ignored, open_folder
+from paucal.data.sources.folder import is_ignored, open_folder
 from paucal.data.sources.joining import join_sets, roots_of
 from paucal.data.sources.parquet import (
     PARQUET_SUFFIXES,
@@ -318,7 +318,7 @@ def _suggest_names(path: Path) -> str:
 
 
 def _subfolders(path: Path) -> list[str]:
-    return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not ignored(entry.name))
+    return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not is_ignored(entry.name))
 
 
 def _suggest_subfolder(path: Path) -> str:

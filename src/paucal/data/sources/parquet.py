@@ -12,10 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
-from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, stamped
+from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, stamp_file
 from paucal.data.shards.index import DamagedShard, damage_notes
 from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_for
-from paucal.data.sources.folder import ignored, require_readable
+from paucal.data.sources.folder import is_ignored, require_readable
 from paucal.data.sources.labels import Labels
 from paucal.data.sources.parquet_columns import (
     Columns,
@@ -56,7 +56,7 @@ def find_parquet(folder: Path) -> list[Path]:
     """
     for suffix in (PARQUET_SUFFIX, ARROW_SUFFIX):
         files_here, files_in_data, files_below = (
-            sorted(path for path in folder.glob(pattern) if not any(map(_ignored, path.relative_to(folder).parts)))
+            sorted(path for path in folder.glob(pattern) if not any(map(_is_ignored, path.relative_to(folder).parts)))
             for pattern in (f"*{suffix}", f"data/*{suffix}", f"*/*{suffix}")
         )
         if files_here or files_in_data:
@@ -70,12 +70,12 @@ def find_parquet(folder: Path) -> list[Path]:
     return []
 
 
-def _ignored(name: str) -> bool:
+def _is_ignored(name: str) -> bool:
     """Return whether a file or folder is hidden or a system file, or holds intermediate results of `datasets`.
 
     `Dataset.map` and the like store their results beside the images, as `cache-1a2b.arrow`.
     """
-    return ignored(name) or (name.startswith("cache-") and name.endswith(ARROW_SUFFIX))
+    return is_ignored(name) or (name.startswith("cache-") and name.endswith(ARROW_SUFFIX))
 
 
 def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> ImageSet:
@@ -91,7 +91,7 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
             or labels lie outside of the class names.
     """
     folder = LocalShardFolder(root)
-    row_files = [RowFile(folder, stamped(require_regular(file), _relative_name(file, root))) for file in files]
+    row_files = [RowFile(folder, stamp_file(require_regular(file), _relative_name(file, root))) for file in files]
     name = Path(files[0]).stem if len(files) == 1 else root.resolve().name
     return _open_files(row_files, name, str((files[0] if len(files) == 1 else root).resolve()), options)
 
@@ -104,7 +104,7 @@ def find_remote_parquet(folder: RemoteShardFolder) -> list[RowFile]:
     return [
         RowFile(folder, shard)
         for shard in remote_files
-        if shard.name.endswith(PARQUET_SUFFIX) and not any(map(ignored, shard.name.split("/")))
+        if shard.name.endswith(PARQUET_SUFFIX) and not any(map(is_ignored, shard.name.split("/")))
     ]
 
 

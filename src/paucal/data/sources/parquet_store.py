@@ -18,7 +18,7 @@ from paucal.data.shards.folders import RemoteShardFolder, ShardFolder
 from paucal.data.shards.index import DamagedShard, Shard
 from paucal.data.shards.requests import first_line, retry
 from paucal.data.shards.stream import WINDOW_BYTES, is_streamed
-from paucal.data.stores import EncodedStore, Reopened, Stamp
+from paucal.data.stores import EncodedStore, ReopenedStore, Stamp
 from paucal.types import UserError
 
 PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
@@ -136,7 +136,7 @@ def row_groups(file: pq.ParquetFile) -> list[int]:
     return [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
 
 
-class RowStore(Reopened, EncodedStore):
+class RowStore(ReopenedStore, EncodedStore):
     """Encoded images in the rows of files; a subclass reads the files.
 
     Args:

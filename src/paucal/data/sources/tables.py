@@ -15,13 +15,13 @@ from paucal.data.images import ImageSet
 from paucal.data.sources.folder import parts_of
 from paucal.data.sources.labels import (
     Labels,
-    divided,
     find_separator,
     from_columns,
     from_names,
     is_missing,
     labels_in_lists,
     separator_words,
+    split_names,
 )
 from paucal.data.sources.locating import ListedImage, locate, plain_path
 from paucal.data.sources.source import SourceOptions
@@ -51,7 +51,7 @@ class _Tables(NamedTuple):
     notes: list[str]
 
 
-class _Placed(NamedTuple):
+class _PlacedRows(NamedTuple):
     """Rows with their image keys, one row per image; the folder of the images; notes; and rows with different cells.
 
     `differing` has the numbers of further columns in which two rows of an image differ, each with those rows.
@@ -94,7 +94,7 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
     )
 
 
-def _with_further_columns(images: ImageSet, placed: _Placed, columns: Mapping[Path, Columns]) -> ImageSet:
+def _with_further_columns(images: ImageSet, placed: _PlacedRows, columns: Mapping[Path, Columns]) -> ImageSet:
     """Return the images with the further columns of their tables, in which the rows of other tables are empty."""
     names_of = {file: [columns.names[index] for index in columns.others] for file, columns in columns.items()}
     numbers = {file: {name: n for n, name in enumerate(names)} for file, names in names_of.items()}
@@ -181,7 +181,7 @@ def _name_classes(tables: _Tables, options: SourceOptions) -> tuple[_Tables, boo
     cells = ["" if is_missing(row.label) else row.label for row in tables.rows]
     lists = labels_in_lists(cells) if options.separator is None else None
     separator = "" if lists is not None else find_separator(cells, options.separator)
-    names = [divided(cell, separator) for cell in cells] if lists is None else lists
+    names = [split_names(cell, separator) for cell in cells] if lists is None else lists
     # If cells may have several names, an empty cell means "no class", and a cell of "nan" means "unknown".
     is_known = [bool(cell) or bool(separator and not row.label) for cell, row in zip(cells, tables.rows, strict=True)]
     rows = [row._replace(names=tuple(row_names)) for row, row_names in zip(tables.rows, names, strict=True)]
@@ -306,7 +306,7 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
     return replace(images, declared=declared, notes=(*images.notes, note))
 
 
-def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = "") -> _Placed:
+def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = "") -> _PlacedRows:
     """Find the files of all rows, and leave out rows that repeat an earlier one.
 
     Args:
@@ -330,7 +330,7 @@ def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = ""
     notes = list(located.notes)
     if repeated := len(rows) - len(row_of_key):
         notes.append(f"{counted(repeated, 'repeated row')} of {rows[0].file.name} {was(repeated)} left out")
-    return _Placed(list(row_of_key.values()), located.folder, notes, differing)
+    return _PlacedRows(list(row_of_key.values()), located.folder, notes, differing)
 
 
 def _conflict_error(key: str, first: ListedImage, second: ListedImage, boxes: str) -> UserError:
@@ -350,7 +350,7 @@ def _lines_of(first: ListedImage, second: ListedImage) -> str:
     return f"lines {first.line} and {second.line} of {second.file}"
 
 
-def _image_set(files: Mapping[str, Path], placed: _Placed, labels: Labels, notes: Sequence[str]) -> ImageSet:
+def _image_set(files: Mapping[str, Path], placed: _PlacedRows, labels: Labels, notes: Sequence[str]) -> ImageSet:
     """Return the images of all rows as one set, in the parts that the rows declare."""
     file, in_folders = next(iter(files.values())), len({path.parent for path in files.values()}) > 1
     name = part_name(file)

@@ -10,7 +10,7 @@ import numpy as np
 from paucal.data.checking.survey import digest_of
 from paucal.data.classes import are_alike
 from paucal.data.images import ImageSet
-from paucal.data.sources.locating import likeness, unescaped
+from paucal.data.sources.locating import comparison_key, unescape
 from paucal.data.sources.table_rows import read_table
 from paucal.data.splits.split import PARTS, Split
 from paucal.data.string_arrays import RepeatedStrings
@@ -63,7 +63,7 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
         return Split(parts, f"the split stored in {path.name}")
     rows = read_rows(path)
     # Keys are compared regardless of Unicode form, which may differ in a copy of the images, unless keys would clash.
-    normalise = likeness if len(set(map(likeness, image_set.keys))) == len(image_set) else str
+    normalise = comparison_key if len(set(map(comparison_key, image_set.keys))) == len(image_set) else str
     keys = [normalise(key) for key in image_set.keys]
     table = {normalise(row["key"]): row for row in rows}
     if len(table) != len(rows):
@@ -140,7 +140,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     for row in rows:
         if row["split"] not in PARTS:
             raise UserError(f"{path} puts {row['key']} in '{row['split']}'; expected one of {', '.join(PARTS)}")
-        row["key"] = unescaped(row["key"])
+        row["key"] = unescape(row["key"])
     return rows
 
 

@@ -177,7 +177,7 @@ class LocatedRandAugment:
         self._theta = torch.eye(3)
         for operation in policy.ops:
             if operation.name in _MOVES:
-                operation.aug_fn = _Recorded(self, operation)
+                operation.aug_fn = _RecordedOperation(self, operation)
 
     def __call__(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
         """Return the augmented image, of the same size, and the (3, 3) map from its points to the original ones.
@@ -189,10 +189,10 @@ class LocatedRandAugment:
 
     def note(self, move: Affine, size: tuple[int, int]) -> None:
         """Record an affine map within an image of (width, height) pixels."""
-        self._theta = self._theta @ normalised(move, size)
+        self._theta = self._theta @ normalise_map(move, size)
 
 
-class _Recorded:
+class _RecordedOperation:
     """Replaces the function of an operation: records its affine map, then calls it."""
 
     def __init__(self, policy: LocatedRandAugment, operation: AugmentOp) -> None:
@@ -214,7 +214,7 @@ def turn(degrees: float, width: int, height: int) -> Affine:
     return cosine, sine, x - cosine * x - sine * y, -sine, cosine, y + sine * x - cosine * y
 
 
-def normalised(move: Affine, size: tuple[int, int]) -> Tensor:
+def normalise_map(move: Affine, size: tuple[int, int]) -> Tensor:
     """Return an affine map in pixels (with edges at integers) as a (3, 3) map in coordinates from -1 to 1."""
     a, b, c, d, e, f = move
     width, height = size

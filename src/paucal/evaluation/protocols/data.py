@@ -138,11 +138,11 @@ def limit(data: EvaluationData, most: int, seed: int) -> EvaluationData:
             f"--max-images is {most}, but {data.name} has {counted(data.n_classes, 'class', 'classes')}: give at "
             "least this number."
         )
-    parts = {part: balanced(data.labels, indices, most, seed) for part, indices in data.parts.items()}
+    parts = {part: balanced_sample(data.labels, indices, most, seed) for part, indices in data.parts.items()}
     return replace(data, parts=parts, how=f"{data.how}; at most {counted(most, 'image')} of each part (seed {seed})")
 
 
-def balanced(labels: Tensor, indices: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:
+def balanced_sample(labels: Tensor, indices: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:
     """Return at most `most` of the positions, ascending, with class counts as equal as possible.
 
     Args:

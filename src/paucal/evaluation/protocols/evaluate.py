@@ -17,7 +17,7 @@ from paucal.evaluation.protocols.correspondence import TOP, Change, correspond, 
 from paucal.evaluation.protocols.data import PARTS, POOL, EvaluationData
 from paucal.evaluation.protocols.features import POOLED, Advance, Extraction, FeatureKind, extract, probe_kind
 from paucal.evaluation.protocols.few_labels import PER_CLASS, REPEATS, few_label_curve
-from paucal.evaluation.protocols.knn import HEADLINE, NEIGHBOURS, clamped, knn_scores
+from paucal.evaluation.protocols.knn import HEADLINE, NEIGHBOURS, clamp_neighbours, knn_scores
 from paucal.evaluation.protocols.linear_probe import (
     PUBLISHED,
     Batches,
@@ -170,7 +170,7 @@ def _rows_by_part(features: Tensor, data: EvaluationData) -> dict[str, Rows]:
 def _evaluate_knn(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions) -> list[Outcome]:
     (pool, labels), (test, truth) = parts[POOL], parts["test"]
     votes = knn_scores(pool, labels, test, data.n_classes, options.neighbours)
-    headline = min(clamped(options.neighbours, len(pool)), key=lambda k: abs(k - HEADLINE))
+    headline = min(clamp_neighbours(options.neighbours, len(pool)), key=lambda k: abs(k - HEADLINE))
     plain = data.metric == "accuracy"  # for other metrics, accuracy is stored but not printed
     outcomes = []
     for k, scores in votes.items():

@@ -44,7 +44,7 @@ def knn_scores(
     """
     if not len(train) or min(neighbours, default=0) < 1:
         raise ValueError(f"expected training images and k >= 1, got {len(train)} and {list(neighbours)}")
-    usable = clamped(neighbours, len(train))
+    usable = clamp_neighbours(neighbours, len(train))
     similarity, index = nearest(train, test, max(usable))
     votes = (to_double(similarity) / temperature).exp()
     index = index.to(votes.device)
@@ -53,7 +53,7 @@ def knn_scores(
     return {k: empty.scatter_add(1, classes[:, :k], votes[:, :k]).cpu() for k in usable}
 
 
-def clamped(neighbours: Sequence[int], n_train: int) -> list[int]:
+def clamp_neighbours(neighbours: Sequence[int], n_train: int) -> list[int]:
     """Return the values of k, reduced to the number of training images where they exceed it, ascending.
 
     Example:

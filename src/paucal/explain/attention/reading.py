@@ -57,7 +57,7 @@ def read_attention(model: nn.Module, images: Tensor, layers: Sequence[str] | Non
     return [attention_of[name] for name in layers]
 
 
-class Recorded(NamedTuple):
+class AttentionRecord(NamedTuple):
     """One forward pass with its attention.
 
     Attributes:
@@ -83,7 +83,7 @@ class Recorded(NamedTuple):
         ]
 
 
-def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
+def run_recorded(module: nn.Module, images: Tensor) -> AttentionRecord:
     """Run a model and record its attention, with gradients if they are enabled.
 
     Raises:
@@ -115,7 +115,7 @@ def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
             "grad-cam."
         )
     names = [attention.layer for attention in maps]
-    return Recorded(logits, maps, [weights[name] for name in names], [layers[name] for name in names])
+    return AttentionRecord(logits, maps, [weights[name] for name in names], [layers[name] for name in names])
 
 
 def require_attention(module: nn.Module) -> None:

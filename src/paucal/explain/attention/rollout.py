@@ -21,7 +21,7 @@ from paucal.backbones.attention_maps import attention_layers
 from paucal.backbones.forward_hooks import final_norm_names
 from paucal.backbones.layout import last_tensor
 from paucal.explain.attention.maps import AttentionMap, fold_head_tokens
-from paucal.explain.attention.reading import Recorded, read_attention, run_recorded
+from paucal.explain.attention.reading import AttentionRecord, read_attention, run_recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +139,7 @@ def fold_normalised(attention: AttentionMap) -> AttentionMap:
     return folded.with_weights(folded.weights / folded.weights.sum(-1, keepdim=True))
 
 
-def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[Recorded, dict[str, Any]]:
+def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[AttentionRecord, dict[str, Any]]:
     """Run a model as `run_recorded` does; also return the outputs of its attention blocks and final norms by name."""
     outputs: dict[str, Any] = {}
     names = {name.rpartition(".")[0] for name in attention_layers(module)} | set(final_norm_names(module))
@@ -152,7 +152,7 @@ def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[Recorded, dict[s
 
 
 def start_of(
-    module: nn.Module, recorded: Recorded, outputs: dict[str, Any], one_hot: Tensor, relevances: bool = False
+    module: nn.Module, recorded: AttentionRecord, outputs: dict[str, Any], one_hot: Tensor, relevances: bool = False
 ) -> Flow:
     """Return the shares of the last tokens in the logit of a class, with sum 1.
 

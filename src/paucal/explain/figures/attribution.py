@@ -13,7 +13,7 @@ COLUMNS = 4  # pairs of panels in a row of a sheet
 
 
 @dataclass(frozen=True, eq=False)
-class Explained:
+class AttributedImage:
     """One image with its attribution for some classes.
 
     Attributes:
@@ -33,7 +33,7 @@ class Explained:
     says: str = ""
 
 
-def attribution_figure(explained: Explained, method: str, asks_class: bool = True) -> Figure:
+def attribution_figure(explained: AttributedImage, method: str, asks_class: bool = True) -> Figure:
     """Draw an image and its attribution for each class, on one scale so that classes can be compared.
 
     Args:
@@ -55,7 +55,7 @@ def attribution_figure(explained: Explained, method: str, asks_class: bool = Tru
     return figure
 
 
-def contact_sheet(explained: Sequence[Explained], method: str, asks_class: bool = True) -> Figure:
+def contact_sheet(explained: Sequence[AttributedImage], method: str, asks_class: bool = True) -> Figure:
     """Draw many images, each beside its attribution for its first class, each on its own scale.
 
     Args:
@@ -93,7 +93,7 @@ def scale_of(maps: Tensor) -> tuple[float, float]:
 MISTAKES_PER_ROW = 2  # mistakes in a row, each with three panels
 
 
-def mistakes_attribution_figure(mistakes: Sequence[Explained], method: str) -> Figure:
+def mistakes_attribution_figure(mistakes: Sequence[AttributedImage], method: str) -> Figure:
     """Draw each image with the attribution for the predicted class and for its label, on one scale."""
     if not mistakes:
         raise ValueError("there are no mistakes to draw")

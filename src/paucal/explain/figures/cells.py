@@ -29,7 +29,7 @@ class MatchedPair:
     """Two images whose cells were matched, for one row of a sheet.
 
     Attributes:
-        pictures: Pictures as returned by `figures.pictures.seen`.
+        pictures: Pictures as returned by `figures.pictures.visible_part`.
         found: Pairs of cells.
         names: Titles of the pictures.
         right: (n,) whether each pair is correct; None if unknown.

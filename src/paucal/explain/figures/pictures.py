@@ -28,7 +28,7 @@ LONGEST_TITLE = 34
 Picture = NDArray[np.float32]
 
 
-def seen(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture:
+def visible_part(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture:
     """Return the part of an image that a model sees, (height, width, 3) from 0 to 1, at a resolution fit for viewing.
 
     Args:

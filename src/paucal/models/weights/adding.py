@@ -140,7 +140,7 @@ def add_checked(weights: CheckedWeights) -> AddedWeights:
     return card
 
 
-def halved(weights: CheckedWeights) -> CheckedWeights:
+def to_half_precision(weights: CheckedWeights) -> CheckedWeights:
     """Return weights with floating-point tensors of 16 bits."""
     state = {
         name: value.half() if value.dtype in (torch.float32, torch.float64, torch.bfloat16) else value

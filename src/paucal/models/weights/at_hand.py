@@ -16,20 +16,20 @@ from paucal.backbones.weights.fetching import is_cached, require_reachable
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.models.weights import table
 from paucal.models.weights.store import AddedWeights, file_digest, find_added, list_added
-from paucal.models.weights.table import Package, Trained
+from paucal.models.weights.table import Package, PretrainedWeights
 from paucal.types import UserError
 
 ADDED = "file that you added"  # location of weights, for messages
 
 
-def added(model: str) -> AddedWeights | None:
+def find_added_weights(model: str) -> AddedWeights | None:
     """Return the weights of a timm model that the user has added; None if there are none."""
     return find_added(model) or find_added(full_name(model))
 
 
 def input_of_weights(model: str) -> ImageInput:
     """Return the preprocessing of a model's weights: from added weights, else from timm's configuration."""
-    card = added(model)
+    card = find_added_weights(model)
     return input_of_timm(model) if card is None else ImageInput.from_dict(card.input)
 
 
@@ -44,7 +44,7 @@ def checked_path(package: Package) -> Path:
     return path
 
 
-def packaged(model: str) -> Trained | None:
+def find_packaged_weights(model: str) -> PretrainedWeights | None:
     """Return the weights of a timm model that an installed package contains; None if there are none."""
     name_with_tag = full_name(model)
     return next(
@@ -59,7 +59,7 @@ def packaged(model: str) -> Trained | None:
 
 def licence_of(model: str) -> str | None:
     """Return the licence of a timm model's weights, added or published; None if none is stated."""
-    added_card = added(model)
+    added_card = find_added_weights(model)
     if added_card is not None:
         return added_card.licence
     carried = next((weights for weights in table.TRAINED if weights.name == model), None)
@@ -69,7 +69,7 @@ def licence_of(model: str) -> str | None:
     return None if config is None else config.license
 
 
-def at_hand(weights: Trained) -> str | None:
+def at_hand(weights: PretrainedWeights) -> str | None:
     """Return the location of weights on this machine; None if they would have to be fetched."""
     if find_added(weights.name) is not None:
         return ADDED
@@ -78,13 +78,13 @@ def at_hand(weights: Trained) -> str | None:
     return "cache" if is_cached(timm.get_pretrained_cfg(weights.name)) else None
 
 
-def suited(device: str) -> list[Trained]:
+def suitable_weights(device: str) -> list[PretrainedWeights]:
     """Return the weights of the table that a run may choose on a device, in order: free to use, and fast enough."""
     kinds = dict.fromkeys((device, "cpu"))
     return [weights for kind in kinds for weights in table.TRAINED if weights.device == kind and not weights.has_terms]
 
 
-def ready_weights(device: str) -> dict[Trained | AddedWeights, str]:
+def ready_weights(device: str) -> dict[PretrainedWeights | AddedWeights, str]:
     """Return the weights on this machine that a run may choose, in order, each with its location.
 
     Weights of the table come first, since they are known to be fast; then weights added by the user. Weights with
@@ -93,12 +93,12 @@ def ready_weights(device: str) -> dict[Trained | AddedWeights, str]:
     table_names = {weights.name for weights in table.TRAINED}
     free_cards = [card for card in list_added() if card.name not in table_names and not card.has_terms]
     return {
-        **{weights: place for weights in suited(device) if (place := at_hand(weights))},
+        **{weights: place for weights in suitable_weights(device) if (place := at_hand(weights))},
         **dict.fromkeys(free_cards, ADDED),
     }
 
 
-def can_be_fetched(weights: Trained) -> str | None:
+def can_be_fetched(weights: PretrainedWeights) -> str | None:
     """Check once, with a short timeout, whether weights can be downloaded; return the reason if not, else None."""
     try:
         require_reachable(timm.get_pretrained_cfg(weights.name))

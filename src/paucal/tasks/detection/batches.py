@@ -14,7 +14,7 @@ from torchvision import tv_tensors
 
 from paucal.data.dataset import SampleKey
 from paucal.data.loader import make_ordered_loader
-from paucal.data.randomness import preserved, reseed
+from paucal.data.randomness import preserve_generators, reseed
 from paucal.tasks.detection.images import BoxedImages
 from paucal.tasks.detection.masks import stack_masks
 from paucal.tasks.detection.model import DetectorCard
@@ -113,7 +113,7 @@ class BoxedDataset(Dataset[BoxSample]):
 
     def __getitems__(self, keys: list[SampleKey]) -> list[BoxSample]:
         """Return several samples; the global generators are restored once at the end."""
-        with preserved():
+        with preserve_generators():
             return [self._sample(key) for key in keys]
 
     def _sample(self, key: SampleKey) -> BoxSample:

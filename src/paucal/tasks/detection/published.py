@@ -54,7 +54,7 @@ MOBILENET = {
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedDetector:
     """A published detector.
 
     Attributes:
@@ -78,17 +78,17 @@ class Published:
 
 
 PUBLISHED = (
-    Published(
+    PublishedDetector(
         "Mask R-CNN with ResNet-50 FPN v2",
         detection.MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1,
         {**RESNET, "masks": "on"},
     ),
-    Published(
+    PublishedDetector(
         "Faster R-CNN with ResNet-50 FPN v2",
         detection.FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1,
         {**RESNET, "masks": "off"},
     ),
-    Published(
+    PublishedDetector(
         "Faster R-CNN with MobileNetV3-Large 320 FPN",
         detection.FasterRCNN_MobileNet_V3_Large_320_FPN_Weights.COCO_V1,
         MOBILENET,
@@ -96,7 +96,7 @@ PUBLISHED = (
 )
 
 
-def choose_published(settings: DetectSettings, outlined: bool) -> Published:
+def choose_published(settings: DetectSettings, outlined: bool) -> PublishedDetector:
     """Return the published detector of some settings: ResNet-50 by default, with masks if the objects have outlines."""
     masks = settings.masks == "on" or (settings.masks in (None, "auto") and outlined)
     candidates = [candidate for candidate in PUBLISHED if settings.model in (None, candidate.settings["model"])]
@@ -202,7 +202,7 @@ def _take_classes(value: Tensor, rows_per_class: int, rows: Sequence[int | None]
     ).flatten(0, 1)
 
 
-def _cached_file(published: Published, bars: Bars) -> Path:
+def _cached_file(published: PublishedDetector, bars: Bars) -> Path:
     """Return the file of the weights, fetched if it is not in the cache."""
     path, url = published.path, published.weights.url
     if path.is_file():

@@ -18,7 +18,7 @@ from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.distributed import rank, world_size
 from paucal.evaluation.predictions import Predictions, predict_all
-from paucal.evaluation.protocols.data import balanced, evaluation_data
+from paucal.evaluation.protocols.data import balanced_sample, evaluation_data
 from paucal.evaluation.protocols.knn import HEADLINE, knn_scores
 from paucal.metrics.measures import hits
 from paucal.models.preprocessing import Preprocessing
@@ -84,18 +84,18 @@ def knn_monitor(
         workers=workers,
         device=device,
     )
-    readers: list[_Pooled] = []
+    readers: list[_PooledFeatures] = []
 
     def score(module: nn.Module, device: torch.device) -> Mapping[str, float]:
         if not readers or readers[0].backbone.model is not module:
-            readers[:] = [_Pooled(module, preprocess.image_size)]
+            readers[:] = [_PooledFeatures(module, preprocess.image_size)]
         features = predict_all(readers[0], batches, device)
         return {NAME: _accuracy(features, bank, queries, len(images.classes))}
 
     return score
 
 
-class _Pooled(nn.Module):
+class _PooledFeatures(nn.Module):
     """Returns pooled features instead of logits, so that predictions can be gathered as for a classifier."""
 
     def __init__(self, model: nn.Module, image_size: Size) -> None:
@@ -122,8 +122,8 @@ def _open_monitor_images(
     with _explain_missing_labels():
         # Validation images are neighbours too, since nothing is selected here.
         data = evaluation_data(images, make_split(images, seed, val_fraction=0.0))
-    queries = balanced(data.labels, data.parts["test"], max(1, max_images // QUERY_EVERY), seed)
-    return images, balanced(data.labels, data.parts["train"], max_images - len(queries), seed), queries
+    queries = balanced_sample(data.labels, data.parts["test"], max(1, max_images // QUERY_EVERY), seed)
+    return images, balanced_sample(data.labels, data.parts["train"], max_images - len(queries), seed), queries
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from paucal.models.precision import FLOAT32, GIVEN, IMAGES, PrecisionChoice, bfl
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.weights.at_hand import ready_weights
 from paucal.models.weights.store import AddedWeights
-from paucal.models.weights.table import Trained
+from paucal.models.weights.table import PretrainedWeights
 from paucal.runner.console import Console
 from paucal.runs import RunFolder
 from paucal.settings.options import check_size
@@ -125,7 +125,7 @@ class ReducedInput:
         return self.transform(image)
 
 
-def weights_at_hand() -> Trained | AddedWeights | None:
+def weights_at_hand() -> PretrainedWeights | AddedWeights | None:
     """Return the first trained weights that need no download; None if there are none."""
     return next(iter(ready_weights("cpu")), None)
 

@@ -11,7 +11,7 @@ import numpy as np
 from paucal.backbones.cost import image_cost
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.data.splits.split_csv import read_rows
-from paucal.evaluation.comparison import Difference, Repeated, difference, repeated
+from paucal.evaluation.comparison import Difference, ScoreOverSeeds, difference, score_over_seeds
 from paucal.evaluation.results import ClassificationReport
 from paucal.models.saved import read_card
 from paucal.reading import read_text
@@ -79,13 +79,13 @@ class ArmOutcome:
     name: str
     outcomes: Mapping[int, Outcome]
     expected: int
-    scores: Mapping[str, Repeated]
+    scores: Mapping[str, ScoreOverSeeds]
     baseline: str = ""
     gain: Difference | None = None
     rate: float | None = None
 
     @property
-    def top1(self) -> Repeated | None:
+    def top1(self) -> ScoreOverSeeds | None:
         """Accuracy over seeds."""
         return self.scores.get("top1")
 
@@ -144,7 +144,9 @@ def read_findings(grid: Grid) -> Findings:
     arms = []
     for arm, seed_outcomes in outcomes.items():
         scores = {
-            name: repeated([outcome.scores[name] for outcome in seed_outcomes.values() if name in outcome.scores])
+            name: score_over_seeds(
+                [outcome.scores[name] for outcome in seed_outcomes.values() if name in outcome.scores]
+            )
             for name in (next(iter(seed_outcomes.values())).scores if seed_outcomes else ())
         }
         baseline = baseline_of(arm, grid.arms)

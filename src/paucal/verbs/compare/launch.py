@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paucal.evaluation.comparison import Difference, Repeated
+from paucal.evaluation.comparison import Difference, ScoreOverSeeds
 from paucal.methods.training_settings import TrainSettings
 from paucal.reading import named_path
 from paucal.runner.console import Console, SilentConsole
@@ -46,7 +46,7 @@ class Comparison:
         return str(self.folder)
 
     @property
-    def scores(self) -> dict[str, Repeated]:
+    def scores(self) -> dict[str, ScoreOverSeeds]:
         """Test accuracy over seeds, by the name of the arm."""
         return {outcome.arm.name: outcome.top1 for outcome in self.findings.arms if outcome.top1 is not None}
 

@@ -17,7 +17,7 @@ from paucal.data.decoded.cache_folder import features_folder
 from paucal.data.loader import inference_batch_size
 from paucal.evaluation.plots import save_figure
 from paucal.evaluation.protocols.correspondence import TOP, Change, second_view, true_positions
-from paucal.evaluation.protocols.data import EvaluationData, balanced
+from paucal.evaluation.protocols.data import EvaluationData, balanced_sample
 from paucal.evaluation.protocols.datasets import TABLE9
 from paucal.evaluation.protocols.evaluate import SEVERAL_CLASSES, Protocol, ProtocolOptions, evaluate_backbone
 from paucal.evaluation.protocols.features import (
@@ -45,7 +45,7 @@ from paucal.evaluation.protocols.table import (
 from paucal.evaluation.seen_images import Identities, readable_history, require_unseen, seen_unlabelled
 from paucal.explain.features import Correspondence, match_images
 from paucal.explain.figures.cells import MatchedPair, matches_sheet
-from paucal.explain.figures.pictures import seen
+from paucal.explain.figures.pictures import visible_part
 from paucal.metrics.intervals import Bootstrap
 from paucal.models.frozen import FLOOR, FrozenBackbone, open_frozen, random_floor
 from paucal.models.named import find_run
@@ -348,7 +348,7 @@ def _draw_matches(
     If they cannot be drawn, `say` prints why, and the evaluation still succeeds.
     """
     try:
-        sample = balanced(data.labels, data.parts["test"], MATCHED_IMAGES, options.seed)
+        sample = balanced_sample(data.labels, data.parts["test"], MATCHED_IMAGES, options.seed)
         pairs = [
             _matched_pair(subject, data, int(index), change, options.seed)
             for index in sample
@@ -379,7 +379,9 @@ def _matched_pair(subject: FrozenBackbone, data: EvaluationData, index: int, cha
     )
     share = f"{int(right.sum())} of {len(right)} right"
     names = (f"test image {index}", f"{CHANGE_TITLES[change]}: {share}")
-    return MatchedPair((seen(picture, geometry[0], size), seen(picture, geometry[1], size)), matches, names, right)
+    return MatchedPair(
+        (visible_part(picture, geometry[0], size), visible_part(picture, geometry[1], size)), matches, names, right
+    )
 
 
 def scored_pairs(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple[Correspondence, Tensor]:

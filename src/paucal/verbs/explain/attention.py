@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paucal.backbones.attention_layout import Token
 from paucal.explain.attention.heads import MASS, entropy_over, most_entropy, view_heads
-from paucal.explain.attention.maps import AttentionMap, averaged, head_token_maps
+from paucal.explain.attention.maps import AttentionMap, average_heads, head_token_maps
 from paucal.explain.attention.reading import read_attention
 from paucal.explain.attention.rollout import attention_rollout
 from paucal.explain.features import feature_colours
@@ -28,7 +28,7 @@ from paucal.explain.figures.attention import (
 from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
-from paucal.verbs.explain.inputs import Viewed, stacked, stem, view_of
+from paucal.verbs.explain.inputs import ExplainInput, stack_views, stem, view_of
 from paucal.verbs.explain.settings import CELL, ExplainSettings
 
 SHOWN_LAYERS = 4  # the middle layer of each quarter of the depth: 2, 5, 8 and 11 of 12, as in DHVT's figures 3 to 5
@@ -36,9 +36,9 @@ EVERY = "all"  # value of --layer
 MAX_TOKENS = 900  # largest matrix that is drawn
 
 
-def heads_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
+def heads_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
     """Draw the heads of layers for some queries: by default the class token, or the middle of the image without one."""
-    maps = read_attention(model.module, stacked([image], model))
+    maps = read_attention(model.module, stack_views([image], model))
     layer_indices = _layer_indices(maps, settings.layer) or [len(maps) - 1]
     labels = [f"attention_layer_{index + 1}" for index in layer_indices] if len(layer_indices) > 1 else ["attention"]
     return {
@@ -47,7 +47,7 @@ def heads_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) ->
     }
 
 
-def _draw_heads(image: Viewed, layer: AttentionMap, queries: list[str] | None) -> Figure:
+def _draw_heads(image: ExplainInput, layer: AttentionMap, queries: list[str] | None) -> Figure:
     tokens = _parse_tokens(queries, layer)
     views, name = [view_heads(layer, token) for token in tokens], f"layer {layer.layer}"
     if len(tokens) == 1:
@@ -55,22 +55,22 @@ def _draw_heads(image: Viewed, layer: AttentionMap, queries: list[str] | None) -
     return queries_figure(image.picture, views, tokens, name, MASS)
 
 
-def rollout_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
+def rollout_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
     """Draw attention rollout."""
-    values = attention_rollout(model.module, stacked([image], model))[0].cpu()
+    values = attention_rollout(model.module, stack_views([image], model))[0].cpu()
     note = "possible sources of the last tokens' information, independent of any class"
     return {"rollout": maps_figure(image.picture, [values], ["attention rollout"], note, smooth=True)}
 
 
-def features_figures(model: TrainedModel, batch: Sequence[Viewed]) -> Iterator[tuple[str, Figure]]:
+def features_figures(model: TrainedModel, batch: Sequence[ExplainInput]) -> Iterator[tuple[str, Figure]]:
     """Draw the last features of images as colours that mean the same in all images of the batch."""
-    for image, colours in zip(batch, feature_colours(model.module, stacked(batch, model)).cpu(), strict=True):
+    for image, colours in zip(batch, feature_colours(model.module, stack_views(batch, model)).cpu(), strict=True):
         yield f"{stem(image.name)}_features", features_figure(image.picture, colours)
 
 
-def head_tokens_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
+def head_tokens_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
     """Draw DHVT's two figures: averaged attention between all tokens, and each head token's attention to the cells."""
-    maps = read_attention(model.module, stacked([image], model))
+    maps = read_attention(model.module, stack_views([image], model))
     layer_indices = _layer_indices(maps, settings.layer) or _spread_layers(len(maps))
     layers = [maps[index] for index in layer_indices]
     panels = [
@@ -82,13 +82,13 @@ def head_tokens_view(model: TrainedModel, image: Viewed, settings: ExplainSettin
     figures = {"head_tokens": maps_figure(image.picture, [v for _, v in panels], [t for t, _ in panels], label)}
     if len(layers[-1].tokens) <= MAX_TOKENS:
         titles = [f"layer {index + 1}" for index in layer_indices]
-        matrices = [averaged(layer)[0].cpu() for layer in layers]
+        matrices = [average_heads(layer)[0].cpu() for layer in layers]
         figures["averaged_attention"] = matrices_figure(matrices, layers[-1].tokens, titles)
     return figures
 
 
 # These take one image at a time, since the attention of all layers takes gigabytes for a large image.
-SINGLE: dict[str, Callable[[TrainedModel, Viewed, ExplainSettings], dict[str, Figure]]] = {
+SINGLE: dict[str, Callable[[TrainedModel, ExplainInput, ExplainSettings], dict[str, Figure]]] = {
     "attention": heads_view,
     "rollout": rollout_view,
     "head-tokens": head_tokens_view,
@@ -154,13 +154,13 @@ class Entropies:
         self._most: dict[str, dict[str, float]] = {}
         self.images = 0
 
-    def add(self, batch: Sequence[Viewed]) -> None:
+    def add(self, batch: Sequence[ExplainInput]) -> None:
         """Add a batch.
 
         Raises:
             UserError: a model has no attention between cells.
         """
-        images = stacked(batch, self._first)
+        images = stack_views(batch, self._first)
         for name, model in self.models.items():
             inputs, totals = view_of(images, self._first, model), self._sums[name]
             for layer, bits in entropy_over(model.module, [inputs]).items():

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from paucal.explain.attribution.methods import METHODS, attribute, best_method, methods_of
-from paucal.explain.figures.attribution import Explained
+from paucal.explain.figures.attribution import AttributedImage
 from paucal.explain.figures.pictures import readable_name
 from paucal.explain.prepared import explainable, run
 from paucal.explain.scores import on_cells
 from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
-from paucal.verbs.explain.inputs import Viewed, stacked
+from paucal.verbs.explain.inputs import ExplainInput, stack_views
 from paucal.wording import did_you_mean, first_few
 
 MAX_CELLS = 56  # largest side of a grid that is drawn cell by cell
@@ -79,10 +79,10 @@ def _maps_to_draw(maps: Tensor) -> Tensor:
 
 
 def explain_batch(
-    model: TrainedModel, batch: Sequence[Viewed], method: str, classes: list[int] | None, top: int
-) -> list[Explained]:
+    model: TrainedModel, batch: Sequence[ExplainInput], method: str, classes: list[int] | None, top: int
+) -> list[AttributedImage]:
     """Return the attribution of images for some classes; None for the `top` likeliest classes of each image."""
-    images = stacked(batch, model)
+    images = stack_views(batch, model)
     with explainable(model.module) as module, torch.no_grad():
         shares = model.card.shares(run(module, images.to(next(module.parameters()).dtype))).cpu()
     count = min(top, len(model.classes))
@@ -95,7 +95,7 @@ def explain_batch(
         _maps_to_draw(attribute(model.module, images, column, method).float().cpu()) for column in columns
     ]
     return [
-        Explained(
+        AttributedImage(
             image.name,
             image.picture,
             torch.stack([values[index] for values in maps]),

@@ -29,7 +29,7 @@ from paucal.runs import open_model_folder
 from paucal.runs.weights import load_checkpoint
 from paucal.tasks.classification.finishing import LOSS
 from paucal.types import UserError
-from paucal.verbs.explain.inputs import Viewed, stacked, stem, view_of
+from paucal.verbs.explain.inputs import ExplainInput, stack_views, stem, view_of
 from paucal.verbs.explain.settings import CELL
 
 _KEY = re.compile(r"objective\.terms\.\d+\.(heads\..+)")
@@ -65,11 +65,11 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
 
 
 @torch.no_grad()
-def predict_offsets(term: DrLoc, model: TrainedModel, image: Viewed) -> OffsetView:
+def predict_offsets(term: DrLoc, model: TrainedModel, image: ExplainInput) -> OffsetView:
     """Return the offsets that the head of the last grid predicts for all pairs of cells of an image."""
     with explainable(model.module) as module:
         backbone = FeatureBackbone(module, model.card.preprocessing.image_size)
-        grid = term.pooled(backbone(stacked([image], model), term.request).grids[-1]).float()
+        grid = term.pooled(backbone(stack_views([image], model), term.request).grids[-1]).float()
     size = (grid.shape[2], grid.shape[3])
     pairs = all_pairs(size).to(grid.device)
     head: nn.Module = term.heads[-1]
@@ -87,7 +87,7 @@ def _is_signed(options: DrLocOptions) -> bool:
 
 
 def localization_figures(
-    term: DrLoc, model: TrainedModel, image: Viewed, tokens: Sequence[str] | None
+    term: DrLoc, model: TrainedModel, image: ExplainInput, tokens: Sequence[str] | None
 ) -> Iterator[tuple[str, Figure]]:
     """Draw the offset from one cell (the first of `tokens`, or the middle) to another, and the mean error by cell."""
     view = predict_offsets(term, model, image)
@@ -133,13 +133,13 @@ class TokenViews:
             (title, model, DenseTeacher(model.module, model.card.preprocessing.image_size)) for title, model in models
         ]
 
-    def figure(self, image: Viewed) -> Figure:
+    def figure(self, image: ExplainInput) -> Figure:
         """Draw an image with the token labels of all models."""
         maps = [(title, self._token_shares(model, dense, image)) for title, model, dense in self._models]
         return tokens_figure(image.picture, maps, self.classes)
 
     @torch.no_grad()
-    def _token_shares(self, model: TrainedModel, dense: DenseTeacher, image: Viewed) -> Tensor:
+    def _token_shares(self, model: TrainedModel, dense: DenseTeacher, image: ExplainInput) -> Tensor:
         maps, _ = dense(view_of(image.view[None], self._model, model))
         order = [model.classes.index(name) for name in self.classes]
         logits = maps[0].float()
@@ -164,14 +164,14 @@ def mirror_hits(matches: Correspondence) -> Tensor:
     return (matches.second == truth).all(1)
 
 
-def matches_figures(model: TrainedModel, pair: list[Viewed]) -> Iterator[tuple[str, Figure]]:
+def matches_figures(model: TrainedModel, pair: list[ExplainInput]) -> Iterator[tuple[str, Figure]]:
     """Draw the matches of two images, or of one image and its mirror image."""
     first = pair[0]
     if len(pair) == 2:
         second = pair[1]
     else:
-        second = Viewed(f"{first.name}, mirrored", first.picture[:, ::-1].copy(), first.view.flip(-1))
-    inputs = stacked([first, second], model)
+        second = ExplainInput(f"{first.name}, mirrored", first.picture[:, ::-1].copy(), first.view.flip(-1))
+    inputs = stack_views([first, second], model)
     matches = match_images(model.module, inputs[0], inputs[1])
     right = mirror_hits(matches) if len(pair) == 1 else None
     share = "" if right is None else f": {int(right.sum())} of {len(right)} correct"

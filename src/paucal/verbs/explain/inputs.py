@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from paucal.data.arguments import ImageInMemory
 from paucal.data.channels.decoding import convert_image
-from paucal.explain.figures.pictures import Picture, seen
+from paucal.explain.figures.pictures import Picture, visible_part
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.input_images import open_sources, read_all
@@ -19,7 +19,7 @@ from paucal.types import UserError
 
 
 @dataclass(frozen=True, eq=False)
-class Viewed:
+class ExplainInput:
     """One image to explain.
 
     Attributes:
@@ -35,7 +35,7 @@ class Viewed:
 
 def read_images(
     sources: Sequence[str | ImageInMemory], model: TrainedModel, on_bad: str, console: Console
-) -> tuple[int, Iterator[Viewed]]:
+) -> tuple[int, Iterator[ExplainInput]]:
     """Return an upper bound on the number of images, and an iterator that keeps one image in memory at a time.
 
     Raises:
@@ -46,7 +46,7 @@ def read_images(
     return sum(map(len, image_sets)), _view_pictures(read_all(image_sets, reading, on_bad, console), model)
 
 
-def _view_pictures(pictures: Iterator[tuple[str | None, Image.Image]], model: TrainedModel) -> Iterator[Viewed]:
+def _view_pictures(pictures: Iterator[tuple[str | None, Image.Image]], model: TrainedModel) -> Iterator[ExplainInput]:
     transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
     for number, (path, picture) in enumerate(pictures, start=1):
         try:
@@ -54,12 +54,14 @@ def _view_pictures(pictures: Iterator[tuple[str | None, Image.Image]], model: Tr
         except ValueError as problem:
             raise UserError(f"image {number} cannot be used ({problem}): convert it to RGB.") from problem
         view, geometry = transform(upright)
-        yield Viewed(f"image {number}" if path is None else Path(path).name, seen(upright, geometry, size), view)
+        yield ExplainInput(
+            f"image {number}" if path is None else Path(path).name, visible_part(upright, geometry, size), view
+        )
 
 
-def batched(images: Iterator[Viewed], size: int) -> Iterator[list[Viewed]]:
+def batch_images(images: Iterator[ExplainInput], size: int) -> Iterator[list[ExplainInput]]:
     """Yield lists of up to `size` images."""
-    batch: list[Viewed] = []
+    batch: list[ExplainInput] = []
     for image in images:
         batch.append(image)
         if len(batch) == size:
@@ -69,7 +71,7 @@ def batched(images: Iterator[Viewed], size: int) -> Iterator[list[Viewed]]:
         yield batch
 
 
-def stacked(batch: Sequence[Viewed], model: TrainedModel) -> Tensor:
+def stack_views(batch: Sequence[ExplainInput], model: TrainedModel) -> Tensor:
     """Return images as one input (B, 3, H, W) on the model's device."""
     return torch.stack([image.view for image in batch]).to(model.device)
 

@@ -12,7 +12,7 @@ from PIL import Image
 from paucal.data.arguments import ImageInMemory, list_sources, path_text
 from paucal.explain.attention.reading import require_attention
 from paucal.explain.attribution.methods import METHODS
-from paucal.explain.figures.attribution import Explained, attribution_figure, contact_sheet
+from paucal.explain.figures.attribution import AttributedImage, attribution_figure, contact_sheet
 from paucal.explain.prepared import plain
 from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
@@ -24,7 +24,7 @@ from paucal.types import UserError
 from paucal.verbs.explain.attention import SINGLE, Entropies, features_figures
 from paucal.verbs.explain.attribution import choose_method, class_numbers, explain_batch
 from paucal.verbs.explain.cells import localization_figures, matches_figures, open_localizer, open_token_views
-from paucal.verbs.explain.inputs import Viewed, batched, read_images, stem
+from paucal.verbs.explain.inputs import ExplainInput, batch_images, read_images, stem
 from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_use
 from paucal.verbs.explain.writing import Pictures, settle_folder
 from paucal.wording import counted, did_you_mean
@@ -125,7 +125,7 @@ class _Extra:
     """Figures that are drawn once, from all images, and objects that some views need in addition to the model."""
 
     def __init__(self) -> None:
-        self.sheet: list[Explained] = []
+        self.sheet: list[AttributedImage] = []
         self.method = ""
         self.entropies: Entropies | None = None
         self.localizer: Any = None
@@ -158,9 +158,9 @@ def _open_extras(
     return extras
 
 
-def _in_batches(images: Iterator[Viewed], views: Sequence[str], size: int) -> Iterator[list[Viewed]]:
+def _in_batches(images: Iterator[ExplainInput], views: Sequence[str], size: int) -> Iterator[list[ExplainInput]]:
     if "matches" not in views:
-        return batched(images, size)
+        return batch_images(images, size)
     pair = list(images)
     if len(pair) > 2:
         raise UserError(
@@ -171,7 +171,7 @@ def _in_batches(images: Iterator[Viewed], views: Sequence[str], size: int) -> It
 
 def _figures(
     model: TrainedModel,
-    batch: list[Viewed],
+    batch: list[ExplainInput],
     views: Sequence[str],
     method: str | None,
     settings: ExplainSettings,
@@ -195,7 +195,7 @@ def _figures(
 
 
 def _image_figures(
-    model: TrainedModel, image: Viewed, views: Sequence[str], settings: ExplainSettings, extras: _Extra
+    model: TrainedModel, image: ExplainInput, views: Sequence[str], settings: ExplainSettings, extras: _Extra
 ) -> Iterator[tuple[str, Figure]]:
     for view in views:
         if view in SINGLE:

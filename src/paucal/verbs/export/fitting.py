@@ -23,7 +23,7 @@ from paucal.verbs.export.graphs import GraphWriter, file_name
 from paucal.verbs.export.images import JUDGED, compared_images, has_images
 from paucal.verbs.export.limits import Limits, describe
 from paucal.verbs.export.settings import ExportSettings
-from paucal.verbs.export.students import TIME, Student, possible_students, teach, untrained
+from paucal.verbs.export.students import TIME, Student, build_untrained, possible_students, teach
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject
 from paucal.wording import percent
 
@@ -180,7 +180,7 @@ def _measure_students(
         expected = pace.get(name, 0.0) * side**2
         if name in useless or (limits.milliseconds is not None and expected > 1.2 * limits.milliseconds):
             continue
-        student = untrained(teacher, choice, console)
+        student = build_untrained(teacher, choice, console)
         writer, files = GraphWriter(student, settings, console, process_time), []
         with one_thread():
             writer.open(formats, pictures=pictures)

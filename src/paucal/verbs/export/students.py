@@ -13,7 +13,7 @@ from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
 from paucal.models.weights.at_hand import ready_weights
 from paucal.models.weights.store import AddedWeights
-from paucal.models.weights.table import Trained
+from paucal.models.weights.table import PretrainedWeights
 from paucal.runner.console import Console
 from paucal.runner.life import Stopped, begin
 from paucal.runner.run_folder import typed_settings
@@ -74,11 +74,11 @@ def possible_students(teacher: ClassifierSubject) -> Iterator[Student]:
     yield from (Student(UNTRAINED, side, False) for side in SIDES if side <= max(longer_side, SIDES[-1]))
 
 
-def _megabytes(weights: Trained | AddedWeights) -> float:
+def _megabytes(weights: PretrainedWeights | AddedWeights) -> float:
     return weights.size / 1e6 if isinstance(weights, AddedWeights) else weights.megabytes
 
 
-def untrained(teacher: ClassifierSubject, student: Student, console: Console) -> ClassifierSubject:
+def build_untrained(teacher: ClassifierSubject, student: Student, console: Console) -> ClassifierSubject:
     """Return an untrained student, whose files have the size and the speed of the trained one."""
     teacher_card, size = teacher.card, (student.side, student.side)
     spec = BackboneSpec(student.name, len(teacher_card.classes), teacher_card.backbone.in_chans, size)

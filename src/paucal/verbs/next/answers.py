@@ -26,7 +26,7 @@ from paucal.tasks.detection.pictures import SHOWN
 from paucal.tasks.segmentation.model import load_segmenter
 from paucal.verbs.convert.content import Content, Item, Kind, with_names
 from paucal.verbs.next.selection import unsureness
-from paucal.verbs.predict.asking import ask
+from paucal.verbs.predict.asking import predict_batches
 from paucal.verbs.predict.detection import detect_image
 from paucal.verbs.predict.layouts import things_of
 from paucal.verbs.predict.settings import PredictSettings
@@ -86,7 +86,7 @@ class Classifier(Model):
     def answer(self, images: ImageSet, console: Console) -> Answers:
         """Return the probabilities of the classes, and the input of the classifier as features."""
         pictures, settings = Pictures([images], self.reading), PredictSettings(batch_size=32)
-        blocks = list(ask(self.model, pictures, settings, console, features=True))
+        blocks = list(predict_batches(self.model, pictures, settings, console, features=True))
         rows = [row for block in blocks for row in block.predictions(self.model.card)]
         shares = torch.cat([block.shares for block in blocks])
         features = torch.cat([block.features for block in blocks if block.features is not None])

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from paucal.runner.console import Console
-from paucal.verbs.predict.video import VideoLedger, decoded_frames, opened_video, require_av, upright
+from paucal.verbs.predict.video import VideoLedger, decoded_frames, opened_video, require_av, upright_frame
 from paucal.verbs.predict.writing import NONE
 from paucal.wording import counted
 
@@ -38,7 +38,7 @@ def annotate_video(source: str, table: Path, output: Path, console: Console) -> 
             for _, frame in decoded_frames(container, ledger):
                 while following is not None and following[0] <= ledger.frames - 1:
                     current, following = following[1], next(answers, None)
-                picture = _draw_rows(upright(frame), current)
+                picture = _draw_rows(upright_frame(frame), current)
                 width, height = (side - side % 2 for side in picture.size)
                 if stream is None:
                     stream = copy.add_stream(codec, rate=container.streams.video[0].average_rate or 25)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from torch import Tensor
 
-from paucal.evaluation.calibration import marked
+from paucal.evaluation.calibration import reach_thresholds
 from paucal.models.card import ModelCard
 from paucal.runner.frames import to_pandas
 
@@ -55,7 +55,7 @@ class Prediction:
         """The names of the predicted classes: one, or any number of classes that reach their thresholds."""
         if self.thresholds is None:
             return [self.predicted]
-        return list(compress(self.classes, marked(self.shares, self.thresholds).tolist()))
+        return list(compress(self.classes, reach_thresholds(self.shares, self.thresholds).tolist()))
 
     @property
     def probabilities(self) -> Mapping[str, float]:

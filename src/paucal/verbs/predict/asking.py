@@ -54,7 +54,7 @@ class Block:
         ]
 
 
-def ask(
+def predict_batches(
     model: TrainedModel,
     pictures: Pictures,
     settings: PredictSettings,

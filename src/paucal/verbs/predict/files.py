@@ -12,7 +12,7 @@ from paucal.runner.console import Console
 from paucal.runner.input_images import Pictures
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
-from paucal.verbs.predict.asking import Block, ask
+from paucal.verbs.predict.asking import Block, predict_batches
 from paucal.verbs.predict.journal import ENDING, PRECISION, Journal, stored_precision
 from paucal.verbs.predict.launch import open_pictures
 from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
@@ -105,7 +105,9 @@ def _report_speed(
 ) -> Iterator[Block]:
     """Yield blocks; at the end report the number of images, the speed, and how many images could not be read."""
     start_time, n_read, n_skipped = time.monotonic(), 0, 0
-    for block in ask(model, pictures, settings, console, start=start, features=targets.features is not None):
+    for block in predict_batches(
+        model, pictures, settings, console, start=start, features=targets.features is not None
+    ):
         n_read += len(block.shares)
         n_skipped += len(block) - len(block.shares)
         yield block

@@ -21,7 +21,7 @@ from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
 from paucal.verbs.predict.answers import Prediction, Predictions
-from paucal.verbs.predict.asking import ask
+from paucal.verbs.predict.asking import predict_batches
 from paucal.verbs.predict.regression import predict_numbers
 from paucal.verbs.predict.settings import PredictSettings
 
@@ -94,7 +94,7 @@ def classify_all(
     check_ranges(settings)
     prepared, pictures, settings = open_pictures(model, sources, settings, console)
     with _memory_for(pictures, settings):
-        blocks = ask(prepared, pictures, settings, console, features=features)
+        blocks = predict_batches(prepared, pictures, settings, console, features=features)
         return [row for block in blocks for row in block.predictions(prepared.card)]
 
 

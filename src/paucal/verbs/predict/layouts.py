@@ -36,7 +36,7 @@ from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
 NOUNS: dict[Kind, str] = {"detect": "boxes", "segment": "masks", "train": "classes of images"}
 
 
-class _Asked(NamedTuple):
+class _PredictionInput(NamedTuple):
     """A model and its images: as given, as a set, and the path of each."""
 
     source: str
@@ -77,13 +77,13 @@ def predict_as_labels(
     names = [full_name(images, key) for images in sets for key in images.keys]
     images = sets[0] if len(sets) == 1 else join_sets(sets, "+".join(paths))
     images = replace(images, classes=(), labels=np.full(len(images), -1), multi_hot=None, declared=[""] * len(images))
-    content = _READERS[kind](_Asked(source, paths, images, names), settings, console)
+    content = _READERS[kind](_PredictionInput(source, paths, images, names), settings, console)
     content = with_names(replace(content, model=Path(source).resolve().name))
     write_set(content, LAYOUTS[wanted.to], target, console)
     return conclude(content, wanted.to, target, console)
 
 
-def _predict_boxes(request: _Asked, settings: PredictSettings, console: Console) -> Content:
+def _predict_boxes(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
     card = read_card(open_model_folder(named_path(request.source, "RUN")), DetectorCard)
     rows = {row.path: row for row in detect_objects(request.source, list(request.paths), settings, console)}
     items = []
@@ -108,7 +108,7 @@ def things_of(detections: Detections, classes: tuple[str, ...]) -> tuple[Thing, 
     )
 
 
-def _predict_masks(request: _Asked, settings: PredictSettings, console: Console) -> Content:
+def _predict_masks(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
     check_factors("scales", settings.scales)
     model = load_segmenter(request.source, settings.device)
     pictures = Pictures([request.images], model.reading)
@@ -125,7 +125,7 @@ def _predict_masks(request: _Asked, settings: PredictSettings, console: Console)
     return Content("segment", request.images, tuple(items), numbers, mask)
 
 
-def _predict_classes(request: _Asked, settings: PredictSettings, console: Console) -> Content:
+def _predict_classes(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
     values, images = {name: value for name, value in vars(settings).items() if value is not None}, request.images
     rows = {row.path: row for row in predict(request.source, list(request.paths), **values)}
     classes = next(iter(rows.values())).classes if rows else ()
@@ -143,7 +143,7 @@ def _predict_classes(request: _Asked, settings: PredictSettings, console: Consol
 
 
 _KINDS: dict[str, Kind] = {DETECTION: "detect", SEGMENTATION: "segment"}
-_READERS: dict[Kind, Callable[[_Asked, PredictSettings, Console], Content]] = {
+_READERS: dict[Kind, Callable[[_PredictionInput, PredictSettings, Console], Content]] = {
     "detect": _predict_boxes,
     "segment": _predict_masks,
     "train": _predict_classes,

@@ -17,7 +17,7 @@ from paucal.runner.frames import to_pandas
 from paucal.runner.input_images import Pictures
 from paucal.runs import csv_text
 from paucal.tasks.regression.model import card_of
-from paucal.verbs.predict.asking import ask
+from paucal.verbs.predict.asking import predict_batches
 from paucal.verbs.predict.settings import PredictSettings
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def predict_numbers(
 ) -> NumberPredictions:
     """Return the number of each picture; the first arguments are as `open_pictures` returns them."""
     card, rows = card_of(model), NumberPredictions()
-    for block in ask(model, pictures, settings, console, features=features):
+    for block in predict_batches(model, pictures, settings, console, features=features):
         names = [name for name, readable in zip(block.names, block.readable, strict=True) if readable]
         rows += number_rows(card, names, block.shares, block.features)
     return rows

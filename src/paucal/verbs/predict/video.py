@@ -161,7 +161,7 @@ def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1)
             next_time = (math.floor((seconds + _SLACK) / every) + 1) * every if every else 0.0
             ledger.taken += 1
             if ledger.frames - 1 > after:
-                yield Frame(source, ledger.frames - 1, f"{seconds:.3f}", upright(frame))
+                yield Frame(source, ledger.frames - 1, f"{seconds:.3f}", upright_frame(frame))
     if not ledger.frames:
         raise UserError(f"{source!r} has no frames that can be read: check the file, or leave it out.")
 
@@ -173,10 +173,10 @@ def read_live(source: str, every: float) -> Iterator[Frame]:
         for number, (_, frame) in enumerate(decoded_frames(container, VideoLedger())):
             if time.monotonic() >= next_time:
                 next_time = time.monotonic() + every
-                yield Frame(source, number, datetime.now().isoformat(timespec="milliseconds"), upright(frame))
+                yield Frame(source, number, datetime.now().isoformat(timespec="milliseconds"), upright_frame(frame))
 
 
-def upright(frame: Any) -> Image.Image:
+def upright_frame(frame: Any) -> Image.Image:
     """Return a frame as a picture, rotated as its video states."""
     picture = frame.to_image()
     return picture.rotate(frame.rotation, expand=True) if frame.rotation else picture

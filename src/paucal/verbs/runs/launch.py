@@ -20,7 +20,7 @@ from paucal.runs.folder import PUBLISHED, RUNS
 from paucal.runs.grid_files import is_grid
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
-from paucal.verbs.runs.rows import ListedRun, matching, ordered, require_known
+from paucal.verbs.runs.rows import ListedRun, matching, require_known, sort_runs
 from paucal.verbs.runs.rows import list_runs as runs_below
 from paucal.verbs.runs.settings import RunsSettings
 from paucal.wording import counted, percent
@@ -65,7 +65,7 @@ def chosen_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
     if settings.where is not None:
         runs = matching(runs, settings.where)
     if settings.sort is not None:
-        runs = ordered(runs, settings.sort)
+        runs = sort_runs(runs, settings.sort)
     for name in settings.added_columns:
         require_known(name, all_runs, "--columns")
     if path is not None:

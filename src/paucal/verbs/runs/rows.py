@@ -185,7 +185,7 @@ def matching(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[Liste
     return list(runs)
 
 
-def ordered(runs: Sequence[ListedRun], by: str) -> list[ListedRun]:
+def sort_runs(runs: Sequence[ListedRun], by: str) -> list[ListedRun]:
     """Return runs sorted by a value, in descending order with a "-" before its name; runs without it come last.
 
     Raises:

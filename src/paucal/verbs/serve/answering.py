@@ -12,11 +12,11 @@ from torch import Tensor
 from paucal.data.channels.decoding import convert_image, decode_image, image_shape
 from paucal.data.channels.pixel_format import describe_depth, has_other_depth
 from paucal.data.decode import UnreadableImage
-from paucal.evaluation.calibration import marked
+from paucal.evaluation.calibration import reach_thresholds
 from paucal.evaluation.familiarity import INSIDE, Familiarity
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import scale_of
-from paucal.explain.figures.pictures import overlay, seen
+from paucal.explain.figures.pictures import overlay, visible_part
 from paucal.models.features import ClassifierInputs, linear_classifier
 from paucal.models.precision import GIVEN
 from paucal.models.regression import RegressionCard
@@ -26,7 +26,7 @@ from paucal.runner.familiar import features_of
 from paucal.runner.precision import measure_on
 from paucal.types import UserError
 from paucal.verbs.explain.attribution import choose_method, explain_batch
-from paucal.verbs.explain.inputs import Viewed
+from paucal.verbs.explain.inputs import ExplainInput
 
 MAX_PIXELS = 64_000_000  # more than a phone camera takes
 SHOWN = 10  # classes that are shown
@@ -87,7 +87,7 @@ class Answerer:
                 return {"name": name, **number, **common}
             order = shares.argsort(descending=True, stable=True).tolist()
             thresholds = self.model.card.thresholds
-            is_chosen = None if thresholds is None else marked(shares, thresholds).tolist()
+            is_chosen = None if thresholds is None else reach_thresholds(shares, thresholds).tolist()
             # A class with a low threshold may be chosen beyond the likeliest.
             further = [] if is_chosen is None else [index for index in order[SHOWN:] if is_chosen[index]]
             return {
@@ -157,11 +157,11 @@ class Answerer:
         ]
         return {"maps": maps, "why": METHODS[method].title}
 
-    def _to_view(self, picture: Image.Image, name: str) -> Viewed:
+    def _to_view(self, picture: Image.Image, name: str) -> ExplainInput:
         preprocess = self.model.card.preprocessing
         upright = convert_image(picture, preprocess.reading)
         view, geometry = preprocess.transform()(upright)
-        return Viewed(name, seen(upright, geometry, preprocess.image_size), view)
+        return ExplainInput(name, visible_part(upright, geometry, preprocess.image_size), view)
 
 
 def _number_answer(card: RegressionCard, output: Tensor) -> dict[str, Any]:

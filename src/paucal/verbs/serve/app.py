@@ -82,7 +82,7 @@ class Guard:
         await self._app(scope, receive, guarded)
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """A request is refused.
 
     Args:
@@ -120,7 +120,7 @@ def make_app(
             name = request.query_params.get("name", "picture")[:LONGEST_NAME] or "picture"
             explain = request.query_params.get("explain") == "1"
             return JSONResponse(await run_in_threadpool(answerer.answer, content, name, explain))
-        except Refused as problem:
+        except RefusedRequest as problem:
             return JSONResponse({"error": problem.sentence}, problem.status)
         except UserError as problem:
             return JSONResponse({"error": str(problem)}, 422)
@@ -163,10 +163,10 @@ async def read_body(request: Request, most: int, kinds: str | tuple[str, ...] = 
         Refused: the body is too large, too slow, empty, or of another content type.
     """
     noun = "picture" if kinds == KINDS else "request"
-    too_large = Refused(413, f"the {noun} is larger than {most / 1e6:.3g} MB, the limit set by --max-upload.")
+    too_large = RefusedRequest(413, f"the {noun} is larger than {most / 1e6:.3g} MB, the limit set by --max-upload.")
     if not request.headers.get("content-type", "").startswith(kinds):
         sent = "the picture itself, with the content type image/jpeg or application/octet-stream"
-        raise Refused(415, f"send {sent if kinds == KINDS else f'the content type {kinds}'}.")
+        raise RefusedRequest(415, f"send {sent if kinds == KINDS else f'the content type {kinds}'}.")
     stated_length = request.headers.get("content-length", "0")
     if not stated_length.isdecimal() or int(stated_length) > most:
         raise too_large
@@ -178,9 +178,9 @@ async def read_body(request: Request, most: int, kinds: str | tuple[str, ...] = 
                 if len(content) > most:
                     raise too_large
     except TimeoutError:
-        raise Refused(408, f"the {noun} did not arrive in time.") from None
+        raise RefusedRequest(408, f"the {noun} did not arrive in time.") from None
     except ClientDisconnect:
-        raise Refused(400, f"the {noun} did not arrive.") from None
+        raise RefusedRequest(400, f"the {noun} did not arrive.") from None
     if not content:
-        raise Refused(422, f"there was no {noun}: send one.")
+        raise RefusedRequest(422, f"there was no {noun}: send one.")
     return bytes(content)

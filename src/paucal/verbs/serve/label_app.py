@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from paucal.types import UserError
-from paucal.verbs.serve.app import Guard, Refused, read_body, send_file
+from paucal.verbs.serve.app import Guard, RefusedRequest, read_body, send_file
 from paucal.verbs.serve.labelling import Conflict, Labelling
 
 MAX_BYTES = 10_000  # limit of a request
@@ -37,7 +37,7 @@ def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard
             try:
                 content = _parse(await read_body(request, MAX_BYTES, JSON))
                 return JSONResponse(await run_in_threadpool(answer, content))
-            except Refused as problem:
+            except RefusedRequest as problem:
                 return JSONResponse({"error": problem.sentence}, problem.status)
             except Conflict as problem:
                 return JSONResponse({"error": str(problem)}, 409)
@@ -77,17 +77,17 @@ def _parse(content: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise Refused(422, "send a JSON object.")
+        raise RefusedRequest(422, "send a JSON object.")
     return values
 
 
 def _text_field(fields: dict[str, Any], name: str) -> str:
     if not isinstance(fields.get(name), str):
-        raise Refused(422, f"the request has no text field {name!r}.")
+        raise RefusedRequest(422, f"the request has no text field {name!r}.")
     return fields[name]
 
 
 def _image_field(fields: dict[str, Any]) -> int:
     if type(fields.get("image")) is not int:
-        raise Refused(422, "the request has no number field 'image'.")
+        raise RefusedRequest(422, "the request has no number field 'image'.")
     return fields["image"]

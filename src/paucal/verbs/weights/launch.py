@@ -14,9 +14,16 @@ from paucal.data.arguments import path_text
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import read_timm
 from paucal.models.weights import table
-from paucal.models.weights.adding import CheckedWeights, add_checked, check_weights, checked_licence, halved, outputs
+from paucal.models.weights.adding import (
+    CheckedWeights,
+    add_checked,
+    check_weights,
+    checked_licence,
+    outputs,
+    to_half_precision,
+)
 from paucal.models.weights.archive import ENDING, is_archive, read_archive, write_archive
-from paucal.models.weights.at_hand import added, input_of_weights, licence_of
+from paucal.models.weights.at_hand import find_added_weights, input_of_weights, licence_of
 from paucal.models.weights.store import MAX_LICENCE, AddedWeights, find_added, list_added, remove_added
 from paucal.models.weights.table import APACHE
 from paucal.reading import named_path, read_decoded
@@ -135,7 +142,7 @@ def _check_named(name: str, settings: WeightsSettings) -> CheckedWeights:
     for flag in (key for key in OF_FILE if key != "licence_text" and getattr(settings, key) is not None):
         raise UserError(f"--{flag} is for weights in a file, but {name!r} is a name of weights: leave it out.")
     licence = checked_licence(name, licence_of(name) or "not stated")
-    added_weights, text = added(name), _licence_text(settings)
+    added_weights, text = find_added_weights(name), _licence_text(settings)
     published_source = next(
         (trained.source for trained in table.TRAINED if trained.name == name), "as timm publishes them"
     )
@@ -198,7 +205,7 @@ def _apache_text() -> str:
 
 def _halve_if_equal(weights: CheckedWeights, console: Console) -> CheckedWeights:
     """Return the weights in 16 bits if the outputs agree, else unchanged."""
-    half_weights = halved(weights)
+    half_weights = to_half_precision(weights)
     if all(value.dtype == weights.state[name].dtype for name, value in half_weights.state.items()):
         return weights
     full_outputs, half_outputs = outputs(weights, weights.state), outputs(weights, half_weights.state)

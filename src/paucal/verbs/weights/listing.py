@@ -9,7 +9,7 @@ from rich.table import Table
 
 from paucal.models.weights import table
 from paucal.models.weights.store import AddedWeights, list_added
-from paucal.models.weights.table import Trained, has_terms
+from paucal.models.weights.table import PretrainedWeights, has_terms
 
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -55,7 +55,7 @@ def list_weights() -> list[ListedWeights]:
     return rows + [ListedWeights(name, "cache", size, "see timm", use, "") for name, size in cached.items()]
 
 
-def _of_table(trained: Trained, added: AddedWeights | None, cached: int | None) -> ListedWeights:
+def _of_table(trained: PretrainedWeights, added: AddedWeights | None, cached: int | None) -> ListedWeights:
     use = _permitted_use(trained.device, trained.licence)
     if added is not None:
         return ListedWeights(trained.name, "added", added.size, added.licence, use, added.source)

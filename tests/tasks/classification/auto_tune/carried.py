@@ -6,7 +6,7 @@ import timm
 import torch
 
 from paucal.models.weights import table
-from paucal.models.weights.table import Package, Trained
+from paucal.models.weights.table import Package, PretrainedWeights
 
 MODEL = "test_resnet"
 
@@ -26,7 +26,7 @@ def install(tmp_path, monkeypatch, models=(MODEL,)):
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         package = Package(f"carried-{number}", f"carried_{number}", "small.pth", digest, file.stat().st_size)
         tag = timm.get_pretrained_cfg(model).tag
-        found.append(Trained(f"{model}.{tag}", "MIT", 1, "made by a test", "cpu", package))
+        found.append(PretrainedWeights(f"{model}.{tag}", "MIT", 1, "made by a test", "cpu", package))
     monkeypatch.setattr(table, "TRAINED", tuple(found))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     monkeypatch.syspath_prepend(str(site))

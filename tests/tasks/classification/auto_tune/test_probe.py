@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paucal.evaluation.protocols.logistic import fit_logistic
-from paucal.tasks.classification.auto_tune.probe import SOLVER, fit_head, head_score, stratified
+from paucal.tasks.classification.auto_tune.probe import SOLVER, fit_head, head_score, stratified_sample
 from paucal.tasks.classification.auto_tune.standardised import standardise
 from paucal.types import UserError
 
@@ -65,11 +65,11 @@ def test_head__of_one_class_is_refused():
 
 def test_stratified__keeps_every_class_in_its_share():
     labels = torch.tensor([0] * 600 + [1] * 300 + [2] * 3)
-    rows = stratified(labels, 90, seed=1)
+    rows = stratified_sample(labels, 90, seed=1)
     assert labels[rows].bincount().tolist() == [60, 30, 2]
     assert rows.tolist() == sorted(set(rows.tolist()))
-    assert stratified(labels, 90, seed=1).tolist() == rows.tolist()
-    assert len(stratified(labels, 10_000)) == len(labels)
+    assert stratified_sample(labels, 90, seed=1).tolist() == rows.tolist()
+    assert len(stratified_sample(labels, 10_000)) == len(labels)
 
 
 def test_head__where_no_image_can_be_left_out_says_so():
@@ -113,6 +113,6 @@ def test_head__of_several_labels_with_classes_that_no_image_has_or_nobody_knows(
 
 def test_stratified__takes_a_share_of_every_label():
     _, labels = several(400)
-    rows = stratified(labels, 100)
+    rows = stratified_sample(labels, 100)
     assert len(rows) == 100
     assert (labels[rows].sum(0) - labels.sum(0) / 4).abs().max() <= 2

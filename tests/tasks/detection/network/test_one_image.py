@@ -8,7 +8,7 @@ import torch
 
 from paucal.backbones import BackboneSpec
 from paucal.export.onnx_model import to_onnx
-from paucal.export.program import Graph, traced
+from paucal.export.program import Graph, trace_program
 from paucal.models.preprocessing import Preprocessing
 from paucal.tasks.detection.model import DetectorCard
 from paucal.tasks.detection.network.detector import build_detector
@@ -64,7 +64,7 @@ def test_files__answer_for_images_of_any_size(kind):
     _, table_of = made(kind)
     graph = Graph(table_of, torch.zeros(1, 3, 100, 123), {2: "height", 3: "width"}, "images", "objects")
     card = DetectorCard(SPEC, ("a", "b", "c"), Preprocessing((128, 128), 1.0, "bilinear", (0.5,) * 3, (0.5,) * 3))
-    program = traced(graph)
+    program = trace_program(graph)
     session = onnxruntime.InferenceSession(to_onnx(program, graph, card))
     for size in ((100, 120), (75, 200), (320, 96)):
         image = torch.randn(1, 3, *size)

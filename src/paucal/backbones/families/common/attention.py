@@ -31,11 +31,11 @@ def attend(
         bias = bias if bias is None else bias.to(query.dtype)
         return functional.scaled_dot_product_attention(query, key, value, bias, dropout, scale=scale)
     weights = (query * scale) @ key.transpose(-2, -1)
-    weights = weights if bias is None else biased(weights, bias)
+    weights = weights if bias is None else add_bias(weights, bias)
     return drop(weights.softmax(-1)).to(value.dtype) @ value
 
 
-def biased(weights: Tensor, bias: Tensor) -> Tensor:
+def add_bias(weights: Tensor, bias: Tensor) -> Tensor:
     """Return weights + bias, in place unless the sum has a wider dtype.
 
     The weights are the largest tensor of a layer, and a second one costs a CPU more time than the sum.

@@ -35,10 +35,10 @@ from paucal.tasks.classification.auto_tune.probe import (
     Head,
     fit_head,
     head_score,
-    stratified,
+    stratified_sample,
 )
 from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.auto_tune.state import Fitted, TuneState, cannot_judge_tuning
+from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_judge_tuning
 from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher
 from paucal.tasks.classification.cross_validated import store_held_out
 from paucal.wording import counted
@@ -137,7 +137,7 @@ def _plan_race(state: TuneState) -> Tensor | None:
     """
     if len(state.record.candidates) < 2 or state.record.race:
         return None
-    rows = stratified(_training_labels(state.setup), RACE_IMAGES, state.setup.settings.seed)
+    rows = stratified_sample(_training_labels(state.setup), RACE_IMAGES, state.setup.settings.seed)
     expected = state.image_seconds * len(rows)
     larger_network = LARGER * state.image_seconds * _images_of_run(state)
     leaves_no_time = state.record.budget and larger_network > state.record.budget - state.spent
@@ -232,7 +232,7 @@ def fit_probe(state: TuneState) -> None:
     save_head(state.run, fitted.head, HEAD)  # tuning starts from this head even if another won
     network, card = setup.objective.deployable(), setup.card
     if fitted.race.head is not None:
-        network, card = deployed(setup, fitted.race.head, staged=True)
+        network, card = build_with_head(setup, fitted.race.head, staged=True)
     if fitted.race.held_out is not None and not len(setup.data.part("val")):
         store_held_out(state.run, fitted.race.held_out, fitted.rows)
         if setup.settings.calibrate == "temperature":
@@ -264,7 +264,7 @@ def fit_probe(state: TuneState) -> None:
     )
 
 
-def deployed(setup: TrainingSetup, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
+def build_with_head(setup: TrainingSetup, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
     """Return a copy of the network with another head, and its card; the network that is tuned stays as it is.
 
     Args:
@@ -276,7 +276,7 @@ def deployed(setup: TrainingSetup, head: Head, staged: bool) -> tuple[nn.Module,
 
 
 def with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
-    """Return a copy of a network on the CPU with another head, and its card; see `deployed`."""
+    """Return a copy of a network on the CPU with another head, and its card; see `build_with_head`."""
     network = copy.deepcopy(network).cpu()
     if staged:
         network = add_stage_classifier(network, card.backbone.image_size)
@@ -287,7 +287,7 @@ def with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> 
     return network, replace(card, reads_stages=staged)
 
 
-def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: bool = False) -> Fitted:
+def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: bool = False) -> FittedHead:
     """Fit a head to the features of a run's network at its image size.
 
     Args:
@@ -302,7 +302,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     rows = torch.arange(len(train))
     affordable = _probe_seconds(state) * state.precision.speed / max(state.image_seconds, 1e-9)
     if state.record.budget and len(train) > affordable:
-        rows = stratified(all_labels[train], int(affordable), settings.seed)
+        rows = stratified_sample(all_labels[train], int(affordable), settings.seed)
         state.console.say(f"note: the time allows features of {len(rows)} of the {len(train)} training images")
     indices = torch.cat([train[rows], val])
     network, card = setup.objective.deployable(), setup.card
@@ -339,7 +339,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         score = head_score(best, inputs[count:], labels[count:])
         losses = calibrated_losses(Predictions(val, best.scores(inputs[count:]), labels[count:]))
     score = 0.0 if score is None else score
-    return Fitted(head, features, staged, rows, score, seconds, result, race_seconds, curve, losses)
+    return FittedHead(head, features, staged, rows, score, seconds, result, race_seconds, curve, losses)
 
 
 def own_width(network: nn.Module) -> int | None:

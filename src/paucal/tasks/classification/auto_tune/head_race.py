@@ -16,7 +16,7 @@ from torch import Tensor
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import LinearClassifier, draw_folds, even_folds
 from paucal.tasks.classification.auto_tune.heads import HEADS, FitHead, fit_mixture
-from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, Head, fit_regression, stratified
+from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, Head, fit_regression, stratified_sample
 from paucal.tasks.classification.auto_tune.standardised import standardise
 
 LAST, MEAN = "logistic regression on the last features", "mean of the heads on the last stages"
@@ -99,7 +99,7 @@ def race_heads(
         return RaceResult()
     if len(labels) < FOLDS:  # too few to compare heads
         heads = {}
-    rows = stratified(labels, most, seed)
+    rows = stratified_sample(labels, most, seed)
     is_evaluated = counts[labels[rows]] > 1  # the only image of a class cannot be held out
     truth, folds = labels[rows][is_evaluated], even_folds(labels[rows], FOLDS)
 

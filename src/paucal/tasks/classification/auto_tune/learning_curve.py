@@ -19,7 +19,7 @@ from paucal.evaluation.protocols.few_labels import draw_few
 from paucal.metrics.intervals import Score, cross_validated, independent_images, wilson_share
 from paucal.runs import RunFolder
 from paucal.tasks.classification.auto_tune.head_race import FEW, FOLDS, REPEATS
-from paucal.tasks.classification.auto_tune.probe import ABSENT, MAX_COMPARED, fit_regression, stratified
+from paucal.tasks.classification.auto_tune.probe import ABSENT, MAX_COMPARED, fit_regression, stratified_sample
 from paucal.tasks.classification.auto_tune.standardised import standardise
 from paucal.wording import percent
 
@@ -79,7 +79,7 @@ def learning_curve(features: Tensor, labels: Tensor, n_classes: int, strength: f
         strength: L2 penalty of a fit to all images; reduced in proportion for fewer images.
         seed: Seed of the folds and of the draws.
     """
-    own_size, subset = len(labels) / n_classes, stratified(labels, MAX_COMPARED, seed)
+    own_size, subset = len(labels) / n_classes, stratified_sample(labels, MAX_COMPARED, seed)
     features, labels = features[subset], labels[subset]
     folds, repeats = even_folds(labels, FOLDS), REPEATS if len(labels) <= FEW else 1
     counts = list(_round_counts(int(labels.bincount(minlength=n_classes).max() * (folds - 1) / folds)))

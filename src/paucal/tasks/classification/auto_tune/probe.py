@@ -80,7 +80,7 @@ def _choose_penalty(
     """Return the best penalty and its score; large sets use a subset, since the optimum is flat and fits are slow."""
     if (labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2) or len(labels) < FOLDS:
         return DEFAULT_STRENGTH, None
-    subset = stratified(labels, MAX_COMPARED, seed)
+    subset = stratified_sample(labels, MAX_COMPARED, seed)
     features, truth = standard[subset], labels[subset]
     folds = _fold_rows(truth, seed)
 
@@ -113,7 +113,7 @@ def _fold_rows(labels: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
     return [((fold_of_row != fold).nonzero()[:, 0], (fold_of_row == fold).nonzero()[:, 0]) for fold in range(FOLDS)]
 
 
-def stratified(labels: Tensor, count: int, seed: int = 0) -> Tensor:
+def stratified_sample(labels: Tensor, count: int, seed: int = 0) -> Tensor:
     """Return ascending positions of about `count` images, stratified by class, with at least two images per class.
 
     Images with several labels are stratified without that minimum.

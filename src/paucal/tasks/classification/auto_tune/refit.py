@@ -32,7 +32,7 @@ from paucal.tasks.classification.auto_tune.probe import (
     Head,
     fit_head,
     head_score,
-    stratified,
+    stratified_sample,
 )
 from paucal.tasks.classification.auto_tune.unlabelled_head import ALONE, fit_heads, pool_of
 from paucal.tasks.classification.unlabelled_images import as_training_part
@@ -84,7 +84,7 @@ def refit_head(
     labels, seed = torch.from_numpy(data.images.targets).long(), setup.settings.seed
     images = int(record.probe.details.get("images", len(train)))
     if images < len(train):
-        train = train[stratified(labels[train], images, seed).numpy()]
+        train = train[stratified_sample(labels[train], images, seed).numpy()]
     rows = np.concatenate([train, val])
 
     def read(source: SplitImages, source_rows: NDArray[np.int64], title: str) -> Tensor:

@@ -11,7 +11,7 @@ JITTER = 1e-10  # relative; keeps the factorisation finite if rows are linearly 
 
 
 @dataclass(frozen=True)
-class Standardised:
+class StandardisedFeatures:
     """Features of zero mean and unit deviation, and coordinates with the same inner products.
 
     A linear classifier with an L2 penalty, and a Gaussian one whose covariance is shrunk towards a multiple of the
@@ -38,7 +38,7 @@ class Standardised:
         return weight, bias - weight @ self.mean
 
 
-def standardise(features: Tensor) -> Standardised:
+def standardise(features: Tensor) -> StandardisedFeatures:
     """Standardise (N, D) features over the images, with variances shrunk towards their median."""
     values = features.double()
     mean, variance = values.mean(0), values.var(0)
@@ -49,7 +49,7 @@ def standardise(features: Tensor) -> Standardised:
     deviation = torch.where(deviation > SMALLEST_DEVIATION, deviation, torch.ones_like(deviation))
     rows = (values - mean) / deviation
     if len(rows) >= rows.shape[1]:
-        return Standardised(mean, deviation, rows, rows)
+        return StandardisedFeatures(mean, deviation, rows, rows)
     products = rows @ rows.T
     products.diagonal().add_(JITTER * products.diagonal().sum() + torch.finfo(products.dtype).tiny)
-    return Standardised(mean, deviation, rows, torch.linalg.cholesky(products))
+    return StandardisedFeatures(mean, deviation, rows, torch.linalg.cholesky(products))

@@ -20,7 +20,7 @@ from paucal.tasks.classification.auto_tune.record import TuneRecord
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedHead:
     """A linear head on frozen features.
 
     Attributes:
@@ -85,7 +85,7 @@ class TuneState:
     precision: PrecisionChoice = FLOAT32
     announced: bool = False
     race_rows: Tensor | None = None
-    first: Fitted | None = None
+    first: FittedHead | None = None
 
     @property
     def spent(self) -> float:

@@ -15,7 +15,7 @@ from paucal.objectives.one_backbone import OneBackbone
 from paucal.runner.images import eval_loader
 from paucal.tasks.classification.auto_tune.probe import SOLVER, Head, head_score
 from paucal.tasks.classification.auto_tune.standardised import standardise
-from paucal.tasks.classification.auto_tune.state import Fitted, TuneState
+from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState
 
 NAME = "logistic regression on the teacher's probabilities and the labels"
 
@@ -35,7 +35,7 @@ def soft_teacher(objective: Objective) -> Distillation | None:
     return next((term for term in terms if isinstance(term, Distillation) and term.soft), None)
 
 
-def learn_from_teacher(state: TuneState, fitted: Fitted) -> Fitted:
+def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
     """Return the first model, with a head that also learned from the run's teacher if validation prefers it."""
     setup = state.setup
     term, val = soft_teacher(setup.objective), torch.from_numpy(setup.data.part("val"))

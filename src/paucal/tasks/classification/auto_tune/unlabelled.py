@@ -15,7 +15,7 @@ from paucal.models.trained import save_trained
 from paucal.runner.clock import duration
 from paucal.runs.weights import read_weights, save_weights
 from paucal.tasks.classification.auto_tune.first_model import (
-    deployed,
+    build_with_head,
     fit_probe_head,
     frozen_features,
     own_width,
@@ -23,7 +23,7 @@ from paucal.tasks.classification.auto_tune.first_model import (
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
 from paucal.tasks.classification.auto_tune.probe import Head, head_score
 from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.auto_tune.state import Fitted, TuneState, cannot_judge_tuning
+from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_judge_tuning
 from paucal.tasks.classification.auto_tune.unlabelled_head import UnlabelledResult, base_of, race_unlabelled
 from paucal.tasks.classification.cross_validated import store_held_out
 from paucal.tasks.classification.unlabelled_images import MAX_IMAGES, as_training_part, remember, usable_images
@@ -97,7 +97,7 @@ def _save_step(state: TuneState, step: TuneStep) -> None:
     (state.run.path / FILE).unlink(missing_ok=True)
 
 
-def _select_images(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
+def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tensor]:
     """Return the images without labels that resemble the training images, and their (U, D) features."""
     setup, console = state.setup, state.console
     max_images = MAX_IMAGES
@@ -144,7 +144,7 @@ def time_share(labelled: int, is_tuned: bool) -> float:
     return FEW_SHARE if labelled < FEW_LABELS else TIME_SHARE
 
 
-def _load_or_compute_features(state: TuneState, first: Fitted, images: ImageSet) -> Tensor:
+def _load_or_compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> Tensor:
     """Return the features of all images, read back from a file if a stopped run had computed them."""
     setup, path = state.setup, state.run.path / FILE
     if path.is_file():
@@ -163,7 +163,7 @@ def _load_or_compute_features(state: TuneState, first: Fitted, images: ImageSet)
     return features
 
 
-def _resembles_training(first: Fitted, features: Tensor, width: int | None) -> Tensor:
+def _resembles_training(first: FittedHead, features: Tensor, width: int | None) -> Tensor:
     """Return (U,) booleans: whether (U, D) features are as near to the training images as held-out images are."""
     last, count = first.features[:, :width], first.images
     train, held_out = last[:count], last[count:]
@@ -175,7 +175,7 @@ def _resembles_training(first: Fitted, features: Tensor, width: int | None) -> T
 
 
 def _save_first_model(
-    state: TuneState, first: Fitted, race: UnlabelledResult, images: ImageSet
+    state: TuneState, first: FittedHead, race: UnlabelledResult, images: ImageSet
 ) -> tuple[float, Sequence[float]]:
     """Save the network with the new head as the first model of the run.
 
@@ -187,7 +187,7 @@ def _save_first_model(
         raise ValueError("the head of the labels alone has won")
     accuracy = float(held_out.hits.double().mean())
     head = Head(race.weight, race.bias, first.head.strength, accuracy)
-    save_trained(state.run, *deployed(setup, head, first.staged))
+    save_trained(state.run, *build_with_head(setup, head, first.staged))
     remember(state.run, images)
     val = torch.from_numpy(setup.data.part("val"))
     if not len(val):

@@ -28,7 +28,7 @@ from paucal.tasks.classification.auto_tune.head_race import (
     best_temperature,
 )
 from paucal.tasks.classification.auto_tune.heads import fit_mixture, fit_shares
-from paucal.tasks.classification.auto_tune.probe import ABSENT, MAX_COMPARED, Head, fit_regression, stratified
+from paucal.tasks.classification.auto_tune.probe import ABSENT, MAX_COMPARED, Head, fit_regression, stratified_sample
 from paucal.tasks.classification.auto_tune.standardised import standardise
 
 ALONE, GAUSSIAN, BOTH = "labels alone", "Gaussian classes of all images", "mean of the two"
@@ -142,7 +142,7 @@ def race_unlabelled(
         base: Function that fits the head of the labelled images alone.
         seed: Seed of the folds.
     """
-    pool, rows = pool_of(unlabelled), stratified(labels, MAX_COMPARED, seed)
+    pool, rows = pool_of(unlabelled), stratified_sample(labels, MAX_COMPARED, seed)
     labelled_features, truth = features[rows], labels[rows]
     is_evaluated = labels.bincount(minlength=n_classes)[truth] > 1  # the single image of a class is in no other fold
     folds, repeats = even_folds(truth, FOLDS), REPEATS if len(truth) <= FEW else 1
