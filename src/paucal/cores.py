@@ -29,7 +29,7 @@ LATE = (
 
 QUICKER = 0.9  # a step must take at most this share of its time to change the number of threads
 SAMPLE = 0.1  # CPU seconds of work for measuring the wait for a core
-BUSY = 0.3  # least load of other processes, in cores, for measuring the best number of threads
+BUSY = 0.3  # smallest load of other processes, in cores, for measuring the best number of threads
 _state = {"threads": "", "late": False}  # number of threads set by this module, and whether LATE applies
 
 
@@ -168,7 +168,7 @@ def _quota_of(folder: Path) -> float:
     for names in _LIMITS:
         try:
             quota, period = " ".join((folder / name).read_text() for name in names).split()
-            if quota.isdecimal() and int(quota) > 0:  # else "max", or -1
+            if quota.isdecimal() and int(quota) > 0:  # otherwise "max", or -1
                 return int(quota) / int(period)
         except (OSError, ValueError, ZeroDivisionError):
             continue

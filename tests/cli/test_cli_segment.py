@@ -309,7 +309,7 @@ def test_settings_that_do_not_do__are_refused_in_one_sentence(segmented, tmp_pat
 
 def test_data_that_do_not_do__are_refused_in_one_sentence(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "there is no DATA" in failure(capsys, "segment", *QUICK)
+    assert "DATA is missing" in failure(capsys, "segment", *QUICK)
     assert "does not exist" in failure(capsys, "segment", "nowhere", *QUICK)
     few = make_scenes(tmp_path / "few", 2)
     assert "2 images with labelled pixels: expected 3" in failure(capsys, "segment", few, *QUICK)

@@ -74,7 +74,7 @@ def test_batch_size_auto__trains(method, things, tmp_path):
     assert calls.run(*words, "--batch-size", "auto") == 0
     settings = yaml.safe_load((run / "config.yaml").read_text())
     reason = settings["origin"]["batch_size"]
-    assert ("fits in the memory" in reason) == (DEVICE == "cuda")
+    assert ("fits in memory" in reason) == (DEVICE == "cuda")
     assert ("only the memory of a GPU is tested" in reason) == (DEVICE != "cuda")
 
 

@@ -90,7 +90,8 @@ def test_readings__share_the_augmentation_and_differ_in_the_schedule(protocol):
     assert reference["schedule"] == "lagging"
     assert reference.get("eval_mode", False) == (protocol == "finetune")
     differing = {name for name in reference if reference[name] != paper.get(name)}
-    own = {"imagenet": {"batch_size"}, "finetune": {"eval_mode"}}  # the sheet, section 3: 256 images a step; eval mode
+    # The sheet, section 3: 256 images per step; eval mode.
+    own = {"imagenet": {"batch_size"}, "finetune": {"eval_mode"}}
     assert differing == {"schedule", *own.get(protocol, ())}
 
 

@@ -48,7 +48,7 @@ def published() -> list[tuple[tuple[float, float], str, dict]]:
 def test_flags__beside_a_recipe_make_the_runs_that_have_these_scores():
     rows, met = published(), set()
     for name, flags, text in SAID:
-        count = re.search(r"with (\d+) images a step: ((?:--\w+ \d+ ?)+)$", RECIPES[name].cost)
+        count = re.search(r"with (\d+) images per step: ((?:--\w+ \d+ ?)+)$", RECIPES[name].cost)
         assert count is not None
         words = ["--recipe", name, *flags.split(), *count[2].split()]
         _, given, changes = parse_run("pretrain", "", PretrainSettings, words)
@@ -68,7 +68,7 @@ def test_recipes__are_listed_with_their_flags(capsys):
     lines = capsys.readouterr().out.splitlines()
     begin = next(number for number, line in enumerate(lines) if "esvit-swin-tiny-1024" in line)
     assert "    with --epochs 100: linear 75.3, k-NN 70.0" in lines[begin : begin + 6]
-    assert "1024 images a step: --devices 16" in lines[begin + 2]
+    assert "1024 images per step: --devices 16" in lines[begin + 2]
 
 
 @pytest.mark.parametrize(("name", "flags", "text"), SAID)

@@ -19,7 +19,7 @@ def settings(recipe: str, **given) -> TrainSettings:
 
 @pytest.mark.parametrize(
     ("recipe", "accumulate", "rate"),
-    # 1e-3 * batch / 640 with token labels, 1e-3 * batch / 1024 without; 128 images a step and 1024.
+    # 1e-3 * batch / 640 with token labels, 1e-3 * batch / 1024 without; 128 images per step and 1024.
     [
         ("token-labeling", 8, 1.6e-3),
         ("token-labeling", 1, 2e-4),

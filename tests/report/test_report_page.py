@@ -157,14 +157,14 @@ def test_write_report__says_what_it_cost_and_how_to_repeat_it(run):
     run.write_json("summary.json", run.read_json("summary.json") | {"peak_memory": 3 * 2**29})
     text = html.unescape(words(page_of(run)))
     # 1,200 images: 120, 80 and 240 a second; the middle one is told.
-    assert "speed 120 training images a second" in text
+    assert "speed 120 training images per second" in text
     assert "peak memory 1.50 GiB" in text
     assert f"paucal train --config '{run.config}' # all settings as resolved" in text
     assert "paucal train 'my photos' # the original command" in text
     run.write_json("summary.json", run.read_json("summary.json") | {"epoch_images": 4800})  # several crops of each
-    assert "speed 480 training images a second" in words(page_of(run))
+    assert "speed 480 training images per second" in words(page_of(run))
     run.write_rows([{name: value for name, value in row.items() if name != "seconds"} for row in rows])
-    assert "training images a second" not in words(page_of(run))
+    assert "training images per second" not in words(page_of(run))
 
 
 def test_write_report__takes_photographs_as_jpeg_and_stays_small(run):

@@ -25,7 +25,7 @@ COMMON = {
     "sync_bn": False,
 }
 CIFAR = {**COMMON, "img_size": [32], "crop": "padded", "epochs": 300, "warmup_epochs": 5, "lr": 1e-3}
-# 3: 512 images a step; in one pass, as table 5's, whose 80.98 is table 4's too.
+# 3: 512 images per step; in one pass, as table 5's, whose 80.98 is table 4's too.
 ONE_PASS = {**CIFAR, "batch_size": 512, "accumulate": 1}
 LARGE = {**COMMON, "img_size": [224], "crop": "random-resized"}
 DOMAINNET = {**LARGE, "epochs": 300, "warmup_epochs": 20, "lr": 5e-4, "batch_size": 128, "accumulate": 2}

@@ -69,7 +69,7 @@ def test_settings__at_full_scale_are_the_paper_s():
     assert (settings.batch_size, settings.accumulate, settings.epochs, settings.img_size) == (512, 1, 300, [32])
     assert settings.model_args == ["num_heads=6"]
     assert (settings.rand_augment, settings.repeats, settings.schedule) == ("rand-m9-mstd0.5-inc1", 3, "step")
-    # The supplement's tables 4 and 5 have one DHVT-T of 512 images a step in common, 80.98: two rows, one training.
+    # The supplement's tables 4 and 5 have one DHVT-T of 512 images per step in common, 80.98: two rows, one training.
     heads = dict(checked("dhvt-table-4", "full"))["DHVT-T, 4 heads"]
     norms = dict(checked("dhvt-table-5", "full"))["BN-BN, 512"]
     assert {name for name, value in vars(heads).items() if value != getattr(norms, name)} == {"model_args"}

@@ -15,7 +15,7 @@ from paucal.backbones.layout import Hints, Size, last_tensor, read_layout
 from paucal.backbones.probe import layout_facts, model_name, probe_images, undisturbed
 from paucal.types import UserError
 
-STAGES = 3  # the last ones; the maps before them have few channels and helped less
+STAGES = 3  # the last three; earlier maps have few channels and helped less
 SMALLEST_VARIANCE = 1e-12  # keeps the gradient of a constant map's deviation finite
 _SPATIAL = {"nchw": (2, 3), "nhwc": (1, 2), "tokens": (1,)}
 

@@ -147,7 +147,8 @@ def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -
             groups.setdefault(heading, parser.add_argument_group(heading)) if heading not in groups else groups[heading]
         )
         action = _add_flag(group, item, hints[item.name], item.name in chosen_names)
-        action.chosen = item.name in chosen_names and "by default" not in action.help  # which says what is chosen
+        # A help text with "by default" already says what is chosen.
+        action.chosen = item.name in chosen_names and "by default" not in action.help
         if action.chosen:
             parser.epilog = CHOICE
     for name, (_, earlier_name) in earlier_names(settings).items():

@@ -28,7 +28,7 @@ VERBS = {
     "pretrain": "pre-train a backbone on images without labels",
     "segment": "train a model that classifies every pixel",
     "compare": "test whether one way to train is better than another",
-    "study": "reproduce a table of the papers, published beside measured numbers",
+    "study": "reproduce a table of the papers, with published and measured numbers",
     "eval": "evaluate a trained model on labelled images",
     "runs": "list runs with their settings and scores",
     "predict": "classify images, detect objects or segment them, with a trained model",

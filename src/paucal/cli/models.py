@@ -12,7 +12,8 @@ from paucal.runner.plain_console import PlainConsole
 from paucal.types import UserError
 
 DESCRIPTION = (
-    "List backbones with parameters, multiply-adds and last grid at their own image size. PATTERN may have "
+    "List backbones with their parameters, multiply-adds and last feature map at their default image size. PATTERN "
+    "may have "
     "wildcards, such as 'swin*'; all of them can be trained."
 )
 COLUMNS = {"model": 24, "made for": 8, "parameters": 10, "GMACs": 5, "grid": 5, "source": 8, "DrLoc weight": 5}

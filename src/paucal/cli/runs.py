@@ -45,7 +45,7 @@ def _fetch_run(argv: Sequence[str]) -> int:
     parser.add_argument("url", type=str, help="--output of the run")
     parser.add_argument("folder", type=str, help="new folder")
     values, _ = parse(parser, list(argv))
-    # Imported late, as above.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.stored_runs import StoredRun
     from paucal.runs.folder import is_taken
 
@@ -63,7 +63,7 @@ def _verify_run(argv: Sequence[str]) -> int:
     parser = VerbParser("runs verify", VERIFY)
     parser.add_argument("run", type=str, help="run folder")
     values, _ = parse(parser, list(argv))
-    # Imported late, as above.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.runs.verify import verify_run
 

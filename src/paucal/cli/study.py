@@ -9,9 +9,9 @@ from paucal.settings.options import setting_fields
 from paucal.studies.settings import StudySettings
 from paucal.types import UserError
 
-DESCRIPTION = """Reproduce a results table or figure of the four papers, and print published beside measured numbers.
-'paucal study list' names them all, 'paucal study show NAME' prints one with the settings of its rows. Finished runs are
-not repeated: the same command resumes a study that was stopped."""
+DESCRIPTION = """Reproduce a results table or figure of the four papers, and print published and measured numbers
+side by side. 'paucal study list' names them all, 'paucal study show NAME' prints one with the settings of its rows.
+Finished runs are not repeated: the same command resumes a study that was stopped."""
 
 
 def run(argv: Sequence[str]) -> int:

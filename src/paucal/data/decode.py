@@ -31,7 +31,7 @@ _DRAFTED = ("JPEG", "MPO")  # MPO: JPEG with further pictures, as some phones wr
 # Images are reduced only if they are more than this many times as large as their reduced size.
 _WORTH_REDUCING = 1.5
 _TAG = 0x0112  # EXIF tag of the orientation
-_SHOWN = 5  # most images named in a note
+_SHOWN = 5  # maximum number of images named in a note
 # Transposition that undoes each value of the EXIF orientation (EXIF 2.3, table 6).
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -73,7 +73,7 @@ class Reading:
 
     Attributes:
         side: Shorter side in pixels to which much larger images are reduced; None keeps all sizes.
-        value_range: Values that become 0 and 255 in images of more than 8 bits a channel; None for the whole range of
+        value_range: Values that become 0 and 255 in images of more than 8 bits per channel; None for the whole range of
             16 bits; floats are then refused.
         channels: Number of channels of every image; 3 converts everything that Pillow reads to RGB.
         channel_ranges: Value range of each channel, in place of `value_range`, if `channels` is not 3.
@@ -197,7 +197,7 @@ def _exif_transposition(image: Image.Image) -> Image.Transpose | None:
 
 
 def raw_values(source: ImageSource, name: str) -> np.ndarray | None:
-    """Return the (H, W) or (H, W, 3) values of an image of more than 8 bits a channel; None for any other.
+    """Return the (H, W) or (H, W, 3) values of an image of more than 8 bits per channel; None for any other.
 
     Raises:
         UnreadableImage: As in `decode_rgb`.
@@ -250,7 +250,7 @@ def decode_reduced(
         source: Encoded bytes, or path of the file.
         name: Name of the image in messages.
         side: Length in pixels; the reduction leaves no side shorter than this.
-        value_range: Value range of the set, for images of more than 8 bits a channel.
+        value_range: Value range of the set, for images of more than 8 bits per channel.
 
     Returns:
         The upright RGB image, the mode of its pixels in the file ("L", "RGB", "CMYK", "I;16", ...), and its upright

@@ -85,7 +85,7 @@ def refuse_masks(images: ImageSet) -> None:
 
 def refuse_structure(path: Path, names: tuple[str, ...]) -> None:
     """Refuse folders such as `images` and `labels` as classes; say what they hold and what each verb would read."""
-    are_folders = bool(names) and all(os.path.isdir(path / name) for name in names)  # False for names of no file
+    are_folders = bool(names) and all(os.path.isdir(path / name) for name in names)  # False for an empty list
     if not are_folders or not {name.lower() for name in names} <= set(STRUCTURE):
         return
     reads = "; ".join(f"`paucal {kind.verb}` reads {kind.reads}" for kind in KINDS)
@@ -109,7 +109,7 @@ def _refusal(location: str, other_kinds: dict[str, str], verb: str) -> UserError
 def _describe_kind(kind: Kind, path: Path) -> str:
     try:
         return kind.see(path)
-    except UserError:  # it is damaged, or may be several things; opening it reports that
+    except UserError:  # the path is damaged or ambiguous; opening it reports that
         return ""
 
 

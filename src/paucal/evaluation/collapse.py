@@ -37,14 +37,15 @@ UNIFORM = 0.8  # share of the prototypes that exp(entropy) counts; ln K - 0.22, 
 SPREAD_OUT = 0.5  # share of ln K; an output that is the same for all images is uniform above it, constant below it
 LEAVING = 1.5  # factor of growth of the outputs' information on their images, over the epochs of patience
 CONSTANT = 0.1  # share of the entropy with one prototype per image; for 64 images 0.4 nats, or 1.5 prototypes
-SAME = 0.01  # share of the information on the image that a batch could show
-EQUAL = 0.01  # spread; untrained networks have 0.3 to 0.6, class tokens of tiny networks 0.04
-APART = 0.1  # spread of features that have not collapsed to a point
-LINE = 1.2  # directions; features of digits have 1.6 at first
+SAME = 0.01  # share of the largest information about the image that a batch can have
+# Spread up to which features count as equal; untrained networks have 0.3 to 0.6, class tokens of tiny networks 0.04.
+EQUAL = 0.01
+APART = 0.1  # smallest spread of features that have not collapsed to a point
+LINE = 1.2  # effective rank up to which features count as collapsed to a line; digits start at 1.6
 SHRUNK = 0.25  # share of the largest rank so far
 FEW = 0.05  # share of `Scale.directions`, the effective rank of independent features
-SMALLEST_POSSIBLE = 8.0  # directions; tiny batches cannot distinguish a line from a cloud
-EXPLODED = 100.0  # growth of the features' length
+SMALLEST_POSSIBLE = 8.0  # possible rank below which nothing is reported: in tiny batches any cloud looks like a line
+EXPLODED = 100.0  # factor by which the length of the features has grown
 ABOVE_CHANCE = 0.2  # share of ln K, and at least 1 nat: an output that ignores the image costs at most ln K
 
 

@@ -78,7 +78,7 @@ def score_over_seeds(values: Sequence[float], level: float = LEVEL) -> ScoreOver
     mean = float(np.mean(values))
     if len(values) == 1:
         return ScoreOverSeeds(tuple(values), Score(mean), None)
-    if np.ptp(values) == 0:  # scipy divides by the deviation
+    if np.ptp(values) == 0:  # scipy would divide by a deviation of zero
         return ScoreOverSeeds(tuple(values), Score(mean), 0.0)
     interval = stats.ttest_1samp(values, 0.0).confidence_interval(level)
     score = Score(mean, float(interval.low), float(interval.high))

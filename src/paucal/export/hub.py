@@ -67,7 +67,7 @@ def licence_lines(facts: HubFacts) -> list[str]:
     return [
         *("## Licences", ""),
         f"- of the initial weights: {facts.licence or 'none, or not stated'}",
-        f"- of the training images, as stated by who exported the model: {facts.data_licence or 'not stated'}",
+        f"- of the training images, as stated by the exporter: {facts.data_licence or 'not stated'}",
         "",
     ]
 

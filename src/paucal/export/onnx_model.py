@@ -185,7 +185,7 @@ def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes
     except ImportError as problem:
         raise UserError(f"--int8 {NEEDED}") from problem
 
-    left = iter([*images])  # read here, so that a bad image is not reported as a fault of onnxruntime
+    left = iter([*images])  # images are read here, so that a bad image is not reported as a fault of onnxruntime
 
     class Reader(quantization.CalibrationDataReader):
         """Returns the images one by one to onnxruntime."""

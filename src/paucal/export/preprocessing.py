@@ -49,7 +49,7 @@ class PixelInput(nn.Module):
             )
         if preprocessing.value_range is not None:
             raise UserError(
-                f"the model reads images of more than 8 bits a channel (values {preprocessing.value_range}), and "
+                f"the model reads images of more than 8 bits per channel (values {preprocessing.value_range}), and "
                 "--with-preprocessing takes bytes: leave it out."
             )
         self.size, self.resize = preprocessing.image_size, preprocessing.resize

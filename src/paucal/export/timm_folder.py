@@ -39,7 +39,7 @@ def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: st
     write_text(folder / CARD, json.dumps(card.to_dict(), indent=2, ensure_ascii=False) + "\n")
     names = [WEIGHTS, CARD, PAGE]
     if card.reads_stages:
-        (folder / CONFIG).unlink(missing_ok=True)  # left by an earlier export
+        (folder / CONFIG).unlink(missing_ok=True)  # may be left from an earlier export
     else:
         _write_config(folder / CONFIG, module, card)
         names.insert(2, CONFIG)

@@ -77,7 +77,7 @@ class DenseTeacher(nn.Module):
             return self._cell_logits(final), image_logits
         with stages.last_features_alone():
             cells = self._cell_logits(final)
-        # The features of the stages are of the whole image, and the same for every cell.
+        # The features of the stages describe the whole image, so they are the same for every cell.
         return cells + (image_logits - cells.mean((2, 3)))[:, :, None, None], image_logits
 
     def _cell_logits(self, final: Tensor) -> Tensor:

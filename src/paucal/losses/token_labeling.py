@@ -15,7 +15,7 @@ from torch import Tensor
 from paucal.losses.label_targets import SparseTargets
 from paucal.losses.precision import precise
 
-Targets = SparseTargets | Tensor  # or dense (B, T, K) probabilities
+Targets = SparseTargets | Tensor  # a tensor holds dense (B, T, K) probabilities
 Box = tuple[int, int, int, int]  # first row, first column, end row, end column, in cells
 
 RIGHT, WRONG = 0.5, 0.9  # shares of the teacher's label if it names the true class, and if it does not

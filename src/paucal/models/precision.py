@@ -19,8 +19,8 @@ from torch import Tensor
 from paucal.data.decoded.cache_folder import features_folder
 from paucal.runs import write_text
 
-FASTER = 1.3  # least speed of bfloat16, as a multiple of float32's
-COSINE = 0.999  # least cosine between the outputs
+FASTER = 1.3  # smallest speed of bfloat16, as a multiple of float32's
+COSINE = 0.999  # smallest cosine between the outputs
 WORTH = 10.0  # seconds of total work in float32 below which nothing is changed
 QUICK = 0.005  # seconds per image in float32 below which nothing is changed
 IMAGES, ROUNDS = 8, 3  # images and rounds per measurement

@@ -17,7 +17,7 @@ from paucal.models.tasks import REGRESSION
 from paucal.types import UserError
 
 LEVEL = 0.9  # share of images whose number an interval should contain
-HALF_WIDTH = 1.645  # standard deviations on either side of a normal distribution's mean that hold this share
+HALF_WIDTH = 1.645  # standard deviations on either side of the mean that contain this share of a normal distribution
 MAX_GRADES = 12  # grades of a scale
 Values = NDArray[np.float64]
 

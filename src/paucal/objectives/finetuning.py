@@ -27,7 +27,7 @@ from paucal.types import GroupScale, GroupScales, Progress
 Frozen = Literal["stem", "backbone", "weights"] | int | None
 
 MAIN = "main"
-THAW_EPOCHS = 1  # over which the learning rate of an unfrozen backbone grows
+THAW_EPOCHS = 1  # epochs during which the learning rate of an unfrozen backbone rises
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from paucal.losses.locality_guidance import guidance_loss, guide_energy
 from paucal.objectives.guided import GuidedTerm
 from paucal.types import Batch, FeatureRequest, Features, Progress
 
-WEIGHT = 2.5  # as in the published code
+WEIGHT = 2.5  # weight of the loss in the published code
 LEVELS = 3  # the stages of the paper's ResNet-56
 
 

@@ -67,9 +67,9 @@ _SCORES_CIFAR = "CIFAR-100, 32 pixels: DHVT-T 80.98 (plain ViT-T 67.59), DHVT-S 
 _SCORES_DOMAINNET = "DHVT-T: ClipArt 71.73, Painting 63.34, Sketch 66.60, Infograph 32.60, Real 81.31, table 7"
 _SCORES_IMAGENET = "ImageNet-1K: DHVT-T 76.5, DHVT-S 82.3, table 9"
 _SCORES_TUNED = "DHVT-T from ImageNet: CIFAR-100 86.73, ClipArt 77.88, Painting 72.05, Sketch 70.79, tables 1 and 8"
-_COST_CIFAR = "300 epochs at 32 pixels with 512 images a step; the paper used two GPUs (--devices 2)"
+_COST_CIFAR = "300 epochs at 32 pixels with 512 images per step; the paper used two GPUs (--devices 2)"
 _COST_LARGE = "300 epochs at 224 pixels; the paper used two GPUs (--devices 2)"
-_COST_TUNED = "100 epochs at 224 pixels with 256 images a step (--devices 2); give --init"
+_COST_TUNED = "100 epochs at 224 pixels with 256 images per step (--devices 2); give --init"
 _FROM = (
     "weights of ImageNet-1k, and DHVT's are not published: give --init a run, such as one of --recipe dhvt-imagenet, "
     "or a weights file"

@@ -107,7 +107,7 @@ RECIPES: dict[str, Recipe] = {
     "swin-imagenet": Recipe(
         "Swin-T from scratch on ImageNet-1K, as its authors trained it; with DrLoc's loss: --method drloc",
         "the code of Swin (arXiv:2103.14030), which DrLoc's code derives from",
-        "300 epochs at 224 pixels with 1024 images a step, on eight GPUs with 128 each (--devices 8)",
+        "300 epochs at 224 pixels with 1024 images per step, on eight GPUs with 128 each (--devices 8)",
         _SWIN_SCORES,
         _SWIN,
         5e-4,
@@ -115,7 +115,7 @@ RECIPES: dict[str, Recipe] = {
     "t2t-imagenet": Recipe(
         "T2T-ViT-14 from scratch on ImageNet-1K, as its authors trained it; with DrLoc's loss: --method drloc",
         "the code of T2T-ViT (arXiv:2101.11986)",
-        "310 epochs at 224 pixels with 512 images a step, on eight GPUs with 64 each (--devices 8)",
+        "310 epochs at 224 pixels with 512 images per step, on eight GPUs with 64 each (--devices 8)",
         _T2T_SCORES,
         _T2T,
         5e-4,

@@ -5,7 +5,7 @@ from typing import Any
 from paucal.recipes.recipe import Recipe, Variant
 
 _SOURCE = "arXiv:2104.10858, supplement table 1"
-_COST = "310 epochs at 224 pixels with 1024 images a step; the paper used eight V100"
+_COST = "310 epochs at 224 pixels with 1024 images per step; the paper used eight V100"
 # A cosine of 300 epochs, and ten more at its floor, which the authors' code calls the cool-down.
 _COMMON: dict[str, Any] = {
     "img_size": [224],
@@ -99,7 +99,7 @@ RECIPES: dict[str, Recipe] = {
     "token-labeling-high-resolution": Recipe(
         "a trained LV-ViT tuned at 384 pixels, or --img-size 448 or 512, with its label maps; give --init",
         "arXiv:2104.10858, supplement section 1, and the code",
-        "30 epochs at 384 pixels and more with 512 images a step; the paper used eight V100, 32 for L at 448",
+        "30 epochs at 384 pixels and more with 512 images per step; the paper used eight V100, 32 for L at 448",
         "ImageNet-1K: LV-ViT-S 84.4, M 85.4 at 384 pixels, M 85.5, L 86.2 at 448, L 86.4 at 512",
         _tuning_settings(_DENSE),
         variants=_TUNED_SIZES,
@@ -129,7 +129,7 @@ RECIPES: dict[str, Recipe] = {
     "cait": Recipe(
         "CaiT-S36 as LV-ViT's authors list it beside their model, with hard distillation from a RegNetY-16GF",
         _CAIT_SOURCE,
-        "400 epochs at 224 pixels with 1024 images a step, and a teacher of 84 M parameters on every image",
+        "400 epochs at 224 pixels with 1024 images per step, and a teacher of 84 M parameters on every image",
         "none is published at 224 pixels; tuned at 384, 85.4 on ImageNet-1K",
         _CAIT,
         5e-4,
@@ -137,7 +137,7 @@ RECIPES: dict[str, Recipe] = {
     "cait-high-resolution": Recipe(
         "a trained CaiT tuned at 384 pixels as LV-ViT is, with the same distillation; give --init",
         f"{_CAIT_SOURCE}; rate, decay and epochs are section 1's of LV-ViT, since none of CaiT's are given",
-        "30 epochs at 384 pixels with 512 images a step, and a teacher of 84 M parameters on every image",
+        "30 epochs at 384 pixels with 512 images per step, and a teacher of 84 M parameters on every image",
         "ImageNet-1K: CaiT-S36 85.4, supplement table 5",
         _tuning_settings(_CAIT),
         tunes="a CaiT that was trained at 224 pixels: give --init a run, such as one of --recipe cait, or a file",

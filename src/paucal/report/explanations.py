@@ -242,7 +242,9 @@ def _median_speed(files: RunFiles) -> str | None:
     images = training_images(files.summary)
     rows = [] if images is None else with_speed(files.rows, images)
     speeds = [row[SPEED] for row in rows if SPEED in row]
-    return f"{median(speeds):.3g} training images a second, including the validation of each epoch" if speeds else None
+    if not speeds:
+        return None
+    return f"{median(speeds):.3g} training images per second, including the validation of each epoch"
 
 
 def repeat_commands(files: RunFiles) -> list[str]:

@@ -15,7 +15,7 @@ from paucal.rules.resolve import Choice
 RATE, BATCH = 1e-4, 32  # the highest rate of DIET-CP (arXiv:2509.06990), and its batch
 VIEWS, CPU_VIEWS = 100_000, 15_000  # images seen
 MIN_EPOCHS, MAX_EPOCHS = 3, 30  # epochs
-FROZEN_SHARE = 0.5  # of the stages
+FROZEN_SHARE = 0.5  # share of the stages
 
 
 def goes_on(facts: DataAndMachine) -> bool:

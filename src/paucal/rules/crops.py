@@ -43,7 +43,7 @@ def model(facts: DataAndMachine, img_size: Sides) -> Choice:
 def _model_args(facts: DataAndMachine, model: str | None, device: str | None) -> Choice:
     """The arguments of the initial weights' model; for the built-in images on a CPU, those of a quick model."""
     if facts.start is None and model == "vit_mini" and facts.hinted_epochs and device == "cpu":
-        return list(QUICK_MODEL), "a first look at this data set in about two minutes"
+        return list(QUICK_MODEL), "a first result on this data set in about two minutes"
     return model_args(facts, model)
 
 
@@ -121,10 +121,10 @@ def normalise(facts: DataAndMachine) -> Choice:
 
 
 def batch_size(facts: DataAndMachine, accumulate: int, devices: int | None, nodes: int | None) -> Choice:
-    """At least ten steps an epoch, and no more than the paper's images per device."""
+    """At least ten steps per epoch, and no more than the paper's images per device."""
     share = facts.n_train // (processes(devices, nodes) * accumulate)
     size = max(2, min(2 ** int(math.log2(max(share / 10, 16))), 64, share))
-    return size, f"{facts.n_train} images: at least 10 steps an epoch if possible, at most 64 images per device"
+    return size, f"{facts.n_train} images: at least 10 steps per epoch if possible, at most 64 images per device"
 
 
 def epochs(facts: DataAndMachine, device: str | None) -> Choice:
@@ -132,7 +132,7 @@ def epochs(facts: DataAndMachine, device: str | None) -> Choice:
     if facts.n_train > PAPER_IMAGES:
         return max(1, round(PAPER_EPOCHS * PAPER_IMAGES / facts.n_train)), "as many images seen as EsViT's 300 epochs"
     if facts.hinted_epochs:
-        return QUICK_EPOCHS, "a first look at this data set"
+        return QUICK_EPOCHS, "a first result on this data set"
     if device == "cpu":
         n_epochs = max(10, min(PAPER_EPOCHS, round(CPU_VIEWS / facts.n_train)))
         return n_epochs, f"affordable on a CPU; the paper's {PAPER_EPOCHS} are better"

@@ -12,12 +12,12 @@ from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
 PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
-STEPS, HINTED_STEPS = 10, 30  # least steps per epoch; the second value if the source recommends few epochs
+STEPS, HINTED_STEPS = 10, 30  # minimum number of steps per epoch; the second value if the source recommends few epochs
 FEW_PASSES_STEPS = 50
-TUNING_STEPS = 100  # per epoch of fine-tuning on a CPU, which has time for the fewest epochs: docs/lab/
+TUNING_STEPS = 100  # per epoch of fine-tuning on a CPU, where only few epochs fit in the time (docs/lab/)
 # Rates without a trial: networks with batch norms tolerated 3e-4 and more, with layer norms 1e-4 (auto_tune/trials.py).
 SHORT_TUNING = 2e-4
-SOUP = 3  # epochs; Wortsman et al. 2022 gain most from the first few
+SOUP = 3  # epochs to average; Wortsman et al. 2022 gain most from the first few
 
 
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
@@ -72,7 +72,7 @@ def batch_size(
     size = max(1, min(size, 128, share))
     if size == 128:
         return size, "the paper's images per device"
-    return size, f"{facts.n_train} training images: at least {min_steps} steps an epoch if possible"
+    return size, f"{facts.n_train} training images: at least {min_steps} steps per epoch if possible"
 
 
 def lr(

@@ -13,7 +13,7 @@ SMALL = 64  # pixels up to which an image is "small": CIFAR-like recipes apply
 PAPER = "the paper's value"
 MEASURED = "the transformer that learned most from few images"  # benchmarks/results/small_data_*.json
 QUICK_MODEL = "resnet10t"  # timm's name
-# docs/lab/, a good model in minutes: in equal time dhvt_mini at 64 pixels and this model at 96 learned less
+# In the same time dhvt_mini at 64 pixels and this model at 96 pixels learned less (docs/lab/, a good model in minutes).
 QUICK = (
     "learns fastest from photographs on a CPU from scratch; at 64 pixels it makes many more passes than at larger sizes"
 )

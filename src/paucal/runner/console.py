@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
 log = logging.getLogger("paucal")
-EPOCH_LINES = 30  # most epochs printed in a run
+EPOCH_LINES = 30  # maximum number of lines for the epochs of a run
 
 
 class Console:

@@ -68,7 +68,7 @@ def _fit_to_run(run: RunFolder, model: TrainedModel, console: Console) -> Famili
         return None
     rows, inputs = np.concatenate([train, held_out]), ClassifierInputs(model.module)
     try:
-        with console.progress("looking at the training images") as advance:
+        with console.progress("comparing with the training images") as advance:
             loader = make_eval_loader(images, rows, model.card.preprocessing.transform(), BATCH)
             features = predict_in_order(inputs, loader, rows, model.device, advance)
     finally:

@@ -1,4 +1,4 @@
-"""Check whether a run or an evaluation fits in the memory, before it starts."""
+"""Check whether a run or an evaluation fits in memory, before it starts."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -30,7 +30,7 @@ def choose_for_pictures(
         for position in range(IMAGES):
             try:
                 sample.append(pictures.read(position))
-            except UnreadableImage:  # reported later, when it is classified
+            except UnreadableImage:  # reported later, when the image is classified
                 continue
     return measure_on(model, sample, len(pictures), console)
 

@@ -61,7 +61,7 @@ class Writing:
         """Lock the folder of an existing run."""
         self._keep_lock(run)
         sweep(run.path)
-        if was_set_aside(run.path):  # killed before it saved a state or removed the replaced run
+        if was_set_aside(run.path):  # an earlier process was killed before it saved a state or removed the replaced run
             self._replaced = True
             if run.last.exists():
                 self.keep()
@@ -252,8 +252,8 @@ def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[s
         values = config["settings"]
         return typed_settings(run.with_kept_frame(values) if isinstance(values, dict) else values, kind), origin
     except KeyError as problem:
-        raise UserError(f"{str(run.config)!r} is damaged (it lacks {problem}): restore it or train anew.") from problem
+        raise UserError(f"{str(run.config)!r} is damaged (it lacks {problem}): restore it or train again.") from problem
     except (TypeError, ValueError) as problem:
         raise UserError(
-            f"{str(run.config)!r} is damaged or not of this version of paucal ({problem}): restore it or train anew."
+            f"{str(run.config)!r} is damaged or not of this version of paucal ({problem}): restore it or train again."
         ) from problem

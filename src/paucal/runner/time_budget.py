@@ -240,7 +240,7 @@ def add_time_plan(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
         counts = {name: int(record.pop(name)) for name in ("most_steps", "threads")}
         stored_plan = TimePlan(**{name: float(value) for name, value in record.items()}, **counts)
     except (KeyError, TypeError, ValueError) as problem:
-        raise UserError(f"{str(path)!r} is damaged ({problem}): restore it or train anew.") from problem
+        raise UserError(f"{str(path)!r} is damaged ({problem}): restore it or train again.") from problem
     return replace(plan, time=replace(stored_plan, spent=stored_plan.spent + time.monotonic() - planned_at))
 
 

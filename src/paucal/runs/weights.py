@@ -67,7 +67,7 @@ def load_checkpoint(path: Path) -> dict:
         raise
     except FileNotFoundError:
         raise UserError(
-            f"{str(path)!r} is missing: the run was stopped before it saved a state; start it anew."
+            f"{str(path)!r} is missing: the run was stopped before it saved a state; start it again."
         ) from None
     except Exception as problem:  # torch raises many types for a damaged or hostile file
         reason = str(problem).split("\n")[0]

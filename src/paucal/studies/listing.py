@@ -50,7 +50,7 @@ def show(name: str) -> tuple[Table | None, list[str]]:
     sentences.append(f"as published: {status(study, sets)}")
     sentences += [f"  {text}" for text in how_to_get(study, sets)]
     if study.trains:
-        sentences.append(f"cost at full scale: about {describe_hours(study, sets)} GPU hours by arithmetic")
+        sentences.append(f"cost at full scale: about {describe_hours(study, sets)} GPU hours (estimated)")
         sentences.append(f"smaller scales: {', '.join(study.scales) or f'none, since {study.without}'}")
         recipes = {**RECIPES, **esvit.RECIPES, **detection.RECIPES, **segmentation.RECIPES}
         runs = plan(study, "full", sets)
@@ -63,7 +63,7 @@ def show(name: str) -> tuple[Table | None, list[str]]:
         sentences += [
             f"  {run} ({', '.join(dict.fromkeys(data))}): {flags}" for (run, flags), data in data_by_settings.items()
         ]
-    sentences += [f"by hand: {study.see}"] if study.see else []
+    sentences += [f"to reproduce by hand: {study.see}"] if study.see else []
     return _published_table(study), [*sentences, *caveats(study, None)]
 
 

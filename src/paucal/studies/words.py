@@ -44,7 +44,7 @@ def without_jobs_0(command: str) -> str:
 
 def describe_cost(study: Study, runs: Sequence[PlannedRun], seeds: int, data_sets: Mapping[str, DataSet]) -> str:
     """Return a sentence on the cost of runs at full scale."""
-    return f"these runs take about {format_hours(gpu_hours(study, runs, seeds, data_sets))} GPU hours by arithmetic"
+    return f"these runs take about {format_hours(gpu_hours(study, runs, seeds, data_sets))} GPU hours (estimated)"
 
 
 def gpu_hours(study: Study, runs: Sequence[PlannedRun], seeds: int, data_sets: Mapping[str, DataSet]) -> float:

@@ -19,7 +19,7 @@ UNDECAYED = re.compile(
     r"|position_embedding\w*|relative_position_bias_table|rel_pos\w*|attention_biases)$"
 )
 TRUST = 1e-3  # LARS' coefficient in EsViT's code
-UNAWARE = ("mps",)  # devices on which torch's fused AdamW ignores `found_inf`
+UNAWARE = ("mps",)  # devices whose fused AdamW in torch ignores `found_inf`
 
 
 def parameter_groups(

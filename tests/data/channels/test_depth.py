@@ -42,6 +42,6 @@ def test_notes__count_the_images_of_a_set_that_differ(tmp_path: Path):
     images = open_images(tmp_path / "set", labelled=False)
     assert depth_notes(images, DEEP) == [f"{describe_depth(DEEP)} (2 of 5 read): predictions are unreliable"]
     assert depth_notes(images, SHALLOW) == [f"{describe_depth(SHALLOW)} (2 of 5 read): predictions are unreliable"]
-    assert describe_depth(DEEP) == "images have 8 bits a channel, and the model was trained on images with more"
-    assert describe_depth(SHALLOW, "it has").startswith("it has more than 8 bits a channel, and")
+    assert describe_depth(DEEP) == "images have 8 bits per channel, and the model was trained on images with more"
+    assert describe_depth(SHALLOW, "it has").startswith("it has more than 8 bits per channel, and")
     assert depth_notes(open_images("digits"), SHALLOW) == []

@@ -96,8 +96,8 @@ def test_values_of_no_class__are_refused_with_the_file():
     [
         (one_file(*range(0, 256, 2)), {}, r"mask a\.png has 128 grey levels from 0 to 254, as after blurring"),
         (one_file(0, 3, 250, 255, lossy=True, name="a.jpg"), {}, "a.jpg is in a lossy format"),
-        (one_file(0, 400, bits=16), {"given": "grey"}, "a.png has 16 bits a pixel"),
-        (one_file(0, 20000, bits=16), {}, "a.png has 16 bits a pixel"),
+        (one_file(0, 400, bits=16), {"given": "grey"}, "a.png has 16 bits per pixel"),
+        (one_file(0, 20000, bits=16), {}, "a.png has 16 bits per pixel"),
         (one_file(0, 300, bits=16), {"given": "index"}, "at most 255 classes are supported"),
         (one_file(255), {}, "are of one class"),
         (one_file(0), {}, "are of one class"),

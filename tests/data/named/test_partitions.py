@@ -73,7 +73,8 @@ def test_lists__are_asked_for_where_they_are_not_there(scenes):
         f"(https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip) into {scenes / 'SUN397'}"
     )
     assert images.hints.official_parts == put
-    assert f"SUN397: paucal has cut the parts; for the first of the ten official partitions {put}" in images.notes
+    note = f"SUN397: paucal has divided the images into parts; for the first of the ten official partitions {put}"
+    assert note in images.notes
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def test_export__refuses_what_a_detector_cannot_be(finished: Path, tmp_path: Pat
 
 
 BAD = {
-    "no data": ({"data": ""}, "there is no DATA"),
+    "no data": ({"data": ""}, "DATA is missing"),
     "two lengths": ({"steps": 5, "epochs": 3}, "--epochs and --steps all set the length"),
     "a recipe": ({"recipe": "dhvt"}, "'dhvt' is unknown, expected one of detector-coco-1x"),
     "compiled": ({"compile": True}, "--compile has no meaning"),

@@ -36,16 +36,20 @@ def boxes(root: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "words", "parts"),
     [
-        (lambda root: make_photos(root, 2, 20), "as paucal train would cut them", {"train": 28, "val": 4, "test": 8}),
+        (
+            lambda root: make_photos(root, 2, 20),
+            "as paucal train would divide them",
+            {"train": 28, "val": 4, "test": 8},
+        ),
         (
             boxes,
-            "as paucal detect would cut them",
+            "as paucal detect would divide them",
             {"train": 14, "val": 2, "test": 4},
         ),
-        (lambda root: make_scenes(root, 20), "as paucal segment would cut them", {"train": 14, "val": 2, "test": 4}),
+        (lambda root: make_scenes(root, 20), "as paucal segment would divide them", {"train": 14, "val": 2, "test": 4}),
         (lambda root: parted(root, "train", "test"), "the data's own", {"train": 16, "test": 16}),
         (lambda root: parted(root, "test"), "the data's own", {"test": 16}),
-        (lambda root: parted(root, "train"), "as paucal train would cut them", {"train": 10, "val": 2, "test": 4}),
+        (lambda root: parted(root, "train"), "as paucal train would divide them", {"train": 10, "val": 2, "test": 4}),
         (flat, "not divided", {"train": 8}),
     ],
     ids=["classes", "boxes", "masks", "parts", "test alone", "train alone", "no labels"],

@@ -356,7 +356,7 @@ def test_the_command__says_what_is_lost_and_refuses_what_the_layout_cannot_hold(
         ([str(root), str(tmp_path / "a"), "--to", "folders"], "but --to folders takes classes of images"),
         ([str(root), str(tmp_path / "voc"), "--to", "coco"], "is not empty"),
         ([str(root), str(root / "out"), "--to", "coco"], "lies within the images"),
-        ([str(root), str(tmp_path / "a")], "there is no --to: give the layout to write, one of yolo, coco"),
+        ([str(root), str(tmp_path / "a")], "--to is missing: give the layout to write, one of yolo, coco"),
         ([str(tmp_path / "none"), str(tmp_path / "a"), "--to", "csv"], "does not exist"),
         ([str(make_scenes(tmp_path / "scenes", 3)), str(tmp_path / "a"), "--to", "yolo"], "--to yolo takes boxes"),
     ):

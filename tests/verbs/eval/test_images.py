@@ -199,8 +199,8 @@ def test_other_images_of_the_same_names__are_judged_and_said(photos: Path, tmp_p
     found = choose_images(run, given, None, "others")
     assert len(found.positions) == 20
     assert found.notes == (
-        f"12 images have the names of training or validation images of {run.path}, but other content, so the run has "
-        "not seen them",
+        f"12 images have the names of training or validation images of {run.path}, but different content, so the run "
+        "has not seen them",
     )
 
 

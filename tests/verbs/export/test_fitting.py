@@ -107,7 +107,9 @@ def test_file__that_is_too_slow_when_timed_again_is_not_kept(run, tmp_path, monk
     assert list(found.comparisons) == ["model.int8.onnx"]
     slow += [20_000.0, 20_000.0]
     monkeypatch.setattr(fitting, "possible_students", lambda teacher: [])
-    with pytest.raises(UserError, match="ms an image, too near to the limit since times differ, so nothing was"):
+    with pytest.raises(
+        UserError, match="ms per image, too close to the limit, since measured times vary, so nothing was"
+    ):
         export(run, tmp_path / "none", max_ms=10_000.0)
 
 

@@ -52,7 +52,7 @@ def test_hub__folder_is_loaded_by_timm_and_says_how_good_the_model_is(run, tmp_p
     accuracy = next(metric for metric in metrics if metric["type"] == "accuracy")
     assert accuracy["value"] == pytest.approx(score.value, abs=1e-6)
     assert f"interval {score.low:.3f} to {score.high:.3f}" in accuracy["name"]
-    assert "as stated by who exported the model: CC0-1.0" in page
+    assert "as stated by the exporter: CC0-1.0" in page
 
 
 @pytest.mark.slow

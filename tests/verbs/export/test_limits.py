@@ -26,11 +26,11 @@ def test_excess__is_that_of_the_limit_that_is_missed_most():
     assert Limits(5_000_000, 30).excess(found) == pytest.approx(1.2)
     assert Limits(10_000_000, 10).excess(found) == pytest.approx(1.5)
     assert Limits(None, 15).excess(found) == 1
-    assert str(Limits(5_000_000, 30)) == "5 MB and 30 ms an image"
+    assert str(Limits(5_000_000, 30)) == "5 MB and 30 ms per image"
 
 
 def test_limits__are_none_unless_given():
     assert limits_of(ExportSettings()) is None
     assert limits_of(ExportSettings(max_ms=30)) == Limits(None, 30)
-    with pytest.raises(UserError, match="--time is for the smaller model"):
+    with pytest.raises(UserError, match="--time limits the training of the smaller model"):
         limits_of(ExportSettings(time="5m"))

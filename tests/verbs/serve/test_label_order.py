@@ -49,7 +49,7 @@ def test_mistakes__are_one_sentence(tmp_path: Path, monkeypatch, capsys) -> None
     photos = make_photos(tmp_path / "photos", each=1)
     label, save, classes = ("--label", photos), ("--save", "x.csv"), ("--classes", "a", "b")
     for words, sentence in (
-        ((), "there is no RUN"),
+        ((), "RUN is missing"),
         (save, "--save is for labels by people"),
         (classes, "--classes is for labels by people"),
         (label, "--label needs --save"),

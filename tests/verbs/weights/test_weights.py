@@ -208,7 +208,7 @@ def test_content__that_has_changed_is_refused(file):
     card.content.write_bytes(content)
     with pytest.raises(paucal.UserError, match=f"paucal weights remove {NAME}"):
         read_timm(NAME)
-    with pytest.raises(paucal.UserError, match="were added already"):
+    with pytest.raises(paucal.UserError, match="have already been added"):
         paucal.add_weights(path, model=NAME, licence="Apache-2.0")
     assert find_added(NAME) is not None
 

@@ -47,7 +47,7 @@ class ResNetCifar(ResNet):
     ) -> None:
         if stem_stride not in (1, 2):
             raise ValueError(f"stem_stride is {stem_stride!r}; give 1 or 2")
-        allowed = {factor * stem_stride: factor * STEM_STRIDE for factor in (8, 4, 2)}  # ours: timm's
+        allowed = {factor * stem_stride: factor * STEM_STRIDE for factor in (8, 4, 2)}  # our stride: timm's stride
         stride = 8 * stem_stride if output_stride is None else output_stride
         if stride not in allowed:
             raise ValueError(f"output_stride is {output_stride!r}; give one of {', '.join(map(str, allowed))}")

@@ -158,7 +158,7 @@ def _clamp_offsets(offsets: Tensor, most: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-@torch.inference_mode(False)  # else tensors first made in inference mode could not be used in training
+@torch.inference_mode(False)  # otherwise tensors first made in inference mode could not be used in training
 def _kept_pairs(height: int, width: int, window: int, mode: Mode, whole: bool, device: torch.device) -> Pairs:
     return _build_pairs(height, width, window, mode, whole, device)
 

@@ -12,7 +12,7 @@ import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError
 
-SECONDS = 5.0  # longest wait for the hub's answer
+SECONDS = 5.0  # maximum seconds to wait for the hub's answer
 _FILES = ("model.safetensors", "pytorch_model.bin")  # the files that timm looks for, in this order
 _LOGGERS = ("huggingface_hub", "timm", "httpx", "httpx2", "urllib3", "filelock")
 

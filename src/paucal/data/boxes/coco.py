@@ -28,7 +28,7 @@ from paucal.wording import brief, counted, was
 _NAMED = re.compile(r".*\.coco\.json|instances_.*\.json")
 MAX_BYTES = 1 << 29  # instances_train2017.json, of 118,000 images, has 449 MB
 MARGIN = 1.02  # largest edge of a box, relative to the side of its image
-OUTSIDE = 0.25  # least share of boxes that end outside of their image if all are given by their edges
+OUTSIDE = 0.25  # smallest share of boxes that end outside of their image if all are given by their edges
 BOXES = "instances"  # first word of the names of COCO's own files of boxes
 HEAD = 1 << 16  # bytes at the start of a file that are searched for the entries below
 ENTRIES = ("images", "annotations", "categories")

@@ -132,7 +132,7 @@ def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.
 
 
 def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> NDArray[np.generic] | None:
-    """Return the values of an image of more than 8 bits a channel, (H, W), (H, W, 3) or (H, W, channels); else None.
+    """Return the values of an image of more than 8 bits per channel, (H, W), (H, W, 3) or (H, W, channels); else None.
 
     Raises:
         UnreadableImage: As `decode_image`.

@@ -1,4 +1,4 @@
-"""The pixel format of a set: number of channels, bits a channel, and value range of deep images."""
+"""The pixel format of a set: number of channels, bits per channel, and value range of deep images."""
 
 import io
 import math
@@ -23,7 +23,7 @@ _SAMPLED = 256  # images whose headers are read
 _GREY = 1  # channels of grey images, which are read as RGB
 LOOKED_AT = 16  # images whose depth is checked
 _IMAGES = 32  # images whose values are read
-_VALUES = 1 << 16  # most values read of each image
+_VALUES = 1 << 16  # maximum number of values read from each image
 # Share of the values below, and above, the range, so that dead and hot pixels do not stretch it.
 _OUTSIDE = 1e-4
 _GDAL_NO_DATA = 42113  # TIFF tag with the no-data value, as text
@@ -72,7 +72,7 @@ def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
     Args:
         source: Encoded bytes, or path of the file.
         name: Name of the image.
-        reading: Reading of the model's images; it has value ranges if they had more than 8 bits a channel.
+        reading: Reading of the model's images; it has value ranges if they had more than 8 bits per channel.
     """
     try:
         values = deep_channel_values(source, name, reading.channels)
@@ -94,7 +94,7 @@ def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
 def describe_depth(reading: Reading, subject: str = "images have") -> str:
     """Return a sentence on images whose depth differs from that of a model's training images."""
     actual, trained = ("8", "more") if _is_deep(reading) else ("more than 8", "8")
-    return f"{subject} {actual} bits a channel, and the model was trained on images with {trained}"
+    return f"{subject} {actual} bits per channel, and the model was trained on images with {trained}"
 
 
 def _is_deep(reading: Reading) -> bool:
@@ -117,7 +117,7 @@ class Values:
 def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list[str]]:
     """Return a reading with value ranges, and notes on values that are not measurements.
 
-    The ranges are measured if the reading has none and images have more than 8 bits a channel: evenly spaced values
+    The ranges are measured if the reading has none and images have more than 8 bits per channel: evenly spaced values
     are sampled from up to 32 such images, spread over the set, and a ten-thousandth of the values may lie beyond the
     range on either side. Labels and splits play no role; unreadable images and no-data values are left out.
     """

@@ -1,4 +1,4 @@
-"""Pixels that Pillow does not support: any number of channels, and more than 8 bits a channel.
+"""Pixels that Pillow does not support: any number of channels, and more than 8 bits per channel.
 
 `Planes` is an image of any number of 8-bit channels. Code that only displays it (a sheet, a report, a perceptual hash)
 sees an RGB image; resizing, cropping, mirroring and turning apply to all channels.
@@ -135,7 +135,7 @@ def paste_on_page(
 
 
 def is_deep(image: Image.Image) -> bool:
-    """Return whether an image opened by Pillow has more than 8 bits a channel; False for decoded colours."""
+    """Return whether an image opened by Pillow has more than 8 bits per channel; False for decoded colours."""
     return image.mode == "F" or image.mode.startswith("I") or _deep_colours(image)
 
 

@@ -17,7 +17,7 @@ Level = Literal["misleads", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
 FEW = 10  # training images; with fewer, the score of a class is unreliable
 UNBALANCED, VERY_UNBALANCED = 3.0, 20.0  # ratio of the largest to the smallest class
-_ENLARGED = 2.0  # least enlargement at which an image has too little detail for the network
+_ENLARGED = 2.0  # smallest enlargement at which an image has too little detail for the network
 _PARTS = ("train", "val", "test")
 
 
@@ -54,13 +54,13 @@ class CheckedSet:
         images: N images.
         parts: (N,) "train", "val", "test" or "unused".
         declared: Whether the data set itself defines the parts.
-        cut_by: Origin of other parts: "as paucal train would cut them", or "not divided".
+        cut_by: Origin of other parts: "as paucal train would divide them", or "not divided".
     """
 
     images: ImageSet
     parts: NDArray[np.str_]
     declared: bool
-    cut_by: str = "as paucal train would cut them"
+    cut_by: str = "as paucal train would divide them"
 
     def is_divided(self, group: Sequence[int]) -> bool:
         """Return whether images of a group lie in several parts."""
@@ -188,7 +188,7 @@ def _missing_class_findings(checked: CheckedSet) -> list[Finding]:
                     "warning",
                     f"{counted(len(missing), 'class has', 'classes have')} no images in {part} "
                     f"({first_few(missing)}), so nothing is known of {'it' if len(missing) == 1 else 'them'} there",
-                    f"add images of these classes to {part}, or leave the cut to paucal (one folder per class)",
+                    f"add images of these classes to {part}, or let paucal divide the images (one folder per class)",
                 )
             )
     return findings
@@ -244,7 +244,7 @@ def _name_group_findings(checked: CheckedSet) -> list[Finding]:
         split.setdefault(name, set()).add(part)
     torn = sum(len(parts - {"unused"}) > 1 for parts in split.values())
     parts = f"; {counted(torn, 'group lies', 'groups lie')} in several parts" if torn else ""
-    advice = "if that is so, divide the images anew so that no group is in two parts"
+    advice = "if that is so, divide the images again so that no group is in two parts"
     if not checked.declared:
         advice = f"if that is so, keep groups together: --group-by '{groups.pattern}'"
         if groups.across:

@@ -17,7 +17,7 @@ from paucal.types import UserError
 from paucal.wording import counted, first_few, percent
 
 UNREADABLE = "unreadable"
-SAME = 0.9  # least cosine of frozen features at which two similar images count as one picture
+SAME = 0.9  # smallest cosine of frozen features at which two similar images count as one picture
 MANY_NEAR = 0.01  # scores mislead if at least this share of test images has a near twin in train
 _DARK, _BRIGHT = 0.03, 0.97
 _DEEP = ("I", "F")  # prefixes of modes of more than 8 bits
@@ -176,7 +176,7 @@ def _mode_findings(survey: Survey) -> list[Finding]:
         findings.append(Finding("modes", "note", text, "make sure that no class has its own kind", unusual))
     if any(mode.startswith(_DEEP) for mode in counts):
         n_deep = sum(count for mode, count in counts.items() if mode.startswith(_DEEP))
-        text = f"{counted(n_deep, 'image')} have more than 8 bits a channel"
+        text = f"{counted(n_deep, 'image')} have more than 8 bits per channel"
         findings.append(Finding("deep", "note", text, "see the documentation on how their range is chosen"))
     return findings
 

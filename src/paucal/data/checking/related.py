@@ -15,15 +15,15 @@ from paucal.data.splits.part_names import PARTS
 from paucal.data.stores import Store
 from paucal.data.unreadable import for_each
 
-ALIKE = 0.9  # least correlation of similar images
+ALIKE = 0.9  # smallest correlation of similar images
 MIN_CONTRAST = 0.02  # an image with less contrast is blank, and its hash is arbitrary
 MIN_SIDE = 16  # pixels; smaller images of one class would count as copies of each other
 CANDIDATE_SIDE = 64  # pixels of the shorter side that candidates are decoded to
 _SIDE = 24  # pixels at which images are compared
 _AT_ONCE = 4096  # pairs whose pixels are held as floats at a time
-_MIN_NORM = 1e-6  # least norm of the pixels of two images that are not blank
-MIN_MEAN = 2.0  # least mean number of images in a suggested group
-MIN_SHARE = 0.5  # least share of the images whose names match
+_MIN_NORM = 1e-6  # smallest norm of the pixels of two images that are not blank
+MIN_MEAN = 2.0  # smallest mean number of images in a suggested group
+MIN_SHARE = 0.5  # smallest share of the images whose names match
 # Text with a number before the last number of a name: patient12_slice003, v3-0001.
 _NAME = r"[^/]*\d[^/]*?)[-_.\s]+[A-Za-z]*[-_.\s]?\(?\d+\)?"
 _ENDING = r"\.[^./#]+$"  # excludes rows of a file (train-00001-of-00003.parquet#7), which have no names of their own
@@ -126,7 +126,7 @@ def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.flo
 
     for_each(len(images), look, None, None)  # images removed after the survey stay black and match nothing
     rows = inverse.reshape(-1, 2)
-    # The pixels of a piece fit in memory as floats; a set of video frames has millions of pairs.
+    # Pairs are compared in pieces that fit in memory: a set of video frames has millions of pairs.
     pieces = [rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE)]
     correlations = [_pixel_correlation(pictures[piece[:, 0]], pictures[piece[:, 1]]) for piece in pieces]
     return np.concatenate([np.zeros(0, dtype=np.float32), *correlations])

@@ -60,7 +60,7 @@ def prepare_images(
     Args:
         image_set: Images in files or in memory.
         reading: Size, channels and value ranges of the decoded images. Missing ranges are measured if images have more
-            than 8 bits a channel.
+            than 8 bits per channel.
         on_bad: Treatment of unreadable images: "refuse" or "skip".
         workers: Number of threads; None for one per CPU core.
         progress: Function called with (images done, images in all) from the calling thread.

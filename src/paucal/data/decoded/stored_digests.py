@@ -15,7 +15,7 @@ from paucal.data.decoded.cache_folder import INDEX, KNOWN, UNFINISHED
 from paucal.data.stores import Stamp
 
 DIGEST = 16  # bytes
-_MAX_IN_MEMORY = 64 << 20  # bytes; larger files are decoded from their path
+_MAX_IN_MEMORY = 64 << 20  # bytes; larger files are decoded from disk
 _STAMPS = np.dtype([("name", "S16"), ("size", np.int64), ("changed", np.int64)])
 _Key = tuple[bytes, int, int]
 

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from paucal.data.masks.matching import File, Matches
 from paucal.data.masks.naming import TOKENS, fold, is_decoy_folder, is_decoy_name
 
-MAX_CLASSES, MIN_IMAGES = 64, 2  # a name that occurs with fewer images is no class
+MAX_CLASSES, MIN_IMAGES = 64, 2  # a name that occurs with fewer images is not a class
 _SIGNS = re.compile(r"[\s_.,+~-]+")
 Hit = tuple[str, str]  # key of the image, name of the class
 

@@ -33,7 +33,7 @@ from paucal.types import UserError
 Coding = Literal["index", "binary", "grey", "colour"]
 IGNORED = 255  # class number of unlabelled pixels, which are ignored
 MAX_CLASSES = 255
-SPREAD, FEW_LEVELS = 8, 32  # least distance between the grey levels of classes, and their largest number
+SPREAD, FEW_LEVELS = 8, 32  # smallest distance between the grey levels of classes, and their largest number
 MIDDLE = 128  # lowest grey level of a marked pixel in masks of two classes
 MAX_BYTES = 1 << 20  # limit of a file of class names
 HEADINGS = {
@@ -316,7 +316,7 @@ def _require_kind(kind: Coding, facts: MaskFacts, values: list[int], in_colour: 
     deep_file = next((file.name for file in facts.files if file.bits == 16), "")
     if deep_file and kind != "index":
         raise UserError(
-            f"mask {deep_file} has 16 bits a pixel, which only class numbers may have, and its values reach "
+            f"mask {deep_file} has 16 bits per pixel, which only class numbers may have, and its values reach "
             f"{max(values, default=0)}: store it with 8 bits."
         )
     if not values:

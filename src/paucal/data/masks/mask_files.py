@@ -60,7 +60,7 @@ class RawMask:
             return self.values
         if self.bits == 16:
             raise UnreadableImage(
-                f"mask {name} has 16 bits a pixel, and others are in colour: store all in the same way"
+                f"mask {name} has 16 bits per pixel, and others are in colour: store all in the same way"
             )
         if self.palette is not None:
             return self.palette[self.values]

@@ -30,10 +30,10 @@ RATIO = 0.02  # largest relative difference in shape of a mask and its image: re
 
 # Names of findings.
 STRAY, TURNED, INVERTED, RESIZED = "stray-values", "turned-images", "perhaps-inverted", "perhaps-resized"
-MIN_STEPS = 10  # fewer pixels with a value between their neighbours' values are no sign of interpolation
+MIN_STEPS = 10  # fewer pixels with a value between their neighbours' values do not prove interpolation
 RARE = 10_000  # a stray value has at most one pixel in this many
 FEW, MANY = 0.35, 0.65  # inverted masks: a class covers at most FEW of the image in some, at least MANY in others
-SIDES = 0.25  # least share of the masks in each of these two groups
+SIDES = 0.25  # smallest share of the masks in each of these two groups
 
 
 class MaskStore:

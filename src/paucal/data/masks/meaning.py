@@ -12,7 +12,7 @@ from paucal.data.splits.part_names import PARTS
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-# The first three are of SegNet and CamVid, of CVAT and Datumaro, and of Roboflow.
+# The first three names are used by SegNet and CamVid, by CVAT and Datumaro, and by Roboflow.
 TABLES = (
     *("class_dict.csv", "labelmap.txt", "_classes.csv", "label_colors.txt", "label_colours.txt", "class_dict_seg.csv"),
     *("classes.csv", "colormap.csv", "labels.csv", "classes.txt", "labels.txt"),

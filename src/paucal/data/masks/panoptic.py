@@ -159,7 +159,7 @@ def _draw_masks(
         try:
             os.replace(target, folder)
         except OSError:
-            if not folder.is_dir():  # else another process was faster
+            if not folder.is_dir():  # otherwise another process has written it already
                 raise
     finally:
         shutil.rmtree(target, ignore_errors=True)

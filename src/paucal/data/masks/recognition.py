@@ -21,7 +21,7 @@ from paucal.wording import counted, was
 MIN_NAMED_SHARE = 0.1  # of files named like masks; with a smaller share, the names are a coincidence
 SAMPLE = 4096  # names that are checked first
 MAX_READ = 5  # files that are read to count their colours
-MAX_COLOURS = 256  # most colours of a mask; photographs have more
+MAX_COLOURS = 256  # maximum number of colours in a mask; photographs have more
 _WORD = re.compile(rf"(?:^|[\W_])(?:{TOKENS})(?:$|[\W_]|\d)", re.IGNORECASE)
 
 

@@ -11,7 +11,7 @@ from paucal.data.masks.mask_files import pack_colours
 from paucal.data.stores import Store
 
 LOOKED_AT = 5  # pairs of files whose colours are counted
-MASK_COLOURS, PHOTO_COLOURS = 32, 256  # most colours of a mask, and least of a photograph
+MASK_COLOURS, PHOTO_COLOURS = 32, 256  # largest number of colours in a mask, and smallest in a photograph
 
 
 def twin_folders(keys: Sequence[str], store: Store) -> tuple[str, str] | None:

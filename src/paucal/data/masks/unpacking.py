@@ -50,9 +50,9 @@ def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
             path = target / name.removeprefix(base)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(store.source(index))
-        if not _is_complete(folder, sizes):  # else another process was faster
+        if not _is_complete(folder, sizes):  # otherwise another process has unpacked it already
             shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # it was faster only just now
+            with suppress(OSError):  # the other process finished in between
                 os.replace(target, folder)
         if not _is_complete(folder, sizes):
             raise UserError(f"{str(archive)!r} cannot be unpacked into {folder}: unpack it, and give the folder.")

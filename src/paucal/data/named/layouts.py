@@ -20,7 +20,7 @@ from paucal.types import UserError
 
 EMOTIONS = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
 SIDE = 48  # pixels of FER2013's faces
-MAX_BYTES = 1 << 30  # most bytes of a list; the largest, FER2013's, has 287 MiB
+MAX_BYTES = 1 << 30  # maximum number of bytes of a list; the largest, FER2013's, has 287 MiB
 SYNSETS = "synsets.txt"
 N_CLASSES = 1000
 MAX_SYNSET_BYTES = 1 << 20

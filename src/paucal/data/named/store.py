@@ -15,8 +15,8 @@ from paucal.reading import read_text
 from paucal.types import UserError
 from paucal.wording import shortened
 
-MAX_BYTES = 16 << 20  # most bytes of a list; official lists have about a mebibyte
-MAX_SHOWN = 80  # most characters of a line in a message
+MAX_BYTES = 16 << 20  # maximum number of bytes of a list; official lists have about a mebibyte
+MAX_SHOWN = 80  # maximum number of characters of a line in a message
 
 
 def open_named(name: str, root: str | Path | None = None, download: bool = False, labelled: bool = True) -> ImageSet:
@@ -47,7 +47,7 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
     try:
         pieces = [read_portion(name, set_root, portion, labelled) for portion in entry.portions]
         images = _join_pieces(name, set_root, pieces, labelled)
-    except UserError:  # it has a better message already
+    except UserError:  # such an error has a clear message already
         raise
     except Exception as problem:  # untrusted files may raise nearly anything when they are read
         renewal = f"remove {' and '.join(entry.unpacked)} from {set_root}, then " if entry.unpacked else ""
@@ -137,7 +137,8 @@ def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSe
     }
     missing = [lists.files[part] for part, file in files.items() if file is None]
     if len(missing) == len(files):
-        note = f"{entry.title}: paucal has cut the parts; for the {lists.title} {_where_to_put(lists, root)}"
+        advice = _where_to_put(lists, root)
+        note = f"{entry.title}: paucal has divided the images into parts; for the {lists.title} {advice}"
         hints = replace(images.hints, official_parts=_where_to_put(lists, root))
         return replace(images, notes=(*images.notes, note), hints=hints)
     if missing:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from paucal.data.shards.stream import StreamOrder
 from paucal.data.stores import EncodedStore, Store, locate
 
-AHEAD = 4  # least number of shards fetched in advance, and number of threads; sixteen threads were slower
+AHEAD = 4  # minimum number of shards fetched in advance, and number of threads; sixteen threads were slower
 
 
 class ShardsAhead:

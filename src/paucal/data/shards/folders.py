@@ -155,7 +155,7 @@ class RemoteShardFolder:
             entries = files.find(root, detail=True)
         except NotImplementedError:
             return None
-        except Exception as problem:  # every storage has its own types
+        except Exception as problem:  # every storage has its own types of errors
             raise UserError(f"{self.url} cannot be listed ({first_line(problem)}); check the address.") from None
         sizes = {path.rstrip("/"): entry.get("size") for path, entry in entries.items()}
         if not sizes or any(size is None for size in sizes.values()):
@@ -184,7 +184,7 @@ class RemoteShardFolder:
                 file.seek(0)
                 digest = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
             target = self.cache / f"{digest}-{name}"
-            with suppress(OSError):  # on Windows, open elsewhere with the same content
+            with suppress(OSError):  # on Windows: another process has the same file open
                 copy.replace(target)
         for old_copy in self.cache.glob(f"*-{glob.escape(name)}"):
             with suppress(OSError):
@@ -201,7 +201,7 @@ class RemoteShardFolder:
                     target.write(piece)
         except FileNotFoundError:
             return False
-        except Exception as problem:  # as above
+        except Exception as problem:  # every storage has its own types of errors
             raise UserError(f"{self.url}/{name} cannot be read ({first_line(problem)}); check the address.") from None
         if target.tell() > most:
             raise UserError(f"{self.url}/{name} has more than {most:,} bytes, the limit for such a file.")
@@ -229,7 +229,7 @@ class RemoteShardFolder:
 
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(target.with_name(f".{target.name}.lock")):
-            if not _is_complete(target, shard.size):  # else another process has just downloaded it
+            if not _is_complete(target, shard.size):  # otherwise another process has just downloaded it
                 # Remove what a process that has ended left behind.
                 for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
                     with suppress(OSError):
@@ -253,7 +253,7 @@ class RemoteShardFolder:
             entry = files.info(f"{root.rstrip('/')}/{checked_name(self.url, name)}")
         except FileNotFoundError:
             raise UserError(f"{self.url}/{name} does not exist; check the address.") from None
-        except Exception as problem:  # as above
+        except Exception as problem:  # every storage has its own types of errors
             raise UserError(f"{self.url}/{name} cannot be read ({first_line(problem)}); check the address.") from None
         if entry.get("size") is None:
             raise UserError(f"{self.url} does not report the size of {name}: download it, and give the file.")
@@ -288,7 +288,7 @@ class RemoteShardFolder:
             ) from None
         except UserError:
             raise
-        except Exception as problem:  # as above
+        except Exception as problem:  # every storage has its own types of errors
             if isinstance(problem, OSError) and problem.errno in FULL:
                 raise UserError(
                     f"the disk of {self.cache} is full, and the shard {shard.name} of {self.url} does not fit: free "
@@ -357,7 +357,7 @@ def open_storage(url: str) -> tuple[Any, str]:
         return fsspec.core.url_to_fs(url)
     except ImportError as problem:
         raise UserError(f"{url} needs a package that is not installed ({first_line(problem)}): {_EXTRA}.") from None
-    except Exception as problem:  # every storage has its own types
+    except Exception as problem:  # every storage has its own types of errors
         raise UserError(f"{url} cannot be opened ({first_line(problem)}); check the address.") from None
 
 
@@ -372,7 +372,7 @@ def upload(folder: Path, url: str) -> None:
             files.put_file(str(file), f"{root.rstrip('/')}/{file.name}")
     except UserError:
         raise
-    except Exception as problem:  # every storage has its own types
+    except Exception as problem:  # every storage has its own types of errors
         raise UserError(f"OUT: {url} cannot be written ({first_line(problem)}): check the address.") from None
 
 
@@ -389,7 +389,7 @@ def _is_complete(target: Path, size: int) -> bool:
 def _free_space(folder: Path, needed_bytes: int) -> None:
     """Remove leftovers of ended downloads, and the least recently used shards until `needed_bytes` are free."""
     for leftover in folder.rglob(".*.tmp"):
-        with suppress(OSError):  # as below
+        with suppress(OSError):  # another process may have removed it
             if time.time() - leftover.stat().st_mtime > _LONGEST_SILENCE:
                 leftover.unlink()
     files: list[tuple[float, int, Path]] = []
@@ -403,6 +403,6 @@ def _free_space(folder: Path, needed_bytes: int) -> None:
     for _, size, file in sorted(files, key=lambda entry: entry[0]):
         if used_bytes + needed_bytes <= max_bytes:
             return
-        with suppress(OSError):  # on Windows, open elsewhere
+        with suppress(OSError):  # on Windows: another process has it open
             file.unlink(missing_ok=True)
             used_bytes -= size

@@ -204,7 +204,7 @@ def _load_or_build_index(
         try:
             cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             index.write(cached)
-            return read_index(cached, str(cached))  # which keeps less in memory
+            return read_index(cached, str(cached))  # the stored index takes less memory
         except OSError:  # if the disk is full, the next run indexes the shards again
             cached.unlink(missing_ok=True)
     return index

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from paucal.types import UserError
 
-_TRIES = 3  # fewest tries
+_TRIES = 3  # minimum number of tries
 _BUDGET = 120.0  # seconds after which no request is tried again
 _PAUSE, _LONGEST_PAUSE = 2.0, 30.0  # seconds: longest pause before the second try, and before any try
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -30,13 +30,16 @@ def retry(work: Callable[[], T]) -> T:
     Raises:
         GaveUp: No try succeeded.
     """
-    start_time, jitter = time.monotonic(), random.Random()  # unlike all else, this must differ between processes
+    start_time, jitter = (
+        time.monotonic(),
+        random.Random(),
+    )  # unlike other random numbers, these must differ between processes
     for attempt in itertools.count():
         try:
             return work()
         except (FileNotFoundError, PermissionError, UserError):  # another try would fail too
             raise
-        except Exception as problem:  # as above; networks fail temporarily
+        except Exception as problem:  # every storage has its own errors, and networks fail temporarily
             if isinstance(problem, OSError) and problem.errno in FULL:
                 raise
             pause = jitter.uniform(0, min(_LONGEST_PAUSE, _PAUSE * 2**attempt))

@@ -198,7 +198,7 @@ def _tar_entries(file: Path, links: list[str]) -> list[_Entry]:
     with tarfile.open(file, "r:") as archive:
         for number, member in enumerate(archive):
             _refuse_many(file, number)
-            archive.members.clear()  # type: ignore[attr-defined]  # else every header stays in memory
+            archive.members.clear()  # type: ignore[attr-defined]  # otherwise every header stays in memory
             if member.isreg() and not member.issparse():
                 name = checked_name(file, member.name)
                 entries[name] = _Entry(name, member.offset_data, member.size)  # the last entry of a name counts

@@ -29,7 +29,7 @@ _OUTSIDE = re.compile(r"/|[A-Za-z]:|(?:.*/)?\.\.(?:/|$)|[^\0]*\0", re.DOTALL)
 UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")
 _LABEL_STUDIO = re.compile(r"/data/(?:upload/\d+/|local-files/\?d=)")
 _SAMPLED_ROWS = 32  # number of rows that decide which folder the paths are relative to
-_SHOWN = 80  # most characters of a path in a message
+_SHOWN = 80  # maximum number of characters of a path in a message
 
 
 class ListedImage(NamedTuple):

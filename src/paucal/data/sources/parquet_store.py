@@ -25,7 +25,7 @@ PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
 _DAMAGED_FOOTER = "deserialize thrift"  # part of Arrow's OSError for a damaged footer
 _KEPT_BYTES = 1 << 30
 _STREAMED_BYTES = 2 * WINDOW_BYTES  # kept bytes when streaming
-_MAX_OPEN = 16  # most open files; a downloaded file must be closed before its space can be freed
+_MAX_OPEN = 16  # maximum number of open files; a downloaded file must be closed before its space can be freed
 
 
 @dataclass(frozen=True)

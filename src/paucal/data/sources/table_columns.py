@@ -14,7 +14,7 @@ from paucal.data.splits.part_names import PARTS, files_of_set, part_name, train_
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-MAX_COLUMNS = 16  # most columns kept besides path, class and part
+MAX_COLUMNS = 16  # maximum number of columns kept besides path, class and part
 IMAGE_COLUMNS = (
     *("image_path", "image", "path", "file_name", "filename", "file", "filepath", "img_path", "img", "image_id"),
     *("image_name", "imageid", "id", "key"),
@@ -25,7 +25,7 @@ LABEL_COLUMNS = (
 SURE_NAME_COLUMNS = ("class_name", "classname", "label_name", "category_name")
 NAME_COLUMNS = (*SURE_NAME_COLUMNS, "class", "category", "species", "breed")
 SPLIT_COLUMNS = ("split", "part", "subset", "set")
-# The first is fastai's.
+# The first entry is the column name that fastai uses.
 FLAG_COLUMNS = {"is_valid": "val", "is_val": "val", "is_validation": "val", "is_test": "test"}
 FOLD_COLUMNS = ("fold", "folds", "kfold", "cv_fold")
 BOX_COLUMNS = (
@@ -37,7 +37,7 @@ BOX_COLUMNS = (
 SPLIT_CSV_COLUMNS = ["key", "label", "class", "split"]  # header of split.csv: "label" is a number, "class" a name
 FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False, "": False}
 _SAMPLED_ROWS = 21  # number of rows that decide whether a table has a column for each class
-_SHOWN = 80  # most characters of a name in a message
+_SHOWN = 80  # maximum number of characters of a name in a message
 
 
 @dataclass(frozen=True)

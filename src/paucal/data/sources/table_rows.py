@@ -21,7 +21,7 @@ MAX_BYTES = 512 << 20
 MAX_LIST_BYTES = 256 << 20  # twice the size of a list of ImageNet's 1.3 million images
 _DELIMITERS = ",;\t|"
 _SAMPLED_ROWS = 21  # number of rows that decide the separator
-_SHOWN = 80  # most characters of a line in a message
+_SHOWN = 80  # maximum number of characters of a line in a message
 _ENDINGS = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
 _LIST_LINE = re.compile(rf"(?P<path>\S.*?(?:{_ENDINGS}))(?:\s+(?P<label>\d{{1,9}}))?\s*", re.IGNORECASE)
 

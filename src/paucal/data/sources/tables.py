@@ -40,7 +40,7 @@ from paucal.reading import is_regular
 from paucal.types import UserError
 from paucal.wording import counted, was
 
-_SHOWN = 80  # most characters of a cell in a message
+_SHOWN = 80  # maximum number of characters of a cell in a message
 
 
 class _Tables(NamedTuple):

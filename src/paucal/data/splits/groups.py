@@ -16,8 +16,8 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 DUPLICATES = "duplicates"
-_MIN_SHARE = 0.5  # least share of the names that a pattern must match
-_MAX_PATTERN = 300  # most characters of a pattern
+_MIN_SHARE = 0.5  # smallest share of the names that a pattern must match
+_MAX_PATTERN = 300  # maximum number of characters of a pattern
 
 
 def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:

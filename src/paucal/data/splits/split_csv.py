@@ -18,7 +18,7 @@ from paucal.reading import is_regular
 from paucal.types import UserError
 
 MAX_BYTES = 512 << 20  # five times the size of such a file for ImageNet's 1.3 million images
-MAX_NAME = 20  # most characters shown of a column name
+MAX_NAME = 20  # maximum number of characters of a column name
 _SEPARATORS = ";|,"
 _COLUMNS = ["key", "label", "class", "split"]
 _DIGEST = "digest"  # optional column: digest of the image in hexadecimal digits

@@ -146,7 +146,7 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise UserError(f"{name} is '{value}'; expected one of {', '.join(choices)}")
 
 
-# Affine map of each of timm's operations in PIL's convention, by the name of the operation.
+# Affine map of each geometric operation of timm by its name, in PIL's convention.
 _MOVES: dict[str, Callable[[float, int, int], Affine]] = {
     "ShearX": lambda level, width, height: (1, level, 0, 0, 1, 0),
     "ShearY": lambda level, width, height: (1, 0, 0, level, 1, 0),

@@ -12,7 +12,7 @@ from paucal.wording import percent
 
 MAX_IMAGES = 32
 _COLUMNS = 8
-_SMALLEST_TILE = 96  # least side in pixels; smaller images are enlarged without smoothing
+_SMALLEST_TILE = 96  # smallest side in pixels; smaller images are enlarged without smoothing
 _CAPTION = 14  # height of a line in pixels
 _GAP = 4
 _CHARACTER = 6  # width in pixels of an average letter in Pillow's default font

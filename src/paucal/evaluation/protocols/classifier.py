@@ -33,7 +33,7 @@ class LinearClassifier:
 
     def scores(self, features: Tensor) -> Tensor:
         """Return (N, K) scores of (N, D) features, in the classifier's precision and on its device."""
-        # Move before converting: MPS has no float64.
+        # Move first, then convert, since MPS has no float64.
         converted = (part.to(self.weight.device).to(self.weight.dtype) for part in pieces(features))
         return torch.cat([part @ self.weight.T + self.bias for part in converted])
 

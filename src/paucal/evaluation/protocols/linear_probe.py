@@ -101,7 +101,7 @@ def epoch_seed(seed: int, epoch: int) -> int:
         >>> epoch_seed(3, 7), epoch_seed(2**62, 1) < 2**63
         (3000016, True)
     """
-    return (seed * 1_000_003 + epoch) % 2**63  # torch takes no larger seeds
+    return (seed * 1_000_003 + epoch) % 2**63  # torch does not accept larger seeds
 
 
 def cached_batches(features: Tensor, labels: Tensor, settings: ProbeSettings, rows: Tensor | None = None) -> Batches:

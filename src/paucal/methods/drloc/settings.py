@@ -17,7 +17,7 @@ class DrLocFormulaSettings:
     """Options of the formula of the loss, and of the head that it needs."""
 
     drloc_preset: Literal["paper", "reference"] = option(
-        "reading of the DrLoc loss: the paper's formula or the published program's", "paper", group=_GROUP
+        "version of the DrLoc loss: the paper's formula or the published program's", "paper", group=_GROUP
     )
     drloc_mode: Literal["l1", "signed", "ce", "reg"] | None = option("variant of the DrLoc loss", group=_GROUP)
     drloc_scale: Literal["side", "side_minus_1", "none"] | None = option(

@@ -12,7 +12,7 @@ class SelfDistillationSettings:
     """Options of EsViT's self-distillation (Li et al., ICLR 2022)."""
 
     esvit_preset: Literal["paper", "reference"] = option(
-        "reading of EsViT: the paper's, or the published program's, whose weight decay also reaches tables of relative "
+        "version of EsViT: the paper's, or the published program's, whose weight decay also reaches tables of relative "
         "positions and tokens",
         "paper",
         group="method",

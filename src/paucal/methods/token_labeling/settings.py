@@ -12,7 +12,7 @@ class TokenLabelingSettings:
 
     labels: str | None = option("folder of label maps from 'paucal label'", group="method")
     token_preset: Literal["paper", "reference"] = option(
-        "reading of token labeling: the paper's formula or the published program's", "paper", group="method"
+        "version of token labeling: the paper's formula or the published program's", "paper", group="method"
     )
     token_weight: float | None = option("weight of the token loss", group="method", low=0)
     no_mix_token: bool = option(

@@ -14,6 +14,6 @@ class VisRegSettings(ProjectorSettings):
         "share of the loss that keeps embeddings normally distributed", 0.02, group="method", low=0, high=1
     )
     visreg_directions: int = option(
-        "random directions along which that is tested", 256, group="method", low=1, high=1 << 16
+        "random directions along which the embeddings are tested", 256, group="method", low=1, high=1 << 16
     )
     visreg_dim: int = option("width of the embeddings that are compared", 512, group="method", low=1, high=1 << 16)

@@ -31,7 +31,7 @@ class RequeuedCommand:
         Raises:
             RuntimeError: The command failed.
         """
-        if RunFolder(Path(self.command.run)).finished:  # some runs end without a checkpoint, and would begin anew
+        if RunFolder(Path(self.command.run)).finished:  # some runs end without a checkpoint, and would start again
             return 0
         self._process = self.command.start()
         # submitit's signal handler interrupts this wait and calls `checkpoint`, which waits as well. A thread can be

@@ -258,7 +258,7 @@ def load_head(run: RunFolder, objective: Objective, sides: Sequence[int] | None)
     try:
         classifier.load_state_dict(read_weights(path))
     except RuntimeError as problem:
-        raise UserError(f"{str(path)!r} does not fit the model of its run: train anew.") from problem
+        raise UserError(f"{str(path)!r} does not fit the model of its run: train again.") from problem
 
 
 def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:

@@ -34,7 +34,7 @@ from paucal.training import Plan
 from paucal.types import Batch, Progress, UserError
 
 MEMORY_SHARE = 0.25  # largest share of the free memory, so that the file stays cached
-TOLERANCE = 1e-2  # allowed difference of logits, relative to them and to their standard deviation
+TOLERANCE = 1e-2  # tolerance of logits, relative to their values and to their standard deviation
 _START = Progress(0, 1, 1)
 
 Advance = Callable[[int, int], None]

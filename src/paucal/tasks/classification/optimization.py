@@ -84,6 +84,6 @@ def fit_batch(
     size = largest_batch(objective, make, sizes, torch.device("cuda"), settings.precision)
     accumulate = settings.accumulate * (usual // size)
     if size == usual:
-        return settings, "suits the data, and fits in the memory"
-    reason = f"the largest that fits in the memory; with {accumulate} passes a step the effective batch stays the same"
+        return settings, "suits the data and fits in memory"
+    reason = f"the largest that fits in memory; with {accumulate} passes per step, the effective batch stays the same"
     return replace(settings, batch_size=size, accumulate=accumulate), reason

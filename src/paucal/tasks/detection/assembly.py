@@ -92,7 +92,7 @@ def check(settings: DetectSettings) -> None:
         UserError: A setting is invalid.
     """
     if not settings.data:
-        raise UserError("there is no DATA: give a folder of images with boxes, such as 'paucal detect bccd/'.")
+        raise UserError("DATA is missing: give a folder of images with boxes, such as 'paucal detect bccd/'.")
     default = DetectSettings()
     for name in UNUSED:
         if getattr(settings, name) != getattr(default, name):

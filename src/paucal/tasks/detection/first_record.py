@@ -44,7 +44,7 @@ def load_layers(run: RunFolder, detector: nn.Module) -> None:
     layers, path = read_weights(run.path / WEIGHTS), str(run.path / WEIGHTS)
     expected = {name: value.shape for name, value in detector.state_dict().items() if not name.startswith(BACKBONE)}
     if {name: value.shape for name, value in layers.items()} != expected:
-        raise UserError(f"{path!r} does not fit the detector of this run: restore it or train anew.")
+        raise UserError(f"{path!r} does not fit the detector of this run: restore it or train again.")
     detector.load_state_dict(layers, strict=False)
 
 
@@ -57,4 +57,4 @@ def read_first(run: RunFolder | None) -> FirstDetector | None:
         ap, ap50 = (None if record[name] is None else float(record[name]) for name in ("score", "ap50"))
         return FirstDetector(int(record["steps"]), ap, ap50, float(record["seconds"]))
     except (KeyError, TypeError, ValueError) as problem:
-        raise UserError(f"{str(run.path / FILE)!r} is damaged ({problem!r}): restore it or train anew.") from problem
+        raise UserError(f"{str(run.path / FILE)!r} is damaged ({problem!r}): restore it or train again.") from problem

@@ -55,7 +55,7 @@ TIMED_IMAGES = 4  # images whose evaluation is timed
 EVALUATION_SHARE = 0.15  # largest share of the time for validation
 MAX_EVALUATIONS = 12
 MIN_STEPS = 10
-MAX_PASSES, SCRATCH_PASSES = 60, 300  # over the training images; with pretrained and with random weights
+MAX_PASSES, SCRATCH_PASSES = 60, 300  # epochs at most, with pretrained and with random weights
 OVERHEAD = 12.0  # seconds on an idle core for the final scores, intervals and pictures
 RESERVE = 0.02  # share of the time kept for unforeseen work
 
@@ -153,7 +153,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             console.say("timing a few steps with a frozen backbone")
             with memory_advice(setup.plan):
                 steps = fit_heads_steps(setup, FIRST_SHARE * seconds_of(settings.time, "--time"))
-            reason = f"a fifth of {settings.time}" if steps else f"a fifth of {settings.time} is too short for them"
+            reason = f"a fifth of {settings.time}" if steps else f"a fifth of {settings.time} is too short"
         new_settings = replace(settings, heads_steps=steps)
         origin = origins(new_settings, setup.origin, {"heads_steps": reason})
         store_changes(run, new_settings, origin)
@@ -185,7 +185,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         max_passes = MAX_PASSES if settings.init is not None else SCRATCH_PASSES
         plan = fit_steps(pace, left, counts, share, max_passes)
         if not plan.steps:
-            assert settings.time is not None  # for which this length is planned
+            assert settings.time is not None  # the length is planned only for a time budget
             spent = seconds_of(settings.time, "--time") - left
             needed_seconds = spent + plan.seconds + MIN_STEPS * pace.step + pace.evaluation(counts)
             raise UserError(

@@ -13,7 +13,7 @@ from paucal.models.regression import LEVEL, Grades
 
 STRENGTHS = (100.0, 1000.0, 10_000.0, 100_000.0)  # L2 penalties on standardised features and targets
 FOLDS = 10
-PULL = 1e-3  # of logarithms of the slope and of the gaps towards 0, which keeps grades without an image apart
+PULL = 1e-3  # penalty on the logarithms of the slope and of the gaps; it keeps grades without an image apart
 Array = NDArray[np.float64]
 
 

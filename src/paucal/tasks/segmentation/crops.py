@@ -25,7 +25,7 @@ MASK = "mask"  # name of the masks among a batch's label maps
 CHANCE = 0.5  # probability of each change
 BRIGHTNESS = 32.0  # largest change, of 255
 CONTRAST = SATURATION = (0.5, 1.5)  # factors
-HUE_STEPS, HUE_CIRCLE = 18, 180  # largest turn, and a whole turn, in steps of 2 degrees
+HUE_STEPS, HUE_CIRCLE = 18, 180  # largest change of hue, and the full circle, in steps of 2 degrees
 
 
 @dataclass(frozen=True)

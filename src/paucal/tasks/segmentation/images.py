@@ -70,7 +70,7 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
     location = settings.data or settings.images
     if location is None:
         raise UserError(
-            "there is no DATA: give a folder with a folder of images and one of masks in it (images/ and masks/), or "
+            "DATA is missing: give a folder with a folder of images and one of masks in it (images/ and masks/), or "
             "--images and --masks."
         )
     paths = (None if value is None else Path(value) for value in (settings.images, settings.masks))

@@ -55,8 +55,8 @@ LOSS = "val_loss"
 START_LR = 1e-6  # share of the peak at the first step of the warm-up, as in the papers' code
 FACTORS = (0.05, 20.0)  # range of the factors by which images are scaled
 TIMED_STEPS = 6  # after one warm-up step
-EPOCHS = 10  # fewest epochs of a short run, if the time allows
-LONGER = 10  # a run that becomes faster gets at most this multiple of the planned steps
+EPOCHS = 10  # minimum number of epochs of a short run, if the time allows
+LONGER = 10  # if a run turns out faster than planned, it gets at most this multiple of the planned steps
 OVERHEAD = 8.0  # seconds on an idle core for the start of training, the pictures and the report
 
 

@@ -8,9 +8,9 @@ from paucal.rules.resolve import Choice
 
 CPU_MODEL, GPU_MODEL = "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224"
 FEW, SOME = 100, 500  # training images
-STEPS = 40  # least optimizer steps of an epoch, since it ends with a validation
+STEPS = 40  # minimum number of optimizer steps in an epoch, since it ends with a validation
 MAX_CROPS = 64  # crops of an image in an epoch
-AUXILIARY_WIDTH = 256  # the papers', at which the head is at least as wide
+AUXILIARY_WIDTH = 256  # width in the papers, whose heads are at least as wide
 CELL = 32  # pixels of a cell of the deepest map; sides of crops are multiples of it
 
 

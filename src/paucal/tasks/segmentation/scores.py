@@ -165,7 +165,7 @@ def _sort_by_image(tallies: Iterable[Tally]) -> list[Tally]:
     """Return the counts by image, so that sums do not depend on which process counted an image."""
     rows = sorted(tallies, key=lambda row: row.index)
     if not rows:
-        raise ValueError("there is no image to report on")
+        raise ValueError("there are no images to report on")
     return rows
 
 

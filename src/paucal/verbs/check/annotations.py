@@ -43,7 +43,7 @@ SMALL, LARGE = 32.0**2, 96.0**2  # square pixels: areas that bound COCO's medium
 SHOWN = 12  # classes named in a finding
 _WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)  # a colon within a quoted value is skipped
 MAX_EMPTY_SHARE = 0.5  # of images without a box; if the share is larger, they were probably never annotated
-_OUTSIDE = ("outside-boxes", "outside of their image", "correct them, or check whether images were exchanged")
+_OUTSIDE = ("outside-boxes", "outside of their image", "correct them, or check whether images were swapped")
 _TINY = (
     "tiny-boxes",
     f"under {TINY:g} pixels",
@@ -236,7 +236,7 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
             [np.asarray((side < SMALLEST).any(axis=1)) for side in sides],
             "empty-boxes",
             "without an area",
-            "draw them anew",
+            "draw them again",
         ),
         *_marked_finding(indices, [_is_outside(*two) for two in zip(readable, corners, strict=True)], *_OUTSIDE),
         *_marked_finding(

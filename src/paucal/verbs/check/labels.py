@@ -35,7 +35,7 @@ from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
 
 Advance = Callable[[int, int], None]
-USUAL, FOR_SMALL, SMALL = 160, 128, 64  # pixels: usual input size, size for small images, most for a small image
+USUAL, FOR_SMALL, SMALL = 160, 128, 64  # pixels: usual input size, size for small images, largest side of a small image
 PIXELS = 16  # side of images whose pixels are the features
 FOLDS = 5
 

@@ -157,7 +157,7 @@ def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet
     except UserError as problem:
         return CheckedSet(images, declared_or_train, bool(declared.any()), "not divided"), [split_problem(problem)]
     return CheckedSet(
-        images, declared if has_own_split else parts, has_own_split, f"as paucal {verb} would cut them"
+        images, declared if has_own_split else parts, has_own_split, f"as paucal {verb} would divide them"
     ), []
 
 
@@ -362,7 +362,7 @@ def _find_label_errors(
     suspects, agreement = find_suspects(images, indices, features, number[indices], settings.seed, console)
     source = f"frozen features of {reader.name}" if reader.trained else (
         "plain pixels, since there are no trained weights on this machine: they are poor features of photographs "
-        '(pip install "paucal[weights]" gives better ones)'
+        '(pip install "paucal[weights]" adds better ones)'
     )  # fmt: skip
     judged_by = f"{source}; {counted(len(indices), 'image')}, each by a classifier that was not fitted on it"
     return suspects, f"{judged_by}, which agrees with {percent(agreement)} of the labels"

@@ -99,7 +99,8 @@ def lock_cell(cell: Cell) -> Iterator[bool]:
         yield False
         return
     try:
-        yield not state_of(cell).settled and _register_try(cell)  # another worker may have settled it before the lock
+        # Another worker may have finished the cell before this one got the lock.
+        yield not state_of(cell).settled and _register_try(cell)
     finally:
         lock.release()
 

@@ -168,7 +168,8 @@ def _require_equal(grid: Grid, old_settings: Mapping[str, Any], new_settings: Ma
             texts = ["not given" if value is None else shortened(str(value), 60) for value in values]
             raise UserError(
                 f"--output: {str(grid.folder)!r} holds another comparison ({flag(name)} was {texts[0]}, now "
-                f"{texts[1]}): a grid can only grow by methods, models, arms, shares and seeds; choose another folder."
+                f"{texts[1]}): a comparison can only be extended by methods, models, arms, shares and seeds; choose "
+                "another folder."
             )
 
 

@@ -145,7 +145,7 @@ def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:
     settings = setup.settings
     if isinstance(setup, TrainingSetup):
         if settings.epochs is None:
-            assert settings.time is not None  # the epochs are planned for it
+            assert settings.time is not None  # the epochs are planned only for a time budget
             return seconds_of(settings.time, "--time")
         counts, image = setup.data.counts(), seconds_per_image(setup)
         images = settings.epochs * (counts["train"] + counts["val"] / 3) + counts["test"] / 3

@@ -132,7 +132,7 @@ def compare_all(
     try:
         grid = prepare_grid(grid_settings, arms, shared, command, console)
         if len(arms) == 1 and len(grid.arms) == 1:
-            console.say(f"note: {arms[0].name} is the only way to train, so there is nothing to compare it with")
+            console.say(f"note: {arms[0].name} is the only training method, so there is nothing to compare it with")
         return _run_and_report(grid, grid_settings, console)
     finally:
         torch.set_num_threads(threads)

@@ -170,7 +170,7 @@ def fairness(findings: Findings) -> list[str]:
                     ("total time", "seconds", SAME_TIME),
                 )
             ]
-            lines.append(f"{arm.name} beside {other.name}: {'; '.join(ratio for ratio in ratios if ratio)}.")
+            lines.append(f"{arm.name} compared with {other.name}: {'; '.join(ratio for ratio in ratios if ratio)}.")
     if findings.grid.rates:
         rates = ", ".join(f"{rate:g}" for rate in findings.grid.rates)
         lines.append(

@@ -21,7 +21,7 @@ from paucal.wording import counted, percent
 
 # For each verb: the summary entry that is printed when a run ends, and the text before it.
 HEADLINES = {"train": ("test_top1", ""), "detect": ("test_ap", "AP "), "segment": ("test_mean_iou", "mean IoU ")}
-MAX_SILENCE = 600.0  # longest time between two lines of progress, in seconds
+MAX_SILENCE = 600.0  # maximum time between two lines of progress, in seconds
 
 
 def run_workers(grid: Grid, grid_settings: GridSettings, resume_command: str, console: Console) -> bool:

@@ -68,9 +68,9 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
     """Write a set in another layout, and print a summary; see `convert`."""
     check_ranges(settings)
     if settings.to is None:
-        raise UserError(f"there is no --to: give the layout to write, one of {', '.join(get_args(Form))}.")
+        raise UserError(f"--to is missing: give the layout to write, one of {', '.join(get_args(Form))}.")
     if settings.output is None:
-        raise UserError("there is no OUT: give a new folder for the images and their labels.")
+        raise UserError("OUT is missing: give a new folder for the images and their labels.")
     target, layout = named_path(settings.output, "OUT"), LAYOUTS[settings.to]
     require_empty(target, "OUT")
     places = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}

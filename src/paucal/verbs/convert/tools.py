@@ -13,7 +13,7 @@ from paucal.data.boxes.label_studio import encode_brush
 from paucal.verbs.convert.content import Content, Item, Thing
 from paucal.verbs.convert.objects import count_unknown_labels, mask_of, polygon_of, save_text, without_crowds
 
-_LOCAL = "/data/local-files/?d="  # Label Studio's prefix for files of a local storage
+_LOCAL = "/data/local-files/?d="  # Label Studio's prefix for files in local storage
 # Controls of Label Studio by the kind of their results.
 _CONTROLS = {
     "choices": ("Choices", "choice"),

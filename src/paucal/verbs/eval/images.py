@@ -161,7 +161,7 @@ def _seen_notes(
     if same_key:
         same_name = counted(same_key, "image has the name", "images have the names")
         if this_run.by_digest:
-            explanation = "but other content, so the run has not seen them"
+            explanation = "but different content, so the run has not seen them"
         else:
             explanation = (
                 "and the run stored no digests to compare: if they are the same images, the score is too optimistic"

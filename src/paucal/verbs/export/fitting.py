@@ -226,7 +226,7 @@ def _nothing_fits(candidates: Sequence[Candidate], limits: Limits) -> str:
     if not candidates:
         return f"no file agrees with this model, so none is within {limits}: use another --format."
     closest = min(candidates, key=lambda candidate: limits.excess(candidate.found))
-    reason = "" if limits.excess(closest.found) > 1 else ", too near to the limit since times differ"
+    reason = "" if limits.excess(closest.found) > 1 else ", too close to the limit, since measured times vary"
     return (
         f"no file is within {limits}: the closest is {closest.title} with {describe(closest.found)}{reason}, so "
         "nothing was written; give a larger --max-size or --max-ms."

@@ -20,8 +20,11 @@ from paucal.verbs.export.subjects import Subject
 from paucal.wording import counted, percent
 
 PIXELS_TOLERANCE = 0.05  # for graphs with their preprocessing inside, which round a few pixels differently
-MANY, MOST_OF_MANY = ("pixels", "objects"), 5  # factor on the tolerance where the largest of thousands is compared
-MIN_AGREEMENT, LEAST_OF_8_BITS = 0.95, 0.75  # least agreement of a file with the model
+MANY, MOST_OF_MANY = (
+    ("pixels", "objects"),
+    5,
+)  # units for which the largest of thousands of differences counts, and factor on their tolerance
+MIN_AGREEMENT, LEAST_OF_8_BITS = 0.95, 0.75  # smallest agreement of a file with the model
 ANSWERS = {  # by the kind of prediction: texts for the agreement and for the accuracy
     "images": ("the same class for {}", "accuracy"),
     "numbers": ("the same number, to a tenth of the target's deviation, for {}", "accuracy"),
@@ -168,7 +171,7 @@ class GraphWriter:
         return (
             f"{name} ({comparison.size / 2**20:.1f} MiB): on {comparison.images} {self.pictures.what} "
             f"{agreement_text.format(percent(comparison.agreement))}, {self._difference(comparison)} at most{scores}; "
-            f"{file_ms:.1f} ms an image, the model here {model_ms:.1f}"
+            f"{file_ms:.1f} ms per image, the model here {model_ms:.1f}"
         )
 
 

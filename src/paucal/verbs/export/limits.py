@@ -30,7 +30,7 @@ class Limits:
 
     def __str__(self) -> str:
         size = () if self.size is None else (f"{self.size / 1e6:g} MB",)
-        return " and ".join((*size, *(() if self.milliseconds is None else (f"{self.milliseconds:g} ms an image",))))
+        return " and ".join((*size, *(() if self.milliseconds is None else (f"{self.milliseconds:g} ms per image",))))
 
 
 def limits_of(settings: ExportSettings) -> Limits | None:
@@ -41,7 +41,10 @@ def limits_of(settings: ExportSettings) -> Limits | None:
     """
     if settings.max_size is None and settings.max_ms is None:
         if settings.time is not None:
-            raise UserError("--time is for the smaller model of --max-size and --max-ms: give one, or leave it out.")
+            raise UserError(
+                "--time limits the training of the smaller model for --max-size or --max-ms: give one of "
+                "those, or leave --time out."
+            )
         return None
     if settings.time is not None:
         seconds_of(settings.time, "--time")
@@ -69,4 +72,4 @@ def bytes_of(text: str) -> int:
 
 def describe(found: Comparison) -> str:
     """Return the size and the time of a file as text."""
-    return f"{found.size / 1e6:.2g} MB and {found.milliseconds[1]:.2g} ms an image"
+    return f"{found.size / 1e6:.2g} MB and {found.milliseconds[1]:.2g} ms per image"

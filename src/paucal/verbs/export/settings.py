@@ -53,6 +53,9 @@ class ExportSettings:
         group=_FITTING,
     )
     max_ms: float | None = option(
-        "most milliseconds for one image on one thread of this machine, likewise", None, group=_FITTING, above=0
+        "maximum milliseconds per image on one thread of this machine; chooses the file as --max-size does",
+        None,
+        group=_FITTING,
+        above=0,
     )
     time: str | None = option("training time of a smaller model (default: 15m)", None, group=_FITTING)

@@ -96,7 +96,7 @@ def _check_settings(settings: LabelSettings) -> None:
 def _output_paths(settings: LabelSettings) -> tuple[Path, Path | None]:
     """Return the checked paths of the maps and of their picture."""
     if settings.output is None:
-        raise UserError("there is no --output: give a folder for the maps.")
+        raise UserError("--output is missing: give a folder for the maps.")
     images, root = {"DATA": settings.data}, settings.data_root
     output = named_path(settings.output)
     refuse_inside_images(output, images, root)

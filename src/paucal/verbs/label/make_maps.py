@@ -34,7 +34,7 @@ from paucal.verbs.label.settings import LEVEL
 from paucal.wording import counted, percent
 
 SAMPLE = 1000  # labelled images that the teacher is tested on
-ALONE = 0.8  # least accuracy of the mean over the cells, relative to the accuracy on whole images
+ALONE = 0.8  # smallest accuracy of the mean over the cells, relative to the accuracy on whole images
 WHAT = "the folder of label maps"
 
 

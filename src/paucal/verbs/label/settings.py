@@ -17,14 +17,14 @@ class LabelSettings(LabelledDataSettings):
     output: str | None = option("folder for the maps; must be given", group=_GROUP)
     from_published: str | None = option("convert the maps in this folder", group=_GROUP)
     published_classes: str | None = option(
-        "file with the names of the published maps' classes, one a line in the order of their numbers (default: the "
+        "file with the names of the published maps' classes, one per line in the order of their numbers (default: the "
         "data's)",
         group=_GROUP,
     )
     picture: str | None = option("draw the maps of some images as this PNG", group=_GROUP)
     top_k: int = option("classes kept at each cell", 5, group=_GROUP, low=1, high=1_000_000)
     img_size: list[int] | None = option("side of the teacher's input in pixels", group=_GROUP)
-    min_accuracy: float = option("least accuracy of the teacher's maps", LEVEL, group=_GROUP, low=0, high=1)
+    min_accuracy: float = option("minimum accuracy of the teacher's maps", LEVEL, group=_GROUP, low=0, high=1)
     batch_size: int = option("images per forward pass", 32, group=_GROUP, low=1, high=1 << 20)
     workers: int = option("processes that load images", 0, group=_GROUP, low=0, high=64)
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)

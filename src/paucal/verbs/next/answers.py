@@ -155,7 +155,7 @@ class DetectorModel(Model):
         names, counts = np.unique([self.card.classes[label] for label in confident.labels], return_counts=True)
         counted = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True)) or "no object"
         doubtful = sorted(detections.scores.tolist(), key=lambda score: abs(score - 0.5))[:1]
-        return f"{counted}; the least sure {percent(doubtful[0], '.0f')}" if doubtful else counted
+        return f"{counted}; the least certain {percent(doubtful[0], '.0f')}" if doubtful else counted
 
     def _predicted_content(
         self,

@@ -99,8 +99,8 @@ class AnswerTable:
         differing = next((name for name in names if stored.get(name) != self.about.get(name)), None)
         if differing is not None:
             raise UserError(
-                f"{str(self.path)!r} has answers with another {differing}: give the same call to go on, or another "
-                "--output."
+                f"{str(self.path)!r} has answers with another {differing}: repeat the same call to continue, or give "
+                "another --output."
             )
 
     def _recover(self) -> None:

@@ -109,7 +109,7 @@ class Journal:
         for path in self._part_files():
             for block in _read_blocks(path):
                 if block.shares.shape[1] != (self.classes if len(block.shares) else 0):
-                    raise UserError(f"{str(path)!r} is damaged: remove its folder to begin anew.")
+                    raise UserError(f"{str(path)!r} is damaged: remove its folder to start again.")
                 yield block
 
     def remove(self) -> None:
@@ -176,7 +176,7 @@ def _read_blocks(path: Path) -> Iterator[Block]:
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
             if not reader.schema.equals(_SCHEMA):
-                raise UserError(f"{str(path)!r} is damaged: remove its folder to begin anew.")
+                raise UserError(f"{str(path)!r} is damaged: remove its folder to start again.")
             while True:
                 try:
                     batch = reader.read_next_batch()
@@ -200,7 +200,7 @@ def _to_tensor(column: pa.ListArray, count: int) -> Tensor:
     values = torch.from_numpy(column.flatten().to_numpy(zero_copy_only=False).copy())
     width = len(values) // max(count, 1)
     if len(values) != width * count:
-        raise UserError("a file of unfinished answers is damaged: remove the folder that ends in .part to begin anew.")
+        raise UserError("a file of unfinished answers is damaged: remove the folder that ends in .part to start again.")
     return values.reshape(count, width)
 
 

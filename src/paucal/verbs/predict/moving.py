@@ -183,7 +183,7 @@ def _classify_watched(moving: MovingSettings, answerer: Answerer, table: AnswerT
     """Classify new pictures until the folder has been idle for long enough."""
     idle_seconds = None if moving.idle is None else seconds_of(moving.idle, "--idle")
     folder = named_path(str(moving.watch), "--watch")
-    console.say(f"watching {folder}; Ctrl-C ends it, and the same call goes on")
+    console.say(f"watching {folder}; press Ctrl-C to stop; the same call continues")
     source = watched_pictures(folder, set(table.done), idle_seconds, answerer.reading, console)
     _classify_frames(source, answerer, table, console)
 

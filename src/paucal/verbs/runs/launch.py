@@ -26,8 +26,8 @@ from paucal.verbs.runs.settings import RunsSettings
 from paucal.wording import counted, percent
 
 SHOWN = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
-WIDEST = 10_000  # characters
-SPARED = ("changed", "size", "time", "seed", "epochs", "method", "data")  # left out first on a narrow terminal
+WIDEST = 10_000  # characters in a line of a file or a pipe
+SPARED = ("changed", "size", "time", "seed", "epochs", "method", "data")  # columns left out first on a narrow terminal
 ERRORS = {"val": "cross_validated_mae", "test": "test_mae"}  # of runs that predict numbers
 NUMBERS = ("val", "test", "size", "seed", "epochs")
 LONG_AGO = 30 * 86400.0  # seconds after which a stopped run will probably not be resumed

@@ -36,7 +36,7 @@ def check_labelling(source: str | None, settings: ServeSettings) -> None:
             if getattr(settings, name) is not None:
                 raise UserError(f"--{name} is for labels by people: give --label, the images, or leave it out.")
         if source is None:
-            raise UserError("there is no RUN: give a model to try, or --label, --save and --classes to label images.")
+            raise UserError("RUN is missing: give a model to try, or --label, --save and --classes to label images.")
         return
     if settings.save is None:
         raise UserError("--label needs --save, the CSV file that gets the labels.")

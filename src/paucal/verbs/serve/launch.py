@@ -52,7 +52,7 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
             model = load_model(source, settings.device)
             if not isinstance(model.card, RegressionCard):
                 model.require_classifier()
-            # Before the minute that reading the images may take.
+            # Checked now, since reading the images may take a minute.
             listener = stack.enter_context(_listening_socket(settings.host, settings.port))
             path = Path(source)
             familiarity = familiarity_of(open_run(path), model, console) if (path / MARKER).exists() else None
@@ -64,7 +64,7 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
                 _allowed_hosts(settings.host),
             )
         if settings.host not in LOCAL:
-            console.say("note: other machines can reach this page, and nothing asks who they are")
+            console.say("note: other machines can reach this page without a login")
         console.say(f"open {addresses(settings.host, settings.port)} in a browser; Ctrl-C ends it")
         config = uvicorn.Config(
             app, log_level="warning", limit_concurrency=OPEN_CONNECTIONS, server_header=False, lifespan="off", ws="none"

@@ -32,7 +32,7 @@ from paucal.wording import counted, was
 
 MIB = 2**20
 _SAMPLE = 64
-_TAR_OVERHEAD = 2560  # most extra bytes of an image and its label in a tar file
+_TAR_OVERHEAD = 2560  # maximum number of extra bytes for an image and its label in a tar file
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def shard_set(settings: ShardSettings, console: Console) -> Sharded:
     """Write the images of a set into shards, and print a summary; see `shard`."""
     check_ranges(settings)
     if settings.output is None:
-        raise UserError("there is no OUT: give a new folder for the shards, or a URL such as s3://bucket/set.")
+        raise UserError("OUT is missing: give a new folder for the shards, or a URL such as s3://bucket/set.")
     if is_remote(settings.output):
         with tempfile.TemporaryDirectory(prefix="paucal-shards-") as folder:
             return _write_shards(settings, Path(folder), lambda done: upload(done, str(settings.output)), console)

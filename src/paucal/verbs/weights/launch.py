@@ -102,8 +102,8 @@ def add_file(file: str, settings: WeightsSettings, console: Console) -> AddedWei
     existing = find_added(weights.name)
     if existing is not None:
         raise UserError(
-            f"weights of {weights.name} were added already ({existing.source}, SHA-256 {existing.sha256[:12]}): "
-            f"'paucal weights remove {weights.name}' first, or give the --model with its tag."
+            f"weights of {weights.name} have already been added ({existing.source}, SHA-256 {existing.sha256[:12]}): "
+            f"run 'paucal weights remove {weights.name}' first, or give --model with its tag."
         )
     card = add_checked(weights)
     use = (
@@ -125,7 +125,8 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
         weights = replace(weights, licence_text=text)
     if not weights.licence_text:
         raise UserError(
-            f"the archive carries the text of its licence, {weights.licence}: give --licence-text, a file with it."
+            f"the archive must contain the text of its licence, {weights.licence}: give a file with the text as "
+            "--licence-text."
         )
     path = named_path(settings.output or f"{weights.name}{ENDING}")
     if not path.name.endswith(".zip"):
@@ -140,7 +141,9 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
 def _check_named(name: str, settings: WeightsSettings) -> CheckedWeights:
     """Check weights that are on this machine or can be fetched."""
     for flag in (key for key in OF_FILE if key != "licence_text" and getattr(settings, key) is not None):
-        raise UserError(f"--{flag} is for weights in a file, but {name!r} is a name of weights: leave it out.")
+        raise UserError(
+            f"--{flag} is for weights in a file, but {name!r} is the name of published weights: leave it out."
+        )
     licence = checked_licence(name, licence_of(name) or "not stated")
     added_weights, text = find_added_weights(name), _licence_text(settings)
     published_source = next(

@@ -20,5 +20,7 @@ class WeightsSettings:
     mean: list[float] | None = option(
         "mean of each channel in their preprocessing, for pixels from 0 to 1; by default timm's", group=_FILE
     )
-    std: list[float] | None = option("standard deviation of each channel, likewise", group=_FILE, above=0)
+    std: list[float] | None = option(
+        "standard deviation of each channel in their preprocessing; by default timm's", group=_FILE, above=0
+    )
     output: str | None = option("pack: path of the archive; by default NAME.weights.zip", group=_PACK)

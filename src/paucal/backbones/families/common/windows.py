@@ -97,7 +97,7 @@ def kept_apart(windows: Windows, like: Tensor) -> Tensor:
 
 @lru_cache(maxsize=_CACHED)
 def _cached_index(windows: Windows, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # else a mask made for inference could not be used in training
+    with torch.inference_mode(False):  # otherwise a mask made for inference could not be used in training
         return _kept_apart(windows, device)
 
 

@@ -99,7 +99,7 @@ def read_record(run: RunFolder | None) -> TuneRecord | None:
             None if record.get("unlabelled") is None else _read_step(record["unlabelled"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise UserError(f"{str(run.path / FILE)!r} is damaged ({problem}): restore it or train anew.") from problem
+        raise UserError(f"{str(run.path / FILE)!r} is damaged ({problem}): restore it or train again.") from problem
 
 
 def _read_step(value: Mapping[str, Any]) -> TuneStep:

@@ -79,7 +79,7 @@ def _name_preset(settings: Mapping[str, Any], tunes_all: bool) -> str:
     return ", ".join(parts)
 
 
-# Measured (docs/lab/, a good model in minutes): each of the first two presets won by far on a data set where the
+# Each of the first two presets won by far on a data set where the
 # other lost.
 KEEPING = "norms still"
 WITH_BATCH_NORM = (
