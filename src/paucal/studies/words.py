@@ -131,8 +131,8 @@ def format_published(value: Value, deviation: float | None = None) -> str:
     """Return a published value as text.
 
     Example:
-        >>> published(85.62, 0.05), published(1281167.0), published(None), published("cosine")
-        ('85.62 ± 0.05', '1281167', '-', 'cosine')
+        >>> [format_published(value) for value in (1281167.0, None, "cosine")] + [format_published(85.62, 0.05)]
+        ['1281167', '-', 'cosine', '85.62 ± 0.05']
     """
     if value is None:
         return "-"

@@ -304,7 +304,7 @@ def unescape(name: str) -> str:
     r"""Return a name with the bytes that are not UTF-8, which paucal writes to files as escapes.
 
     Example:
-        >>> unescaped(r"caf\udce9") == "caf\udce9"
+        >>> unescape(r"caf\udce9") == "caf\udce9"
         True
     """
     return _ESCAPED_BYTE.sub(lambda match: chr(0xDC00 + int(match[1], 16)), name) if "\\" in name else name

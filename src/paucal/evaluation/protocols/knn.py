@@ -57,7 +57,7 @@ def clamp_neighbours(neighbours: Sequence[int], n_train: int) -> list[int]:
     """Return the values of k, reduced to the number of training images where they exceed it, ascending.
 
     Example:
-        >>> clamped([10, 20, 100, 200], 60)
+        >>> clamp_neighbours([10, 20, 100, 200], 60)
         [10, 20, 60]
     """
     return sorted({min(k, n_train) for k in neighbours})
