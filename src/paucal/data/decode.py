@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from paucal.data.channels.pixels import deep_values, is_deep, to_8_bits
+from paucal.data.small_jpeg import decode_small
 from paucal.types import UserError
 from paucal.wording import counted, first_few
 
@@ -147,6 +148,9 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
             beyond 65,535), is larger than Pillow's limit against decompression bombs or more than 100 times as long
             as wide.
     """
+    small = decode_small(source) if isinstance(source, bytes) else None
+    if small is not None and reading.reduced(small.size) == small.size:
+        return small
     with open_image(source, name) as image:
         size = reading.reduced(image.size)
         if size != image.size and image.format in _DRAFTED:

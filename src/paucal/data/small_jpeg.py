@@ -1,0 +1,56 @@
+"""Small JPEG images decoded without Pillow, in a third of its time, if the extra `jpeg` is installed.
+
+Pillow takes some 55 µs to open and hand over any image, five times as long as decoding 32 x 32 pixels takes. The
+pixels are the same, since both use libjpeg-turbo; images for which that is not sure are left to Pillow.
+"""
+
+import io
+from functools import cache
+
+import numpy as np
+from PIL import Image
+
+MOST_PIXELS = 128 * 128  # larger images gain little
+MOST_BYTES = 2 * MOST_PIXELS
+# Pillow turns the image upright, or treats its colours in another way.
+_LEFT_TO_PILLOW = (b"Exif\0", b"Adobe\0")
+
+
+def decode_small(content: bytes) -> Image.Image | None:
+    """Decode a small JPEG image to RGB.
+
+    Returns:
+        The pixels that Pillow decodes; None for all other images, also for damaged ones, and without the extra.
+    """
+    if len(content) > MOST_BYTES or not content.startswith(b"\xff\xd8\xff") or not _agrees_with_pillow():
+        return None
+    if any(mark in content for mark in _LEFT_TO_PILLOW):
+        return None
+    import simplejpeg
+
+    try:
+        *sides, colours, _ = simplejpeg.decode_jpeg_header(content)
+        shorter, longer = sorted(map(int, sides))
+        too_large = shorter * longer > MOST_PIXELS
+        if too_large or shorter == 1 or colours not in ("YCbCr", "Gray"):  # a row may be longer than `decode` accepts
+            return None
+        return Image.fromarray(simplejpeg.decode_jpeg(content))
+    except ValueError:  # damaged, or of a kind that it does not read
+        return None
+
+
+@cache
+def _agrees_with_pillow() -> bool:
+    """Whether simplejpeg is installed and gives the pixels that Pillow gives: their libraries may differ in version."""
+    try:
+        import simplejpeg
+    except ImportError:
+        return False
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (33, 47, 3), dtype=np.uint8))
+    for subsampling in (0, 1, 2):  # 4:4:4, 4:2:2, 4:2:0
+        file = io.BytesIO()
+        noise.save(file, "JPEG", subsampling=subsampling)
+        with Image.open(file) as image:
+            if not np.array_equal(np.asarray(image), simplejpeg.decode_jpeg(file.getvalue())):
+                return False
+    return True
