@@ -226,7 +226,7 @@ def test_bad_input__is_told_in_one_sentence() -> None:
     model = build("vit_tiny_patch16_224")
     with pytest.raises(UserError, match="class 4 does not exist: the model has classes 0 to 3"):
         attribute(model, images(), torch.tensor(4), "relevance")
-    with pytest.raises(UserError, match="there are 3 classes for 2 images"):
+    with pytest.raises(UserError, match="got 3 classes for 2 images"):
         attribute(model, images(), torch.tensor([0, 1, 2]), "libra")
     with pytest.raises(UserError, match="the method is 'gradcam'; expected one of relevance"):
         attribute(model, images(), torch.tensor(0), "gradcam")

@@ -116,7 +116,7 @@ def test_maps__of_held_out_images_may_be_missing(photos):
     assert [images.keys[i] for i in positions][:2] == ["train/ant/0.png", "train/ant/1.png"]
     assert len(files) == 5
     (photos / "maps" / "bee" / "1.pt").unlink()
-    with pytest.raises(UserError, match=r"1 training images have no map, such as 'train/bee/1.png'"):
+    with pytest.raises(UserError, match=r"there is no map for 1 of the training images, such as 'train/bee/1.png'"):
         find_maps(images, photos / "maps")
 
 

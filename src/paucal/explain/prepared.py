@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from paucal.backbones.probe import model_name
 from paucal.types import UserError
+from paucal.wording import counted
 
 
 def plain(model: nn.Module) -> nn.Module:
@@ -103,7 +104,8 @@ def require_classes(classes: Tensor, count: int, images: int) -> Tensor:
     if len(indices) == 1:
         indices = indices.expand(images)
     if len(indices) != images:
-        raise UserError(f"there are {len(indices)} classes for {images} images: give one, or one for each.")
+        classes_text = counted(len(indices), "class", "classes")
+        raise UserError(f"got {classes_text} for {counted(images, 'image')}: give one, or one for each.")
     invalid = indices[(indices < 0) | (indices >= count)]
     if len(invalid):
         raise UserError(f"class {int(invalid[0])} does not exist: the model has classes 0 to {count - 1}.")

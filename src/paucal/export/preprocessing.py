@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from paucal.data.channels.pixels import RGB
 from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
+from paucal.wording import counted
 
 GREY_LEVELS = 255
 STEPS = float(1 << 22)  # Pillow stores a filter weight as an integer multiple of 1 / STEPS
@@ -45,7 +46,8 @@ class PixelInput(nn.Module):
         super().__init__()
         if preprocessing.channels != RGB:
             raise UserError(
-                f"the model reads {preprocessing.channels} channels, but --with-preprocessing is for RGB: leave it out."
+                f"the model reads {counted(preprocessing.channels, 'channel')}, but --with-preprocessing is for RGB: "
+                "leave it out."
             )
         if preprocessing.value_range is not None:
             raise UserError(

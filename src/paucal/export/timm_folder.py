@@ -15,7 +15,7 @@ from paucal.export.hub import HubFacts, hub_header, licence_lines
 from paucal.models.card import ModelCard
 from paucal.runs import write_text
 from paucal.runs.weights import save_weights
-from paucal.wording import percent, showable
+from paucal.wording import counted, percent, showable
 
 WEIGHTS, CARD, CONFIG, PAGE = "model.safetensors", "model.json", "config.json", "README.md"
 
@@ -160,7 +160,7 @@ def _score_lines(report: Report | None, classes: Sequence[str]) -> list[str]:
     if report is None:
         return ["It was not evaluated: the run has no report on test images."]
     lines = [
-        f"On {report.images} test images, with {report.level:.0%} intervals:",
+        f"On {counted(report.images, 'test image')}, with {report.level:.0%} intervals:",
         "",
         "| score | value |",
         "|---|---|",

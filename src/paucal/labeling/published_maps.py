@@ -43,8 +43,8 @@ def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[P
     if not all(held_out):
         first = lacking[held_out.index(False)]
         raise UserError(
-            f"--from-published: {held_out.count(False)} training images have no map, such as {first!r}: complete the "
-            "maps, or use only the classes that have them with --classes."
+            f"--from-published: there is no map for {held_out.count(False)} of the training images, such as {first!r}: "
+            "complete the maps, or use only the classes that have them with --classes."
         )
     positions = np.flatnonzero(has_map)
     files = [paths[position] for position in positions]

@@ -7,6 +7,7 @@ from paucal.objectives.guided import GuidedTerm
 from paucal.runs import RunFolder
 from paucal.settings.options import flag
 from paucal.types import UserError
+from paucal.wording import counted
 
 
 def refuse_leaks(setting: str, run: RunFolder, run_images: RunImages) -> None:
@@ -24,7 +25,7 @@ def show_as_trained(setting: str, term: GuidedTerm, own: Preprocessing, run_imag
     statistics = run_images.statistics
     if len(statistics.mean) != own.channels:
         raise UserError(
-            f"{flag(setting)} needs images with {own.channels} channels, but those of this run have "
+            f"{flag(setting)} needs images with {counted(own.channels, 'channel')}, but those of this run have "
             f"{len(statistics.mean)}: give another one."
         )
     scale = [std / its for std, its in zip(statistics.std, own.std, strict=True)]

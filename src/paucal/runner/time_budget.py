@@ -257,5 +257,5 @@ def describe_change(plan: Plan, pace: float) -> str:
         return f"plan: {counted(change.threads, 'thread')} from step {change.step} on, which is faster now"
     return (
         f"plan: a step takes {pace:.2g} s now ({plan.time.step:.2g} s when the length was planned): the run has "
-        f"{change.total_steps} steps instead of {previous_plan.last_step}, to end in its time"
+        f"{counted(change.total_steps, 'step')} instead of {previous_plan.last_step}, to end in its time"
     )

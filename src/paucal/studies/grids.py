@@ -28,6 +28,7 @@ from paucal.verbs.compare.running import is_settled, run_workers
 from paucal.verbs.compare.settings import Arm
 from paucal.verbs.label.launch import label_set
 from paucal.verbs.label.settings import LabelSettings
+from paucal.wording import counted
 
 MAX_EVALUATED = 2000  # images of each split for the evaluation of features at a smaller scale
 # Image sizes for evaluation at several scales, relative to the training size; without mirroring, since a mirrored digit
@@ -203,7 +204,8 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
     teacher, console = small.teacher, call.console
     if teacher is None:
         raise UserError("this scale has no teacher for label maps: use --scale full with --labels.")
-    console.say(f"label maps: first train the teacher {teacher.name} on these images for {teacher.epochs} epochs")
+    epochs = counted(teacher.epochs, "epoch")
+    console.say(f"label maps: first train the teacher {teacher.name} on these images for {epochs}")
     settings = {
         "init": "none",
         **{name: value for name, value in small.set.items() if name not in CHOOSING},

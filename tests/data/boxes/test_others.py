@@ -199,7 +199,8 @@ def test_tables__crowds_columns_of_parts_and_rows_without_a_box(tmp_path: Path):
     [
         ("0.png,96,64,a,1,2,x,4", "line 3 of .* expected names and four numbers"),
         ("0.png,96,64,,1,2,3,4", "line 3 of .* expected names and four numbers"),
-        ("0.png,96,64,a,1,2", "line 3 of .* has 6 cells, too few"),
+        ("0.png,96,64,a,1,2", "line 3 of .* has 6 cells, too few: correct it"),
+        ("0.png", "line 3 of .* has 1 cell, too few: correct it"),
         ("9.png,96,64,a,1,2,3,4", "describes '9.png', but there is no such image"),
         (
             "0.png,96,64,a,0.1,0.2,0.3,0.4",

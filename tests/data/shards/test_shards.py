@@ -193,7 +193,7 @@ def test_shards__names_after_an_empty_line_are_refused(shards):
 
 def test_shards__number_beyond_the_names_is_refused(shards):
     (shards / "classes.txt").write_text("cat\n")
-    assert "have the label 1, and classes.txt names 1 classes" in refused(shards)
+    assert "have the label 1, and classes.txt names 1 class, numbered" in refused(shards)
 
 
 def test_shards__cut_off_shard_is_named(shards):

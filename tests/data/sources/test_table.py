@@ -131,7 +131,7 @@ def test_table__leads_out_of_nowhere(tmp_path, path):
     [
         ([], "is empty"),
         ([["image", "label"]], "has no row"),
-        ([["image", "label"], ["1.png"]], "line 2 of .* has 1 cells, but the first has 2"),
+        ([["image", "label"], ["1.png"]], "line 2 of .* has 1 cell, but the first has 2"),
         ([["image", "label"], ["", "a"]], "line 2 of .* has no path"),
         ([*ROWS, ["a/1.png", "dog"]], "in lines 2 and 5 of .* with different labels"),
     ],

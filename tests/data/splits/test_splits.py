@@ -184,6 +184,13 @@ def test_limit_val__never_leaves_more_to_validate_than_to_train(make_set):
     assert limit_val(split, images.labels, seed=0) is split
 
 
+def test_take_few__counts_a_single_image_in_the_singular(make_set):
+    split = make_split(images := make_set([0, 1] * 10))
+    assert take_few(split, images.labels, 1, 0).description.endswith(
+        "; 1 training image of each class is used (seed 0)"
+    )
+
+
 def test_take__refuses_senseless_numbers(make_set):
     split = make_split(images := make_set([0, 1] * 10))
     with pytest.raises(UserError, match=r"fraction of training images is 0; expected a number above 0"):

@@ -243,7 +243,8 @@ def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list
         for row in islice(cells, 1 if named_columns else 0, None):
             if any(cell.strip() for cell in row):
                 if len(row) <= max(columns.values()):
-                    raise UserError(f"line {cells.line_num} of {place!r} has {len(row)} cells, too few: correct it.")
+                    count = counted(len(row), "cell")
+                    raise UserError(f"line {cells.line_num} of {place!r} has {count}, too few: correct it.")
                 by_kind = {kind: row[column].strip() for kind, column in columns.items()}
                 rows.append(_parse_row(by_kind, form, cells.line_num, place, part))
     except csv.Error as problem:

@@ -17,7 +17,7 @@ from paucal.data.decode import ImageSource, Reading, UnreadableImage
 from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.stores import EncodedStore, locate, locate_original
 from paucal.types import UserError
-from paucal.wording import percent
+from paucal.wording import counted, percent
 
 _SAMPLED = 256  # images whose headers are read
 _GREY = 1  # channels of grey images, which are read as RGB
@@ -63,7 +63,8 @@ def describe_channels(channels: int) -> str:
     if channels == RGB:
         return ""
     note = "" if channels < RGB else "; sheets and reports show the first three"
-    return f"images are read with {channels} channels{note}; colour augmentations are off, since they only apply to RGB"
+    count = counted(channels, "channel")
+    return f"images are read with {count}{note}; colour augmentations are off, since they only apply to RGB"
 
 
 def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:

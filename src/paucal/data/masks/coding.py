@@ -29,6 +29,7 @@ from paucal.data.masks.consistency import (
 from paucal.data.masks.mask_files import MaskFacts, pack_colours, unpack_colour
 from paucal.reading import read_decoded
 from paucal.types import UserError
+from paucal.wording import counted
 
 Coding = Literal["index", "binary", "grey", "colour"]
 IGNORED = 255  # class number of unlabelled pixels, which are ignored
@@ -249,8 +250,9 @@ def find_coding(
     else:
         coding = _level_coding(kind, values, void)
     if named is not None and len(named.names) != coding.count:
+        count = counted(len(named.names), "class", "classes")
         raise UserError(
-            f"--classes names {len(named.names)} classes, and the masks have {coding.count} ({coding.describe()}): "
+            f"--classes names {count}, and the masks have {coding.count} ({coding.describe()}): "
             "give as many names, or names with their values."
         )
     return coding

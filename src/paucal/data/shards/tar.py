@@ -170,9 +170,10 @@ def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[
     if names and numeric:
         too_large = [value for value in distinct if int(value) >= len(names)]
         if too_large:
+            count = counted(len(names), "class", "classes")
             raise UserError(
-                f"the shards have the label {too_large[0]}, and classes.txt names {len(names)} classes, numbered from "
-                "0; correct one of the two."
+                f"the shards have the label {too_large[0]}, and classes.txt names {count}, numbered from 0; correct "
+                "one of the two."
             )
         numbers = {value: int(value) for value in distinct}
         classes = tuple(names)

@@ -141,8 +141,8 @@ def _read_table(
     for row in rows:
         if len(row.cells) < width or any(row.cells[width:]):
             raise UserError(
-                f"line {row.line} of {file} has {len(row.cells)} cells, but the first has {width}: correct it, "
-                "and put quotes around names that contain the separator."
+                f"line {row.line} of {file} has {counted(len(row.cells), 'cell')}, but the first has {width}: correct "
+                "it, and put quotes around names that contain the separator."
             )
     columns = find_columns(file, rows, options)
     used = [columns.image, columns.label, columns.split, *(column for column, _ in columns.flags)]

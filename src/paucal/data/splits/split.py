@@ -229,7 +229,8 @@ def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
         raise UserError(f"the number of training images per class is {per_class}; expected 1 or more")
     counts = _count_labels(split, labels)
     n_short = sum(count < per_class for count in counts.values())
-    text = f"{per_class} training images of each class are used (seed {seed})"
+    used_text = counted(per_class, "training image of each class is", "training images of each class are")
+    text = f"{used_text} used (seed {seed})"
     if n_short:
         text += (
             f", all of them for the {'one class that has' if n_short == 1 else f'{n_short} classes that have'} fewer"

@@ -93,7 +93,7 @@ def _few_train(images: ImageSet, per_class: int, seed: int, shares: dict[str, fl
     is_drawn = take_few(all_training, images.labels, per_class, seed).parts == "train"
     declared = np.where(is_drawn, "train", "test").tolist()
     split = make_split(replace(images, declared=declared), seed, **shares)  # type: ignore[arg-type]  # only shares
-    text = f"{per_class} training images per class, drawn with seed {seed}; all others are test images"
+    text = f"{counted(per_class, 'training image')} per class, drawn with seed {seed}; all others are test images"
     n_val = len(split.indices("val"))
     text += f"; {n_val} of the training images are used for validation" if n_val else ""
     return Split(split.strings, text)

@@ -11,6 +11,7 @@ from paucal.rules.crops import PAPER
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.length import effective_batch
 from paucal.rules.resolve import Choice
+from paucal.wording import counted
 
 # The student's drop path rates in EsViT's code, by the start of a model's name; timm's ViT is a DeiT.
 DROP_PATHS = {
@@ -118,7 +119,8 @@ def momentum(
     steps = (epochs or 1) * steps_per_epoch(facts.n_train, batch)
     scaled, quick = PAPER_MOMENTUM ** (batch / PAPER_BATCH), max(QUICKEST, 1 - 20 / max(steps, 20))
     if quick < scaled:
-        return round(quick, 6), f"a run of {steps} steps: the teacher averages over {round(1 / (1 - quick))} of them"
+        averaged = round(1 / (1 - quick))
+        return round(quick, 6), f"a run of {counted(steps, 'step')}: the teacher averages over {averaged} of them"
     return round(scaled, 6), f"EsViT's {PAPER_MOMENTUM} for {PAPER_BATCH} images, the same over images for {batch}"
 
 

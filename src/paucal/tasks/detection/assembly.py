@@ -329,10 +329,11 @@ def _warnings(data: SplitImages) -> list[str]:
     counts = data.counts()
     warnings = []
     if counts["train"] < 30:
-        warnings.append(f"{counts['train']} training images are too few to train a detector reliably")
+        few = counted(counts["train"], "training image is", "training images are")
+        warnings.append(f"{few} too few to train a detector reliably")
     if 0 < counts["val"] < 10:
+        few = counted(counts["val"], "validation image is", "validation images are")
         warnings.append(
-            f"{counts['val']} validation images are too few to select a model reliably; the interval on the test "
-            "images shows the uncertainty"
+            f"{few} too few to select a model reliably; the interval on the test images shows the uncertainty"
         )
     return warnings

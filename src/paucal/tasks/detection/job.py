@@ -132,7 +132,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         """Train the first detector on the frozen backbone, then plan the length for the time that is left."""
         setup = self._plan_first(run, setup, console)
         if setup.settings.heads_steps and setup.first is None:
-            console.say(f"first detector: {setup.settings.heads_steps} steps with a frozen backbone")
+            console.say(f"first detector: {counted(setup.settings.heads_steps, 'step')} with a frozen backbone")
             with memory_advice(setup.plan):
                 first = train_first(run, setup, self.validation(setup), console)
             if first is None:

@@ -20,7 +20,7 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from paucal.data.boxes.annotations import Corners, unpack_run_lengths
 from paucal.types import UserError
-from paucal.wording import brief
+from paucal.wording import brief, counted
 
 BACKEND, EXTRA = "faster_coco_eval", 'pip install "paucal[detection]"'
 MIN_POINTS, MAX_POLYGONS = 3, 10_000
@@ -180,7 +180,8 @@ def _check_polygon(values: list[Any], size: tuple[int, int], where: str) -> list
     if len(values) % 2:
         raise UserError(f"{where} with a polygon of {len(values)} coordinates, expected x, y, x, y, ...: {REMEDY}.")
     if len(values) < 2 * MIN_POINTS:
-        raise UserError(f"{where} with a polygon of {len(values) // 2} points, expected 3 or more: {REMEDY}.")
+        points = counted(len(values) // 2, "point")
+        raise UserError(f"{where} with a polygon of {points}, expected 3 or more: {REMEDY}.")
     height, width = size
     for x, y in zip(values[::2], values[1::2], strict=True):
         # Points just outside the image are common and get cut off; points further out belong to another image.

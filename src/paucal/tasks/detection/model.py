@@ -16,6 +16,7 @@ from paucal.runs import RunFolder
 from paucal.tasks.detection.network.detector import Detector, build_detector
 from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.types import UserError
+from paucal.wording import counted
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class DetectorCard(ModelCard):
         if not _are_whole_numbers(sides) or len(sides) != 2 or not all(8 <= side <= MAX_SIDE for side in sides):
             raise UserError(f"model.json resizes images to {sides!r}, expected two sides up to {MAX_SIDE}: restore it.")
         if spec.num_classes:
-            raise UserError(f"model.json gives the backbone of a detector {spec.num_classes} classes: restore it.")
+            count = counted(spec.num_classes, "class", "classes")
+            raise UserError(f"model.json gives the backbone of a detector {count}: restore it.")
         return len(numbers), {
             "options": DetectorOptions.from_dict(stored.get("options")),
             "category_ids": tuple(numbers),

@@ -147,7 +147,8 @@ def eval_mode(init: str | None, facts: DataAndMachine, batch_size: int) -> Choic
     if facts.start is not None and facts.start.undertrained:
         return False, describe_undertrained(facts.start)
     if init is not None and batch_size < MIN_NORM_BATCH:
-        return True, f"{batch_size} images are too few for better statistics than those of the weights"
+        few = counted(batch_size, "image is", "images are")
+        return True, f"{few} too few for better statistics than those of the weights"
     return False, "no statistics to keep" if init is None else "large batches"
 
 

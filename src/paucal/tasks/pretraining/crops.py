@@ -10,6 +10,7 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.settings.crops import CropSettings
 from paucal.settings.options import MAX_SIDE, flag
 from paucal.types import Crops, UserError, height_and_width
+from paucal.wording import counted
 
 
 def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
@@ -44,7 +45,9 @@ def views(settings: PretrainSettings, statistics: Normalisation):
 def describe_crops(settings: PretrainSettings) -> str:
     """Return the groups of crops as text."""
     groups = crop_groups(settings, height_and_width(settings.img_size))
-    return " and ".join(f"{group.count} crops of {'x'.join(map(str, group.sides or ()))}" for group in groups)
+    return " and ".join(
+        f"{counted(group.count, 'crop')} of {'x'.join(map(str, group.sides or ()))}" for group in groups
+    )
 
 
 def relative_pixels(groups: Sequence[Crops]) -> float:

@@ -5,6 +5,7 @@ from paucal.rules.facts import DataAndMachine, describe_undertrained
 from paucal.rules.images import hflip, normalise
 from paucal.rules.model import drop_path, model_args
 from paucal.rules.resolve import Choice
+from paucal.wording import counted
 
 CPU_MODEL, GPU_MODEL = "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224"
 FEW, SOME = 100, 500  # training images
@@ -55,7 +56,7 @@ def width(facts: DataAndMachine) -> Choice:
     if facts.device == "cpu":
         return 64, "a wider head would take most of a CPU's time"
     if facts.n_train <= SOME:
-        return 256, f"half the papers' width for {facts.n_train} images"
+        return 256, f"half the papers' width for {counted(facts.n_train, 'image')}"
     return 512, "the papers' width"
 
 
@@ -106,7 +107,8 @@ def freeze(facts: DataAndMachine) -> Choice:
     if facts.start is not None and facts.start.undertrained:
         return "none", describe_undertrained(facts.start)
     if facts.start is not None and facts.n_train <= SOME:
-        return "stem", f"{facts.n_train} training images, and {facts.start.where} already detects edges and colours"
+        few = counted(facts.n_train, "training image")
+        return "stem", f"{few}, and {facts.start.where} already detects edges and colours"
     return "none", "enough images to train all of it" if facts.start is not None else "the weights are random"
 
 
@@ -116,7 +118,7 @@ def scale(facts: DataAndMachine) -> Choice:
         return [
             0.7,
             1.4,
-        ], f"{facts.n_train} training images: objects in the test images are likely to have similar sizes"
+        ], f"{counted(facts.n_train, 'training image')}: objects in the test images are likely to have similar sizes"
     return [0.5, 2.0], "the papers' range"
 
 

@@ -201,7 +201,8 @@ def _describe_length(findings: Findings) -> str:
     epochs = {outcome.epochs for arm in findings.arms for outcome in arm.outcomes.values()}
     grid = findings.grid
     if "time" in grid.shared and not any({"time", "epochs"} & arm.settings.keys() for arm in grid.arms):
-        counts = f" ({min(epochs)} to {max(epochs)} epochs)" if epochs else ""
+        least = f"{min(epochs)} to " if len(epochs) > 1 else ""
+        counts = f" ({least}{counted(max(epochs), 'epoch')})" if epochs else ""
         return f"All runs had the same time, {grid.shared['time']}, for as many epochs as fit{counts}."
     if len(epochs) == 1:
         n_epochs = counted(epochs.pop(), "epoch")

@@ -25,6 +25,7 @@ from paucal.runner.images import as_read
 from paucal.tasks.detection.images import SMALLEST, check_annotations
 from paucal.types import UserError
 from paucal.verbs.convert.settings import ConvertSettings
+from paucal.wording import counted
 
 Kind = Literal["detect", "segment", "train"]
 
@@ -124,7 +125,7 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
     if not kinds_found:  # a table, a published set, shards, ...: opening reports errors
         content = _read_classes(settings, path, progress)
         kind = "train" if "train" in kinds else None
-        kinds_found = {"train": f"classes of {len(content.items)} images"}
+        kinds_found = {"train": f"classes of {counted(len(content.items), 'image')}"}
     if kind is None:
         nouns = " or ".join(kind.noun for kind in KINDS if kind.verb in kinds)
         says = f"{settings.data} has {' and '.join(kinds_found.values())}"

@@ -112,8 +112,8 @@ def label_images(
     check = _test_teacher(images, teacher, device, batch_size) if images.labelled else None
     if check is not None:
         console.say(
-            f"teacher: {teacher.name}; it is correct for {percent(check.whole)} of {check.images} labelled images, its "
-            f"mean over the cells for {percent(check.cells)}"
+            f"teacher: {teacher.name}; it is correct for {percent(check.whole)} of "
+            f"{counted(check.images, 'labelled image')}, its mean over the cells for {percent(check.cells)}"
         )
         require_knowledge(check, min_accuracy, console)
     else:
@@ -156,8 +156,8 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
         )
     if prepare.channels != RGB:
         raise UserError(
-            f"--teacher: {name} reads {prepare.channels} channels, but label maps are made from RGB images: give "
-            "another teacher."
+            f"--teacher: {name} reads {counted(prepare.channels, 'channel')}, but label maps are made from RGB images: "
+            "give another teacher."
         )
     run = run_or_name if isinstance(run_or_name, RunFolder) else None
     size, normalisation = prepare.image_size, Normalisation(prepare.mean, prepare.std)

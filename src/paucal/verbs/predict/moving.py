@@ -116,9 +116,8 @@ def predict_moving(
     _check_request(run, paths, settings, wanted, moving)
     answerer = Answerer(run, settings, wanted, console)
     if answerer.reading.channels != 3:
-        raise UserError(
-            f"this model reads {answerer.reading.channels} channels, but frames have three: give another model."
-        )
+        count = counted(answerer.reading.channels, "channel")
+        raise UserError(f"this model reads {count}, but frames have three: give another model.")
     numbered = ["frame"] if moving.watch is None else []
     facts = {"model": model_digest(run), "--every": moving.every, "--mirror": settings.mirror, "--top-k": wanted.top_k}
     if settings.precision is not None:

@@ -8,6 +8,7 @@ from paucal.runner.clock import duration
 from paucal.tasks.classification.auto_tune.record import TuneRecord
 from paucal.tasks.classification.finishing import Finish
 from paucal.training import Outcome
+from paucal.wording import counted
 
 
 def step_rows(
@@ -28,7 +29,7 @@ def step_rows(
     stays = not outcome.best and not finish.epochs
     rows.append(_candidate_row(text, probe.score, probe.seconds, kept=stays and record.first_model is probe))
     if (unlabelled_step := record.unlabelled) is not None:
-        title = f"the same with {unlabelled_step.details['images']} images without labels"
+        title = f"the same with {counted(unlabelled_step.details['images'], 'image')} without labels"
         is_kept = record.first_model is unlabelled_step
         outcome_words = (
             f", {unlabelled_step.details['head']}, preferred by cross-validation" if is_kept else ": not kept"

@@ -25,6 +25,7 @@ from paucal.tasks.classification.auto_tune.trials import (
 from paucal.tasks.classification.loaders import train_loader
 from paucal.training import TimePlan
 from paucal.types import UserError
+from paucal.wording import counted
 
 # Tuning needs so many epochs, or so many steps: part of an epoch of many images is better than none. On 4,500 images of
 # CIFAR-10, runs tuned for 1.25 epochs reached 82.0 % of the test images, without tuning 76.0 %.
@@ -210,7 +211,8 @@ def _load_or_run_trial(state: TuneState, preset: TuningPreset, cost: CostEstimat
     trial = replace(trial, details={**trial.details, PLANNED: cost.steps})
     state.save(trials=(*state.record.trials, trial))
     score = state.setup.data.primary_metric.format_score(trial.score)
-    state.console.say(f"trial: {preset.name}: {score} after {trial.details['steps']} steps, {duration(trial.seconds)}")
+    steps_text = counted(trial.details["steps"], "step")
+    state.console.say(f"trial: {preset.name}: {score} after {steps_text}, {duration(trial.seconds)}")
     return trial
 
 
