@@ -217,7 +217,7 @@ def stored_split(run: RunFolder, images: ImageSet) -> Split:
     """
     split = read_split(run.split, images)
     description = run.read_yaml(run.config.name).get("split")
-    return Split(split.strings, str(description)) if description else split
+    return Split(split.strings, str(description), split.groups) if description else split
 
 
 def typed_settings(values: Any, kind: type[S]) -> S:

@@ -221,7 +221,12 @@ def test_split_file__stores_the_group_of_each_image(make_set, tmp_path):
         write_split(tmp_path / "split.csv", images, own)
         rows = read_rows(tmp_path / "split.csv")
         assert [row["group"] for row in rows] == [str(position % 10) for position in range(20)]
-        assert read_split(tmp_path / "split.csv", images).parts.tolist() == own.parts.tolist()
+        order = np.arange(20)[::-1]
+        moved = replace(images, keys=[images.keys[i] for i in order], labels=images.labels[order])
+        for image_set, parts in ((images, own.parts), (moved, own.parts[order])):
+            again = read_split(tmp_path / "split.csv", image_set)
+            assert again.parts.tolist() == parts.tolist()
+            assert [again.groups[0] == group for group in again.groups] == [True, *[False] * 9] * 2
 
 
 def test_split_file__keeps_odd_names(make_set, tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paucal.evaluation.comparison import difference
-from paucal.verbs.compare._figures import curves_figure
+from paucal.verbs.compare._figures import curves_figure, differences_figure
 from paucal.verbs.compare.findings import gain_over
 from paucal.verbs.compare.report import CHOSEN, LAST, SOME, describe_selection, fairness, verdicts
 
@@ -37,6 +37,19 @@ def test_curves__of_a_single_epoch_are_dots_since_a_line_of_one_place_shows_noth
     assert [line.get_marker() for line in (*runs, mean)] == [mark] * 3
     assert [list(line.get_ydata()) for line in runs] == [[100 * y for y in curve] for curve in curves]
     assert next(iter(mean.get_ydata())) == pytest.approx(30)
+
+
+def test_differences__have_a_legend_of_all_bars_though_the_first_has_a_single_seed():
+    hits = np.random.default_rng(0).integers(0, 2, (4, 50)).astype(float)
+    gains = difference(hits[:1], hits[1:2]), difference(hits[:2], hits[2:])
+    arms = [SimpleNamespace(name="a", baseline="b", gain=gain) for gain in gains]
+    found: Any = SimpleNamespace(arms=arms)
+    figure = differences_figure(found)
+    assert figure is not None
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {
+        *("other seeds", "other images", "both", "a seed")
+    }
+    assert len(figure.legends[0].get_texts()) == 4
 
 
 def test_verdict__of_the_same_hits_names_no_number_of_seeds():

@@ -59,8 +59,8 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
         UserError: The file is missing or not as `write_split` writes it, or its images or classes are not those of the
             set.
     """
-    if (parts := _in_order(path, image_set)) is not None:
-        return Split(parts, f"the split stored in {path.name}")
+    if (split := _read_in_order(path, image_set)) is not None:
+        return split
     rows = read_rows(path)
     # Keys are compared regardless of Unicode form, which may differ in a copy of the images, unless keys would clash.
     normalise = comparison_key if len(set(map(comparison_key, image_set.keys))) == len(image_set) else str
@@ -83,7 +83,10 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
                 f"'{name}'; give the data that the split was made for."
             )
     parts = np.asarray([table[key]["split"] for key in keys], dtype="<U6")
-    return Split(parts, f"the split stored in {path.name}")
+    groups = None
+    if all(_GROUP in row for row in rows):
+        groups = np.unique([table[key][_GROUP] for key in keys], return_inverse=True)[1]
+    return Split(parts, f"the split stored in {path.name}", groups)
 
 
 def require_same_images(path: Path, image_set: ImageSet) -> None:
@@ -144,27 +147,33 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _in_order(path: Path, image_set: ImageSet) -> RepeatedStrings | None:
-    """Return the parts of a file whose rows are in the order of the set; None if anything differs.
+def _read_in_order(path: Path, image_set: ImageSet) -> Split | None:
+    """Return the split of a file whose rows are in the order of the set; None if anything differs.
 
-    Only the parts are held in memory, since the rows of a million images as text would take a gigabyte.
+    Only parts and groups are held in memory, since the rows of a million images as text would take a gigabyte.
     """
     if not is_regular(path) or path.stat().st_size > MAX_BYTES:
         return None
     names, codes = [*image_set.classes, ""], np.zeros(len(image_set), dtype=np.uint8)
+    groups, group_numbers = np.zeros(len(image_set), dtype=np.int64), dict[str, int]()
     try:
         with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
             rows = csv.reader(file)
-            if (next(rows, None) or [])[: len(_COLUMNS)] != _COLUMNS:
+            header = next(rows, None) or []
+            if header[: len(_COLUMNS)] != _COLUMNS:
                 return None
+            group_at = header.index(_GROUP) if _GROUP in header else None
             expected = zip(image_set.keys, image_set.labels, strict=True)
             for position, (row, (key, label)) in enumerate(zip(rows, expected, strict=True)):
-                if len(row) < len(_COLUMNS) or row[0] != key or row[2] != names[label] or row[3] not in PARTS:
+                if len(row) < len(header) or row[0] != key or row[2] != names[label] or row[3] not in PARTS:
                     return None
                 codes[position] = PARTS.index(row[3])
+                if group_at is not None:
+                    groups[position] = group_numbers.setdefault(row[group_at], len(group_numbers))
     except (OSError, csv.Error, ValueError):  # ValueError: the numbers of rows and images differ
         return None
-    return RepeatedStrings(PARTS, codes)
+    text = f"the split stored in {path.name}"
+    return Split(RepeatedStrings(PARTS, codes), text, None if group_at is None else groups)
 
 
 def _count_and_first(keys: list[str]) -> str:

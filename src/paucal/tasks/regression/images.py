@@ -96,7 +96,7 @@ def split_numbers(settings: TrainSettings, images: ImageSet, run: RunFolder | No
     parts = np.where(split.parts == "val", "train", split.parts)
     # Images with numbers have no classes to cut by.
     description = split.description.replace("cut per class", "cut at random").replace("cut by class", "cut at random")
-    return Split(parts, description)
+    return Split(parts, description, split.groups)
 
 
 def _parse_number(cell: str, column: str, key: str) -> float:

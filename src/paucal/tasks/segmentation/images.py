@@ -102,7 +102,7 @@ def _without_blank_validation(split: Split, masked: MaskedImages) -> Split:
     text = (
         f"{counted(len(val), 'validation image')} without a labelled pixel left out, since they cannot select a model"
     )
-    return Split(np.where(split.parts == "val", "unused", split.parts), f"{split.description}; {text}")
+    return Split(np.where(split.parts == "val", "unused", split.parts), f"{split.description}; {text}", split.groups)
 
 
 def _split_images(settings: SegmentSettings, images: ImageSet) -> Split:

@@ -25,13 +25,15 @@ def differences_figure(findings: Findings) -> Figure | None:
     figure = Figure(figsize=(WIDTH, 1.5 + 0.85 * len(gains)), layout="constrained")
     axes = figure.subplots()
     for index, (_, gain) in enumerate(gains):
-        _draw_difference(axes, index, gain, labelled=index == 0)
+        _draw_difference(axes, index, gain)
     axes.axvline(0, color="black", lw=1)
     names = [f"{shorten(arm.name, MAX_NAME)}\nagainst {shorten(arm.baseline, MAX_NAME)}" for arm, _ in gains]
     axes.set_yticks(range(len(gains)), names, fontsize=9)
     axes.set(ylim=(len(gains) - 0.4, -0.6), xlabel="difference in test accuracy, percentage points")
     axes.grid(axis="x", alpha=0.3)
-    figure.legend(loc="outside upper right", ncols=2, fontsize=9, frameon=False)
+    handles, labels = axes.get_legend_handles_labels()
+    entries = dict(zip(labels, handles, strict=True))  # one for each kind of bar
+    figure.legend(entries.values(), entries.keys(), loc="outside upper right", ncols=2, fontsize=9, frameon=False)
     return figure
 
 
@@ -102,18 +104,17 @@ def _runs_with_curve(arm: ArmOutcome) -> list[Outcome]:
     return [run for run in arm.outcomes.values() if run.rows and all("val_top1" in row for row in run.rows)]
 
 
-def _draw_difference(axes: Axes, index: int, gain: Difference, labelled: bool) -> None:
+def _draw_difference(axes: Axes, index: int, gain: Difference) -> None:
     bars = (
         (-0.24, gain.by_seed.score, COLOURS[4], 2.0, "other seeds"),
         (-0.12, gain.over_images, COLOURS[5], 2.0, "other images"),
         (0.0, gain.both, COLOURS[0], 3.2, "both"),
     )
     for shift, score, colour, width, label in bars:
-        _draw_bar(axes, index + shift, score, colour, width, label if labelled else None)
+        _draw_bar(axes, index + shift, score, colour, width, label)
     axes.plot([100 * gain.value], [index], "D", color=COLOURS[0], ms=6)
     values = 100 * np.array(gain.by_seed.values)
-    label = "a seed" if labelled else None
-    axes.plot(values, np.full(len(values), index + 0.2), "o", color=GREY, ms=4, label=label)
+    axes.plot(values, np.full(len(values), index + 0.2), "o", color=GREY, ms=4, label="a seed")
 
 
 def _draw_bar(axes: Axes, place: float, score: Score, colour: str, width: float, label: str | None) -> None:

@@ -175,7 +175,7 @@ def read_outcome(cell: Cell) -> Outcome:
         report.values,
         validation,
         hits,
-        _read_groups(run, hits.keys()) if cell.settings.get("group_by") else None,
+        _read_groups(run, hits.keys()) if cell.settings.get("group_by") or cell.settings.get("split") else None,
         rows,
         float(summary["seconds"]),
         len(rows),
