@@ -61,8 +61,8 @@ def is_regular(path: str | Path) -> bool:
         return False
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """Read a whole file of at most `most` bytes.
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Read a whole file of at most `max_bytes` bytes.
 
     Raises:
         UserError: The file is a pipe, a device or the like, or has more bytes.
@@ -74,15 +74,15 @@ def read_bytes(path: Path, most: int) -> bytes:
         os.close(descriptor)
         raise UserError(_NOT_REGULAR.format(str(path)))
     with os.fdopen(descriptor, "rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise UserError(f"{str(path)!r} has more than {most:,} bytes, the limit for such files.")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise UserError(f"{str(path)!r} has more than {max_bytes:,} bytes, the limit for such files.")
     return content
 
 
-def read_text(path: Path, most: int, encoding: str = "utf-8", errors: str = "strict") -> str:
+def read_text(path: Path, max_bytes: int, encoding: str = "utf-8", errors: str = "strict") -> str:
     """Read a whole text file as `read_bytes` does; raise `UnicodeDecodeError` if it is not text in this encoding."""
-    return read_bytes(path, most).decode(encoding, errors)
+    return read_bytes(path, max_bytes).decode(encoding, errors)
 
 
 class DecodedText(NamedTuple):
@@ -99,18 +99,18 @@ class DecodedText(NamedTuple):
     note: str
 
 
-def read_decoded(path: Path, most: int) -> DecodedText:
+def read_decoded(path: Path, max_bytes: int) -> DecodedText:
     """Read a hand-written text file in any known encoding; see `decode_text`.
 
     Args:
         path: Path of the file.
-        most: Largest number of bytes that the file may have.
+        max_bytes: Largest number of bytes that the file may have.
 
     Raises:
         UserError: The file is a pipe, a device or the like, has more bytes, or is not text in a known encoding.
         OSError: The file does not exist, or cannot be read.
     """
-    return decode_text(read_bytes(path, most), str(path))
+    return decode_text(read_bytes(path, max_bytes), str(path))
 
 
 def decode_text(content: bytes, name: str, declared: str | None = None) -> DecodedText:

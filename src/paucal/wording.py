@@ -58,22 +58,22 @@ def first_few(names: Sequence[str], count: int = 5) -> str:
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
-def shortened(text: str, most: int = MAX_SENTENCE) -> str:
-    """Return text shortened to at most `most` characters: the beginning, three dots and the end.
+def shortened(text: str, length: int = MAX_SENTENCE) -> str:
+    """Return text shortened to at most `length` characters: the beginning, three dots and the end.
 
     Example:
         >>> shortened("a" * 500, 20)
         'aaaaaaaaaaaa ... aaa'
     """
-    if len(text) <= most:
+    if len(text) <= length:
         return text
-    begin = (most * 2) // 3 - 1
-    return f"{text[:begin]} ... {text[len(text) - (most - begin - 5) :]}"
+    begin = (length * 2) // 3 - 1
+    return f"{text[:begin]} ... {text[len(text) - (length - begin - 5) :]}"
 
 
-def brief(value: object, most: int = 80) -> str:
+def brief(value: object, length: int = 80) -> str:
     """Return a value from outside as Python writes it, shortened for a message."""
-    return shortened(repr(value), most)
+    return shortened(repr(value), length)
 
 
 def sentence(text: str) -> str:
@@ -105,7 +105,7 @@ def percent(share: float, form: str = ".1f") -> str:
     """Return a share as text.
 
     Args:
-        share: From 0 to 1.
+        share: Share from 0 to 1.
         form: Format of the percentage.
 
     Example:

@@ -29,7 +29,7 @@ class Cost:
         parameters: Parameters of the model.
         macs: Multiply-adds of a forward pass, without those of attention.
         kept: Bytes that a forward pass keeps for the backward pass, in float32, without attention matrices.
-        largest: Bytes of the largest tensor among them.
+        largest: Bytes of the largest of the kept tensors.
     """
 
     parameters: int

@@ -34,7 +34,7 @@ class FeatureBackbone(nn.Module):
 
     Args:
         model: A timm model.
-        image_size: (height, width) in pixels of the images it was built for.
+        image_size: (height, width) in pixels of the images that the model is built for.
 
     Raises:
         UserError: the model keeps no spatial grid.

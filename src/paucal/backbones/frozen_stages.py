@@ -61,7 +61,7 @@ class FrozenStages:
         return activations.detach()
 
     def go_on_from(self, activations: Tensor) -> Tensor:
-        """Let the network compute the outputs of a batch from its activations, until `forget`.
+        """Let the network compute the outputs of a batch from its activations, until `forget` is called.
 
         Returns:
             The single image (1, C, H, W) to give to the network in place of the batch.

@@ -52,7 +52,7 @@ class Orientation:
     Attributes:
         value: EXIF orientation from 1 to 8; 1 where the file has none or an invalid one.
         stored: (height, width) in pixels as stored.
-        upright: (height, width) in pixels as seen.
+        upright: (height, width) in pixels of the upright image.
     """
 
     value: int

@@ -42,7 +42,7 @@ class ImageSet:
     """Images with stable keys in a fixed order, and their labels if there are any.
 
     Attributes:
-        name: Short name for people.
+        name: Short name for messages and reports.
         location: Path, URL or name that the images were opened from.
         classes: Class names in label order; empty for an unlabelled set.
         keys: Identity of each image, which stays the same if the set is copied: a relative path with forward slashes,

@@ -39,7 +39,7 @@ class Kind:
         noun: Name of the labels.
         reads: Description of the files that the verb reads.
         see: Function that describes the labels of this kind in a folder, an archive or a file; "" if there are none.
-        advice: What to do with a place that has labels of another kind alone, by the verb that learns those.
+        advice: Advice for a place that only has labels of another kind, by the verb that learns those labels.
     """
 
     verb: str

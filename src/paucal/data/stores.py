@@ -149,7 +149,7 @@ class EncodedStore(ABC):
         """Return the name used in messages."""
 
     def stamp(self, index: int) -> Stamp | None:
-        """Return the stamp of an image; None if only its bytes identify it."""
+        """Return the name, size and time of change of an image's file; None for images without a file."""
         return None
 
     def fetch_ahead(self, index: int) -> None:  # noqa: B027

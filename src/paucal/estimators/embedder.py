@@ -28,7 +28,7 @@ class ImageEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEsti
 
     Attributes:
         model_: Name of the network.
-        n_features_out_: D.
+        n_features_out_: Number of features D.
 
     Example:
         >>> pipeline = make_pipeline(paucal.ImageEmbedder(), LogisticRegression())  # doctest: +SKIP

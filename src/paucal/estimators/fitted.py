@@ -38,7 +38,7 @@ class ImageEstimator(BaseEstimator):
         return self._loaded[0]
 
     def _ask(self, X: Images, **options: Any) -> Any:
-        """Return the answer of the network for each image of X."""
+        """Return the network's prediction for each image of X."""
         network, images = self._network(), list_images(X)
         rows = predict(network, images, **options)
         if len(rows) != len(images):  # a folder or a table among the paths

@@ -90,5 +90,5 @@ class ImageRegressor(RegressorMixin, TrainedEstimator):
         return self._predict_intervals(X)[1:].T
 
     def _predict_intervals(self, X: Images) -> NDArray[np.float64]:
-        """Return (3, N) predictions and ends of intervals."""
+        """Return (3, N) predictions, and lower and upper ends of their intervals."""
         return np.array([[row.predicted, row.low, row.high] for row in self._ask(X)]).T

@@ -70,8 +70,8 @@ class Scale:
 
     Attributes:
         head: "view" or "region".
-        out_dim: K.
-        feature_dim: D.
+        out_dim: Number of prototypes K.
+        feature_dim: Number of features D.
         batch: Number of images whose features are compared at once; None if unknown, which is treated as very large.
     """
 
@@ -81,8 +81,8 @@ class Scale:
     batch: int | None
 
     @property
-    def most(self) -> float:
-        """The entropy in nats of a batch in which every image has a prototype of its own."""
+    def max_entropy(self) -> float:
+        """The entropy in nats of a batch in which every image has a different prototype."""
         return math.log(min(self.out_dim, max(2, self.batch or self.out_dim)))
 
     @property
@@ -108,13 +108,13 @@ def find_collapse(
     """Return the verdict on a run after its newest epoch; None if the run is healthy.
 
     Args:
-        rows: One per epoch so far, with `COLUMNS`, "step", "skipped_steps", "train_loss", and "train_view" and
+        rows: One row per epoch so far, with `COLUMNS`, "step", "skipped_steps", "train_loss", and "train_view" and
             "train_region" if the two losses are known separately.
         out_dim: K, prototypes of a head.
-        feature_dim: D.
+        feature_dim: Number of features D.
         batch: Images per process, on which entropies and ranks are computed.
         grace_steps: Optimizer steps during which only non-finite numbers count; see `grace_period`.
-        patience: Epochs in a row that must show the sign.
+        patience: Consecutive epochs that must show a symptom.
 
     Example:
         >>> stuck = [{"step": 400.0 * n, "teacher_entropy": 8.315} for n in range(1, 7)]
@@ -179,7 +179,9 @@ def _find_constant_output(rows: Sequence[Row], scale: Scale, patience: int) -> V
 
     def shows(row: Row) -> bool:
         are_alike = _is_same(row, scale) or scale.of(row, "feature_spread") < EQUAL
-        return scale.of(row, "batch_entropy") <= CONSTANT * scale.most or (are_alike and not _is_uniform(row, scale))
+        return scale.of(row, "batch_entropy") <= CONSTANT * scale.max_entropy or (
+            are_alike and not _is_uniform(row, scale)
+        )
 
     if not lasts(rows, shows, patience):
         return None
@@ -239,7 +241,7 @@ def _is_uniform(row: Row, scale: Scale) -> bool:
 
 def _is_same(row: Row, scale: Scale) -> bool:
     """Return whether outputs carry no information on their images: their mean is as certain as each of them."""
-    return scale.of(row, "batch_entropy") - scale.of(row, "teacher_entropy") <= SAME * scale.most
+    return scale.of(row, "batch_entropy") - scale.of(row, "teacher_entropy") <= SAME * scale.max_entropy
 
 
 def _information(row: Row, scale: Scale) -> float:
@@ -324,12 +326,12 @@ def find_feature_collapse(
     """Return the verdict on a run after its newest epoch; None if the run is healthy.
 
     Args:
-        rows: One per epoch so far, with "feature_spread", "effective_rank", "feature_norm", "step", "skipped_steps"
+        rows: One row per epoch so far, with "feature_spread", "effective_rank", "feature_norm", "step", "skipped_steps"
             and the losses; columns that are missing from a row, or NaN, are treated as healthy.
         feature_dim: D, channels of the features.
         batch: Images per process, on which the rank is computed.
         grace_steps: Optimizer steps during which only non-finite numbers count.
-        patience: Epochs in a row that must show the sign.
+        patience: Consecutive epochs that must show a symptom.
 
     Example:
         >>> rows = [{"step": 400.0 * n, "feature_spread": 0.001} for n in range(1, 7)]

@@ -164,7 +164,7 @@ def seeds_to_see(value: float, deviation: float | None, level: float = LEVEL, po
     The power is computed from the noncentral t distribution (Cohen 1988) with the measured deviation.
 
     Args:
-        value: The difference.
+        value: Difference to detect.
         deviation: Standard deviation of the differences over seeds; None or 0 if the seeds do not show it.
         level: Level of the interval that must exclude 0.
         power: Probability that it excludes 0.

@@ -74,7 +74,7 @@ def curves_figure(
     not drawn.
 
     Args:
-        rows: One per epoch; a row may lack columns; "epoch" is the row's number from 1 where it is missing.
+        rows: One row per epoch; a row may lack columns; "epoch" is the row's number from 1 where it is missing.
         chance: Value reached by chance, by column, drawn dashed.
         best: Epoch of the model that was kept; by default the result of `best_epoch`.
         columns: Maximum number of panels side by side.
@@ -184,7 +184,7 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
     Columns of the region head (`region_...`) are drawn dashed; a panel without numbers is left out.
 
     Args:
-        rows: One per epoch; "epoch" is the row's number from 1 where it is missing.
+        rows: One row per epoch; "epoch" is the row's number from 1 where it is missing.
         out_dim: K; ln K is the entropy of a uniform output. None without prototypes.
         dim: D, channels of the features.
         verdict: Failure of the run; None if it is healthy.

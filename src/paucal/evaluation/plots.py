@@ -176,7 +176,7 @@ DOTS_PER_INCH = 110
 
 
 def png_of(figure: Figure) -> bytes:
-    """Return a figure as PNG; its layout is fixed afterwards."""
+    """Return a figure as PNG. The call fixes the layout of the figure."""
     with warnings.catch_warnings():
         # Class names in scripts that matplotlib's font lacks appear as boxes; the tables show them correctly.
         warnings.filterwarnings("ignore", r"Glyph .* missing from font")
@@ -212,7 +212,7 @@ class Mistake:
 
     Attributes:
         id: Position of the image in its set.
-        true: Index of its class.
+        true: Index of the true class.
         predicted: Index of the predicted class.
         confidence: Probability of the predicted class.
     """

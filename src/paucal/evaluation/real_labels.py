@@ -23,7 +23,7 @@ Answers = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class RealAccuracy:
-    """How often a classifier's answer is among the right ones.
+    """How often a classifier's prediction is among the right classes of an image.
 
     Attributes:
         top1: Accuracy on the images that count, with its interval.
@@ -41,7 +41,7 @@ def read_real_labels(path: str | Path, classes: int) -> list[list[int]]:
 
     Args:
         path: Path of a JSON file: a list of lists of class numbers.
-        classes: K; all class numbers are below it.
+        classes: Number of classes K; all class numbers are below it.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -98,7 +98,7 @@ def real_accuracy(predictions: Predictions, answers: Answers, level: float = 0.9
 
     Args:
         predictions: Predictions for N images.
-        answers: N lists of class numbers.
+        answers: Right class numbers of each of the N images.
         level: Probability that the Wilson interval covers the truth.
 
     Example:

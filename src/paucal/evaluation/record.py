@@ -96,8 +96,8 @@ def record_multi_label(
     classes, thresholds = card.classes, card.thresholds or (DEFAULT_THRESHOLD,) * len(card.classes)
     report = multi_label_report(predictions, classes, thresholds)
     keys = _write_report(folder, plots, report, predictions, images)
-    write_per_class_of_several(folder / "per_class.csv", report)
-    write_predictions_of_several(folder / "predictions.csv", predictions, keys, classes, thresholds)
+    write_per_class_multi_label(folder / "per_class.csv", report)
+    write_predictions_multi_label(folder / "predictions.csv", predictions, keys, classes, thresholds)
     save_figure(plots / "per_class.png", class_precision_figure(report))
     save_figure(plots / "precision_recall.png", precision_recall_figure(predictions, report))
     if mistakes := surest_disagreements(predictions, MISTAKES_SHOWN):
@@ -192,8 +192,8 @@ def write_per_class(path: Path, report: ClassificationReport) -> None:
     write_text(path, csv_text(header, *rows))
 
 
-def write_per_class_of_several(path: Path, report: MultiLabelReport) -> None:
-    """Write one CSV row per class of images with several labels; undefined scores stay empty."""
+def write_per_class_multi_label(path: Path, report: MultiLabelReport) -> None:
+    """Write one CSV row per class for images with several labels; undefined scores stay empty."""
     header = ["class", "images", "share", "ap", "ap_low", "ap_high", "threshold"]
     header += ["predicted", "precision", "recall", "f1"]
     rows = []
@@ -204,7 +204,7 @@ def write_per_class_of_several(path: Path, report: MultiLabelReport) -> None:
     write_text(path, csv_text(header, *rows))
 
 
-def write_predictions_of_several(
+def write_predictions_multi_label(
     path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str], thresholds: Sequence[float]
 ) -> None:
     """Write one CSV row per image: key, labels, predicted classes, and a probability per class.

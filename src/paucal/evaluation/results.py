@@ -85,7 +85,7 @@ class ClassificationReport(StoredReport):
     """All scores of a classifier on one set of images, as plain values.
 
     Attributes:
-        images: N.
+        images: Number of images N.
         level: Level of all intervals.
         scores: "top1", "top5" (only for more than five classes), "balanced_accuracy", "roc_auc"
             (only for two classes), "macro_f1", "calibration_error" and "loss" (nats), in this order.
@@ -184,7 +184,7 @@ class MultiLabelReport(StoredReport):
     """All scores of a multi-label classifier on one set of images, as plain values.
 
     Attributes:
-        images: N.
+        images: Number of images N.
         level: Level of all intervals.
         scores: "map" (mean average precision), "macro_f1" (at the thresholds) and "loss" (nats for a class and an
             image), in this order.

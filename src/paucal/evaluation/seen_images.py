@@ -243,7 +243,7 @@ def _read_unlabelled(run: RunFolder) -> LearnedImages | None:
 
 
 def _read_learned(run: RunFolder) -> LearnedImages:
-    """Return the images that a run was trained on, as far as they are known."""
+    """Return the known images that a run was trained on."""
     try:
         # The folder of a shared model may contain its split but no settings.
         config = run.read_yaml(run.config.name) if run.config.is_file() or not run.split.is_file() else {}

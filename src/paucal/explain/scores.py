@@ -180,9 +180,9 @@ class MethodScore:
 
     Attributes:
         deletion: Mean area under the probability while cells are deleted, important ones first; lower is better.
-        insertion: The same while cells are inserted, important ones first; higher is better.
+        insertion: Mean area under the probability while cells are inserted, important ones first; higher is better.
         faithfulness: Insertion - deletion, higher is better.
-        faithfulness_error: Half the width of its 95 % interval over images.
+        faithfulness_error: Half the width of the 95 % interval of the faithfulness over images.
         pointing: Share of pasted objects that the highest cell hits; a quarter by chance.
         mass: Mean share of a map that lies on the object; a quarter by chance.
         images: Number of images.

@@ -21,7 +21,7 @@ SHOWN, OVERLAP = 0.3, 0.9  # lowest score of a compared object, and smallest ove
 
 @dataclass(frozen=True)
 class Comparison:
-    """How an exported model answers for images, and how fast.
+    """How the predictions and the speed of an exported model compare with those of its original.
 
     Attributes:
         images: Number of images on which the models are compared.
@@ -42,7 +42,7 @@ class Comparison:
 
 
 class Difference(NamedTuple):
-    """How two answers for one image differ.
+    """How the predictions of two models for one image differ.
 
     Attributes:
         largest: Largest difference of a probability.
@@ -56,7 +56,7 @@ class Difference(NamedTuple):
 
 
 class Classifier:
-    """The network of a trained classifier, asked about images as `paucal predict` asks it.
+    """The network of a trained classifier, which predicts as in `paucal predict`.
 
     Args:
         model: Trained model on the CPU.
@@ -76,7 +76,7 @@ class Classifier:
         return (output if pixels else self.card.shares(output))[0]
 
     def compare(self, own: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
-        """Return how two answers for one image differ."""
+        """Return how the predictions of two models for one image differ."""
         return compare(own, exported, label, self.card.thresholds)
 
 
@@ -113,7 +113,7 @@ def compare_objects(own: Tensor, exported: Tensor) -> Difference:
 
     Args:
         own: (N, 6 or more) objects with the columns left, top, right, bottom, score and class.
-        exported: The same of the exported model; NaN counts as no object.
+        exported: Objects that the exported model finds, in the same columns; NaN counts as no object.
     """
     first, second = (table[table[:, 4] >= SHOWN] for table in (own, exported.nan_to_num(-1.0)))
     if not len(first) or not len(second):
@@ -136,7 +136,7 @@ def compare_all(
     student: tuple[Any, Sequence[Image.Image]] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
-    """Ask a model and its export about each image in turn, and return how they differ.
+    """Run a model and its export on each image in turn, and return how their predictions differ.
 
     Args:
         subject: The original, such as a `Classifier`.

@@ -21,7 +21,8 @@ class HubFacts:
     """What is stated about a model on the hub.
 
     Attributes:
-        licence: Licence of the initial weights, which also covers the model; None if nothing was taken over or stated.
+        licence: Licence of the initial weights, which also covers the model; None for random weights, or if none is
+            stated.
         data: Name of the training images.
         data_licence: Licence of the training images, as the user states it; None if unknown.
         report: Report on the test images; None if there is none.

@@ -99,7 +99,7 @@ def drloc_loss(
     Args:
         grid: (B, D, H, W) embeddings, at least 2 cells.
         head: Predicts from a grid and pairs of its cells.
-        reading: The form of the loss.
+        reading: Published form of the loss.
         n_pairs: Pairs per image; None pairs all cells with a permutation of themselves (`permuted_pairs`).
         generator: Draws the pairs, on the device of the grid; not needed where `pairs` is given.
         pairs: (B, m, 2, 2) integer cells to use instead of random pairs.

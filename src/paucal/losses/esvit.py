@@ -152,7 +152,7 @@ def view_targets(images: int, teacher_views: int, student_views: int, device: to
     """Return the targets of the view loss, which is the mean over all pairs.
 
     Args:
-        images: B.
+        images: Number of images B.
         teacher_views: Crops the teacher sees, its rows.
         student_views: Crops the student sees, its rows.
         device: Device of the result.

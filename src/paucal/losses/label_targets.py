@@ -21,9 +21,9 @@ class SparseTargets:
 
     Attributes:
         classes: (B, U) int64, classes named in the image's map; -1 pads.
-        named: (B, T, U) probabilities of these; 0 for padding.
+        named: (B, T, U) probabilities of these classes; 0 for padding.
         other: (B, T) probability of each class that is not named.
-        num_classes: K.
+        num_classes: Number of classes K.
         known: (B, T) share of each place that the label map covers; None for all of it.
     """
 
@@ -140,7 +140,7 @@ def map_targets(
         classes: (B, U) numbers of the named classes, -1 for padding; classes beyond the run's K have numbers from K on.
         geometry: (B, 2, 3), as for `sample_maps`.
         size: (rows, columns) of the cells, which come row by row; (1, 1) for the target of the whole view.
-        num_classes: K.
+        num_classes: Number of classes K.
         covered: (B, 2), as for `sample_maps`.
         teacher_classes: (B,) number of classes that the teacher knows, the K included; None if it knows no others.
     """

@@ -56,7 +56,7 @@ def lejepa_loss(
             multi-crop; None for all views, as in the authors' minimal example.
         weight: Lambda, the share of SIGReg.
         knots: Points of the trapezoid rule from 0 to the limit, both included.
-        limit: End of the integral, which goes from minus this to this.
+        limit: Upper end of the integral, which is taken from -limit to limit.
 
     Raises:
         ValueError: there are fewer than two views, or the weight is not in [0, 1].
@@ -105,7 +105,7 @@ def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: fl
         embeddings: (N, D), float32.
         directions: (D, M) of unit length.
         knots: Points of the trapezoid rule from 0 to the limit, both included.
-        limit: End of the integral, which goes from minus this to this.
+        limit: Upper end of the integral, which is taken from -limit to limit.
 
     Returns:
         A scalar of at least 0; time and memory are linear in N, D and M.

@@ -23,7 +23,7 @@ class VisRegLoss:
 
     Attributes:
         prediction: Mean squared distance of the views' embeddings from their image's mean.
-        regularisation: Mean over views of what `shape_loss` returns.
+        regularisation: Mean of `shape_loss` over the views.
         total: `weight` times the regularisation plus 1 - `weight` times the prediction.
     """
 

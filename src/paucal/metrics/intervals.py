@@ -84,7 +84,7 @@ def cross_validated(hits: NDArray[np.bool_], level: float = 0.95, folds: int = 5
     Args:
         hits: (R, N) booleans, whether each image was classified correctly in each of R repeats.
         level: Share of intervals that contain the truth.
-        folds: K.
+        folds: Number of folds K.
     """
     return wilson_share(float(hits.mean()), independent_images(hits.shape[1], folds), level)
 

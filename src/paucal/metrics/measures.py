@@ -27,7 +27,7 @@ def hits(scores: Tensor, labels: Tensor, top: int = 1) -> NDArray[np.float64]:
     Args:
         scores: (N, K) scores, higher is likelier.
         labels: (N,) in [0, K).
-        top: Number of answers that count.
+        top: Number of likeliest classes among which the label may be.
 
     Example:
         >>> hits(torch.tensor([[3.0, 1.0, 0.0], [1.0, 1.0, 0.0]]), torch.tensor([0, 0]))
@@ -77,12 +77,12 @@ class MeanPerClass:
 
 
 class MacroF1:
-    """The mean F1 over the classes that occur among labels or answers (as in scikit-learn).
+    """The mean F1 over the classes that occur among labels or predictions (as in scikit-learn).
 
     Args:
         labels: (N,) classes of images with one label each.
         answers: (N,) predicted classes.
-        n_classes: K.
+        n_classes: Number of classes K.
     """
 
     def __init__(self, labels: NDArray[np.int64], answers: NDArray[np.int64], n_classes: int) -> None:
@@ -96,7 +96,7 @@ class MacroF1:
 
 
 class MacroF1OfSeveral:
-    """The mean F1 over the classes that occur among labels or answers, where images may have several labels.
+    """The mean F1 over the classes that occur among labels or predictions, where images may have several labels.
 
     Args:
         labels: (N, K) of 1, 0 and -1 (image ignored for that class).
@@ -114,11 +114,11 @@ class MacroF1OfSeveral:
 
 
 class CalibrationError:
-    """The expected error of the confidence of answers, over 15 bins of equal width (Guo et al. 2017).
+    """The expected error of the confidence of predictions, over 15 bins of equal width (Guo et al. 2017).
 
     Args:
-        confidence: (N,) float32 probabilities of the answers.
-        right: (N,) bool, which answers are right.
+        confidence: (N,) float32 probabilities of the predicted classes.
+        right: (N,) bool, which predictions are right.
     """
 
     def __init__(self, confidence: NDArray[np.float32], right: NDArray[np.bool_]) -> None:
@@ -165,7 +165,7 @@ def best_of(values: list[float]) -> int:
 
 
 def _mean_f1(right: NDArray[np.float64], either: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return (D,) means, from (D, K) right answers and (D, K) sums of labels and answers."""
+    """Return (D,) means, from (D, K) right predictions and (D, K) sums of labels and predictions."""
     return mean_over_classes(np.where(either > 0, 2 * right / np.maximum(either, 1e-12), np.nan))
 
 
@@ -305,7 +305,7 @@ class PixelScores:
     """Measures of masks, computed from the confusion matrix of all labelled pixels of a set.
 
     Args:
-        confusions: (K, K) counts for each of N images; rows are labels, columns answers.
+        confusions: (K, K) counts for each of N images; rows are labels, columns predictions.
     """
 
     def __init__(self, confusions: Sequence[NDArray[np.int64]]) -> None:
@@ -319,7 +319,7 @@ class PixelScores:
         return _ratio(hits, weights @ self._labels + weights @ self._answers - hits)
 
     def mean_iou(self, weights: Weights) -> NDArray[np.float64]:
-        """Return the (D,) means over the classes that occur among labels or answers; NaN without any."""
+        """Return the (D,) means over the classes that occur among labels or predictions; NaN without any."""
         return _mean_over_known(self.iou(weights))
 
     def accuracy(self, weights: Weights) -> NDArray[np.float64]:

@@ -43,7 +43,7 @@ class R2:
         mean = (weights * self._truth).sum(1, keepdims=True) / weights.sum(1, keepdims=True)
         total = (weights * (self._truth - mean) ** 2).sum(1)
         residual = (weights * self._squares).sum(1)
-        is_defined = _vary(weights, self._truth)
+        is_defined = _is_varied(weights, self._truth)
         return np.where(is_defined, 1 - residual / np.where(is_defined, total, 1), np.nan)
 
 
@@ -68,11 +68,11 @@ class QuadraticKappa:
         )
         expected = within + (means[0] - means[1]) ** 2
         off = shares @ (self._truth - self._predicted) ** 2
-        is_defined = _vary(weights, self._truth, self._predicted)
+        is_defined = _is_varied(weights, self._truth, self._predicted)
         return np.where(is_defined, 1 - off / np.where(is_defined, expected, 1), np.nan)
 
 
-def _vary(weights: Weights, *values: Values) -> NDArray[np.bool_]:
+def _is_varied(weights: Weights, *values: Values) -> NDArray[np.bool_]:
     """Return (D,) booleans: whether the drawn numbers differ; a rounded variance of equal numbers may exceed 0."""
     drawn = weights > 0
     highest = np.max([np.where(drawn, numbers, -np.inf).max(1) for numbers in values], axis=0)
@@ -85,7 +85,7 @@ class RegressionReport:
     """The scores of predicted numbers on one set of images.
 
     Attributes:
-        images: N.
+        images: Number of images N.
         scores: "mae" and "rmse" in the unit of the target, "r2", and "coverage", the share of images whose number lies
             in its interval, each with an interval over images; of grades also "exact", the share of images whose
             grade is right, and "kappa", with quadratic weights.
@@ -93,7 +93,7 @@ class RegressionReport:
         gain: Baseline minus "mae", with the interval of the difference on the same images.
         mean: Mean of the training images.
         half_width: Half the mean width of the prediction intervals; infinite if the training images were too few.
-        level: Share of images whose number the prediction intervals are made to hold.
+        level: Share of images whose number the prediction intervals should contain.
     """
 
     images: int
@@ -120,7 +120,7 @@ def regression_report(
         predicted: (N,) predicted numbers.
         ends: (N,) lower and (N,) upper ends of their intervals.
         mean: Mean of the training images.
-        level: Share of images whose number the intervals are made to hold.
+        level: Share of images whose number the intervals should contain.
         seed: Seed of the resampling.
         graded: Whether the numbers are grades.
     """

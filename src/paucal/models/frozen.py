@@ -107,7 +107,7 @@ def open_frozen(
 
     Args:
         name: Run folder, weights file, or name of a timm model. An existing path takes precedence over a name.
-        device: Device to put it on.
+        device: Device to move the model to.
         model: timm name of a weights file's model; None to recognise it.
         network: Network to take from a file with several ("teacher", "student", ...).
         pretrained: Whether a timm model gets timm's published weights; random ones otherwise.

@@ -28,7 +28,7 @@ class Preprocessing:
         interpolation: "bicubic" or "bilinear".
         mean: Mean of each channel, for pixels in [0, 1].
         std: Standard deviation of each channel, for pixels in [0, 1].
-        value_range: The values that are black and white in images of more than 8 bits per channel, measured on the
+        value_range: Values of black and white in images of more than 8 bits per channel, measured on the
             images of the training; None where those had 8 bits.
         resize: How images of another shape are fitted to the input: "crop", "letterbox" or "squash".
         channel_ranges: Value range of each channel, replacing `value_range`, if there are not three channels.

@@ -29,7 +29,7 @@ class LeJepaOptions:
         hidden_dim: Width of the projector's two hidden layers.
         norm: Normalisation of the projector; "batch" as published, "layer" if batch statistics cannot be used.
         knots: Points of SIGReg's integral from 0 to its limit.
-        limit: End of SIGReg's integral, which goes from minus this to this.
+        limit: Upper end of SIGReg's integral, which is taken from -limit to limit.
         seed: Seed of the directions.
     """
 
@@ -51,7 +51,7 @@ class LeJepa(OneNetwork):
         crops: Groups of views with their sizes, global views first.
         options: Options of the method.
         drop_path_rate: Stochastic depth rate of the backbone.
-        tuning: What stays as it is in a network that was trained before; None to train all of it.
+        tuning: Frozen parts of a pretrained network; None to train all of it.
 
     Raises:
         UserError: the backbone cannot take the views, or has fewer stages than are to be frozen.

@@ -68,8 +68,8 @@ class Prototypes(nn.Module):
     """A weight-normalised linear layer without bias, as tensors `weight_v` (K, D) and `weight_g` (K, 1).
 
     Args:
-        dim: D.
-        out_dim: K.
+        dim: Number of features D.
+        out_dim: Number of prototypes K.
         fixed: Whether the lengths `weight_g` stay at 1.
     """
 

@@ -37,7 +37,7 @@ class Recipe:
         expected: Published scores.
         settings: Settings by name; all others are chosen from the data.
         lr_per_512: Learning rate for 512 images per step, scaled in proportion for others; None for the default rule.
-        variants: Different settings by the start of a model's name; the first match counts.
+        variants: Different settings by the start of a model's name; the first match is used.
         tunes: Weights that the recipe fine-tunes, for messages; "" if it may start from random weights.
         imagenet_alone: Whether "timm" means weights trained on the labels of ImageNet-1k only.
         imagenet_crop: Whether its authors' code evaluates the middle 224 of 256 pixels for every model.

@@ -34,7 +34,7 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
 
     Args:
         settings: Resolved settings.
-        spec: Backbone.
+        spec: Backbone of the run.
         views: Pixels of all views of an image, as a multiple of the backbone's image size.
     """
     check_step(settings.effective_batch)

@@ -13,7 +13,7 @@ from paucal.evaluation.results import read_report
 from paucal.reading import named_path
 from paucal.runner.console import Console
 from paucal.runs import RunFolder, create_run
-from paucal.runs.files import try_file, try_folder
+from paucal.runs.files import check_writable, try_folder
 from paucal.runs.folder import RUNS, is_taken
 from paucal.runs.replacing import aside_of, require_replaceable, settle
 from paucal.settings.groups import JobSettings
@@ -109,7 +109,7 @@ def check_file(text: str, images: Mapping[str, str | None], root: str | None, fl
     """
     path = named_path(text, flag)
     refuse_inside_images(path, images, root, flag)
-    try_file(path, flag)
+    check_writable(path, flag)
     return path
 
 

@@ -40,7 +40,7 @@ def measure_on(model: TrainedModel, few: Sequence[Image.Image], count: int | Non
 
     Args:
         model: Model with a classifier.
-        few: Pictures like those to classify.
+        few: Some of the pictures to classify.
         count: Total number of pictures; None if unknown.
         console: Console that shows what was measured.
     """

@@ -283,7 +283,7 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
 
 
 def _unsent_number(local_home: Path) -> int | None:
-    """Return the number of the storage's manifest when a state of this machine could not be sent; None without one."""
+    """Return the number of the last manifest in the storage before a failed upload; None if no upload has failed."""
     try:
         return int(parse_json((local_home / UNSENT).read_bytes())["number"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -5,7 +5,7 @@ from typing import Literal
 
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.reading import named_path
-from paucal.runs.files import try_file
+from paucal.runs.files import check_writable
 from paucal.types import UserError
 
 TableForm = Literal["csv", "json"]
@@ -43,5 +43,5 @@ def check_table(text: str, form: TableForm | None = None) -> tuple[Path, TableFo
         raise UserError(f"--output: {text[:120]!r} ends in {ending}, but --format is {form}: give one of the two.")
     if not path.parent.exists():
         raise UserError(f"there is no folder for {text[:120]!r}: create it, or choose another --output.")
-    try_file(path)
+    check_writable(path)
     return path, form or form_of_ending or "csv"

@@ -161,7 +161,7 @@ def _try_to_write(path: Path, name: str, target: Path, flag: str) -> None:
                 break
 
 
-def try_file(path: Path, flag: str = "--output") -> None:
+def check_writable(path: Path, flag: str = "--output") -> None:
     """Check whether a new file can be written, without leaving it."""
     try:
         is_taken = path.exists() or path.is_symlink()

@@ -258,10 +258,10 @@ def next_numbered(root: Path) -> Path:
             number += 1
 
 
-def _read_mapping(path: Path, parse: Callable[[str], Any], most: int) -> dict[str, Any]:
+def _read_mapping(path: Path, parse: Callable[[str], Any], max_bytes: int) -> dict[str, Any]:
     try:
         # File names may be any bytes, see `write_text`.
-        value = parse(read_text(path, most, errors="surrogateescape"))
+        value = parse(read_text(path, max_bytes, errors="surrogateescape"))
     except FileNotFoundError:
         raise UserError(f"{str(path)!r} is missing: the run folder is incomplete; train again.") from None
     except ValueError as problem:

@@ -26,7 +26,7 @@ class EarlierName:
     Attributes:
         name: Earlier name.
         hint: Type of its values.
-        values: Today's value of each earlier value; other values are unchanged.
+        values: Current value for each earlier value; other values are unchanged.
     """
 
     name: str

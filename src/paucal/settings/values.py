@@ -66,7 +66,7 @@ def convert_setting(name: str, value: Any, hint: Any, verb: str, texts: bool = F
     """Return the value of a setting, converted to its type.
 
     Args:
-        name: Setting.
+        name: Name of the setting.
         value: Value as given in Python or in a config.
         hint: Type of the setting.
         verb: Verb of the command line that has the setting.
@@ -113,7 +113,7 @@ def expectation(kinds: Iterable[type], choices: str = "") -> str:
     """Return the types that a setting expects, as text.
 
     Args:
-        kinds: Types.
+        kinds: Allowed types.
         choices: Allowed words as text; empty for none.
 
     Example:

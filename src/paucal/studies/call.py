@@ -133,7 +133,7 @@ def study_folder(study: Study, settings: StudySettings, places: Mapping[str, str
 
 
 def on_given_images(runs: Sequence[PlannedRun], settings: StudySettings) -> list[PlannedRun]:
-    """Return the runs on the images of DATA, if it is given at a smaller scale.
+    """Return the runs, moved to the images of DATA if it is given at a smaller scale.
 
     The scale's selection of classes does not apply to these images.
     """

@@ -34,7 +34,7 @@ class Measurement:
         difference: Gain with its intervals, if predictions on test images are stored.
         random: Score of the same backbone with random weights, for frozen features.
         low: Lower end of the interval over test images of a single run; for times the lower quartile.
-        high: Upper end of that interval.
+        high: Upper end of the same interval; for times the upper quartile.
     """
 
     value: float

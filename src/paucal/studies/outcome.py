@@ -52,8 +52,8 @@ class Evidence:
     """The stored results of a study's runs.
 
     Attributes:
-        requested: Requested runs.
-        whole: All runs of the scale.
+        requested: Runs that the user requested.
+        whole: All runs of the scale, requested or not.
         trained: Results of runs that learned from labels, by data set and name.
         scored: Scores of other runs with their seeds, by data set and name.
         failed: Data set and name of runs whose seeds have all failed.

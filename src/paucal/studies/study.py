@@ -186,7 +186,7 @@ class Column(Part):
     Attributes:
         metric: Metric of the number.
         study: Name of the study whose results at full scale contain the number; "" for a number of this study's runs.
-        at: Share of the epochs after which a curve is read; for "knn_curve", share of the monitor's epochs.
+        at: Share of the epochs at whose end a curve is read; for "knn_curve", share of the monitor's epochs.
     """
 
     metric: str = "quoted"

@@ -304,9 +304,9 @@ def test_make_room__removes_what_was_used_longest_ago(photos, cache):
     entries = folder.list_entries(cache)
     assert [one.n_bytes for one in entries] == [12 * 3 * side + 16 for side in (20 * 16, 40 * 32, 80 * 64)]
     prepare_images(open_images(photos), Reading(side=16))  # used again
-    folder.free_space(cache, most=entries[0].n_bytes + entries[2].n_bytes)
+    folder.free_space(cache, max_bytes=entries[0].n_bytes + entries[2].n_bytes)
     assert {one.n_bytes for one in folder.list_entries(cache)} == {entries[0].n_bytes, entries[2].n_bytes}
-    folder.free_space(cache, most=0, spare=entries[0].pixels)
+    folder.free_space(cache, max_bytes=0, spare=entries[0].pixels)
     assert [one.pixels for one in folder.list_entries(cache)] == [entries[0].pixels]
 
 

@@ -131,7 +131,7 @@ def test_arrays__are_found_beside_their_images(tmp_path):
 def test_arrays_that_are_no_mask__are_refused(tmp_path, values, words):
     np.save(tmp_path / "1.npy", values)
     with pytest.raises(UnreadableImage, match=words):
-        read_mask(tmp_path / "1.npy", "1.npy", most=1000)
+        read_mask(tmp_path / "1.npy", "1.npy", max_pixels=1000)
 
 
 def test_several_masks_of_an_image__are_joined(tmp_path, monkeypatch):

@@ -104,7 +104,7 @@ def test_knn_monitor__uses_at_most_so_many_images_chosen_by_the_seed(tmp_path, m
 
     monkeypatch.setattr(monitor, "_accuracy", recorded)
     for seed in (0, 0, 1):
-        knn_monitor(str(tmp_path / "labelled"), PREPROCESS, most=24, seed=seed)(model, CPU)
+        knn_monitor(str(tmp_path / "labelled"), PREPROCESS, max_images=24, seed=seed)(model, CPU)
     (bank, asked), again, other = seen
     assert (len(bank), len(asked)) == (18, 6)
     assert not set(bank) & set(asked)
@@ -148,4 +148,4 @@ def test_knn_monitor__refuses_what_cannot_be_judged(tmp_path):
         with pytest.raises(UserError, match="--monitor needs labelled images of two classes or more: .*" + message):
             knn_monitor(str(tmp_path / folder), PREPROCESS)
     with pytest.raises(UserError, match="--monitor-images is 2; expected at least 4"):
-        knn_monitor(str(tmp_path / "few"), PREPROCESS, most=2)
+        knn_monitor(str(tmp_path / "few"), PREPROCESS, max_images=2)

@@ -51,11 +51,11 @@ class ConvAttention(nn.Module):
     """Attention whose queries, keys and values each come from a convolutional projection (section 3.2 of the paper).
 
     Args:
-        width: Channels.
-        num_heads: Heads.
+        width: Number of channels.
+        num_heads: Number of attention heads.
         num_prefix_tokens: Tokens before the cells, which bypass the convolutions.
-        proj_drop: Dropout of the output.
-        attn_drop: Dropout of the weights.
+        proj_drop: Dropout rate of the output.
+        attn_drop: Dropout rate of the attention weights.
     """
 
     attention_layout = AttentionLayout(pools="keys")
@@ -79,7 +79,7 @@ class ConvAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, P + H * W, C) of tokens whose cells lie on a grid (H, W)."""
+        """Return the output (B, P + H * W, C) for tokens of the same shape, whose cells form a grid (H, W)."""
         prefix, cells = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
         cells = as_map(cells.contiguous(), grid)  # copied once for the three convolutions
         query = self._project_to_heads(self.proj_q, prefix, self.conv_proj_q(cells))
@@ -102,12 +102,12 @@ class Cvt(CvtBackbone):
         num_classes: Outputs of the classifier; 0 for none.
         global_pool: Input of the classifier: the class "token", the mean of the cells ("avg"), or "" for all tokens.
         embed_dims: Channels of each stage.
-        depths: Blocks of each stage.
-        num_heads: Heads of each stage.
+        depths: Number of blocks of each stage.
+        num_heads: Number of attention heads of each stage.
         mlp_ratio: Hidden channels of each MLP over those of its stage.
-        drop_rate: Dropout before the classifier.
-        proj_drop_rate: Dropout after projections within the blocks.
-        attn_drop_rate: Dropout of attention weights.
+        drop_rate: Dropout rate before the classifier.
+        proj_drop_rate: Dropout rate after projections within the blocks.
+        attn_drop_rate: Dropout rate of attention weights.
         drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first
             block of the last stage, and 0 in the stages before, as published (there 0.1).
 

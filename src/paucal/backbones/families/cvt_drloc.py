@@ -62,10 +62,10 @@ class SharedConvAttention(nn.Module):
     """Attention whose keys and values share a depthwise convolution of stride 2.
 
     Args:
-        width: Channels.
-        num_heads: Heads.
-        proj_drop: Dropout of the output.
-        attn_drop: Dropout of the weights.
+        width: Number of channels.
+        num_heads: Number of attention heads.
+        proj_drop: Dropout rate of the output.
+        attn_drop: Dropout rate of the attention weights.
     """
 
     attention_layout = AttentionLayout(pools="keys")
@@ -100,13 +100,13 @@ class DrlocCvt(CvtBackbone):
         num_classes: Outputs of the classifier; 0 for none.
         global_pool: Input of the classifier: the mean of the cells ("avg"), or "" for the map.
         embed_dims: Channels of each stage.
-        depths: Blocks of each stage.
-        num_heads: Heads of each stage.
+        depths: Number of blocks of each stage.
+        num_heads: Number of attention heads of each stage.
         mlp_ratio: Hidden channels of each MLP over those of its stage.
         eps_in_root: Put the 1e-5 of the norms inside the root, as a layer norm does.
-        drop_rate: Dropout before the classifier.
-        proj_drop_rate: Dropout after projections within the blocks.
-        attn_drop_rate: Dropout of attention weights.
+        drop_rate: Dropout rate before the classifier.
+        proj_drop_rate: Dropout rate after projections within the blocks.
+        attn_drop_rate: Dropout rate of attention weights.
         drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first.
             Published: 0.
 

@@ -44,20 +44,21 @@ from paucal.backbones.families.cvt_layers import (
 Padding = Literal["published", "masked", "shrunk"]
 
 
-def window_of(grid: Grid, most: int, padding: Padding) -> Grid:
+def window_of(grid: Grid, max_side: int, padding: Padding) -> Grid:
     """Return (rows, columns) of the windows on a grid.
 
-    Published: a square with side `most`, or the grid's shorter side if that is less. Shrunk: along each side the same
-    number of windows as with side `most`, each as small as that number allows.
+    Published: a square with side `max_side`, or the grid's shorter side if that is less. Shrunk: along each side the
+        same
+    number of windows as with side `max_side`, each as small as that number allows.
 
     Example:
         >>> window_of((24, 24), 7, "published"), window_of((24, 24), 7, "shrunk"), window_of((3, 5), 7, "shrunk")
         ((7, 7), (6, 6), (3, 5))
     """
     if padding != "shrunk":
-        side = min(most, *grid)
+        side = min(max_side, *grid)
         return side, side
-    rows, columns = (-(-side // -(-side // most)) for side in grid)
+    rows, columns = (-(-side // -(-side // max_side)) for side in grid)
     return rows, columns
 
 
@@ -131,14 +132,14 @@ class WindowAttention(nn.Module):
     - "shrunk": windows as small as their number allows (`window_of`), for the least padding, which is masked.
 
     Args:
-        width: Channels.
-        num_heads: Heads.
+        width: Number of channels.
+        num_heads: Number of attention heads.
         window_size: Largest number of rows and of columns of a window.
         padding: One of the three above.
         rel_pos_bias: Add a learned bias for each head and each offset between query and key. The table is read by
             offset, so smaller windows use its middle.
-        proj_drop: Dropout of the output.
-        attn_drop: Dropout of the weights.
+        proj_drop: Dropout rate of the output.
+        attn_drop: Dropout rate of the attention weights.
     """
 
     attention_layout = AttentionLayout(places=_places)
@@ -231,15 +232,15 @@ class EsvitCvt(CvtBackbone):
         num_classes: Outputs of the classifier; 0 for none.
         global_pool: Input of the classifier: the mean of the cells ("avg"), or "" for the map.
         embed_dims: Channels of each stage.
-        depths: Blocks of each stage.
-        num_heads: Heads of each stage.
+        depths: Number of blocks of each stage.
+        num_heads: Number of attention heads of each stage.
         window_size: Largest number of rows and of columns of a window.
         padding: "published", "masked" or "shrunk"; see `WindowAttention`.
         rel_pos_bias: Whether attention has a learned bias for each offset between cells.
         mlp_ratio: Hidden channels of each MLP over those of its stage.
-        drop_rate: Dropout before the classifier.
-        proj_drop_rate: Dropout after projections within the blocks.
-        attn_drop_rate: Dropout of attention weights.
+        drop_rate: Dropout rate before the classifier.
+        proj_drop_rate: Dropout rate after projections within the blocks.
+        attn_drop_rate: Dropout rate of attention weights.
         drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first.
 
     Raises:

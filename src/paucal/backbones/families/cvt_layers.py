@@ -80,12 +80,12 @@ class CvtBlock(nn.Module):
     """Attention and a feed-forward, each after a norm and with a shortcut; one stochastic depth module serves both.
 
     Args:
-        width: Channels.
+        width: Number of channels.
         attn: Attention, called with the normed tokens and their grid.
         mlp_ratio: Hidden channels of the feed-forward over `width`.
         act_layer: Activation of the feed-forward.
         make_norm: Function that builds the norm for a number of channels.
-        proj_drop: Dropout in the feed-forward.
+        proj_drop: Dropout rate in the feed-forward.
         drop_path: Chance that a branch is skipped in training.
     """
 
@@ -143,7 +143,7 @@ class CvtBackbone(StagedBackbone):
     Args:
         in_chans: Channels of the images.
         embed_dims: Channels of each stage.
-        depths: Blocks of each stage.
+        depths: Number of blocks of each stage.
         stem_padding: Zeros around the image in the first convolution, 7x7 with stride 4.
         make_norm: Function that builds the norm for a number of channels.
         make_block: Function that builds a block, given the numbers of its stage and the block.
@@ -215,7 +215,8 @@ def rename_tensors(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tenso
     1x1 convolutions become linear layers, norms of shape (1, C, 1, 1) become (C).
 
     Args:
-        state: Tensors by name; a prefix before the names that the first rule matches is removed.
+        state: Tensors by name. A common prefix, such as "backbone.", is removed; the first rule shows where names
+            begin.
         rules: (pattern of the beginning of a name, its replacement); the first rule that matches is used.
     """
     matches = (re.match(rf"(.*?)(?:{rules[0][0]})", name) for name in state)

@@ -80,13 +80,13 @@ class Dhvt(TokenBackbone):
         num_classes: Outputs of the classifier; 0 for none.
         global_pool: "token", "avg" or "".
         embed_dim: Channels of the tokens.
-        depth: Blocks.
-        num_heads: Attention heads.
+        depth: Number of blocks.
+        num_heads: Number of attention heads.
         mlp_ratio: Hidden channels of the feed-forward per channel of the tokens.
         qkv_bias: Whether the joint projection of the attention has a bias.
-        drop_rate: Dropout before the classifier.
-        proj_drop_rate: Dropout of the outputs of attention and feed-forward.
-        attn_drop_rate: Dropout of the attention weights.
+        drop_rate: Dropout rate before the classifier.
+        proj_drop_rate: Dropout rate of the outputs of attention and feed-forward.
+        attn_drop_rate: Dropout rate of the attention weights.
         drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first. The
             published code trains every model with 0.1.
         dynamic_img_size: Resample the table of positions to the grid of each batch.

@@ -98,7 +98,7 @@ def map_norm(kind: Norm, channels: int) -> nn.Module:
 class Affine(nn.Module):
     """Scale and shift of each channel of a map, initially 1 and 0 (the supplement's section 1.2).
 
-    The original decays both towards 0; `Dhvt.no_weight_decay` names them.
+    The published code applies weight decay to both; `Dhvt.no_weight_decay` excludes them.
     """
 
     def __init__(self, channels: int) -> None:
@@ -177,11 +177,11 @@ class HeadInteractedAttention(nn.Module):
 
     Args:
         dim: Channels of the tokens.
-        num_heads: Heads, which divide `dim`.
+        num_heads: Number of attention heads; a divisor of `dim`.
         qkv_bias: Whether the joint projection has a bias.
         head_tokens: False for the plain attention of a ViT.
-        attn_drop: Dropout of the weights.
-        proj_drop: Dropout of the output.
+        attn_drop: Dropout rate of the attention weights.
+        proj_drop: Dropout rate of the output.
     """
 
     attention_layout = AttentionLayout(suffix=_head_token_names)
@@ -257,7 +257,7 @@ class FeedForward(nn.Module):
     Args:
         dim: Channels of the tokens.
         parts: The options.
-        drop: Dropout of the output. (The original has such an argument for DAFF but ignores it.)
+        drop: Dropout rate of the output. (The original has such an argument for DAFF but ignores it.)
     """
 
     def __init__(self, dim: int, parts: DhvtParts, drop: float) -> None:
@@ -317,7 +317,7 @@ class Daff(FeedForward):
         dim: Channels of the tokens.
         hidden: Channels between the outer convolutions.
         parts: The options.
-        drop: Dropout of the output.
+        drop: Dropout rate of the output.
     """
 
     def __init__(self, dim: int, hidden: int, parts: DhvtParts, drop: float = 0.0) -> None:
@@ -351,7 +351,7 @@ class PlainFeedForward(FeedForward):
         dim: Channels of the tokens.
         hidden: Channels between the layers.
         parts: The options.
-        drop: Dropout after each layer.
+        drop: Dropout rate after each layer.
     """
 
     def __init__(self, dim: int, hidden: int, parts: DhvtParts, drop: float = 0.0) -> None:

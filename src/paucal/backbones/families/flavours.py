@@ -33,7 +33,7 @@ class DrlocViT(VisionTransformer):
         published_init: Draw class token and positions from a unit normal and initialise layers as torch does by
             default; else use timm's initialisation.
         norm_eps: Epsilon of all norms.
-        arguments: Those of timm's `VisionTransformer`.
+        arguments: Arguments of timm's `VisionTransformer`.
     """
 
     def __init__(self, *, published_init: bool = False, norm_eps: float = 1e-5, **arguments: Any) -> None:

@@ -50,8 +50,8 @@ class LvVit(TokenBackbone):
         num_classes: Outputs of each classifier; 0 for none.
         global_pool: Input of the classifier: the class "token", the mean of the cells ("avg"), or "" for all tokens.
         embed_dim: Channels of the tokens.
-        depth: Blocks.
-        num_heads: Heads of each attention.
+        depth: Number of blocks.
+        num_heads: Number of attention heads.
         mlp_ratio: Hidden channels of each MLP over `embed_dim`.
         qkv_bias: Whether queries, keys and values have a bias.
         skip_lam: Divisor of residual branches (table 4 of the supplement).
@@ -62,9 +62,9 @@ class LvVit(TokenBackbone):
             have 0.5. With 0, plain classification gives `aux_head` no gradient; it only learns through `dense_logits`.
         dynamic_img_size: Resample the position table to the size of the images in every forward pass, instead of
             refusing other sizes.
-        drop_rate: Dropout before the classifiers.
-        proj_drop_rate: Dropout after projections within the blocks.
-        attn_drop_rate: Dropout of attention weights.
+        drop_rate: Dropout rate before the classifiers.
+        proj_drop_rate: Dropout rate after projections within the blocks.
+        attn_drop_rate: Dropout rate of attention weights.
         drop_path_rate: Chance that a residual branch of the last block is skipped in training; linear from 0 at the
             first. The published models were trained with 0.1 (T, S), 0.2 (M) and 0.3 (L).
     """

@@ -147,10 +147,10 @@ class LvVitAttention(nn.Module):
 
     Args:
         dim: Channels of the tokens.
-        num_heads: Heads, which share the channels.
+        num_heads: Number of attention heads, which share the channels.
         qkv_bias: Whether queries, keys and values have a bias.
-        attn_drop: Dropout of the attention weights.
-        proj_drop: Dropout of the output.
+        attn_drop: Dropout rate of the attention weights.
+        proj_drop: Dropout rate of the output.
     """
 
     def __init__(
@@ -177,12 +177,12 @@ class LvVitBlock(nn.Module):
 
     Args:
         dim: Channels of the tokens.
-        num_heads: Heads of the attention.
+        num_heads: Number of attention heads.
         mlp_ratio: Hidden channels of the MLP over `dim`.
         qkv_bias: Whether queries, keys and values have a bias.
         skip_lam: The divisor s of both branches; the identity path is left as it is.
-        proj_drop: Dropout after the projections of attention and MLP.
-        attn_drop: Dropout of the attention weights.
+        proj_drop: Dropout rate after the projections of attention and MLP.
+        attn_drop: Dropout rate of the attention weights.
         drop_path: Chance that a branch is skipped in training, per image.
     """
 

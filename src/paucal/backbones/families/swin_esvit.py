@@ -35,7 +35,7 @@ def relative_bias(table: Tensor, of: Size, window: Size) -> Tensor:
 
     Args:
         table: (offsets, heads), offsets row by row from the most negative.
-        of: (rows, columns) of the window that the table is for.
+        of: (rows, columns) of the window for which the table was built.
         window: (rows, columns) of the window, at most those of `of`.
 
     Returns:
@@ -66,7 +66,7 @@ def attend_windows(
         bias: (windows or 1, heads, N, N).
         scale: Factor on the products of queries and keys.
         fused: Whether the fused kernel may be used.
-        drop: Dropout of the weights.
+        drop: Dropout rate of the attention weights.
 
     Returns:
         (B, windows, heads, N, d).
@@ -176,7 +176,7 @@ class EsvitSwin(SwinTransformer):
             "masked": cells do not see them. "shrunk": a window larger than the map is shrunk to it, with the relative
             positions looked up in the same table, and the remaining padding is masked.
         norm_eps: Epsilon of all layer norms; 1e-6 in EsViT.
-        arguments: Those of timm's `SwinTransformer`.
+        arguments: Arguments of timm's `SwinTransformer`.
     """
 
     def __init__(self, *, padding: str = "published", norm_eps: float = 1e-6, **arguments: Any) -> None:

@@ -138,9 +138,9 @@ class PerformerLayer(nn.Module):
     Args:
         channels: Channels of each cell in a window.
         window: Cells in a window.
-        dim: Channels that come out.
+        dim: Number of output channels.
         kernel_ratio: Random features over `dim`.
-        drop: Dropout after the projection and at the end of the MLP; 0.1 in the published code.
+        drop: Dropout rate after the projection and at the end of the MLP; 0.1 in the published code.
 
     Attributes:
         w: (m, dim) random directions, fixed and stored.
@@ -175,8 +175,8 @@ class TokenAttention(nn.Module):
 
     Args:
         in_features: Features of a window; attention is scaled by its root, not by the root of `dim`.
-        dim: Channels that come out.
-        drop: Dropout of the output.
+        dim: Number of output channels.
+        drop: Dropout rate of the output.
     """
 
     def __init__(self, in_features: int, dim: int, drop: float = 0.0) -> None:
@@ -189,7 +189,7 @@ class TokenAttention(nn.Module):
         self.proj_drop = nn.Dropout(drop)
 
     def forward(self, joint: Tensor) -> Tensor:
-        """Return (B, N, dim) of the output (B, N, 3 * dim) of `qkv`, which the layer applies to windows."""
+        """Return the result (B, N, dim) for joint queries, keys and values (B, N, 3 * dim), which `qkv` computed."""
         query, key, value = split_heads(joint, 3, 1)
         x = attend(query, key, value, None, self.scale, self.fused_attn, self.attn_drop)
         return value.squeeze(1) + self.proj_drop(self.proj(x.squeeze(1)))
@@ -201,8 +201,8 @@ class TransformerLayer(nn.Module):
     Args:
         channels: Channels of each cell in a window.
         window: Cells in a window.
-        dim: Channels that come out.
-        drop: Dropout after the projections; none in the published code.
+        dim: Number of output channels.
+        drop: Dropout rate after the projections; none in the published code.
     """
 
     def __init__(self, channels: int, window: int, dim: int, drop: float = 0.0) -> None:
@@ -241,7 +241,8 @@ class TokensToToken(nn.Module):
         tokens: "performer" for linear attention, "transformer" for softmax attention in the token layers.
         token_dim: Channels of the token layers.
         kernel_ratio: Number of the performer's random features, as a multiple of `token_dim`.
-        drop: Dropout in the token layers; None for the published rates, 0.1 in the performer and 0 in the transformer.
+        drop: Dropout rate in the token layers; None for the published rates, 0.1 in the performer and 0 in the
+            transformer.
 
     Attributes:
         img_size: (height, width) in pixels.

@@ -52,20 +52,20 @@ class T2tVit(TokenBackbone):
         tokens_type: Attention of the token layers, "performer" or "transformer" (T2T-ViT_t).
         token_dim: Channels in the token layers.
         kernel_ratio: Random features of the performer over `token_dim`, at most 1.
-        token_drop_rate: Dropout in the token layers; None for the published rates, 0.1 in the performer and 0 in the
-            transformer.
+        token_drop_rate: Dropout rate in the token layers; None for the published rates, 0.1 in the performer and 0 in
+            the transformer.
         embed_dim: Channels of the tokens.
-        depth: Blocks.
-        num_heads: Heads of each attention in the blocks.
+        depth: Number of blocks.
+        num_heads: Number of attention heads in the blocks.
         mlp_ratio: Hidden channels of each MLP over `embed_dim`.
         qkv_bias: Whether queries, keys and values of the blocks have a bias.
         qk_scale: Factor on the products of queries and keys; None for the inverse root of a head's channels.
         dynamic_img_size: Interpolate the position table to the size of the images in every forward pass, instead of
             refusing other sizes.
-        drop_rate: Dropout before the classifier.
-        pos_drop_rate: Dropout of the tokens with their positions.
-        proj_drop_rate: Dropout after projections within the blocks.
-        attn_drop_rate: Dropout of attention weights within the blocks.
+        drop_rate: Dropout rate before the classifier.
+        pos_drop_rate: Dropout rate of the tokens with their positions.
+        proj_drop_rate: Dropout rate after projections within the blocks.
+        attn_drop_rate: Dropout rate of attention weights within the blocks.
         drop_path_rate: Chance that a residual branch of the last block is skipped in training; linear from 0 at the
             first. The published models were trained with 0.1, DrLoc's models with 0.
 

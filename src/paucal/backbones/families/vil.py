@@ -57,8 +57,8 @@ class VisionLongformer(StagedBackbone):
         global_pool: "avg", "token", or "" for no pooling.
         patch_sizes: Side of the patches that each stage begins with.
         embed_dims: Channels of each stage.
-        depths: Blocks of each stage.
-        num_heads: Heads of each stage.
+        depths: Number of blocks of each stage.
+        num_heads: Number of attention heads of each stage.
         sparse: Whether attention is sparse, per stage.
         global_tokens: Global tokens of each stage.
         window_size: Side w of the chunks of sparse attention, in cells.
@@ -72,10 +72,10 @@ class VisionLongformer(StagedBackbone):
         share_projections: Whether global tokens use the projections of the cells in sparse attention.
         mlp_ratio: Hidden width of the perceptrons over the channels.
         qkv_bias: Whether queries, keys and values have biases.
-        drop_rate: Dropout before the classifier.
-        pos_drop_rate: Dropout after the positions.
-        proj_drop_rate: Dropout after projections and in the perceptrons.
-        attn_drop_rate: Dropout of attention weights.
+        drop_rate: Dropout rate before the classifier.
+        pos_drop_rate: Dropout rate after the positions.
+        proj_drop_rate: Dropout rate after projections and in the perceptrons.
+        attn_drop_rate: Dropout rate of attention weights.
         drop_path_rate: Stochastic depth rate of the last block; rates grow linearly from 0.
 
     Raises:

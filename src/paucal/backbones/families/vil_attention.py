@@ -28,8 +28,8 @@ class AttentionSettings:
         global_tokens: Number g of global tokens.
         relative: Whether positions have biases.
         qkv_bias: Whether queries, keys and values have biases.
-        attn_drop: Dropout of the weights.
-        proj_drop: Dropout after the last projection.
+        attn_drop: Dropout rate of the attention weights.
+        proj_drop: Dropout rate after the last projection.
     """
 
     width: int

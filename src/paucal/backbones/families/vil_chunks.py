@@ -149,12 +149,12 @@ def _grid_offsets(height: int, width: int, deep: int, across: int, device: torch
     return (rows[:, None, :, None] * (2 * across - 1) + columns[None, :, None]).reshape(height * width, -1)
 
 
-def _clamp_offsets(offsets: Tensor, most: int) -> Tensor:
-    """Return offsets within -most and most.
+def _clamp_offsets(offsets: Tensor, limit: int) -> Tensor:
+    """Return offsets limited to the range from -limit to limit.
 
     `clamp` does the same, but compiling for a GPU (torch 2.11) fails on the index arithmetic that it becomes.
     """
-    return torch.where(offsets > most, most, torch.where(offsets < -most, -most, offsets))
+    return torch.where(offsets > limit, limit, torch.where(offsets < -limit, -limit, offsets))
 
 
 @lru_cache(maxsize=64)

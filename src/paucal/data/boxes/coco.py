@@ -130,9 +130,10 @@ class _File:
         return AnnotationSet(list(images.values()), numbers, tuple(notes))
 
     def _refuse_edges(self, images: Iterable[AnnotatedImage]) -> None:
-        """Refuse boxes that would be within their images only if the file gave right and bottom, not width and height.
+        """Refuse files that seem to give right and bottom instead of width and height.
 
-        The first are not COCO's, but many programs write them.
+        Many programs write such boxes, although COCO does not define them. They are recognised because many boxes would
+        end outside of their image, and none if they were edges.
         """
         spans = [(box, image.size) for image in images if image.size for box in image.boxes]
         outside = [box for box, (height, width) in spans if box[2] > MARGIN * width or box[3] > MARGIN * height]

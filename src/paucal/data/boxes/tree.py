@@ -52,13 +52,13 @@ class Tree:
         """Return the files with any of the suffixes, in upper or lower case."""
         return [path for path in self.files if path.lower().endswith(suffixes)]
 
-    def text(self, path: str, most: int) -> DecodedText:
-        """Return the text of a file of at most `most` bytes; see `decode_text`.
+    def text(self, path: str, max_bytes: int) -> DecodedText:
+        """Return the text of a file of at most `max_bytes` bytes; see `decode_text`.
 
         Raises:
             UserError: The file is larger, or is not text.
         """
-        return decode_text(self.read(path, most), self.place_of(path))
+        return decode_text(self.read(path, max_bytes), self.place_of(path))
 
     def lines(self, path: str, blank: bool = False) -> tuple[list[str], str]:
         """Return the lines of a text file without outer white space, and a note if its encoding was guessed.
@@ -93,7 +93,7 @@ def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
         name=real_root.name,
         location=str(real_root),
         files=tuple(sorted(find_files(root)) if files is None else files),
-        read=lambda path, most: read_bytes(root / path, most),
+        read=lambda path, max_bytes: read_bytes(root / path, max_bytes),
         peek=lambda path, count: _peek_ends(root / path, count),
         store=lambda keys: FileStore(root, keys),
         is_inside=lambda path: (root / path).resolve().is_relative_to(real_root),
@@ -106,9 +106,9 @@ def _archive_tree(file: Path) -> Tree:
     base = shared_folder(list(entries), 1)
     files = {path.removeprefix(base): entry for path, entry in sorted(entries.items())}
 
-    def read(path: str, most: int) -> bytes:
-        if files[path].size > most:
-            raise UserError(f"{path!r} in {str(file)!r} has more than {most:,} bytes, the limit.")
+    def read(path: str, max_bytes: int) -> bytes:
+        if files[path].size > max_bytes:
+            raise UserError(f"{path!r} in {str(file)!r} has more than {max_bytes:,} bytes, the limit.")
         return ArchiveStore(file, [files[path]]).source(0)
 
     def peek(path: str, count: int) -> bytes:

@@ -71,7 +71,7 @@ def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
 
     Args:
         survey: Survey of the set.
-        store: Pixels of the set; only candidates are read again, and 64 pixels a side are enough.
+        store: Pixels of the set; only candidates are read again, and 64 pixels per side are enough.
     """
     first_of = {survey.digests[group[0]]: group[0] for group in exact_groups(survey.digests)}
     usable = [
@@ -214,8 +214,8 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
 def _group_patterns(images: ImageSet) -> tuple[str, str]:
     """Return the pattern of groups within folders, and the pattern of groups across folders.
 
-    A group's name leaves out a folder such as `train` and the shard of an image, and the number that `paucal shard`
-    gives each image is not read as the number of a frame.
+    Split folders such as `train` and names of shards are not part of a group's name. The running number that `paucal
+    shard` adds to each image does not count as the number of a frame.
     """
     begin, ending, keys = "^", _ENDING, list(images.keys)
     if all(".tar/" in key for key in keys):

@@ -178,8 +178,8 @@ def hamming(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np
     return _BYTE_BITS[differing_bits.view(np.uint8).reshape(len(differing_bits), 8)].sum(1, dtype=np.int64)
 
 
-def near_pairs(hashes: NDArray[np.uint64], most: int = MAX_DISTANCE) -> NDArray[np.int64]:
-    """Return the (P, 2) positions of pairs of hashes that differ in at most `most` bits, the smaller position first.
+def near_pairs(hashes: NDArray[np.uint64], max_distance: int = MAX_DISTANCE) -> NDArray[np.int64]:
+    """Return the (P, 2) positions of pairs of hashes with at most `max_distance` differing bits, ascending.
 
     Equal hashes are paired only with the first of them, which represents them in all other pairs, so that a thousand
     copies of one image give a thousand pairs and not half a million.
@@ -188,15 +188,15 @@ def near_pairs(hashes: NDArray[np.uint64], most: int = MAX_DISTANCE) -> NDArray[
     compared only with hashes that share a quarter with it, up to one bit (Norouzi et al. 2012, "Fast search in Hamming
     space with multi-index hashing").
     """
-    if not 0 <= most <= MAX_DISTANCE:
-        raise ValueError(f"expected a distance of 0 to {MAX_DISTANCE} bits, got {most}")
+    if not 0 <= max_distance <= MAX_DISTANCE:
+        raise ValueError(f"expected a distance of 0 to {MAX_DISTANCE} bits, got {max_distance}")
     unique_hashes, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
     copies = np.flatnonzero(first[numbers] != np.arange(len(hashes)))
     pairs = [np.stack([first[numbers[copies]], copies], axis=1)]
     for band in range(_BANDS):
         quarter = ((unique_hashes >> np.uint64(band * _BAND_BITS)) & np.uint64(0xFFFF)).astype(np.int64)
         for left, right in _candidate_pairs(quarter):
-            close = hamming(unique_hashes[left], unique_hashes[right]) <= most
+            close = hamming(unique_hashes[left], unique_hashes[right]) <= max_distance
             pairs.append(np.sort(np.stack([first[left[close]], first[right[close]]], axis=1), axis=1))
     return np.unique(np.concatenate(pairs), axis=0).astype(np.int64).reshape(-1, 2)
 

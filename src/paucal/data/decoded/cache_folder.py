@@ -103,15 +103,15 @@ def list_entries(folder: Path) -> list[CacheEntry]:
     return sorted(entries, key=lambda entry: entry.used)
 
 
-def free_space(folder: Path, most: int = MAX_BYTES, spare: Path | None = None) -> None:
-    """Remove the least recently used entries until the rest takes at most `most` bytes, and old unfinished files.
+def free_space(folder: Path, max_bytes: int = MAX_BYTES, spare: Path | None = None) -> None:
+    """Remove the least recently used entries until the rest takes at most `max_bytes` bytes, and old unfinished files.
 
     A run that has an entry open can still read it; on Windows an open entry is not removed.
     """
     entries = list_entries(folder)
     total = sum(entry.n_bytes for entry in entries)
     for entry in entries:
-        if total <= most:
+        if total <= max_bytes:
             break
         if entry.pixels != spare:
             remove_entry(entry)

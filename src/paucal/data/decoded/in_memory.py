@@ -81,7 +81,8 @@ def cache_images(
 
     Args:
         image_set: Images to verify.
-        budget: Most bytes for the decoded images, 0 for no cache; None for a quarter of the free memory, at most 4 GiB.
+        budget: Maximum number of bytes for the decoded images, 0 for no cache; None for a quarter of the free memory,
+            at most 4 GiB.
         on_bad: Treatment of unreadable images: "refuse" or "skip".
         workers: Number of threads; None for one per CPU core.
         progress: Function called with (images done, images in all) from the calling thread.

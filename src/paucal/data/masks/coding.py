@@ -213,7 +213,7 @@ def find_coding(
     """Choose the meaning of the values of masks.
 
     Args:
-        facts: Facts of all files.
+        facts: Counts of the values in all files.
         given: Kind of the values as set by the user; None to infer it from the values.
         ignore: Value, or red, green and blue, that means "not labelled".
         named: Classes from a file.
@@ -263,7 +263,7 @@ def require_fit(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[int] | No
 
     Args:
         coding: Meaning of the values in the run.
-        facts: Facts of all files.
+        facts: Counts of the values in all files.
         ignore: Value that means "not labelled", as set by the user.
     """
     if coding.kind == "binary":

@@ -67,7 +67,7 @@ class RawMask:
         return self.values if self.kind == COLOUR else self.values * (WHITE if self.bits == 1 else GREY_UNIT)
 
 
-def read_mask(path: Path, name: str, most: int | None = None) -> RawMask:
+def read_mask(path: Path, name: str, max_pixels: int | None = None) -> RawMask:
     """Read a mask file and rotate it upright; its values are not changed.
 
     A colour image whose channels are equal everywhere counts as grey, as does an image with one bit per pixel (0 and
@@ -77,9 +77,9 @@ def read_mask(path: Path, name: str, most: int | None = None) -> RawMask:
         UnreadableImage: The file is not an image, is damaged, holds floats, or has too many pixels.
     """
     if is_npy(path):
-        return _read_array(path, name, most)
+        return _read_array(path, name, max_pixels)
     with open_image(path, f"{name} (a mask)") as image:
-        if most is not None and image.width * image.height > most:
+        if max_pixels is not None and image.width * image.height > max_pixels:
             raise ValueError(f"it has {image.height}x{image.width} pixels, many more than its image")
         lossy = image.format in LOSSY or (image.format == "WEBP" and not _is_lossless_webp(path))
         upright = turned_upright(image)
@@ -88,11 +88,11 @@ def read_mask(path: Path, name: str, most: int | None = None) -> RawMask:
     return RawMask(values, kind, bits, lossy, palette)
 
 
-def _read_array(path: Path, name: str, most: int | None) -> RawMask:
+def _read_array(path: Path, name: str, max_pixels: int | None) -> RawMask:
     """Read a NumPy array of whole numbers, or of three channels of 8 bits; see `read_mask`."""
     with decoding_errors(f"{name} (a mask)"):
         shape = npy_shape(path)
-        if most is not None and shape.height * shape.width > most:
+        if max_pixels is not None and shape.height * shape.width > max_pixels:
             raise ValueError(f"it has {shape.height}x{shape.width} pixels, many more than its image")
         values: NDArray[Any] = read_npy(path)
         if shape.channels == 3 and values.dtype == np.uint8:

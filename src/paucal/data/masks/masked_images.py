@@ -206,8 +206,8 @@ def _measure_files(
     """Count the values in all masks, and check their sizes.
 
     Returns:
-        Facts of the files; names of the masks that are smaller than their images; positions of the images whose size
-        does not show whether the mask was drawn before or after they were turned by their EXIF tag.
+        Counts of the values in the files; names of the masks that are smaller than their images; positions of the
+        images whose size does not show whether the mask was drawn before or after they were turned by their EXIF tag.
     """
     facts: list[FileFacts] = []
     smaller: list[str] = []

@@ -64,14 +64,14 @@ def draw_panoptic(root: Path) -> tuple[Drawn, list[str]]:
         _draw_masks(
             tree, entries, {id_: index for index, id_ in enumerate(categories)}, list(categories.values()), folder
         )
-    n_bare = sum(_count_bare(content) for content in contents.values())
+    n_bare = sum(_count_unannotated(content) for content in contents.values())
     notes = [f"{counted(n_bare, 'image')} without a mask {was(n_bare)} left out"] if n_bare else []
     mask_rows = [(key, folder / "masks" / f"{index}.png", part) for index, (key, _, _, part) in enumerate(entries)]
     return mask_rows, notes
 
 
-def _count_bare(content: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
-    """Return the number of images of a file that have no annotation."""
+def _count_unannotated(content: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
+    """Return the number of images in a file that have no annotation."""
     described = {repr(row["image_id"]) for row in content["annotations"]}
     return len({repr(row["id"]) for row in content["images"]} - described)
 

@@ -41,8 +41,8 @@ class ListedParts:
 def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
     """Read the lists of train, val or test in `ImageSets/Segmentation`, in `ImageSets`, or beside folders of images.
 
-    A line gives the name, the file name or the path of an image; a second path or numbers may follow. A list is named
-    after a part, in any spelling that folders may have, or "trainval" for train and val.
+    A line gives the name, the file name or the path of an image; a second path or numbers may follow. The name of a
+    list is a part, in any spelling that folders may have, or "trainval" for train and val together.
     """
     names = _Names(keys)
     parts: dict[str, str] = {}

@@ -41,7 +41,7 @@ def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True)
     Args:
         name: Name of the set.
         root: Folder that its paths are relative to.
-        portion: Portion of the set.
+        portion: Portion of the set to open.
         labelled: Whether to read its labels; most portions return them in any case.
     """
     kind, read_files = _READERS[name]

@@ -69,12 +69,14 @@ class NamedSet:
         unpacked: Paths relative to the root, or to one of `homes`, that exist once the files are unpacked.
         hints: Known properties of the images.
         package: Package that torchvision needs to read the set and paucal does not install by itself; "" for none.
-        fetch_package: Likewise the package that downloading the set needs; "" for none.
+        fetch_package: Package that is needed to download the set and that paucal does not install by itself; "" for
+            none.
         fetchable: Whether torchvision can still download the set.
         obstacle: Reason why torchvision cannot download it, as the beginning of a sentence.
         note: How the parts here differ from the official ones.
         lists: Lists of an official partition.
-        homes: Folders below the root, one of which has `unpacked` and `one_of`; "" for the root itself.
+        homes: Folders below the root, one of which contains the paths in `unpacked` and `one_of`; "" for the root
+            itself.
         one_of: Paths of which at least one must exist, in addition to all of `unpacked`.
         labelled: Whether there are classes to learn.
     """

@@ -53,12 +53,12 @@ class ShardFolder(Protocol):
         """Return all files in the folder, sorted by name, with `part` empty; None if the storage cannot list files."""
         ...
 
-    def read_small_file(self, name: str, most: int) -> bytes | None:
-        """Return the content of a file of at most `most` bytes; None if it does not exist. Raises a `UserError`."""
+    def read_small_file(self, name: str, max_bytes: int) -> bytes | None:
+        """Return the content of a file of at most `max_bytes` bytes; None if it is missing. Raises a `UserError`."""
         ...
 
-    def local_copy(self, name: str, most: int) -> Path | None:
-        """Return the path on this machine of a file of at most `most` bytes; otherwise as `read_small_file`."""
+    def local_copy(self, name: str, max_bytes: int) -> Path | None:
+        """Return the path on this machine of a file of at most `max_bytes` bytes; otherwise as `read_small_file`."""
         ...
 
     def local_path(self, shard: Shard) -> Path:
@@ -92,12 +92,12 @@ class LocalShardFolder:
         files = sorted(file for pattern in ("*", "*/*") for file in self.root.glob(pattern) if file.is_file())
         return [stamp_file(file, file.relative_to(self.root).as_posix()) for file in files]
 
-    def read_small_file(self, name: str, most: int) -> bytes | None:
+    def read_small_file(self, name: str, max_bytes: int) -> bytes | None:
         """Return the content of a file; None if it does not exist."""
         path = self.root / checked_name(self.location, name)
-        return read_bytes(path, most) if path.exists() else None
+        return read_bytes(path, max_bytes) if path.exists() else None
 
-    def local_copy(self, name: str, most: int) -> Path | None:
+    def local_copy(self, name: str, max_bytes: int) -> Path | None:
         """Return the path of a file; None if it does not exist."""
         path = self.root / checked_name(self.location, name)
         return require_regular(path) if path.exists() else None
@@ -168,18 +168,18 @@ class RemoteShardFolder:
         ]
         return sorted(shards, key=lambda shard: shard.name)
 
-    def read_small_file(self, name: str, most: int) -> bytes | None:
+    def read_small_file(self, name: str, max_bytes: int) -> bytes | None:
         """Return the content of a file; None if it does not exist."""
         content = io.BytesIO()
-        return content.getvalue() if self._copy(name, most, content) else None
+        return content.getvalue() if self._copy(name, max_bytes, content) else None
 
-    def local_copy(self, name: str, most: int) -> Path | None:
+    def local_copy(self, name: str, max_bytes: int) -> Path | None:
         """Return the path of a downloaded file; None if it does not exist."""
         self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.cache) as folder:
             copy = Path(folder, name)
             with copy.open("w+b") as file:
-                if not self._copy(name, most, file):
+                if not self._copy(name, max_bytes, file):
                     return None
                 file.seek(0)
                 digest = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
@@ -192,19 +192,19 @@ class RemoteShardFolder:
                     old_copy.unlink()
         return target
 
-    def _copy(self, name: str, most: int, target: IO[bytes]) -> bool:
+    def _copy(self, name: str, max_bytes: int, target: IO[bytes]) -> bool:
         """Write the content of a file, and return whether it exists."""
         files, root = self._storage()
         try:
             with files.open(f"{root.rstrip('/')}/{checked_name(self.url, name)}", "rb") as file:
-                while piece := file.read(min(_PIECE, most + 1 - target.tell())):
+                while piece := file.read(min(_PIECE, max_bytes + 1 - target.tell())):
                     target.write(piece)
         except FileNotFoundError:
             return False
         except Exception as problem:  # every storage has its own types of errors
             raise UserError(f"{self.url}/{name} cannot be read ({first_line(problem)}); check the address.") from None
-        if target.tell() > most:
-            raise UserError(f"{self.url}/{name} has more than {most:,} bytes, the limit for such a file.")
+        if target.tell() > max_bytes:
+            raise UserError(f"{self.url}/{name} has more than {max_bytes:,} bytes, the limit for such a file.")
         return True
 
     def local_path(self, shard: Shard) -> Path:

@@ -94,7 +94,7 @@ class ShardIndex:
     Attributes:
         files: F shards, in the order of their names.
         classes: Class names in label order; empty if no image has a label.
-        spans: (F, 2) int64 first row of each shard, and the row after its last one.
+        spans: (F, 2) int64 first row of each shard, and the row after its last row.
         labels: (N,) labels, -1 for unlabelled images.
         offsets: (M,) int64 byte positions of the images in their shards.
         lengths: (M,) int32 sizes of the images in bytes.

@@ -296,7 +296,7 @@ class _Names:
 
 
 def comparison_key(name: str) -> str:
-    """Return a key that is equal for names that differ only in Unicode form, case or bytes that are not UTF-8."""
+    """Return the form of a name for comparisons, which ignores case, Unicode form and bytes that are not UTF-8."""
     return unicodedata.normalize("NFC", valid_text(unescape(name))).casefold()
 
 

@@ -40,12 +40,12 @@ class TableRows(NamedTuple):
     note: str
 
 
-def read_table(file: Path, most: int | None = None, exact: bool = False) -> TableRows:
+def read_table(file: Path, max_rows: int | None = None, exact: bool = False) -> TableRows:
     """Read the non-empty rows of a table.
 
     Args:
         file: Path of the table.
-        most: Largest number of rows to return; None for all.
+        max_rows: Largest number of rows to return; None for all.
         exact: Whether to keep white space at the ends of cells, as in files written by programs.
 
     Raises:
@@ -54,16 +54,16 @@ def read_table(file: Path, most: int | None = None, exact: bool = False) -> Tabl
     """
     text, _, note = read_decoded(file, MAX_BYTES)
     rows = _json_rows(file, text) if file.suffix.lower() in JSON_LINES else _csv_rows(file, text, exact)
-    return TableRows(list(islice(rows, most)), note)
+    return TableRows(list(islice(rows, max_rows)), note)
 
 
-def read_list(file: Path, labelled: bool, most: int | None = None) -> TableRows:
+def read_list(file: Path, labelled: bool, max_rows: int | None = None) -> TableRows:
     """Read the non-blank lines of a list: each has a path, which may contain spaces, and a class number.
 
     Args:
         file: Path of the list.
         labelled: Whether each line must have a class number; otherwise the numbers are dropped.
-        most: Largest number of rows to return; None for all.
+        max_rows: Largest number of rows to return; None for all.
 
     Returns:
         Rows of the path with forward slashes and the class number, which is "-1" when not `labelled`.
@@ -71,7 +71,7 @@ def read_list(file: Path, labelled: bool, most: int | None = None) -> TableRows:
     text, _, note = read_decoded(file, MAX_LIST_BYTES)
     lines = ((n, line.strip()) for n, line in enumerate(io.StringIO(text, newline=None), start=1) if line.strip())
     rows: list[TableRow] = []
-    for number, line in islice(lines, most):
+    for number, line in islice(lines, max_rows):
         match = _LIST_LINE.fullmatch(line)
         if match is None or (labelled and match["label"] is None):
             expected = "a path and a class number, such as 'cat/1.jpg 0'" if labelled else "the path of an image"

@@ -270,7 +270,7 @@ def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
     if not part or not is_regular(file) or file.stat().st_size > MAX_LIST_BYTES:
         return False
     try:
-        rows = read_list(file, labelled, most=1).rows
+        rows = read_list(file, labelled, max_rows=1).rows
         return bool(locate([ListedImage(row.cells[0], part, row.line, file) for row in rows], root))
     except UserError:
         return False

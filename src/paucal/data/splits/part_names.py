@@ -84,7 +84,7 @@ def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict
     """Return the files of a set by part, in the order train, val, test; the key is "" for a file on its own.
 
     Args:
-        file: Any file; for a file of training images, those of the other parts with the same name are added.
+        file: File of a set. For a file of training images, the files of the other parts are found by their names.
         accepts: Whether a file may belong to the set.
         noun: Word for the files in messages, such as "lists".
     """

@@ -61,7 +61,7 @@ def draw_folds(labels: Tensor, seed: int = 0, folds: int = FOLDS) -> list[tuple[
     Args:
         labels: (N,) int64 classes; or (N, K) for several labels, then the folds are drawn without regard to classes.
         seed: Seed of the draw.
-        folds: Number of folds; fewer with fewer images.
+        folds: Largest number of folds; small classes allow fewer.
     """
     if labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2:
         raise UserError(
@@ -79,13 +79,13 @@ def draw_folds(labels: Tensor, seed: int = 0, folds: int = FOLDS) -> list[tuple[
     ]
 
 
-def even_folds(labels: Tensor, most: int) -> int:
-    """Return the number of folds, at least 2: `most`, or the median number of images of a class if that is smaller.
+def even_folds(labels: Tensor, max_folds: int) -> int:
+    """Return the number of folds: 2 to `max_folds`, but no more than the median number of images of a class.
 
     With more folds than images of a class, a fit would see fewer images of a held-out image's class than of the others,
     and its biases would favour wrong classes: with two images per class, all predictions can be wrong.
     """
-    return max(2, min(most, int(labels.unique(return_counts=True)[1].median())))
+    return max(2, min(max_folds, int(labels.unique(return_counts=True)[1].median())))
 
 
 def take_rows(data: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:

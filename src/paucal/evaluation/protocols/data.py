@@ -34,7 +34,7 @@ class EvaluationData:
         images: All images of the set.
         labels: (N,) int64 in [0, K); or (N, K) of 1, 0 and -1 (ignored) where an image has several classes.
         parts: (n,) positions of the images of "train", "val" and "test".
-        n_classes: K.
+        n_classes: Number of classes K.
         metric: Reported metric.
         how: Sentence on the origin of the splits.
     """
@@ -131,37 +131,39 @@ def _data_of_several(
     )  # fmt: skip
 
 
-def limit(data: EvaluationData, most: int, seed: int) -> EvaluationData:
-    """Keep at most `most` images of every split, with class counts as equal as possible."""
-    if most < data.n_classes:
+def limit(data: EvaluationData, max_images: int, seed: int) -> EvaluationData:
+    """Keep at most `max_images` images of every split, with class counts as equal as possible."""
+    if max_images < data.n_classes:
         raise UserError(
-            f"--max-images is {most}, but {data.name} has {counted(data.n_classes, 'class', 'classes')}: give at "
+            f"--max-images is {max_images}, but {data.name} has {counted(data.n_classes, 'class', 'classes')}: give at "
             "least this number."
         )
-    parts = {part: balanced_sample(data.labels, indices, most, seed) for part, indices in data.parts.items()}
-    return replace(data, parts=parts, how=f"{data.how}; at most {counted(most, 'image')} of each part (seed {seed})")
+    parts = {part: balanced_sample(data.labels, indices, max_images, seed) for part, indices in data.parts.items()}
+    return replace(
+        data, parts=parts, how=f"{data.how}; at most {counted(max_images, 'image')} of each part (seed {seed})"
+    )
 
 
-def balanced_sample(labels: Tensor, indices: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:
-    """Return at most `most` of the positions, ascending, with class counts as equal as possible.
+def balanced_sample(labels: Tensor, indices: NDArray[np.int64], max_images: int, seed: int) -> NDArray[np.int64]:
+    """Return at most `max_images` of the positions, ascending, with class counts as equal as possible.
 
     Args:
         labels: (N,) labels of all images, or (N, K) where an image has several classes, then classes are ignored.
         indices: (n,) positions.
-        most: Number of images to keep.
+        max_images: Largest number of images to keep.
         seed: Seed of the choice.
     """
-    if len(indices) <= most:
+    if len(indices) <= max_images:
         return indices
     order = np.random.default_rng(derive_seed(seed, len(indices))).permutation(indices)
     if labels.ndim == 2:
-        return np.sort(order[:most])
+        return np.sort(order[:max_images])
     classes = labels.numpy()[order]
     rank_in_class = np.zeros(len(order), dtype=np.int64)
     for label in np.unique(classes):
         members = classes == label
         rank_in_class[members] = np.arange(members.sum())
-    return np.sort(order[np.argsort(rank_in_class, kind="stable")[:most]])
+    return np.sort(order[np.argsort(rank_in_class, kind="stable")[:max_images]])
 
 
 VOC_CLASSES = (

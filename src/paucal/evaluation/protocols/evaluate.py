@@ -54,7 +54,7 @@ Rows = tuple[Tensor, Tensor]  # features and labels
 
 @dataclass(frozen=True)
 class Line:
-    """What a row of the table reports: protocol, setting and score.
+    """Key of a row of the table: protocol, setting and score.
 
     Attributes:
         protocol: Protocol of the score.

@@ -67,7 +67,7 @@ def few_label_curve(
     Args:
         train: (N, D) features and (N,) labels to draw from.
         test: Features and labels of the test images.
-        n_classes: K.
+        n_classes: Number of classes K.
         per_class: Numbers of labels per class.
         repeats: Number of draws for each number of labels.
         seed: Seed of the draws; every model sees the same images.

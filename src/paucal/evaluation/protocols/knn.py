@@ -35,7 +35,7 @@ def knn_scores(
         train: (N, D) features of any float type.
         labels: (N,) in [0, n_classes).
         test: (M, D) features.
-        n_classes: K.
+        n_classes: Number of classes K.
         neighbours: Values of k; values above N become N, without duplicates.
         temperature: Temperature of the votes.
 

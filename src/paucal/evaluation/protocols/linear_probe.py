@@ -129,8 +129,8 @@ def train_probes(
 
     Args:
         batches: Batches of each epoch.
-        dim: D.
-        n_classes: K.
+        dim: Number of features D.
+        n_classes: Number of classes K.
         settings: Schedule; the rate is scaled by `settings.batch`, even for a smaller batch.
         progress: Called after every epoch with (done, all).
 
@@ -168,7 +168,7 @@ def fit_probe(
         train: Batches of the training images.
         both: Batches of training and validation images.
         val: (N, D) features and (N,) labels of the validation images.
-        n_classes: K.
+        n_classes: Number of classes K.
         settings: Schedule of both trainings.
         metric: Metric that is highest at the best rate; of equal scores the lower rate wins.
         progress: Called after every epoch with (done, all).
@@ -200,7 +200,7 @@ def fit_probe_by_folds(
     Args:
         train: (N, D) features of the unaugmented images and (N,) labels, on which the rate is chosen.
         batches: Batches of the final training, which may be augmented views.
-        n_classes: K.
+        n_classes: Number of classes K.
         settings: Schedule.
         metric: Metric whose mean over the folds is highest at the best rate; of equal scores the lower rate wins.
         progress: Called after every epoch with (done, all).

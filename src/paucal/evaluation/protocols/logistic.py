@@ -129,7 +129,7 @@ def fit_logistic(
         features: (N, D) features.
         labels: (N,) in [0, K), where classes may be missing; or (N, K) of 1, 0 and -1 (image ignored for that class),
             then one regression is fitted per class.
-        n_classes: K.
+        n_classes: Number of classes K.
         strength: Lambda.
         solver: Backend and stopping rule.
 
@@ -185,7 +185,7 @@ def fit_softmax(features: Tensor, labels: Tensor, strength: float, max_iteration
         features: (N, D) features.
         labels: (N,) with every class in [0, K) present, or (N, K) shares of the classes in each image; on any device.
         strength: Lambda.
-        max_iterations: Most iterations of L-BFGS.
+        max_iterations: Maximum number of iterations of L-BFGS.
         tolerance: Largest entry of the gradient of the mean loss at which the fit stops.
 
     Returns:
@@ -214,7 +214,7 @@ def fit_independent(features: Tensor, labels: Tensor, strength: float, max_itera
         features: (N, D) features.
         labels: (N, K) of 1, 0 and -1; -1 leaves the image out for that class.
         strength: Lambda.
-        max_iterations: Most iterations of L-BFGS.
+        max_iterations: Maximum number of iterations of L-BFGS.
         tolerance: Largest entry of the gradient of the mean loss at which the fit stops.
 
     Returns:
@@ -300,7 +300,7 @@ def fit_selected(
     Args:
         train: (N, D) features and labels as `fit_logistic` takes them.
         val: Features and labels of the validation images.
-        n_classes: K.
+        n_classes: Number of classes K.
         metric: Metric that is highest at the best lambda.
         solver: Backend and stopping rule.
         search: Search for lambda.
@@ -328,7 +328,7 @@ def fit_by_folds(
 
     Args:
         train: (N, D) features and labels as `fit_logistic` takes them.
-        n_classes: K.
+        n_classes: Number of classes K.
         metric: Metric whose mean over the folds is highest at the best lambda.
         solver: Backend and stopping rule.
 

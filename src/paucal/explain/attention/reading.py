@@ -63,7 +63,7 @@ class AttentionRecord(NamedTuple):
     Attributes:
         logits: (B, K); features if the model has no classifier.
         maps: Attention of the layers whose positions are known, shallow to deep.
-        raw: Their weights as used in the forward pass, for gradients with respect to them; `maps` contain views.
+        raw: Attention weights of these layers as used in the forward pass, for gradients; `maps` holds views of them.
         layers: Modules that computed the weights.
     """
 
@@ -166,7 +166,7 @@ def as_groups(weights: Tensor, layer: nn.Module, batch_size: int) -> Tensor:
         weights: As the layer computes them: (B, heads, Q, K), or (B * windows, heads, Q, K), or with the windows in a
             dimension of their own, or (B * windows * heads, Q, K).
         layer: Module that computed the weights.
-        batch_size: B.
+        batch_size: Number of images B.
     """
     if weights.ndim == 5:
         return weights.transpose(1, 2) if layout_of(layer).groups_last else weights

@@ -132,7 +132,7 @@ def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -
 
 
 def fold_normalised(attention: AttentionMap) -> AttentionMap:
-    """Return a layer without head tokens, with every row divided by its sum, which is 2 for the class token."""
+    """Return the attention without head tokens; rows are normalised to sum 1, since the class token's row sums to 2."""
     folded = fold_head_tokens(attention, average=True)
     if folded is attention:
         return attention

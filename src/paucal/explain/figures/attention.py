@@ -166,12 +166,12 @@ def queries_figure(
     return figure
 
 
-def entropy_figure(entropies: Mapping[str, Tensor], most: Mapping[str, float], images: int) -> Figure:
+def entropy_figure(entropies: Mapping[str, Tensor], uniform: Mapping[str, float], images: int) -> Figure:
     """Draw the entropy of every head of every layer over a set of images, beside the largest possible entropy.
 
     Args:
         entropies: Layer -> (heads,) bits.
-        most: Layer -> bits of uniform attention.
+        uniform: Layer -> bits of uniform attention, the largest possible entropy.
         images: Number of images that were averaged.
     """
     figure = Figure(figsize=(max(5.0, 0.45 * len(entropies) + 2.5), 3.6), layout="constrained")
@@ -179,25 +179,27 @@ def entropy_figure(entropies: Mapping[str, Tensor], most: Mapping[str, float], i
     low = min(float(bits.min()) for bits in entropies.values())
     for index, (_, bits) in enumerate(entropies.items()):
         axes.plot([index] * len(bits), bits.tolist(), "o", color="#0072b2", alpha=0.6, ms=5)
-    axes.plot(range(len(most)), list(most.values()), "_", color="#d55e00", ms=16, label="uniform attention")
+    axes.plot(range(len(uniform)), list(uniform.values()), "_", color="#d55e00", ms=16, label="uniform attention")
     axes.plot([], [], "o", color="#0072b2", label="a head")
     axes.set_xticks(range(len(entropies)), [str(index + 1) for index in range(len(entropies))], fontsize=8)
     axes.set(
-        xlabel="attention layer, first to last", ylabel="entropy in bits", ylim=(0.9 * low, 1.05 * max(most.values()))
+        xlabel="attention layer, first to last",
+        ylabel="entropy in bits",
+        ylim=(0.9 * low, 1.05 * max(uniform.values())),
     )
     axes.set_title(f"spread of the heads' attention, mean over {counted(images, 'image')}", fontsize=9, loc="left")
     axes.legend(fontsize=8, frameon=False)
     return figure
 
 
-def ranked_entropy_figure(models: Mapping[str, Tensor], most: Mapping[str, float], images: int) -> Figure:
+def ranked_entropy_figure(models: Mapping[str, Tensor], uniform: Mapping[str, float], images: int) -> Figure:
     """Draw the entropies of the last layer's heads for several models, one line per model, in descending order.
 
     As in EsViT's appendix, a steeper line means that the heads of a model differ more from each other.
 
     Args:
         models: Name -> (heads,) bits, mean over the images.
-        most: Name -> bits of uniform attention.
+        uniform: Name -> bits of uniform attention, the largest possible entropy.
         images: Number of images that were averaged.
     """
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
@@ -207,7 +209,7 @@ def ranked_entropy_figure(models: Mapping[str, Tensor], most: Mapping[str, float
         ranked = bits.sort(descending=True).values.tolist()
         label = f"{name}: {bits.mean():.2f} bits, from {bits.min():.2f} to {bits.max():.2f}"
         axes.plot(range(1, len(ranked) + 1), ranked, "o-", color=colour, ms=4, lw=1.2, label=label.replace("$", r"\$"))
-        axes.axhline(most[name], color=colour, lw=0.8, ls=":")
+        axes.axhline(uniform[name], color=colour, lw=0.8, ls=":")
     axes.set(xlabel="heads of the last layer, by descending entropy", ylabel="entropy in bits")
     axes.set_title(f"mean over {counted(images, 'image')}; dotted: uniform attention", fontsize=9, loc="left")
     axes.legend(fontsize=7, frameon=False)

@@ -22,7 +22,7 @@ class AttributedImage:
         maps: (classes, h, w) attribution.
         classes: Names of the classes.
         shares: Probabilities of these classes.
-        says: Text of the prediction, to show instead of a class and its probability.
+        says: Text of the prediction, shown instead of a class and its probability.
     """
 
     name: str

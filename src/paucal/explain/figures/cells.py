@@ -137,7 +137,7 @@ class OffsetView:
 
     Attributes:
         predicted: (N, N, 2) rows and columns, first cell minus second.
-        true: (N, N, 2) likewise; absolute values if the head predicts no directions.
+        true: (N, N, 2) true offsets in the same form; absolute values if the head predicts no directions.
         grid: (rows, columns) with N cells.
         signed: Whether the head predicts directions as well.
     """

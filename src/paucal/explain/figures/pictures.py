@@ -132,13 +132,13 @@ def as_bytes(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def columns_for(count: int, most: int = 6) -> int:
+def columns_for(count: int, max_columns: int = 6) -> int:
     """Return the number of columns that gives a figure of `count` panels a sensible shape.
 
     >>> columns_for(3), columns_for(24), columns_for(8)
     (3, 6, 4)
     """
-    return count if count <= 4 else min(most, math.ceil(math.sqrt(count) * 1.25))
+    return count if count <= 4 else min(max_columns, math.ceil(math.sqrt(count) * 1.25))
 
 
 _SYNSET = re.compile(r"n\d{8}")  # a WordNet number, which ImageNet uses as the name of a class

@@ -34,9 +34,9 @@ class CheckedWeights:
         state: Tensors by the model's names.
         name: timm name of the model.
         licence: Name of the licence.
-        source: Where they come from.
+        source: Origin of the weights.
         input: Preprocessing of images.
-        report: What was adapted and left out.
+        report: Report on the tensors that were adapted and left out.
         licence_text: Text of the licence; "" if it was not given.
     """
 

@@ -43,7 +43,7 @@ class Finish:
         images: Number of validation images that the temperature was fitted to; 0 for none.
         thresholds: Probability above which each class is predicted, chosen on the validation images; None for single
             labels or without validation images.
-        mirrored: Sentence on what averaging over mirror images gains; "" if the validation images show no gain.
+        mirrored: Sentence on the gain from averaging over mirror images; "" if the validation images show no gain.
         by_loss: Whether this model replaced another for its lower losses, not for a higher accuracy.
         head: Name of the head that was refitted to the features of these weights; "" for the tuned head.
     """

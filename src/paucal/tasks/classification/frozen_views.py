@@ -48,7 +48,7 @@ class FrozenViews:
         stages: Number of frozen stages, after which the network continues.
         kept: (V * N, ...) activations, ordered by view, then by image.
         rows: (images of the set,) position of each training image among the N; -1 for others.
-        count: V.
+        count: Number of views V.
     """
 
     stages: FrozenStages

@@ -40,7 +40,7 @@ def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = Fa
     Args:
         settings: Settings of the run.
         images: Images.
-        keep_test: Whether a test part is cut even from very few images.
+        keep_test: Whether a test part is split off even from very few images.
     """
     shares: dict[str, Any] = {
         name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
@@ -69,7 +69,7 @@ def quick_check(data: SplitImages, seconds: float = READING_SECONDS) -> list[Fin
 
     Args:
         data: Images and their split.
-        seconds: Limit of reading files to find copies.
+        seconds: Time limit in seconds for reading files to find copies.
     """
     images = data.images
     checked_set = CheckedSet(images, data.split.parts, len(set(images.declared)) > 1)

@@ -32,7 +32,7 @@ def draw_mistakes(
     Args:
         folder: Folder for the pictures.
         predictions: Predictions for images of the set; their ids are positions in it.
-        images: The set.
+        images: Set of images.
         model: Model that made the predictions.
         say: Function that prints why a picture is missing despite mistakes.
     """

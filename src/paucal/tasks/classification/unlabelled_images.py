@@ -41,16 +41,16 @@ def open_unlabelled(settings: TrainSettings) -> ImageSet:
     return images
 
 
-def usable_images(settings: TrainSettings, data: SplitImages, most: int, console: Console) -> ImageSet:
+def usable_images(settings: TrainSettings, data: SplitImages, max_images: int, console: Console) -> ImageSet:
     """Return decoded images without labels, without copies of the run's images.
 
     Raises:
         UserError: There are no images, or none can be read.
     """
-    images, most = open_unlabelled(settings), min(most, MAX_IMAGES)
-    if len(images) > most:
-        console.say(f"note: {most} of the {len(images)} images without labels are used")
-        images = images.select(evenly_spaced(len(images), most))
+    images, max_images = open_unlabelled(settings), min(max_images, MAX_IMAGES)
+    if len(images) > max_images:
+        console.say(f"note: {max_images} of the {len(images)} images without labels are used")
+        images = images.select(evenly_spaced(len(images), max_images))
     with console.progress("reading images without labels") as advance:
         images = decoded(images, replace(_data_settings(settings), on_bad_image="skip"), data.images.reading, advance)
     run_rows = np.concatenate([data.part(name) for name in ("train", "val", "test")])
@@ -78,12 +78,12 @@ def remember(run: RunFolder, images: ImageSet) -> None:
 
 
 def remembered_images(
-    run: RunFolder, settings: TrainSettings, data: SplitImages, most: int, console: Console
+    run: RunFolder, settings: TrainSettings, data: SplitImages, max_images: int, console: Console
 ) -> ImageSet:
-    """Return at most `most` of the images without labels that a run learned from, decoded."""
+    """Return at most `max_images` of the images without labels that a run learned from, decoded."""
     images, keys = open_unlabelled(settings), {row["key"] for row in read_rows(run.path / UNLABELLED_IMAGES)}
     indices = np.flatnonzero([key in keys for key in images.keys])
-    images = images.select(indices[evenly_spaced(len(indices), most)])
+    images = images.select(indices[evenly_spaced(len(indices), max_images)])
     with console.progress("reading images without labels") as advance:
         return decoded(images, replace(_data_settings(settings), on_bad_image="skip"), data.images.reading, advance)
 

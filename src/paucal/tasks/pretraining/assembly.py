@@ -186,7 +186,7 @@ def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
     return knn_monitor(
         settings.monitor,
         card.preprocessing,
-        most=settings.monitor_images,
+        max_images=settings.monitor_images,
         seed=settings.seed,
         workers=settings.workers,
         on_bad_image=settings.on_bad_image,

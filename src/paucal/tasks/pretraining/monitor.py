@@ -37,7 +37,7 @@ def knn_monitor(
     location: str,
     preprocess: Preprocessing,
     *,
-    most: int = MAX_IMAGES,
+    max_images: int = MAX_IMAGES,
     seed: int = 0,
     workers: int = 0,
     device: str = "cpu",
@@ -53,8 +53,8 @@ def knn_monitor(
     Args:
         location: Images, as for `paucal train`.
         preprocess: Preprocessing of the backbone.
-        most: Largest number of images to use; if there are more, three quarters of it are neighbours and one quarter
-            queries, with the classes as balanced as possible.
+        max_images: Largest number of images to use; if there are more, three quarters of it are neighbours and one
+            quarter queries, with the classes as balanced as possible.
         seed: Seed of the selection and the split.
         workers: Processes that load images.
         device: Device of the training; on a CPU no workers are started for cached batches.
@@ -64,10 +64,10 @@ def knn_monitor(
     Returns:
         A function of a timm model and its device that returns {"val_knn": accuracy}, NaN if features are not finite.
     """
-    if most < QUERY_EVERY:
-        raise UserError(f"--monitor-images is {most}; expected at least {QUERY_EVERY}, better some thousands.")
+    if max_images < QUERY_EVERY:
+        raise UserError(f"--monitor-images is {max_images}; expected at least {QUERY_EVERY}, better some thousands.")
     settings = DataSettings(location, data_root, on_bad_image=on_bad_image)
-    images, bank, queries = _open_monitor_images(settings, most, seed, preprocess.reading)
+    images, bank, queries = _open_monitor_images(settings, max_images, seed, preprocess.reading)
     indices = np.concatenate([bank, queries])
     height, width = preprocess.image_size
     batches = KeptBatches(

@@ -26,7 +26,7 @@ class PixelObjective(Objective):
         tuning: Layer-wise decay and freezing of the backbone.
         backbone_lr: Factor on the backbone's learning rate.
         auxiliary_width: Channels within the auxiliary head.
-        dropout: Dropout of the auxiliary head.
+        dropout: Dropout rate of the auxiliary head.
     """
 
     # Batch norms of the pooled maps see one value per image and channel; a single image has no variance.

@@ -84,7 +84,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Content:
-    """A whole set.
+    """The images and labels of a set, in the form in which they are converted.
 
     Attributes:
         kind: Verb that trains on the labels: "detect" for boxes, "segment" for masks, "train" for classes.
@@ -93,7 +93,7 @@ class Content:
         numbers: Number of each class, by name.
         mask: Function that returns the (H, W) class numbers of an image; None without masks.
         lost: Number of objects or labels that the target layout cannot store, by description.
-        model: Name of the model that gave the labels; "" for labels of people.
+        model: Name of the model that predicted the labels; "" for human labels.
     """
 
     kind: Kind

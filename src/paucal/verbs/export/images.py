@@ -39,7 +39,7 @@ TESTED, JUDGED = ("test", "val", "train"), ("val", "train")  # parts of the imag
 
 
 def compared_images(
-    data: str | None, most: int, subject: Subject, console: Console, parts: Sequence[str] = TESTED
+    data: str | None, max_images: int, subject: Subject, console: Console, parts: Sequence[str] = TESTED
 ) -> Pictures:
     """Return images to compare an export on: the given images, or those of the first non-empty part of a run.
 
@@ -48,17 +48,19 @@ def compared_images(
     """
     if data is not None:
         named_pictures = read_all(open_sources([data], console, subject.reading), subject.reading, "refuse", console)
-        pictures = [picture for _, picture in islice(named_pictures, most)]
+        pictures = [picture for _, picture in islice(named_pictures, max_images)]
         if not pictures:
             raise UserError(f"--data: {data!r} holds no images: give images for comparing the export.")
         return Pictures(pictures, None, f"images of {data}")
     if not subject.run.config.exists():
-        return Pictures(_noise_pictures(subject, min(most, NOISE)), None, "images of noise (give others with --data)")
+        return Pictures(
+            _noise_pictures(subject, min(max_images, NOISE)), None, "images of noise (give others with --data)"
+        )
     images, split, label = subject.images
     part = next((name for name in parts if len(split.indices(name))), "train")
     part_rows = split.indices(part)
     # Evenly spaced, since images of the same class are adjacent.
-    rows = part_rows[evenly_spaced(len(part_rows), most)].tolist()
+    rows = part_rows[evenly_spaced(len(part_rows), max_images)].tolist()
     labels = None if label is None else [label(row) for row in rows]
     return Pictures([images.store.read(row) for row in rows], labels, f"{part} images")
 

@@ -59,7 +59,7 @@ class Export:
         folder: Folder of the files.
         files: Files in the order in which they were written.
         comparisons: Comparison of each graph's predictions with the original's, by file name.
-        said: Text that the command line prints.
+        said: Lines that the command line prints.
     """
 
     folder: Path

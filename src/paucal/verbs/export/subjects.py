@@ -60,7 +60,7 @@ class ClassifierSubject(Classifier):
         """Return the model of the run, if it is for this task.
 
         Raises:
-            UserError: It is not.
+            UserError: The run's verb is another one.
         """
         return model.require_classifier()
 
@@ -124,7 +124,7 @@ class SegmenterSubject:
         """Return the graph that is exported: logits of a window's pixels.
 
         Raises:
-            UserError: The preprocessing is to be inside.
+            UserError: The preprocessing should be part of the graph.
         """
         if pixels:
             raise UserError("--with-preprocessing is for classifiers, but a segmenter reads windows: leave it out.")
@@ -178,7 +178,7 @@ class DetectorSubject:
         """Return the graph that is exported: the objects of an image of any size.
 
         Raises:
-            UserError: The preprocessing is to be inside.
+            UserError: The preprocessing should be part of the graph.
         """
         if pixels:
             raise UserError("--with-preprocessing is for classifiers, but this model is a detector: leave it out.")

@@ -45,7 +45,7 @@ class Teacher:
     Attributes:
         name: Name for messages.
         dense: Classifier of single cells.
-        classes: Names of its outputs.
+        classes: Names of the teacher's outputs.
         transform: Preprocessing of a whole image.
         run: Run that trained it; None for a timm model.
     """

@@ -42,7 +42,7 @@ class Journal:
     exactly, so that the files written from a journal do not depend on how often the work was interrupted.
 
     Args:
-        folder: Folder beside the output file.
+        folder: Folder next to the output file.
         classes: Number of classes, K.
         about: Everything that predictions depend on, by the names that users know.
     """

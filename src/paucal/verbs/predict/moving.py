@@ -16,7 +16,7 @@ from paucal.reading import named_path
 from paucal.runner.clock import duration
 from paucal.runner.console import Console
 from paucal.runner.time_budget import seconds_of
-from paucal.runs.files import try_file
+from paucal.runs.files import check_writable
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.model import load_detector
 from paucal.tasks.detection.pictures import SHOWN
@@ -175,7 +175,7 @@ def _check_copy(text: str, paths: Sequence[str], table: str | None) -> None:
         raise UserError(f"--annotated: {text!r} must be a new file that ends in .mp4: give another name.")
     if not path.parent.is_dir():
         raise UserError(f"there is no folder for {text!r}: make it, or choose another --annotated.")
-    try_file(path, "--annotated")
+    check_writable(path, "--annotated")
 
 
 def _classify_watched(moving: MovingSettings, answerer: Answerer, table: AnswerTable, console: Console) -> None:

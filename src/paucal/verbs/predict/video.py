@@ -149,7 +149,7 @@ def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1)
 
     Args:
         source: Path of the video.
-        every: Seconds between two of them: the first frame at or after each multiple is taken. 0 takes each frame.
+        every: Seconds between chosen frames: the first frame at or after each multiple is taken. 0 takes each frame.
         ledger: Counts the frames.
         after: Number of the last frame with a stored prediction.
     """

@@ -20,7 +20,7 @@ from paucal.runner.console import Console
 from paucal.runner.input_images import Pictures
 from paucal.runner.outputs import check_file
 from paucal.runner.tables import TableForm, check_table
-from paucal.runs.files import try_file, write_atomically
+from paucal.runs.files import check_writable, write_atomically
 from paucal.types import UserError
 from paucal.verbs.predict.answers import csv_lines, json_lines
 from paucal.verbs.predict.asking import Block
@@ -132,7 +132,7 @@ def _output_path(text: str | None, sources: Iterable[str], flag: str, endings: t
         raise UserError(f"there is no folder for {text[:120]!r}: make it, or choose another {flag}.")
     for source in sources:
         check_file(text, {"PATHS": source}, None, flag)
-    try_file(path, flag)
+    check_writable(path, flag)
     return path
 
 

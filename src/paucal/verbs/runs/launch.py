@@ -170,7 +170,7 @@ def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[
     """Return runs with the reason why each can be deleted; runs that another run needs have no reason.
 
     Args:
-        runs: All runs of a folder, including those that need each other.
+        runs: All runs of a folder, including runs that other runs need.
         now: Seconds since 1970; by default the current time.
     """
     now = time.time() if now is None else now

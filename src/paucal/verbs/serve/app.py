@@ -151,31 +151,33 @@ def send_file(name: str, kind: str) -> Any:
     return send
 
 
-async def read_body(request: Request, most: int, kinds: str | tuple[str, ...] = KINDS) -> bytes:
-    """Return the body of a request, never holding more than `most` bytes of it.
+async def read_body(request: Request, max_bytes: int, kinds: str | tuple[str, ...] = KINDS) -> bytes:
+    """Return the body of a request, never holding more than `max_bytes` bytes of it.
 
     Args:
         request: Request.
-        most: Largest number of bytes.
+        max_bytes: Largest number of bytes.
         kinds: Beginnings of the content types that are accepted.
 
     Raises:
         Refused: the body is too large, too slow, empty, or of another content type.
     """
     noun = "picture" if kinds == KINDS else "request"
-    too_large = RefusedRequest(413, f"the {noun} is larger than {most / 1e6:.3g} MB, the limit set by --max-upload.")
+    too_large = RefusedRequest(
+        413, f"the {noun} is larger than {max_bytes / 1e6:.3g} MB, the limit set by --max-upload."
+    )
     if not request.headers.get("content-type", "").startswith(kinds):
         sent = "the picture itself, with the content type image/jpeg or application/octet-stream"
         raise RefusedRequest(415, f"send {sent if kinds == KINDS else f'the content type {kinds}'}.")
     stated_length = request.headers.get("content-length", "0")
-    if not stated_length.isdecimal() or int(stated_length) > most:
+    if not stated_length.isdecimal() or int(stated_length) > max_bytes:
         raise too_large
     content = bytearray()
     try:
         async with asyncio.timeout(PATIENCE):
             async for chunk in request.stream():
                 content += chunk
-                if len(content) > most:
+                if len(content) > max_bytes:
                     raise too_large
     except TimeoutError:
         raise RefusedRequest(408, f"the {noun} did not arrive in time.") from None

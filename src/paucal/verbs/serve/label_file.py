@@ -23,7 +23,7 @@ class LabelFile:
     """Labels by image, and the CSV file that holds them; a context manager that keeps other processes out.
 
     Args:
-        path: File; it is continued if it exists.
+        path: Path of the file; an existing file is continued.
 
     Attributes:
         labels: Label by path of the image, in the order they were given; "" for "none of the classes".

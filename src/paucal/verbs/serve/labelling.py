@@ -50,9 +50,9 @@ class Labelling:
 
     Args:
         images: Images to label.
-        paths: Path of each.
+        paths: Path of each image.
         order: Positions of the images, the most useful first.
-        classes: Classes.
+        classes: Classes to choose from.
         saved: File of the labels.
         suggestions: Suggestions of a model, by position of the image.
         command: Training command for the labels.

@@ -29,7 +29,7 @@ from paucal.models.weights.table import APACHE
 from paucal.reading import named_path, read_decoded
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runs import write_atomically
-from paucal.runs.files import try_file
+from paucal.runs.files import check_writable
 from paucal.runs.weights import read_foreign
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
@@ -131,7 +131,7 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
     path = named_path(settings.output or f"{weights.name}{ENDING}")
     if not path.name.endswith(".zip"):
         raise UserError(f"--output: {str(path)!r} must end in .zip: give another name.")
-    try_file(path)
+    check_writable(path)
     weights = _halve_if_equal(weights, console)
     write_atomically(path, lambda stream: write_archive(stream, weights))
     console.say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB): 'paucal weights add' reads it on another machine")

@@ -23,7 +23,7 @@ class ListedWeights:
         place: Where they are: "added", "package", "cache" of the hub; "" if they would have to be fetched.
         size: Size in bytes.
         licence: Name of the licence; "see timm" for weights in the hub's cache that are not in paucal's table.
-        use: Their use.
+        use: How a run uses the weights, in words.
         source: Who trained them and on what, as far as known.
     """
 

@@ -153,7 +153,7 @@ def test_race__keeps_the_last_features_where_stages_say_nothing():
 def test_race__compares_on_some_images_and_fits_the_winner_to_all():
     last, labels = draw(60, 10, apart=0.2)
     staged = torch.cat([last, draw(60, 30, apart=1.0, seed=1)[0]], 1)
-    result = race_heads(last, staged, labels, 3, 100.0, most=45)
+    result = race_heads(last, staged, labels, 3, 100.0, max_images=45)
     assert result.held_out is not None
     assert result.held_out.labels.bincount().tolist() == [15, 15, 15]
     assert result.head is not None

@@ -149,7 +149,7 @@ def _training_labels(setup: TrainingSetup) -> Tensor:
 
 
 def _race_limit(state: TuneState) -> float:
-    """Return the most seconds for the comparison of candidates."""
+    """Return the maximum seconds for the comparison of candidates."""
     return min(RACE_SECONDS, RACE_SHARE * state.record.budget or RACE_SECONDS)
 
 
@@ -213,7 +213,7 @@ def time_frozen_network(state: TuneState) -> None:
 
 
 def _probe_seconds(state: TuneState) -> float:
-    """Return the most seconds for the features of the training images; 0 without a time budget."""
+    """Return the maximum seconds for the features of the training images; 0 without a time budget."""
     keeps_probe = state.setup.settings.epochs == 0 or cannot_judge_tuning(state.setup)
     return (PROBE_ONLY_SHARE if keeps_probe else PROBE_SHARE) * state.record.budget
 
@@ -325,8 +325,8 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
             fitted = last[:count], features[:count], labels[:count]
             heads = HEADS if staged else {}
             # Without validation images, these predictions are the result of the run.
-            most = MAX_RACED if len(val) else MAX_COMPARED
-            result = race_heads(*fitted, len(card.classes), head.strength, settings.seed, heads, most)
+            max_images = MAX_RACED if len(val) else MAX_COMPARED
+            result = race_heads(*fitted, len(card.classes), head.strength, settings.seed, heads, max_images)
         race_seconds = time.perf_counter() - start_time
         curve = None
         if result.held_out is not None and (settings.curve or not len(val)):

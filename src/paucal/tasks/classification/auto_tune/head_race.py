@@ -80,7 +80,7 @@ def race_heads(
     strength: float,
     seed: int = 0,
     heads: Mapping[str, FitHead] = HEADS,
-    most: int = MAX_RACED,
+    max_images: int = MAX_RACED,
 ) -> RaceResult:
     """Compare heads by cross-validation within the training images, and fit the winner to all of them.
 
@@ -88,18 +88,18 @@ def race_heads(
         last: (N, D) last features of the training images.
         staged: (N, D + S) last features and pooled stages.
         labels: (N,) classes in [0, K).
-        n_classes: K.
+        n_classes: Number of classes K.
         strength: L2 penalty of the regression on the last features.
         seed: Seed of the folds.
         heads: Table of heads.
-        most: Most images to compare heads on.
+        max_images: Largest number of images to compare heads on.
     """
     counts = labels.bincount(minlength=n_classes)
     if int((counts > 1).sum()) < 2:
         return RaceResult()
     if len(labels) < FOLDS:  # too few to compare heads
         heads = {}
-    rows = stratified_sample(labels, most, seed)
+    rows = stratified_sample(labels, max_images, seed)
     is_evaluated = counts[labels[rows]] > 1  # the only image of a class cannot be held out
     truth, folds = labels[rows][is_evaluated], even_folds(labels[rows], FOLDS)
 

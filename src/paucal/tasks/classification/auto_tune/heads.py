@@ -23,7 +23,7 @@ def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClas
     Args:
         features: (N, D) float64 features.
         labels: (N,) classes in [0, K). A class without images gets a bias of minus infinity.
-        n_classes: K.
+        n_classes: Number of classes K.
     """
     members = torch.nn.functional.one_hot(labels, n_classes).to(features)
     counts = members.sum(0)
@@ -85,7 +85,7 @@ def fit_mixture(
     Args:
         features: (N, D) raw features.
         labels: (N,) classes in [0, K).
-        n_classes: K.
+        n_classes: Number of classes K.
         mixture: Weight of the logits of each head, by its name.
         heads: Table of heads.
 

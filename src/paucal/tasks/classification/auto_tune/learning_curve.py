@@ -75,7 +75,7 @@ def learning_curve(features: Tensor, labels: Tensor, n_classes: int, strength: f
     Args:
         features: (N, D) features of the training images.
         labels: (N,) classes in [0, K); at least two classes have two images or more.
-        n_classes: K.
+        n_classes: Number of classes K.
         strength: L2 penalty of a fit to all images; reduced in proportion for fewer images.
         seed: Seed of the folds and of the draws.
     """

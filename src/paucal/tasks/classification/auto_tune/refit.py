@@ -70,7 +70,7 @@ def refit_head(
     first model.
 
     Args:
-        setup: The run.
+        setup: Setup of the run.
         network: Tuned network.
         console: Shows the progress.
         unlabelled: Images without labels to learn from too.

@@ -112,7 +112,7 @@ def base_of(race: RaceResult, last: Head, n_classes: int) -> FitBase:
     Args:
         race: Race of heads on (N, D + S) features.
         last: Logistic regression on the D last features.
-        n_classes: K.
+        n_classes: Number of classes K.
     """
     width, temperature = last.weight.shape[1], 1.0 if race.held_out is None else race.held_out.temperature
 
@@ -137,7 +137,7 @@ def race_unlabelled(
     Args:
         features: (N, D) raw features of the labelled images.
         labels: (N,) classes in [0, K); at least two classes have two images or more.
-        n_classes: K.
+        n_classes: Number of classes K.
         unlabelled: (U, D) raw features of the unlabelled images.
         base: Function that fits the head of the labelled images alone.
         seed: Seed of the folds.
@@ -196,7 +196,7 @@ def fit_heads(
     Args:
         features: (N, D) raw features of the labelled images.
         labels: (N,) classes in [0, K).
-        n_classes: K.
+        n_classes: Number of classes K.
         pool: Unlabelled images.
         base: Function that fits the head of the labelled images alone.
 

@@ -84,10 +84,10 @@ class DetectorOptions:
         box_loss: Loss of the heads' boxes: smooth L1, L1, or GIoU of the corrected boxes with weight 10.
         proposal_loss: Loss of the proposals' boxes.
         candidates: Regions of each map that are compared before proposals are chosen; 0 for as many as `proposals`.
-        matching: Boxes that learn an object in addition to the boxes that overlap it enough. "torchvision": the anchor
-            with the largest overlap, although it learns the object that it overlaps most. "anchors": the anchor with
-            the largest overlap, if at least 0.3, which learns this object. "regions": also the region with the largest
-            overlap, if that is enough for a hit.
+        matching: Boxes that are assigned to an object in addition to those that overlap it enough. "torchvision": the
+            anchor with the largest overlap, but assigned to the object that this anchor overlaps most. "anchors": the
+            anchor with the largest overlap, if at least 0.3, assigned to this object. "regions": also the region with
+            the largest overlap, if that is enough for a hit.
         pooling: How a region is read from a map: at 2x2 points of each of its cells, or exactly aligned, at
             more points for larger cells.
         pyramid_norm: Norm after each convolution of the pyramid.

@@ -24,10 +24,10 @@ class ObjectMatcher(Matcher):
     published code.
 
     Args:
-        hit: Smallest overlap at which a region learns an object.
+        hit: Smallest overlap at which a region is assigned to an object.
         miss: Overlap below which a region is background.
         least: Smallest overlap at which an object gets the regions that overlap it most.
-        with_objects: Whether the last regions are the objects' own boxes, which are not assigned.
+        with_objects: Whether the last regions are the objects' true boxes, which are not assigned to other objects.
     """
 
     def __init__(self, hit: float, miss: float, least: float, with_objects: bool = False) -> None:

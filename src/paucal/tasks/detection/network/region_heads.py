@@ -97,7 +97,7 @@ class RegionHeads(RoIHeads):
         hit: Smallest overlap at which a region is a hit.
         box_loss: Loss of the boxes of hits.
         beta: Difference of corrections at which smooth L1 becomes linear.
-        matching: Regions that learn an object; see `DetectorOptions`.
+        matching: Regions that are assigned to an object; see `DetectorOptions`.
         settings: Further arguments of torchvision's `RoIHeads`.
     """
 
