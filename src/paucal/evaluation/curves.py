@@ -82,7 +82,7 @@ def curves_figure(
     rows = _number_epochs(rows)
     panels = _columns_of_panels(rows)
     if not panels:
-        raise ValueError(f"expected rows with numbers to draw, got {len(rows)} rows without")
+        raise ValueError(f"expected rows with numbers to draw, got {len(rows)} rows without numbers")
     best = best_epoch(rows) if best is None else best
     n_columns = min(columns, len(panels))
     n_rows = -(-len(panels) // n_columns)
@@ -194,7 +194,7 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
         (panel, points) for panel in _health_panels(out_dim, dim) if (points := _points_of(numbered, panel.names))
     ]
     if not panels:
-        raise ValueError(f"expected rows with numbers on the networks' health, got {len(rows)} rows without")
+        raise ValueError(f"expected rows with numbers on the networks' health, got {len(rows)} rows without them")
     columns = min(PANELS_ACROSS, len(panels))
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(max(3.7 * columns, 7.4), 2.8 * lines + 0.7), layout="constrained")

@@ -82,7 +82,7 @@ def esvit_loss(
         view: Crops of the student and of the teacher, global ones first.
         region: Their cells, with the targets of `region_targets`.
         student_temperature: Divides the student's scores.
-        teacher_temperature: Divides the teacher's scores less the centre.
+        teacher_temperature: Divisor of the teacher's scores after the centre is subtracted.
         view_weight: See `task_weights`.
         region_weight: See `task_weights`.
 

@@ -46,7 +46,7 @@ class Sharpness:
 
     Attributes:
         student_temperature: Divides the student's scores.
-        teacher_temperature: Divides the teacher's scores less the centre.
+        teacher_temperature: Divisor of the teacher's scores after the centre is subtracted.
         centre: (K,), subtracted from the teacher's scores.
     """
 

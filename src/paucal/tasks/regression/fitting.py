@@ -42,7 +42,7 @@ def fit_ridge(features: Array, targets: Array, seed: int = 0) -> FittedRidge:
     """Fit (N,) targets to (N, D) features; the penalty with the least squared error on held-out folds is taken.
 
     The errors of the chosen penalty are also used for the prediction intervals. Choosing among only four penalties
-    hardly biases them, and and a fit to nine tenths of the images is slightly less accurate than the final fit.
+    hardly biases them, and a fit to nine tenths of the images is slightly less accurate than the final fit.
     """
     folds = list(KFold(min(FOLDS, len(targets)), shuffle=True, random_state=seed).split(features))
     residuals = {}
