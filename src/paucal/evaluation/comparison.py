@@ -43,7 +43,7 @@ class Difference:
         images: Number of different test images.
         groups: Number of groups of test images, which the bootstrap resampled whole; None if it resampled images.
         seeds_needed: Number of seeds needed to detect a difference of this size; None if unknown or too many.
-        images_needed: Number of test images needed to detect the difference with any number of seeds; None if there is none.
+        images_needed: Number of test images needed to detect the difference with any number of seeds; None if it is 0.
     """
 
     by_seed: ScoreOverSeeds
