@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones.attention_layout import Call, Tokens
 from paucal.explain.attention.heads import entropy, entropy_over, mass_mask, mean_entropy, view_heads
-from paucal.explain.attention.maps import AttentionMap, average_heads, fold_head_tokens, head_token_maps
+from paucal.explain.attention.maps import AttentionMap, averaged, fold_head_tokens, head_token_maps
 from paucal.explain.attention.reading import place, read_attention
 from paucal.explain.attention.rollout import attention_rollout
 from paucal.explain.prepared import explainable
@@ -194,7 +194,7 @@ def test_head_tokens__are_read_in_their_own_heads_and_folded_without_loss() -> N
     maps = head_token_maps(last)
     for head in range(3):
         torch.testing.assert_close(maps[:, head].flatten(1), dense[:, head, 25 + head, 1:25])
-    torch.testing.assert_close(average_heads(last), dense.mean(1))
+    torch.testing.assert_close(averaged(last), dense.mean(1))
     mean, summed = fold_head_tokens(last, average=True), fold_head_tokens(last, average=False)
     assert mean.tokens.suffix == ()
     rows = torch.ones(2, 3, 25)

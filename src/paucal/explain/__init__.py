@@ -2,7 +2,7 @@ from paucal.explain.attention.heads import entropy_over as entropy_over
 from paucal.explain.attention.heads import mass_mask as mass_mask
 from paucal.explain.attention.heads import view_heads as view_heads
 from paucal.explain.attention.maps import AttentionMap as AttentionMap
-from paucal.explain.attention.maps import average_heads as average_heads
+from paucal.explain.attention.maps import averaged as averaged
 from paucal.explain.attention.maps import head_token_maps as head_token_maps
 from paucal.explain.attention.reading import read_attention as read_attention
 from paucal.explain.attention.rollout import attention_rollout as attention_rollout

@@ -7,7 +7,7 @@ import torch
 
 import paucal  # noqa: F401 (registers the models)
 from paucal.backbones.spec import BackboneSpec
-from paucal.explain.attention.maps import average_heads
+from paucal.explain.attention.maps import averaged
 from paucal.explain.attention.reading import read_attention
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
@@ -61,7 +61,7 @@ def test_head_tokens__of_the_layers_that_are_asked_for(monkeypatch, depth, asked
     assert titles == [f"layer {number}, head {head}" for number in layers for head in (1, 2, 3, 4)]
     maps = read_attention(model.module, IMAGE.view[None])
     for number in layers:
-        torch.testing.assert_close(matrices[f"layer {number}"], average_heads(maps[number - 1])[0])
+        torch.testing.assert_close(matrices[f"layer {number}"], averaged(maps[number - 1])[0])
 
 
 def test_heads__of_several_layers_are_a_picture_each():

@@ -105,7 +105,7 @@ class AttentionMap:
         return sums.index_add(-1, positions, values)[..., :-1]
 
 
-def average_heads(attention: AttentionMap) -> Tensor:
+def averaged(attention: AttentionMap) -> Tensor:
     """Return the attention between all tokens, averaged over heads, (B, tokens, tokens): DHVT's Figure 3 (a).
 
     Rows attend to columns; the order is class token, cells, head tokens.

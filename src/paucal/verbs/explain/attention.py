@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paucal.backbones.attention_layout import Token
 from paucal.explain.attention.heads import MASS, entropy_over, most_entropy, view_heads
-from paucal.explain.attention.maps import AttentionMap, average_heads, head_token_maps
+from paucal.explain.attention.maps import AttentionMap, averaged, head_token_maps
 from paucal.explain.attention.reading import read_attention
 from paucal.explain.attention.rollout import attention_rollout
 from paucal.explain.features import feature_colours
@@ -82,7 +82,7 @@ def head_tokens_view(model: TrainedModel, image: ExplainInput, settings: Explain
     figures = {"head_tokens": maps_figure(image.picture, [v for _, v in panels], [t for t, _ in panels], label)}
     if len(layers[-1].tokens) <= MAX_TOKENS:
         titles = [f"layer {index + 1}" for index in layer_indices]
-        matrices = [average_heads(layer)[0].cpu() for layer in layers]
+        matrices = [averaged(layer)[0].cpu() for layer in layers]
         figures["averaged_attention"] = matrices_figure(matrices, layers[-1].tokens, titles)
     return figures
 
