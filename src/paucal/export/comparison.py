@@ -146,7 +146,7 @@ def compare_all(
         labels: Label of each image, if they are known.
         progress: Called with (images done, images in all).
         student: The smaller model that was exported in the original's place, and the same images as it reads them.
-        clock: Function that gives the time in seconds; for one thread, processor time is right on a busy machine too.
+        clock: Function that gives the time in seconds; for one thread, CPU time is right even on a busy machine.
     """
     asked_subject, shown_images = student or (subject, images)
     differences: list[Difference] = []

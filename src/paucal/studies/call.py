@@ -165,7 +165,7 @@ def find_places(settings: StudySettings, runs: Sequence[PlannedRun], data_sets: 
     arguments = settings.data or []
     if settings.scale != "full":
         if len(arguments) > 1 or any("=" in argument for argument in arguments):
-            raise UserError(f"--data: at --scale {settings.scale}, one DATA replaces all sets: give one.")
+            raise UserError(f"--data: at --scale {settings.scale}, one DATA replaces all sets: give only one DATA.")
         return Places({name: arguments[0] if arguments else name for name in needed_data}, shared)
     location_of: dict[str, str] = {}
     for argument in arguments:

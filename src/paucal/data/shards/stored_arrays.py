@@ -30,7 +30,7 @@ class OpenFile:
         """Return `count` bytes from `start`, or fewer at the end of the file."""
         if hasattr(os, "pread"):
             return os.pread(self._file, count, start)
-        with self._lock:  # on Windows, where each process opens files of its own
+        with self._lock:  # on Windows, where each process opens its own files
             os.lseek(self._file, start, os.SEEK_SET)
             return os.read(self._file, count)
 

@@ -20,7 +20,7 @@ DROP_PATHS = {
 }
 PAPER_BATCH, PAPER_MOMENTUM, PAPER_PROTOTYPES = 512, 0.996, 65536
 NARROW = 256  # channels below which a backbone counts as small
-LONG = 100  # epochs from which a run's settings are the published ones
+LONG = 100  # number of epochs from which a run uses the published settings
 MANY = 100_000  # number of images from which the published heads are used unchanged
 QUICKEST = 0.98  # with a lower momentum of the teacher, small runs collapse
 Words = Sequence[str] | None
@@ -31,7 +31,7 @@ def lr(
     recipe: str | None, model: str | None, model_args: Words, img_size: Sides, batch_size: int, accumulate: int,
     devices: int | None, nodes: int | None,
 ) -> Choice:  # fmt: skip
-    """The paper's rate, in proportion to the batch; to its square root for small batches, as suits AdamW."""
+    """Return the paper's rate, scaled by the batch size (by its square root for small batches, as suits AdamW)."""
     batch = effective_batch(batch_size, accumulate, devices, nodes)
     published = recipe_rate(RECIPES, recipe, model, batch)
     if published is not None:

@@ -1,6 +1,6 @@
 """Detectors that torchvision publishes, trained on COCO, as the start of a run: `--init coco`.
 
-A run gets their backbone, pyramid, proposals and heads. Classes are replaced: those that COCO has too keep their
+A run gets their backbone, pyramid, proposals and heads. Classes are replaced: classes that COCO also has keep their
 weights; others start with COCO's mean box and mask, and a random score.
 """
 
