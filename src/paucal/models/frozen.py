@@ -153,7 +153,7 @@ def _frozen_file(
     backbone = random_backbone(spec, seed=0)
     chosen = tree if network is None else pick_network(tree, network, source)
     report = start_from(backbone.model, StartWeights(chosen, source, grid=grid))
-    if any(map(is_position, report.fresh)):
+    if any(map(is_position, set(report.fresh) & set(report.unused))):  # in the file, with another shape
         height, width = spec.image_size
         raise UserError(
             f"{str(path)!r} has position embeddings that cannot be resized to {height}x{width} pixels, since their "
