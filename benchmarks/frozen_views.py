@@ -47,7 +47,7 @@ def seconds(model: str, side: int, frozen: int, rounds: int) -> dict[str, list[f
         objective(batch, start).total.backward()
 
     def from_activations() -> None:
-        objective(replace(batch, views=[stages.go_on_from(kept)]), start).total.backward()
+        objective(replace(batch, views=[stages.resume_from(kept)]), start).total.backward()
         stages.forget()
 
     parts = {"anew": anew, "kept": from_activations, "frozen": lambda: stages.activations(images)}

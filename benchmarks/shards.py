@@ -49,7 +49,7 @@ SIDE = 32
 def make(images: ImageSet, count: int, folder: Path) -> dict[str, float]:
     """Write shards of `count` images, and return what that and looking one through took."""
     begin = time.perf_counter()
-    write_shards(images, folder, most_images=EACH, most_bytes=1 << 40)
+    write_shards(images, folder, max_images=EACH, max_bytes=1 << 40)
     written = time.perf_counter() - begin
     first = folder / "shard-000000.tar"
     begin = time.perf_counter()

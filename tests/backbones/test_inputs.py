@@ -5,7 +5,7 @@ import timm
 import torch
 
 from paucal.backbones.weights.checkpoints import PROGRAMS
-from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_scratch, input_of_timm, program_of
+from paucal.backbones.weights.inputs import ImageInput, find_program, input_of_file, input_of_scratch, input_of_timm
 
 NAMES = {program.name for program in PROGRAMS}
 DINO = "facebookresearch/dino or microsoft/esvit"
@@ -46,8 +46,8 @@ def test_program__is_found_inside_its_wrapping():
     state = timm.create_model("test_vit", num_classes=0).state_dict()
     teacher = {f"module.backbone.{name}": value for name, value in state.items()}
     teacher["module.head.last_layer.weight_v"] = torch.zeros(1)
-    assert program_of({"teacher": teacher, "epoch": 3}) == DINO
-    assert program_of({"state_dict": state}) == ""
+    assert find_program({"teacher": teacher, "epoch": 3}) == DINO
+    assert find_program({"state_dict": state}) == ""
 
 
 @pytest.mark.parametrize("name", ["esvit_deit_small_patch16_224", "drloc_cvt_13", "esvit_vil_tiny", "cvt_13"])

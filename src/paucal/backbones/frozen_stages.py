@@ -60,7 +60,7 @@ class FrozenStages:
         self._layout = torch.channels_last if laid_out else torch.contiguous_format
         return activations.detach()
 
-    def go_on_from(self, activations: Tensor) -> Tensor:
+    def resume_from(self, activations: Tensor) -> Tensor:
         """Let the network compute the outputs of a batch from its activations, until `forget` is called.
 
         Returns:

@@ -13,7 +13,7 @@ from torch import nn
 from paucal.backbones import BackboneSpec, FeatureBackbone
 from paucal.backbones.names import timm_config
 from paucal.backbones.weights.adapt import is_position
-from paucal.backbones.weights.inputs import input_of_file, program_of
+from paucal.backbones.weights.inputs import find_program, input_of_file
 from paucal.backbones.weights.load_report import rounded_down
 from paucal.backbones.weights.start import StartWeights, pick_network, start_from
 from paucal.models.devices import usable_device
@@ -161,7 +161,7 @@ def _frozen_file(
         )
     part = f", {report.part}" if report.part else ""
     weights = f"{source}{part}: {rounded_down(report.share)} of the parameters of {spec.name}"
-    tested = input_of_file(program_of(tree), spec.name) if card is None else card.preprocessing.tested
+    tested = input_of_file(find_program(tree), spec.name) if card is None else card.preprocessing.tested
     preprocessing = Preprocessing.as_tested(spec.image_size, tested)
     return FrozenBackbone(path.stem, weights, spec, backbone.to(device), preprocessing)
 

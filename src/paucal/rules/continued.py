@@ -18,7 +18,7 @@ MIN_EPOCHS, MAX_EPOCHS = 3, 30  # epochs
 FROZEN_SHARE = 0.5  # share of the stages
 
 
-def goes_on(facts: DataAndMachine) -> bool:
+def starts_trained(facts: DataAndMachine) -> bool:
     """Return whether a run starts from weights that are worth preserving."""
     return facts.start is not None and not facts.start.undertrained
 
@@ -31,7 +31,7 @@ def continued_rate(batch_size: int) -> Choice:
 
 def epochs(facts: DataAndMachine, device: str | None) -> Choice:
     """Take a few passes from pretrained weights, and the usual number from random ones."""
-    if not goes_on(facts):
+    if not starts_trained(facts):
         return crops.epochs(facts, device)
     n_views = CPU_VIEWS if device == "cpu" else VIEWS
     n_epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, round(n_views / facts.n_train)))
@@ -42,7 +42,7 @@ def freeze(
     facts: DataAndMachine, model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None
 ) -> Choice:
     """Freeze half of the stages of pretrained weights; none of random ones."""
-    if not goes_on(facts):
+    if not starts_trained(facts):
         return 0, "all stages learn"
     stages = backbone_shape(model, model_args, img_size).stages
     return int(FROZEN_SHARE * stages), f"pretrained weights: the first half of the {stages} stages suits any photograph"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paucal.backbones.names import timm_config
-from paucal.backbones.weights.inputs import ImageInput, input_of_file, program_of
+from paucal.backbones.weights.inputs import ImageInput, find_program, input_of_file
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from
 from paucal.models.card import ModelCard
@@ -103,7 +103,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     return Start(
         StartFacts(source, model, normalise="model"),
         lambda _: StartWeights(_choose_network(path, tree(), settings), source),
-        lambda name: input_of_file(program_of(tree()), name),
+        lambda name: input_of_file(find_program(tree()), name),
     )
 
 

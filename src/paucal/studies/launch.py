@@ -46,7 +46,7 @@ from paucal.types import UserError
 from paucal.verbs.compare.findings import read_findings
 from paucal.verbs.compare.grid import Grid, cells_of, read_grid, state_of
 from paucal.verbs.compare.report import write_report
-from paucal.verbs.compare.running import require_team, run_workers
+from paucal.verbs.compare.running import require_workers, run_workers
 from paucal.wording import counted
 
 
@@ -108,7 +108,7 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
     runs = on_given_images(plan(study, settings.scale, data_sets(), settings.rows, settings.columns), settings)
     places = find_places(settings, runs, data_sets())
     folder = study_folder(study, settings, places.by_name)
-    require_team(settings.on, settings.slurm, 0 if folder.exists() else settings.jobs)
+    require_workers(settings.on, settings.slurm, 0 if folder.exists() else settings.jobs)
     call = Call(study, runs, small, settings, places, folder, command, console)
     console.say(describe_scale(study, small, runs, len(call.seeds)))
     console.say(describe_cost(study, runs, len(call.seeds), data_sets()) if small is None else study.telling)

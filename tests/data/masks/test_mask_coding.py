@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from paucal.data.masks.coding import IGNORED, MaskCoding, NamedClasses, find_coding, read_class_names, require_fit
+from paucal.data.masks.coding import (
+    IGNORED,
+    MaskCoding,
+    NamedClasses,
+    find_coding,
+    read_class_names,
+    require_same_coding,
+)
 from paucal.data.masks.mask_files import COLOUR, PALETTE, FileFacts, MaskFacts
 from paucal.types import UserError
 
@@ -254,15 +261,15 @@ def test_lossy_masks_of_numbers__are_refused_even_where_nothing_is_left():
 
 def test_masks_for_a_run__must_have_the_coding_that_it_knows():
     known = MaskCoding("index", (0, 1, 2), 255)
-    require_fit(known, several_files((0, 1, 255), (0, 255)))
+    require_same_coding(known, several_files((0, 1, 255), (0, 255)))
     with pytest.raises(UserError, match="no value but 0 and 255"):
-        require_fit(known, several_files(ZERO_255, ZERO_255))
-    require_fit(known, several_files(ZERO_255, ZERO_255), ignore=[255])
+        require_same_coding(known, several_files(ZERO_255, ZERO_255))
+    require_same_coding(known, several_files(ZERO_255, ZERO_255), ignore=[255])
     with pytest.raises(UserError, match="two codings"):
-        require_fit(known, several_files(ZERO_255, ZERO_ONE))
-    require_fit(MaskCoding("binary", (0, 255)), several_files(ZERO_255, ZERO_ONE))
+        require_same_coding(known, several_files(ZERO_255, ZERO_ONE))
+    require_same_coding(MaskCoding("binary", (0, 255)), several_files(ZERO_255, ZERO_ONE))
     with pytest.raises(UserError, match="values up to 90"):
-        require_fit(MaskCoding("binary", (0, 255)), several_files((0, 90)))
+        require_same_coding(MaskCoding("binary", (0, 255)), several_files((0, 90)))
 
 
 def test_names__give_classes_that_no_mask_shows():

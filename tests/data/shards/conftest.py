@@ -35,7 +35,7 @@ def fetched(monkeypatch) -> list[str]:
 def storage(tmp_path, cache):
     """Four shards of 25 images on storage, with their index."""
     (tmp_path / "made").mkdir()
-    write_shards(numbered(100), tmp_path / "made", most_images=25)
+    write_shards(numbered(100), tmp_path / "made", max_images=25)
     upload(tmp_path / "made", URL)
     files = fsspec.filesystem("memory")
     yield files

@@ -24,7 +24,7 @@ def written(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     folder = tmp_path / "set"
     folder.mkdir()
-    write_shards(numbered(100), folder, most_images=25)
+    write_shards(numbered(100), folder, max_images=25)
     return folder
 
 
@@ -82,7 +82,7 @@ def test_damaged_shard__is_left_out_by_the_flag_for_images(written):
 def test_damaged_parquet__is_left_out_and_counted(tmp_path):
     folder = tmp_path / "rows"
     folder.mkdir()
-    write_shards(numbered(100), folder, most_images=25, form="parquet")
+    write_shards(numbered(100), folder, max_images=25, form="parquet")
     first = min(folder.glob("*.parquet"))
     os.truncate(first, first.stat().st_size // 2)
     with pytest.raises((UserError, pa.ArrowException)):
@@ -95,7 +95,7 @@ def test_damaged_parquet__is_left_out_and_counted(tmp_path):
 def test_damaged_footer_of_remote_parquet__is_no_failure_of_the_network(storage, tmp_path):
     folder = tmp_path / "rows"
     folder.mkdir()
-    write_shards(numbered(100), folder, most_images=25, form="parquet")
+    write_shards(numbered(100), folder, max_images=25, form="parquet")
     first = min(folder.glob("*.parquet"))
     content = first.read_bytes()
     first.write_bytes(content[:-200] + b"\xff" * 190 + content[-10:])
@@ -121,7 +121,7 @@ def test_shards_that_cannot_be_fetched__are_not_left_out_as_damaged(
 ):
     folder = tmp_path / "unindexed"
     folder.mkdir()
-    write_shards(numbered(100), folder, most_images=25, form=form)
+    write_shards(numbered(100), folder, max_images=25, form=form)
     (folder / NAME).unlink(missing_ok=True)
     upload(folder, "memory://bucket/unindexed")
     assert len(open_images("memory://bucket/unindexed", skip_damaged=True)) == 100

@@ -26,7 +26,7 @@ URL = "memory://bucket/rows"
 def storage(tmp_path, cache):
     """Train and test, each in two files of up to 30 images."""
     (tmp_path / "made").mkdir()
-    write_shards(numbered(100, ("train", "test")), tmp_path / "made", "parquet", most_images=30)
+    write_shards(numbered(100, ("train", "test")), tmp_path / "made", "parquet", max_images=30)
     upload(tmp_path / "made", URL)
     files = fsspec.filesystem("memory")
     yield files

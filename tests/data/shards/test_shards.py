@@ -60,7 +60,7 @@ def written(tmp_path: Path) -> Path:
     """Shards that paucal has written, with their index."""
     folder = tmp_path / "written"
     folder.mkdir()
-    write_shards(numbered(60, ("train", "test")), folder, most_images=20)
+    write_shards(numbered(60, ("train", "test")), folder, max_images=20)
     return folder
 
 
@@ -323,7 +323,7 @@ def test_write__several_labels_go_into_parquet_and_come_back(tmp_path):
     images = replace(one, labels=np.full(40, -1), multi_hot=rows)
     for folder in ("rows", "tars"):
         (tmp_path / folder).mkdir()
-    write_shards(images, tmp_path / "rows", "parquet", most_images=15)
+    write_shards(images, tmp_path / "rows", "parquet", max_images=15)
     again = open_images(tmp_path / "rows")
     assert again.multi_hot is not None
     assert again.classes == images.classes
@@ -341,7 +341,7 @@ def test_write__several_labels_go_into_parquet_and_come_back(tmp_path):
 def test_shards__stay_open_for_a_minute_and_are_at_most_64(tmp_path, monkeypatch):
     folder = tmp_path / "many"
     folder.mkdir()
-    write_shards(numbered(140), folder, most_images=2)
+    write_shards(numbered(140), folder, max_images=2)
     images = open_images(folder)
     opened: list[str] = []
     open_file = tar_module.OpenFile

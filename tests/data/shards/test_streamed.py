@@ -38,7 +38,7 @@ def folders(tmp_path_factory) -> Callable[[Form], Path]:
     def make(form: Form) -> Path:
         if form not in made:
             made[form] = tmp_path_factory.mktemp(form)
-            write_shards(numbered(COUNT), made[form], form, most_images=400)
+            write_shards(numbered(COUNT), made[form], form, max_images=400)
         return made[form]
 
     return make

@@ -124,8 +124,8 @@ def test_views__of_a_network_with_tiny_logits_are_checked_too(tmp_path, monkeypa
         parameter.data.mul_(1e-4)
     with keep_views(tmp_path, setup.data, train, fed, setup.settings, objective) as views:
         assert views.count == 2
-    real = FrozenStages.go_on_from
-    monkeypatch.setattr(FrozenStages, "go_on_from", lambda self, kept: real(self, kept.flip(0)))  # another image's
+    real = FrozenStages.resume_from
+    monkeypatch.setattr(FrozenStages, "resume_from", lambda self, kept: real(self, kept.flip(0)))  # another image's
     with (
         pytest.raises(UserError, match="pass on more than one tensor"),
         keep_views(tmp_path, setup.data, train, fed, setup.settings, objective),

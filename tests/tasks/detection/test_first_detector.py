@@ -16,7 +16,13 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
 from paucal.tasks.detection.assembly import DetectionSetup, assemble
 from paucal.tasks.detection.batches import BoxBatch
-from paucal.tasks.detection.first_detector import GridCache, fit_heads_steps, heads_alone, loader, train_first
+from paucal.tasks.detection.first_detector import (
+    GridCache,
+    fit_heads_steps,
+    frozen_backbone_detection,
+    loader,
+    train_first,
+)
 from paucal.tasks.detection.first_record import BACKBONE, read_first
 from paucal.tasks.detection.job import DetectionJob, detect
 from paucal.tasks.detection.settings import DetectSettings
@@ -62,7 +68,7 @@ def test_grids__of_a_mixed_batch_do_not_depend_on_what_is_kept():
 
 
 def test_stage__changes_everything_but_the_backbone(images: Path):
-    objective = heads_alone(setup_of(images))
+    objective = frozen_backbone_detection(setup_of(images))
     objective.train()
     objective(next(iter(loader(setup_of(images), 1))), Progress(0, 1, 1)).total.backward()
     graded = {name.removeprefix("detector.") for name, p in objective.named_parameters() if p.grad is not None}

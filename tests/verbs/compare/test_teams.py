@@ -47,13 +47,13 @@ def test_ray__is_asked_for_what_its_cluster_has(cluster, device, asked):
 def test_packages__that_are_there_and_broken_are_told_of(monkeypatch):
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
     with pytest.raises(UserError, match="which is not installed"):  # a folder called ray
-        running.require_team("ray")
+        running.require_workers("ray")
 
     def broken(name: str) -> None:
         raise ImportError("libx.so is missing")
 
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: SimpleNamespace(origin="ray/__init__.py"))
     monkeypatch.setattr(packages.importlib, "import_module", broken)
-    running.require_team("ray")
+    running.require_workers("ray")
     with pytest.raises(UserError, match=r"--on ray: the package ray cannot be imported \(libx.so is missing\)"):
         packages.import_package("ray")

@@ -162,7 +162,7 @@ def test_classify__holds_a_bounded_number_of_pictures(monkeypatch: pytest.Monkey
 
     answerer = Answerer(deployed(), None)
     monkeypatch.setattr(answerer, "answer", slow)
-    with client(answerer, most_waiting=4) as page, ThreadPoolExecutor(100) as pool:
+    with client(answerer, max_waiting=4) as page, ThreadPoolExecutor(100) as pool:
         asked = [pool.submit(ask, page, picture()) for _ in range(100)]
         while sum(one.done() for one in asked) < 96:
             pass

@@ -76,7 +76,7 @@ def input_of_file(program: str, model: str) -> ImageInput:
     return input_of_timm(model)
 
 
-def program_of(tree: Mapping[str, Any]) -> str:
+def find_program(tree: Mapping[str, Any]) -> str:
     """Return the name of the program that wrote a file, "" if the names of its tensors do not identify it."""
     programs = (recognise(candidate.state) for candidate in candidates(tree, ()))
     return next((program.name for program in programs if program is not None), "")

@@ -258,7 +258,7 @@ def find_coding(
     return coding
 
 
-def require_fit(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[int] | None = None) -> None:
+def require_same_coding(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[int] | None = None) -> None:
     """Refuse masks whose coding differs from that of a run in ways that `MaskCoding.encode` would not notice.
 
     Args:

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from paucal.data.masks.coding import Coding, MaskCoding, NamedClasses, find_coding, read_class_names, require_fit
+from paucal.data.masks.coding import (
+    Coding,
+    MaskCoding,
+    NamedClasses,
+    find_coding,
+    read_class_names,
+    require_same_coding,
+)
 from paucal.data.masks.mask_files import MaskFacts
 from paucal.data.masks.naming import folder_role
 from paucal.data.masks.pairs import Pairs
@@ -58,7 +65,7 @@ def meaning_of_values(masks: GivenMasks, marked: Sequence[tuple[str, ...]]) -> M
     if coding is None:
         coding = find_coding(facts, given, ignore, named)
     else:
-        require_fit(coding, facts, ignore)
+        require_same_coding(coding, facts, ignore)
     return Meaning(coding, coding, named, notes)
 
 

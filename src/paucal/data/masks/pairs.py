@@ -106,7 +106,7 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
             drawn_pairs = tuple(Pair(key, (mask,), part) for key, mask, part in sorted(panoptic))
             return Pairs(data, drawn_pairs, (f"the masks are those of {NAME}", *notes))
         keys = find_images(data)
-        sides = tell_sides(keys)
+        sides = find_image_and_mask_folders(keys)
         if not sides.masks and (twins := twin_folders(keys, FileStore(data.resolve(), keys))):
             image_folder, mask_folder = twins
             pairs = find_pairs(data, data / image_folder, data / mask_folder)
@@ -120,7 +120,7 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
     return _match_and_split(images, masks, _two_folders(images, masks), [images, images.resolve().parent])
 
 
-def tell_sides(keys: Sequence[str]) -> Sides:
+def find_image_and_mask_folders(keys: Sequence[str]) -> Sides:
     """Distinguish images from masks by the names of their folders, or else by their file names."""
     sides: dict[str, list[str]] = {"image": [], "mask": [], "other": [], "": []}
     for key in keys:

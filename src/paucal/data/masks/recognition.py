@@ -12,7 +12,7 @@ from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.masks.mask_files import pack_colours
 from paucal.data.masks.matching import match
 from paucal.data.masks.naming import TOKENS, folder_role
-from paucal.data.masks.pairs import tell_sides
+from paucal.data.masks.pairs import find_image_and_mask_folders
 from paucal.data.masks.twins import twin_folders
 from paucal.data.stores import Store
 from paucal.types import UserError
@@ -53,7 +53,7 @@ def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
     """
     if not _may_have_masks(keys):
         return _masks_of_twins(keys, store)
-    sides = tell_sides(keys)
+    sides = find_image_and_mask_folders(keys)
     masks = frozenset((*(file.key for file in sides.masks), *sides.others))
     if not sides.images or len(masks) < max(1, MIN_NAMED_SHARE * len(keys)):
         return None

@@ -65,7 +65,7 @@ def _file_piece(root: Path, paths: Iterable[str | Path], labels: Iterable[int], 
     return Piece(FileStore(root, keys), keys, np.asarray([label for _, label in rows], dtype=np.int64), tuple(classes))
 
 
-def _open_listed(data: Any, root: Path, key: str) -> Piece:
+def _open_image_files(data: Any, root: Path, key: str) -> Piece:
     return _file_piece(root, data._image_files, data._labels, data.classes)
 
 
@@ -126,15 +126,15 @@ _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
         datasets.STL10,
         lambda data, _, key: _array(data.data.transpose(0, 2, 3, 1), data.labels, data.classes, key),
     ),
-    "food101": (datasets.Food101, _open_listed),
-    "dtd": (datasets.DTD, _open_listed),
+    "food101": (datasets.Food101, _open_image_files),
+    "dtd": (datasets.DTD, _open_image_files),
     "pets": (datasets.OxfordIIITPet, lambda data, root, _: _file_piece(root, data._images, data._labels, data.classes)),
-    "flowers102": (datasets.Flowers102, _open_listed),
+    "flowers102": (datasets.Flowers102, _open_image_files),
     "gtsrb": (datasets.GTSRB, _open_gtsrb),
     "pcam": (datasets.PCAM, _open_pcam),
     "caltech101": (datasets.Caltech101, _open_caltech),
-    "sun397": (datasets.SUN397, _open_listed),
-    "aircraft": (datasets.FGVCAircraft, _open_listed),
+    "sun397": (datasets.SUN397, _open_image_files),
+    "aircraft": (datasets.FGVCAircraft, _open_image_files),
     "cars": (
         datasets.StanfordCars,
         lambda data, root, _: _file_piece(

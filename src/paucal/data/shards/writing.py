@@ -45,8 +45,8 @@ def write_shards(
     images: ImageSet,
     folder: Path,
     form: Form = "tar",
-    most_bytes: int = 256 << 20,
-    most_images: int = 10_000,
+    max_bytes: int = 256 << 20,
+    max_images: int = 10_000,
     seed: int = 0,
     on_bad: OnBad = "refuse",
     progress: ReportProgress | None = None,
@@ -60,8 +60,8 @@ def write_shards(
         images: Images to write.
         folder: Empty folder.
         form: "tar" or "parquet".
-        most_bytes: Size in bytes after which a shard is full.
-        most_images: Number of images after which a shard is full.
+        max_bytes: Size in bytes after which a shard is full.
+        max_images: Number of images after which a shard is full.
         seed: Seed of the order.
         on_bad: Treatment of unreadable images: "refuse" or "skip".
         progress: Function called with (images done, number of images).
@@ -90,7 +90,7 @@ def write_shards(
                 writer.open(part)
             count += 1
             size = writer.add(member, _label_of(images, member.position))
-            if size >= most_bytes or count >= most_images:
+            if size >= max_bytes or count >= max_images:
                 writer.close()
                 count = 0
         if count:

@@ -14,7 +14,7 @@ from paucal.data.classes import valid_text
 from paucal.data.images import evenly_spaced
 from paucal.data.sources.folder import IMAGE_FOLDERS
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.splits.part_names import tells_part
+from paucal.data.splits.part_names import names_part
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -138,7 +138,7 @@ def _likely_subfolders(
     """Return the subfolders named after images, the part or the table; and the only subfolder, if there is just one."""
     names = finders.setdefault(folder, FileFinder(folder)).folders()
     usual = (*IMAGE_FOLDERS, file.stem.lower(), *(("train",) if part == "" else ()))
-    folders = [folder / name for name in names if name.lower() in usual or tells_part(name, part)]
+    folders = [folder / name for name in names if name.lower() in usual or names_part(name, part)]
     if depth > 1:
         folders += [
             inner for subfolder in folders for inner in _likely_subfolders(subfolder, file, part, finders, depth - 1)

@@ -34,7 +34,7 @@ from paucal.data.sources.table_columns import find_tables, tables_of_set
 from paucal.data.sources.table_rows import LIST_SUFFIX, TABLE_SUFFIXES
 from paucal.data.sources.tables import find_train_list, open_list, open_tables
 from paucal.data.sources.voc import is_voc, open_voc
-from paucal.data.splits.part_names import PARTS, tells_part
+from paucal.data.splits.part_names import PARTS, names_part
 from paucal.data.stores import ArrayStore, FileStore
 from paucal.data.unreadable import ReportProgress
 from paucal.types import NoLabelsError, UserError
@@ -226,7 +226,7 @@ def _open_classes(path: Path, _: Any, options: SourceOptions) -> ImageSet:
         return open_tables(tables, options)
     # Train/val/test folders without classes look like classes themselves.
     is_doubtful = len(images.classes) < 2 or all(
-        any(tells_part(name, part) for part in set(PARTS.values())) for name in images.classes
+        any(names_part(name, part) for part in set(PARTS.values())) for name in images.classes
     )
     tables = find_tables(path, options) if is_doubtful else {}
     return open_tables(tables, options) if tables else images

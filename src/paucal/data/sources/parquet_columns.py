@@ -268,7 +268,7 @@ def _from_lists(cells: Values, columns: Columns, shown: str) -> Labels:
     assert cells.lengths is not None
     values, lengths = cells.values, cells.lengths
     rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))
-    if cells.marks or _repeats_marks(values, lengths, rows):
+    if cells.marks or _are_indicator_lists(values, lengths, rows):
         return _from_marks(values, lengths, columns, shown)
     classes, numbers = _number_classes(values, columns, shown)
     if (lengths == 1).all():  # a list of one label is a label
@@ -278,7 +278,7 @@ def _from_lists(cells: Values, columns: Columns, shown: str) -> Labels:
     return _multi_labels(classes, multi_hot, lengths, f"lists in the column '{columns.label}'")
 
 
-def _repeats_marks(values: NDArray[Any], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
+def _are_indicator_lists(values: NDArray[Any], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
     """Return whether lists have a 0 or 1 per class, not class numbers: equally long, with 0 or 1 repeated."""
     if values.dtype == object or not _are_equally_long(lengths) or not np.isin(values, (0, 1)).all():
         return False

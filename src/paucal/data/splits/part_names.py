@@ -104,11 +104,11 @@ def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict
     return {part: files[part] for part in ("train", "val", "test") if part in files} if len(files) > 1 else {"": file}
 
 
-def tells_part(name: str, part: str) -> bool:
+def names_part(name: str, part: str) -> bool:
     """Return whether a part is a word of a folder's name, such as "train" in `train_images`.
 
     Example:
-        >>> tells_part("train_images", "train"), tells_part("Validation", "val"), tells_part("latest", "test")
+        >>> names_part("train_images", "train"), names_part("Validation", "val"), names_part("latest", "test")
         (True, True, False)
     """
     words = _WORD.findall(_INNER_CAPITAL.sub("_", name).lower())

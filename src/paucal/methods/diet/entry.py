@@ -32,7 +32,7 @@ def local_crops(local_size: Sequence[int] | None) -> Choice:
 
 def lr(facts: DataAndMachine, batch_size: int, accumulate: int, devices: int | None, nodes: int | None) -> Choice:
     """DIET-CP's rate from pretrained weights, DIET's from random ones."""
-    if continued.goes_on(facts):
+    if continued.starts_trained(facts):
         return continued.continued_rate(effective_batch(batch_size, accumulate, devices, nodes))
     return SCRATCH_RATE, "DIET's value"
 

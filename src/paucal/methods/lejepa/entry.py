@@ -35,7 +35,7 @@ def lr(
 ) -> Choice:  # fmt: skip
     """The minimal example's rate for small backbones, the README's for others, by the square root of the batch."""
     batch = effective_batch(batch_size, accumulate, devices, nodes)
-    if continued.goes_on(facts):
+    if continued.starts_trained(facts):
         return continued.continued_rate(batch)
     is_narrow = backbone_shape(model, model_args, img_size).dim < NARROW
     peak, source = (RATE, "their minimal example") if is_narrow else (CAREFUL, "their README")

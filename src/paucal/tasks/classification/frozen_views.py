@@ -81,7 +81,7 @@ class FrozenViews:
 
         def begin(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             batch: Batch = inputs[0]
-            return replace(batch, views=[self.stages.go_on_from(batch.views[0])]), *inputs[1:]
+            return replace(batch, views=[self.stages.resume_from(batch.views[0])]), *inputs[1:]
 
         handles = (
             objective.register_forward_pre_hook(begin),
@@ -199,7 +199,7 @@ def _check_frozen_stages(
     images = batch.views[0].to(settings.device)
     with torch.no_grad(), autocast(settings):
         logits = model(images)
-        resumed = model(stages.go_on_from(activations))
+        resumed = model(stages.resume_from(activations))
         stages.forget()
     logits, resumed = logits.float(), resumed.float()
     atol = TOLERANCE * float(logits.std(correction=0))  # the logits of an untrained head may be tiny

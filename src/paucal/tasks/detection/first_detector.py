@@ -48,8 +48,8 @@ TIMED_STEPS = 2  # after one warm-up step
 class GridCache:
     """Feature maps of a frozen backbone for the images of a batch, kept while they fit in the memory."""
 
-    def __init__(self, stages: StageMaps, most_bytes: int) -> None:
-        self._stages, self._left = stages, most_bytes
+    def __init__(self, stages: StageMaps, max_bytes: int) -> None:
+        self._stages, self._left = stages, max_bytes
         self._kept: dict[int, list[Tensor]] = {}
 
     def maps(self, batch: BoxBatch) -> list[Tensor]:
@@ -83,17 +83,17 @@ def _stack_maps(grids: Sequence[Tensor]) -> Tensor:
     return torch.stack([F.pad(grid, (0, columns - grid.shape[2], 0, rows - grid.shape[1])) for grid in grids])
 
 
-class HeadsAlone(Detection):
+class FrozenBackboneDetection(Detection):
     """The losses of a detector with a frozen backbone, which sees each image once.
 
     Args:
         detector: Detector whose other layers learn.
-        most_bytes: Memory for feature maps of the backbone.
+        max_bytes: Memory for feature maps of the backbone.
     """
 
-    def __init__(self, detector: Detector, most_bytes: int) -> None:
+    def __init__(self, detector: Detector, max_bytes: int) -> None:
         super().__init__(detector, FineTuning(freeze="backbone", eval_mode=True))
-        self._cache = GridCache(detector.stages, most_bytes)
+        self._cache = GridCache(detector.stages, max_bytes)
 
     def forward(self, batch: BoxBatch, progress: Progress) -> LossTerms:  # type: ignore[override]
         """Return the losses of proposals and regions."""
@@ -103,12 +103,12 @@ class HeadsAlone(Detection):
         return LossTerms(values, self.detector.loss_weights())
 
 
-def heads_alone(setup: DetectionSetup) -> HeadsAlone:
+def frozen_backbone_detection(setup: DetectionSetup) -> FrozenBackboneDetection:
     """Return the objective of the stage, with a copy of the detector of a run."""
     with torch.random.fork_rng(devices=[]):
         detector = setup.detector_card.build()
     detector.load_state_dict(setup.objective.deployable().state_dict())
-    return HeadsAlone(detector, int(MEMORY_SHARE * available_memory()))
+    return FrozenBackboneDetection(detector, int(MEMORY_SHARE * available_memory()))
 
 
 def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
@@ -129,7 +129,7 @@ def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
 
 def fit_heads_steps(setup: DetectionSetup, seconds: float) -> int:
     """Return the steps of the stage that fit in some seconds; 0 if these are too few to be useful."""
-    settings, objective, device = setup.settings, heads_alone(setup), torch.device(setup.settings.device)
+    settings, objective, device = setup.settings, frozen_backbone_detection(setup), torch.device(setup.settings.device)
     batches, accumulate = loader(setup, TIMED_STEPS + 1), settings.accumulate
     with trial_steps(objective.train(), device):
         first = seconds_per_step(objective, batches, device, settings.precision, accumulate, threads=True)
@@ -172,7 +172,7 @@ def train_first(
 
     schedule = CosineWarmup(RATE * settings.lr, steps, math.ceil(WARMUP * steps))
     outcome = fit(
-        heads_alone(setup),
+        frozen_backbone_detection(setup),
         lambda: loader(setup, steps, start),
         Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average),
         replace(setup.plan, total_steps=steps, steps_per_epoch=steps),

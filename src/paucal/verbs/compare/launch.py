@@ -23,7 +23,7 @@ from paucal.verbs.compare.grid import Grid, read_grid, require_images
 from paucal.verbs.compare.jobs import open_images
 from paucal.verbs.compare.preparation import prepare_grid
 from paucal.verbs.compare.report import PAGE, failures, fairness, terminal_table, verdicts, write_report
-from paucal.verbs.compare.running import is_settled, require_team, run_workers
+from paucal.verbs.compare.running import is_settled, require_workers, run_workers
 from paucal.verbs.compare.settings import REFUSED, TAKEN, GridSettings, make_arms
 from paucal.wording import counted
 
@@ -165,7 +165,7 @@ def _check_workers(grid_settings: GridSettings, workers: int) -> None:
     check_ranges(grid_settings)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("paucal compare starts its workers itself: call it without a launcher, with --jobs N.")
-    require_team(grid_settings.on, grid_settings.slurm, workers)
+    require_workers(grid_settings.on, grid_settings.slurm, workers)
 
 
 def _run_and_report(grid: Grid, grid_settings: GridSettings, console: Console) -> Comparison:

@@ -87,7 +87,7 @@ def _start_team(grid: Grid, grid_settings: GridSettings) -> Team:
     return Processes(grid.folder, grid_settings.jobs, grid.threads, device)
 
 
-def require_team(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:
+def require_workers(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:
     """Refuse workers that this machine cannot start.
 
     Args:

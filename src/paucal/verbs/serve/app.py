@@ -96,27 +96,27 @@ class RefusedRequest(Exception):
 
 
 def make_app(
-    answerer: Answerer, title: str, most_bytes: int, hosts: Collection[str] | None, most_waiting: int = MAX_WAITING
+    answerer: Answerer, title: str, max_bytes: int, hosts: Collection[str] | None, max_waiting: int = MAX_WAITING
 ) -> Guard:
     """Return the application.
 
     Args:
         answerer: Source of the answers.
         title: Title of the page.
-        most_bytes: Largest accepted picture, in bytes.
+        max_bytes: Largest accepted picture, in bytes.
         hosts: Host names that requests may use for the server; None for any.
-        most_waiting: Number of pictures held in memory at once; more are refused with status 503.
+        max_waiting: Number of pictures held in memory at once; more are refused with status 503.
     """
     n_waiting = 0
 
     async def classify(request: Request) -> Response:
         nonlocal n_waiting
-        if n_waiting >= most_waiting:
+        if n_waiting >= max_waiting:
             headers = {"Retry-After": "1"}
             return JSONResponse({"error": "too many pictures at once: try again in a moment."}, 503, headers)
         n_waiting += 1
         try:
-            content = await read_body(request, most_bytes)
+            content = await read_body(request, max_bytes)
             name = request.query_params.get("name", "picture")[:LONGEST_NAME] or "picture"
             explain = request.query_params.get("explain") == "1"
             return JSONResponse(await run_in_threadpool(answerer.answer, content, name, explain))

@@ -205,7 +205,7 @@ def _constant_padding(
 
 
 def _suppress(
-    boxes: Tensor, scores: Tensor, groups: Tensor, usable: Tensor, most_overlap: float, count: int
+    boxes: Tensor, scores: Tensor, groups: Tensor, usable: Tensor, max_overlap: float, count: int
 ) -> tuple[Tensor, Tensor]:
     """Non-maximum suppression within groups, with a fixed number of results.
 
@@ -214,7 +214,7 @@ def _suppress(
         scores: (N,) in [0, 1].
         groups: (N,) int64; boxes of different groups do not suppress each other.
         usable: (N,) bool, boxes that take part.
-        most_overlap: Overlap above which the box with the lower score is suppressed.
+        max_overlap: Overlap above which the box with the lower score is suppressed.
         count: Number of results, at most N.
 
     Returns:
@@ -228,7 +228,7 @@ def _suppress(
     corners = torch.cat([separated[candidates], far_boxes])
     candidate_scores = torch.cat([scores[candidates], scores.new_zeros(2)])
     numbers = torch.cat([candidates, len(boxes) + torch.arange(2)])
-    kept_rows = numbers[nms(corners, candidate_scores, most_overlap)]
+    kept_rows = numbers[nms(corners, candidate_scores, max_overlap)]
     ones = torch.ones_like(kept_rows, dtype=scores.dtype)
     is_kept = scores.new_zeros(len(boxes) + 2).scatter(0, kept_rows, ones)[:-2]
     ranked, best = torch.where(is_kept > 0, scores, -1.0).topk(count)
