@@ -43,6 +43,16 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
+def images_text(images: int, groups: int | None, noun: str = "image") -> str:
+    """Return the number of images, with that of their groups if there are any.
+
+    Example:
+        >>> images_text(400, None), images_text(400, 37), images_text(1, 1, "test image")
+        ('400 images', '400 images in 37 groups', '1 test image in 1 group')
+    """
+    return counted(images, noun) + ("" if groups is None else f" in {counted(groups, 'group')}")
+
+
 def was(count: int) -> str:
     """Return "was" for a count of 1, else "were"."""
     return "was" if count == 1 else "were"

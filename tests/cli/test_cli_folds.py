@@ -83,7 +83,7 @@ def test_balance__both_at_once_is_refused(photos, capsys):
     assert "would favour rare classes twice" in told
 
 
-def test_groups__of_a_table_by_its_column(photos, tmp_path):
+def test_groups__of_a_table_by_its_column(photos, tmp_path, capsys):
     paths = sorted(path.relative_to(tmp_path) for path in photos.rglob("*.png"))
     rows = [[path.as_posix(), path.parent.name, f"p{number // 2}"] for number, path in enumerate(paths)]
     with (tmp_path / "table.csv").open("w", newline="") as file:
@@ -92,6 +92,15 @@ def test_groups__of_a_table_by_its_column(photos, tmp_path):
     parts = parts_of(tmp_path / "run")
     assert {parts[one[0]] for one in rows} == {"train", "val", "test"}
     assert all(parts[a[0]] == parts[b[0]] for a, b in zip(rows[::2], rows[1::2], strict=True))
+    # Intervals take a group as one draw, also when the run is evaluated again.
+    metrics = tmp_path / "run/evaluation/test/metrics.json"
+    stored = json.loads(metrics.read_text())
+    size = f"{stored['images']} images in {len({row[2] for row in rows if parts[row[0]] == 'test'})} groups"
+    assert size in capsys.readouterr().out
+    assert size.replace("images", "test images") in (tmp_path / "run/report.html").read_text()
+    assert call("eval", tmp_path / "run") == 0
+    assert size in capsys.readouterr().out
+    assert json.loads(metrics.read_text()) == stored
 
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow), 4])

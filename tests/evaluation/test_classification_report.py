@@ -231,3 +231,30 @@ def test_quick_scores__equal_the_report_and_let_nan_through():
 
 def test_quick_scores__absent_class_is_left_out():
     assert quick_scores(from_answers([0, 0, 1, 1], [0, 0, 1, 2], 4))["balanced_accuracy"] == 0.75
+
+
+def test_copies_of_images__in_groups_give_the_intervals_of_single_images():
+    single, copies = simulate(40, 3), torch.arange(40).repeat_interleave(5)
+    many = Predictions(torch.arange(200), single.logits[copies], single.labels[copies])
+    once, naive, grouped = (
+        classification_report(predictions, names(3))
+        for predictions in (single, many, many.in_groups(copies.numpy() % 40 + 7))
+    )
+    assert (once.groups, naive.groups, grouped.groups, grouped.images) == (None, None, 40, 200)
+    for name in ("balanced_accuracy", "macro_f1", "loss"):
+        assert grouped.scores[name].ends == pytest.approx(once.scores[name].ends)
+        assert np.diff(naive.scores[name].ends) < 0.7 * np.diff(once.scores[name].ends)
+    assert grouped.scores["top1"].ends == pytest.approx(once.scores["top1"].ends, abs=0.01)
+    assert np.diff(naive.scores["top1"].ends) < 0.7 * np.diff(once.scores["top1"].ends)
+    for expected, found in zip(once.per_class, grouped.per_class, strict=True):
+        assert found.recall.value == pytest.approx(expected.recall.value)
+        assert found.recall.ends[0] < expected.recall.ends[0] + 0.01  # few groups: wider, by the t distribution
+    assert ClassificationReport.from_dict(json.loads(json.dumps(grouped.to_dict()))) == grouped
+    older = {name: value for name, value in once.to_dict().items() if name != "groups"}
+    assert ClassificationReport.from_dict(older) == once
+
+
+def test_in_groups__takes_the_groups_of_the_predicted_images():
+    predictions = Predictions(torch.tensor([1, 3]), torch.eye(2), torch.tensor([0, 1]))
+    assert predictions.in_groups(np.array([5, 6, 7, 8])).at_temperature(2.0).groups.tolist() == [6, 8]
+    assert predictions.in_groups(None).groups is None

@@ -70,6 +70,16 @@ def test_report__intervals_hold_the_truth_most_of_the_time():
     assert held >= 17
 
 
+def test_report__resamples_whole_groups():
+    single, copies = answers(), torch.arange(80).repeat_interleave(3)
+    many = Predictions(torch.arange(240), single.logits[copies], single.labels[copies]).in_groups(copies.numpy())
+    once, grouped = (multi_label_report(predictions, CLASSES, [0.5] * 4) for predictions in (single, many))
+    assert (grouped.images, grouped.groups) == (240, 80)
+    for name, score in once.scores.items():
+        assert grouped.scores[name].ends == pytest.approx(score.ends)
+    assert MultiLabelReport.from_dict(grouped.to_dict()) == grouped
+
+
 def test_report__survives_json_and_refuses_damage():
     report = multi_label_report(answers(), CLASSES, [0.5, 0.4, 0.3, 0.2])
     stored = json.loads(json.dumps(report.to_dict()))

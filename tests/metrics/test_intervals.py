@@ -3,10 +3,12 @@ import pytest
 from scipy.stats import binom, binomtest
 
 from paucal.metrics.intervals import (
+    Bootstrap,
     Score,
     cross_validated,
     images_needed,
     percentile,
+    share_of_hits,
     two_sided,
     wilson,
     wilson_share,
@@ -37,6 +39,45 @@ def test_wilson__refuses_impossible_counts():
     for arguments in ((3, 2), (-1, 2), (0, 0), (1, 2, 1.0)):
         with pytest.raises(ValueError, match="expected 0 <= hits"):
             wilson(*arguments)
+
+
+@pytest.mark.parametrize(("n_groups", "truth", "likeness"), [(6, 0.8, 0.3), (12, 0.9, 0.2), (30, 0.6, 0.0)])
+def test_share_of_hits__covers_the_truth_where_images_of_a_group_are_alike(n_groups, truth, likeness):
+    generator, inside = np.random.default_rng(0), {"groups": 0, "images": 0}
+    draws = 400
+    for _ in range(draws):
+        groups = np.repeat(np.arange(n_groups), generator.integers(10, 31, n_groups))
+        spread = 1 / likeness - 1 if likeness else 1e9
+        hits = generator.random(len(groups)) < generator.beta(truth * spread, (1 - truth) * spread, n_groups)[groups]
+        for name, numbers in (("groups", groups + 7), ("images", None)):
+            low, high = share_of_hits(hits, groups=numbers).ends
+            inside[name] += low <= truth <= high
+    assert 0.91 < inside["groups"] / draws < 0.99
+    assert (inside["images"] / draws > 0.91) == (likeness == 0)
+
+
+def test_share_of_hits__of_groups_of_one_image_is_nearly_wilsons():
+    hits = np.arange(50) % 5 > 0
+    assert share_of_hits(hits) == wilson(40, 50)
+    assert share_of_hits(hits, groups=np.arange(50)).ends == pytest.approx(wilson(40, 50).ends, abs=0.01)
+
+
+def test_share_of_hits__counts_groups_where_all_images_are_right_and_needs_two():
+    groups = np.repeat([3, 5, 9], 20)
+    assert share_of_hits(np.ones(60, dtype=bool), groups=groups) == wilson(3, 3)
+    assert share_of_hits(np.arange(60) > 20, groups=np.ones(60, dtype=int)) == Score(39 / 60)
+
+
+@pytest.mark.parametrize("multinomial", [False, True])
+def test_bootstrap__draws_whole_groups(multinomial):
+    groups = np.array([8, 2, 8, 5, 2, 8])
+    plain = Bootstrap(3, 50, multinomial=multinomial)
+    drawn = np.concatenate([*Bootstrap(3, 50, multinomial=multinomial, groups=groups).weights(6)])
+    counts = np.concatenate([*plain.weights(3)])
+    for row, group_counts in zip(drawn, counts, strict=True):
+        by_group = dict(zip((8, 2, 5), group_counts, strict=True))  # in the order of their first images
+        assert row.tolist() == [by_group[group] for group in groups]
+    assert counts.sum(1).tolist() == [3.0] * 50
 
 
 def test_cross_validated__counts_fewer_images_than_there_are_and_no_repeat_as_new_ones():

@@ -117,16 +117,14 @@ def difference(
     is_tested = ~np.isnan(gaps)
     gaps, tested = np.where(is_tested, gaps, 0.0), is_tested.astype(np.float64)
     over_seeds = score_over_seeds((gaps.sum(1) / is_tested.sum(1)).tolist(), level)
-    if groups is not None:  # sums over the images of each group
-        numbers = np.unique(np.asarray(groups), return_inverse=True)[1]
-        gaps, tested = (np.stack([np.bincount(numbers, row) for row in table]) for table in (gaps, tested))
+    numbers = None if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
 
     def mean_gap(weights: Weights) -> NDArray[np.float64]:
-        """Return (D,) mean differences on resampled sets of images or groups, the same for all seeds."""
+        """Return (D,) mean differences on resampled sets of images, the same for all seeds."""
         counts = weights @ tested.T
         return np.divide(weights @ gaps.T, counts, out=np.zeros_like(counts), where=counts > 0).mean(1)
 
-    shares = Bootstrap(seed, draws).scores([mean_gap], gaps.shape[1])[0]
+    shares = Bootstrap(seed, draws, groups=numbers).scores([mean_gap], gaps.shape[1])[0]
     over_images = percentile(over_seeds.score.value, shares, level)
     images = int(is_tested.any(0).sum())
     image_error = float(shares.std(ddof=1))
@@ -136,7 +134,7 @@ def difference(
         over_images,
         combined,
         images,
-        None if groups is None else gaps.shape[1],
+        None if numbers is None else int(numbers.max()) + 1,
         seeds_to_see(over_seeds.score.value, over_seeds.deviation, level),
         _images_to_see(over_seeds.score.value, image_error, images, level),
     )

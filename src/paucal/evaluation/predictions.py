@@ -25,11 +25,13 @@ class Predictions:
         logits: (N, K) float32.
         labels: (N,) int64, -1 for an image without a label; or (N, K) of 1, 0 and -1 (unknown) if images may have
             several labels.
+        groups: (N,) numbers of the groups of alike images; None for independent images.
     """
 
     ids: Tensor
     logits: Tensor
     labels: Tensor
+    groups: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         shapes = (tuple(self.ids.shape), tuple(self.logits.shape), tuple(self.labels.shape))
@@ -56,6 +58,19 @@ class Predictions:
     def at_temperature(self, temperature: float) -> "Predictions":
         """Return the predictions with all logits divided by a positive number, which only changes the confidence."""
         return self if temperature == 1.0 else replace(self, logits=self.logits / temperature)
+
+    @property
+    def n_groups(self) -> int | None:
+        """Number of groups of the images; None for independent images."""
+        return None if self.groups is None else len(np.unique(self.groups))
+
+    def in_groups(self, groups: NDArray[np.int64] | None) -> "Predictions":
+        """Return the predictions with the groups of their images.
+
+        Args:
+            groups: Number of the group of each image of the set; None for independent images.
+        """
+        return replace(self, groups=None if groups is None else groups[self.ids.numpy()])
 
     @property
     def predicted(self) -> Tensor:

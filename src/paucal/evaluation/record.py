@@ -34,7 +34,7 @@ from paucal.metrics.intervals import Score
 from paucal.metrics.measures import METRIC_TITLES
 from paucal.models.card import ModelCard
 from paucal.runs import csv_text, write_text
-from paucal.wording import counted, percent
+from paucal.wording import counted, images_text, percent
 
 MISTAKES_SHOWN = 16
 
@@ -166,7 +166,7 @@ def due_line(report: Report, data: str) -> str | None:
 
 def report_table(report: Report) -> Table:
     """Return a report's scores as a table for the terminal."""
-    size = f"{counted(report.images, 'image')}, {counted(len(report.per_class), 'class', 'classes')}"
+    size = f"{images_text(report.images, report.groups)}, {counted(len(report.per_class), 'class', 'classes')}"
     return lines_table(size, report.level, score_lines(report))
 
 

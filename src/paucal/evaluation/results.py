@@ -94,6 +94,7 @@ class ClassificationReport(StoredReport):
         confusion: (K, K) counts; rows are true classes, columns predictions.
         repeats: Repeats of the cross-validation that the scores come from; 0 for scores on test images.
         folds: Folds of that cross-validation; 0 for scores on test images.
+        groups: Number of groups of alike images, each of which the intervals treat as one draw; None without groups.
     """
 
     images: int
@@ -104,6 +105,7 @@ class ClassificationReport(StoredReport):
     confusion: Sequence[Sequence[int]]
     repeats: int = 0
     folds: int = 0
+    groups: int | None = None
 
     def cross_validated(self, hits: NDArray[np.bool_], folds: int) -> "ClassificationReport":
         """Return the report on a cross-validation: accuracy averages all repeats, the rest is of the first.
@@ -143,6 +145,7 @@ class ClassificationReport(StoredReport):
                 [_stored_row(ClassRow, row) for row in data["per_class"]],
                 [[stored_count(count) for count in row] for row in data["confusion"]],
                 *(stored_count(data.get(name, 0)) for name in ("repeats", "folds")),  # missing from older reports
+                groups=stored_groups(data),
             )
             _ = report.scores["top1"], report.scores["balanced_accuracy"]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
@@ -189,12 +192,14 @@ class MultiLabelReport(StoredReport):
         scores: "map" (mean average precision), "macro_f1" (at the thresholds) and "loss" (nats for a class and an
             image), in this order.
         per_class: One row per class.
+        groups: Number of groups of alike images, each of which the intervals treat as one draw; None without groups.
     """
 
     images: int
     level: float
     scores: Mapping[str, Score]
     per_class: Sequence[MultiLabelRow]
+    groups: int | None = None
 
     @property
     def scored(self) -> list[MultiLabelRow]:
@@ -219,6 +224,7 @@ class MultiLabelReport(StoredReport):
                 stored_number(data["level"]),
                 {str(name): stored_score(score) for name, score in data["scores"].items()},
                 [_stored_row(MultiLabelRow, row) for row in data["per_class"]],
+                stored_groups(data),
             )
             _ = report.scores["map"], report.scores["loss"]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
@@ -258,6 +264,12 @@ def stored_count(value: Any) -> int:
     if number < 0:
         raise ValueError(f"expected a count, got {number}")
     return number
+
+
+def stored_groups(data: Mapping[str, Any]) -> int | None:
+    """Return the number of groups of images that a report is about; None without groups."""
+    groups = data.get("groups")  # missing from older reports
+    return None if groups is None else stored_count(groups)
 
 
 def stored_optional(value: Any) -> float | None:

@@ -1,7 +1,7 @@
 """Confidence intervals of scores that are measured on few images."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, sqrt
 from statistics import NormalDist
 
@@ -58,6 +58,36 @@ def wilson_share(share: float, total: float, level: float = 0.95) -> Score:
     centre = (share + z * z / (2 * total)) / (1 + z * z / total)
     half_width = z / (1 + z * z / total) * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     return Score(share, max(0.0, centre - half_width), min(1.0, centre + half_width))
+
+
+def share_of_hits(hits: NDArray[np.bool_], level: float = 0.95, groups: NDArray[np.int64] | None = None) -> Score:
+    """Return the share of true values with the Wilson score interval, or with one for groups of alike images.
+
+    Images of one group, such as the frames of a video, count as fewer: as many independent images as give the share the
+    variance that it has over whole groups, reduced for few groups by quantiles of the t distribution (Korn and
+    Graubard 1998, "Confidence intervals for proportions ... from survey data"; they use the interval of Clopper and
+    Pearson). If all images or none are right, each group counts as one image.
+
+    Args:
+        hits: (N,) booleans.
+        level: Probability that the interval covers the truth.
+        groups: (N,) numbers of the groups; None for independent images. There is no interval for a single group.
+    """
+    count, share = len(hits), float(hits.mean())
+    if groups is None:
+        return wilson(int(hits.sum()), count, level)
+    group_sums = np.bincount(_numbered(groups), hits - share)
+    n_groups = len(group_sums)
+    if n_groups == 1:
+        return Score(share)
+    if share in (0.0, 1.0):
+        return wilson(round(share * n_groups), n_groups, level)
+    from scipy import stats  # takes long to import
+
+    variance = n_groups / (n_groups - 1) * float(np.square(group_sums).sum()) / count**2
+    independent = min(share * (1 - share) / variance, count) if variance > 0 else count
+    few_images, few_groups = stats.t.ppf(0.5 + level / 2, [count - 1, n_groups - 1])
+    return wilson_share(share, independent * float(few_images / few_groups) ** 2, level)
 
 
 def images_needed(share: float, half_width: float, level: float = 0.95) -> int:
@@ -125,6 +155,12 @@ def two_sided(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
     return Score(value, max(0.0, min(direct.low, low)), min(1.0, max(direct.high, high)))
 
 
+def _numbered(groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number groups from 0 by their first image, so that draws do not depend on how they were numbered before."""
+    _, first, numbers = np.unique(groups, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[numbers]
+
+
 CHUNK = 4_000_000  # weights in memory at once, 32 MB
 
 
@@ -140,25 +176,29 @@ class Bootstrap:
         level: Share of intervals that contain the truth.
         multinomial: Whether the counts of the images come from one multinomial draw instead of one draw per image. Both
             have the same distribution; the stored intervals of segmentation were drawn with True.
+        groups: (N,) numbers of groups of alike images, which are drawn whole; None for independent images.
     """
 
     seed: int = 0
     draws: int = 1000
     level: float = 0.95
     multinomial: bool = False
+    groups: NDArray[np.int64] | None = field(default=None, compare=False)
 
     def weights(self, n_images: int) -> Iterator[Weights]:
         """Yield (d, N) counts of how often each image is drawn, in chunks that have `draws` rows in total."""
         generator = np.random.default_rng(self.seed)
         at_once = max(1, CHUNK // n_images)
+        group_of_image = None if self.groups is None else _numbered(self.groups)
+        count = n_images if group_of_image is None else int(group_of_image.max()) + 1
         for start in range(0, self.draws, at_once):
             rows = min(at_once, self.draws - start)
             if self.multinomial:
-                counts = generator.multinomial(n_images, np.full(n_images, 1 / n_images), size=rows)
+                counts = generator.multinomial(count, np.full(count, 1 / count), size=rows)
             else:
-                drawn_images = generator.integers(n_images, size=(rows, n_images)) + np.arange(rows)[:, None] * n_images
-                counts = np.bincount(drawn_images.ravel(), minlength=rows * n_images).reshape(rows, n_images)
-            yield counts.astype(np.float64)
+                drawn = generator.integers(count, size=(rows, count)) + np.arange(rows)[:, None] * count
+                counts = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
+            yield (counts if group_of_image is None else counts[:, group_of_image]).astype(np.float64)
 
     def scores(self, measures: Sequence[Measure], n_images: int) -> list[NDArray[np.float64]]:
         """Return the (draws, ...) scores of each measure, all on the same resampled sets."""
@@ -173,7 +213,7 @@ class Bootstrap:
         value = value_of(measure, n_images)
         score = percentile(value, self.scores([measure], n_images)[0], self.level)
         if score.low is None and isinstance(measure, Mean) and value in (0.0, 1.0):
-            return wilson(round(value * n_images), n_images, self.level)
+            return share_of_hits(np.full(n_images, value == 1.0), self.level, self.groups)
         return score
 
     def difference(self, first: Measure, second: Measure, n_images: int) -> Score:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.metrics.intervals import Bootstrap, Score, wilson
+from paucal.metrics.intervals import Bootstrap, Score, share_of_hits
 from paucal.metrics.measures import Mean, Weights
 
 Values = NDArray[np.float64]
@@ -94,6 +94,7 @@ class RegressionReport:
         mean: Mean of the training images.
         half_width: Half the mean width of the prediction intervals; infinite if the training images were too few.
         level: Share of images whose number the prediction intervals should contain.
+        groups: Number of groups of alike images, each of which the intervals treat as one draw; None without groups.
     """
 
     images: int
@@ -103,6 +104,7 @@ class RegressionReport:
     mean: float
     half_width: float
     level: float
+    groups: int | None = None
 
     @property
     def values(self) -> dict[str, float]:
@@ -111,7 +113,14 @@ class RegressionReport:
 
 
 def regression_report(
-    truth: Values, predicted: Values, ends: tuple[Values, Values], mean: float, level: float, seed: int, graded: bool
+    truth: Values,
+    predicted: Values,
+    ends: tuple[Values, Values],
+    mean: float,
+    level: float,
+    seed: int,
+    graded: bool,
+    groups: NDArray[np.int64] | None = None,
 ) -> RegressionReport:
     """Score (N,) predicted numbers, with the ends of their intervals, against (N,) true ones; see `RegressionReport`.
 
@@ -123,21 +132,23 @@ def regression_report(
         level: Share of images whose number the intervals should contain.
         seed: Seed of the resampling.
         graded: Whether the numbers are grades.
+        groups: (N,) numbers of groups of alike images, which are resampled whole; None for independent images.
     """
-    errors, bootstrap, count = predicted - truth, Bootstrap(seed=seed), len(truth)
+    errors, bootstrap, count = predicted - truth, Bootstrap(seed=seed, groups=groups), len(truth)
     absolute, usual = Mean(np.abs(errors)), Mean(np.abs(truth - mean))
     scores = {
         "mae": bootstrap.interval(absolute, count),
         "rmse": bootstrap.interval(RootMeanSquare(errors), count),
         "r2": bootstrap.interval(R2(truth, predicted), count),
-        "coverage": wilson(int(((ends[0] <= truth) & (truth <= ends[1])).sum()), count),
+        "coverage": share_of_hits((ends[0] <= truth) & (truth <= ends[1]), groups=groups),
     }
     if graded:
         kappa = bootstrap.interval(QuadraticKappa(truth, predicted), count)
-        scores = {"exact": wilson(int((errors == 0).sum()), count), "kappa": kappa, **scores}
+        scores = {"exact": share_of_hits(errors == 0, groups=groups), "kappa": kappa, **scores}
     half_width = float((ends[1] - ends[0]).mean() / 2)
     gain = bootstrap.difference(usual, absolute, count)
-    return RegressionReport(count, scores, float(np.abs(truth - mean).mean()), gain, mean, half_width, level)
+    baseline, n_groups = float(np.abs(truth - mean).mean()), None if groups is None else len(np.unique(groups))
+    return RegressionReport(count, scores, baseline, gain, mean, half_width, level, n_groups)
 
 
 def conformal_half_width(residuals: Values, level: float) -> float:

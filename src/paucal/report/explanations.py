@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from paucal.evaluation.curves import SPEED, best_epoch, validation_score, with_speed
-from paucal.evaluation.results import ClassificationReport, MultiLabelReport
+from paucal.evaluation.results import ClassificationReport, MultiLabelReport, Report
 from paucal.metrics.intervals import Score, images_needed
 from paucal.report.inputs import RunFiles, Summary
-from paucal.wording import counted, percent, was
+from paucal.wording import counted, images_text, percent, was
 
 WIDE = 0.1  # width of an interval
 NARROW = 0.03  # half the width of an interval that is narrow enough to compare models
@@ -28,12 +28,13 @@ def headline(files: RunFiles) -> list[str]:
         if files.summary.selected
         else ["No images were kept for validation: the model is that of the last epoch, and nothing was selected."]
     )
+    tested = images_text(report.images, report.groups, "test image")
     if isinstance(report, MultiLabelReport):
         score = report.scores["map"]
         return [
-            f"The mean average precision (mAP) is {percent(score.value)} on {counted(report.images, 'test image')} "
-            "kept away from training: when all images are ranked by their probability of a class, this is how "
-            "well its images rank above the others, averaged over "
+            f"The mean average precision (mAP) is {percent(score.value)} on {tested} kept away from training: when all "
+            "images are ranked by their probability of a class, this is how well its images rank above the others, "
+            "averaged over "
             f"{counted(len(report.scored), 'class', 'classes')}. At 100 %, all of them come first.",
             "With this many images, the mAP on further images of the same kind most likely lies "
             f"{_format_range(score)} ({percent(report.level, 'g')} interval). A random order would reach "
@@ -46,8 +47,8 @@ def headline(files: RunFiles) -> list[str]:
     part = "training" if report.majority.from_train else "test"
     rank = report.majority.rank(len(report.per_class))
     return [
-        f"The model predicted the right class for {percent(top1.value)} of {counted(report.images, 'test image')} that "
-        f"{was(report.images)} not used in training.",
+        f"The model predicted the right class for {percent(top1.value)} of {tested} that {was(report.images)} not "
+        "used in training.",
         "With this many images, the accuracy on further images of the same kind most likely lies "
         f"{_format_range(top1)} ({percent(report.level, 'g')} interval).",
         f"Always predicting {report.majority.name!r}, {rank} {part} images, would be right for "
@@ -95,7 +96,7 @@ def _classification_warnings(report: ClassificationReport) -> list[str]:
         )
     n_needed = images_needed(top1.value, NARROW)
     sentences += _warn_wide_interval(
-        top1, report.images, f"; about {n_needed} test images would give the accuracy to ± {100 * NARROW:.0f} points"
+        top1, report, f"; about {n_needed} test images would give the accuracy to ± {100 * NARROW:.0f} points"
     )
     small_classes = [f"{row.name} ({row.images})" for row in report.per_class if row.images < FEW_IMAGES]
     sentences += [] if report.repeats else _warn_few_images(small_classes)
@@ -114,7 +115,7 @@ def _multi_label_warnings(report: MultiLabelReport) -> list[str]:
             f"The mAP is not clearly above that of a random order ({percent(report.chance)}): the model may have "
             "learned nothing useful. Check the curves and the labels."
         )
-    sentences += _warn_wide_interval(score, report.images)
+    sentences += _warn_wide_interval(score, report)
     if absent := [f"{row.name} ({row.images})" for row in report.per_class if row.ap is None]:
         sentences.append(
             f"{counted(len(absent), 'class has', 'classes have')} no test image and no score: {_first_names(absent)}."
@@ -126,13 +127,13 @@ def _multi_label_warnings(report: MultiLabelReport) -> list[str]:
     return sentences
 
 
-def _warn_wide_interval(score: Score, images: int, remedy: str = "") -> list[str]:
+def _warn_wide_interval(score: Score, report: Report, remedy: str = "") -> list[str]:
     width = (1.0 if score.high is None else score.high) - (score.low or 0.0)
     if width <= WIDE:
         return []
     return [
-        f"The interval is {100 * width:.0f} points wide because there are only {counted(images, 'image')} to test on"
-        f"{remedy}. "
+        f"The interval is {100 * width:.0f} points wide because there are only "
+        f"{images_text(report.images, report.groups)} to test on{remedy if report.groups is None else ''}. "
         "Do not choose between models that differ by less than this."
     ]
 

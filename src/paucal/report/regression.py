@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paucal.evaluation.results import stored_groups
 from paucal.report.explanations import cost, drop_unknown
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
 from paucal.report.stored_scores import read_stored
-from paucal.wording import counted, percent
+from paucal.wording import images_text, percent
 
 METRICS = "evaluation/test/metrics.json"
 CAPTIONS = {"predicted": "Predicted against true number of each test image; a larger point is several images."}
@@ -56,8 +57,9 @@ def _parse_scores(content: dict[str, Any]) -> tuple[list[ScoreRow], list[str]]:
 def headline(content: dict[str, Any]) -> list[str]:
     """Return the result in a few sentences."""
     mae, gain = content["scores"]["mae"], content["gain"]
+    tested = images_text(int(content["images"]), stored_groups(content), "test image")
     sentences = [
-        f"On {counted(int(content['images']), 'test image')} that were not used in training, a prediction is off by "
+        f"On {tested} that were not used in training, a prediction is off by "
         f"{_format_number(mae['value'])} on average (95 % interval {_format_range(mae)}). Always predicting the mean "
         f"of the training images, {_format_number(content['mean'])}, would be off by "
         f"{_format_number(content['baseline'])}."

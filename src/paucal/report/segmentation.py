@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paucal.evaluation.results import stored_groups
 from paucal.report.explanations import cost, drop_unknown
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
@@ -15,7 +16,7 @@ from paucal.report.stored_scores import (
     read_stored,
     score_and_interval,
 )
-from paucal.wording import counted, first_few
+from paucal.wording import counted, first_few, images_text
 
 METRICS = "evaluation/test/segmentation.json"
 CAPTIONS = {
@@ -45,6 +46,7 @@ class SegmentationScores:
         accuracy: Share of correctly classified pixels and its interval as text.
         classes: Scores of the classes, the lowest first.
         unseen: Names of the classes that no test mask shows.
+        groups: Number of groups of alike images; None without groups.
     """
 
     images: int = 0
@@ -52,6 +54,7 @@ class SegmentationScores:
     accuracy: tuple[str, str] = ("", "")
     classes: Sequence[ClassRow] = ()
     unseen: Sequence[str] = ()
+    groups: int | None = None
 
 
 def write_segmentation_report(run: Path) -> Path:
@@ -87,6 +90,7 @@ def _parse_scores(content: Mapping[str, Any]) -> SegmentationScores:
     rows = sorted(content["classes"][:MAX_CLASSES], key=lambda row: (row["value"] is None, row["value"] or 0.0))
     return SegmentationScores(
         images=int(content["images"]),
+        groups=stored_groups(content),
         mean_iou=score_and_interval(content["mean_iou"]),
         accuracy=score_and_interval(content["pixel_accuracy"]),
         classes=[
@@ -101,8 +105,8 @@ def headline(files: RunFiles, scores: SegmentationScores) -> list[str]:
     if not scores.images:
         return ["The model has not been evaluated on test images yet."]
     sentences = [
-        f"On {counted(scores.images, 'test image')} that were not used in training, the predicted and the labelled "
-        f"areas overlap by {scores.mean_iou[0]} of their union (mean IoU over the classes), and "
+        f"On {images_text(scores.images, scores.groups, 'test image')} that were not used in training, the predicted "
+        f"and the labelled areas overlap by {scores.mean_iou[0]} of their union (mean IoU over the classes), and "
         f"{scores.accuracy[0]} of the pixels have the right class."
     ]
     if scores.mean_iou[1]:

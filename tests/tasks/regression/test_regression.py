@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,6 +51,24 @@ def test_scores__are_those_of_scikit_learn():
     assert math.isnan(value_of(R2(np.ones(3), np.zeros(3)), 3))
 
 
+def test_scores__of_groups_are_resampled_whole():
+    generator, copies = np.random.default_rng(0), np.repeat(np.arange(40), 4)
+    truth = generator.normal(50, 10, 40)
+    predicted = truth + generator.normal(0, 4, 40)
+
+    def report(rows, groups):
+        ends = predicted[rows] - 6, predicted[rows] + 6
+        return regression_report(truth[rows], predicted[rows], ends, 50.0, 0.9, 0, graded=False, groups=groups)
+
+    once, grouped, naive = report(np.arange(40), None), report(copies, copies), report(copies, None)
+    assert (grouped.images, grouped.groups, once.groups) == (160, 40, None)
+    for name in ("mae", "rmse", "r2"):
+        assert grouped.scores[name].ends == pytest.approx(once.scores[name].ends)
+        assert np.diff(naive.scores[name].ends) < 0.7 * np.diff(once.scores[name].ends)
+    assert grouped.gain.ends == pytest.approx(once.gain.ends)
+    assert grouped.scores["coverage"].ends == pytest.approx(once.scores["coverage"].ends, abs=0.02)
+
+
 def test_r2__of_few_images_has_an_interval_that_ignores_draws_of_one_number():
     truth = np.array([0.1, 0.7, 0.3])  # the mean of three times 0.1 is not exactly 0.1
     scores = regression_report(truth, truth + 0.05, (truth, truth + 0.1), 0.4, 0.9, seed=0, graded=False).scores
@@ -69,8 +88,8 @@ def test_scores__of_one_image_have_no_interval_and_are_valid_json(tmp_path):
     assert [row.value for row in map(_score_row, content["scores"], content["scores"].values())][2] == "undefined"
     assert "These images do not show that the model is better than the mean." in headline(content)
     assert format_number(report.scores["r2"], "r2") == ("undefined", "")
-    assert interval_words("", 1) == "1 image"
-    assert interval_words("1 to 2", 12) == "95 % interval 1 to 2, 12 images"
+    assert interval_words("", report) == "1 image"
+    assert interval_words("1 to 2", replace(report, images=12)) == "95 % interval 1 to 2, 12 images"
 
 
 def test_intervals__hold_as_many_numbers_as_they_say():
@@ -139,6 +158,7 @@ def test_run__predicts_numbers_with_intervals(tmp_path, capsys):
     assert (card["task"], card["classes"]) == ("regression", ["level"])
     page = (run.folder / "report.html").read_text()
     assert "a prediction is off by" in page
+    assert f"{run.report.images} test images in {run.report.groups} groups" in page
     assert "data:image/png" in page
     image = tmp_path / "images" / rows[0]["key"]
     (one,) = paucal.predict(run, image)

@@ -1,6 +1,7 @@
 """Scores of predicted masks."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +62,17 @@ def test_report__does_not_depend_on_the_order_of_images():
     tallies = [tally(n, shares(f, 3), m) for n, (m, f) in enumerate(zip(masks, found, strict=True))]
     one, two = (segmentation_report(rows, "abc").to_dict() for rows in (tallies, tallies[::-1]))
     assert one == two
+
+
+def test_report__resamples_whole_groups():
+    masks, found = made()
+    tallies = [tally(n, shares(f, 3), m) for n, (m, f) in enumerate(zip(masks, found, strict=True))]
+    twice = [replace(row, index=row.index + offset) for row in tallies for offset in (0, 50)]
+    once, grouped = segmentation_report(tallies, "abc"), segmentation_report(twice, "abc", groups=np.arange(100) % 50)
+    assert (grouped.images, grouped.groups, once.groups) == (2 * len(tallies), len(tallies), None)
+    assert grouped.mean_iou.ends == pytest.approx(once.mean_iou.ends)
+    assert [score.ends for score in grouped.per_class] == [pytest.approx(score.ends) for score in once.per_class]
+    assert grouped.to_dict()["groups"] == len(tallies)
 
 
 def test_classes_that_occur_nowhere__are_no_number_and_left_out_of_the_mean():

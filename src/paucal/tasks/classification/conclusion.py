@@ -41,7 +41,7 @@ from paucal.tasks.classification.cross_validated import record_cross_validated
 from paucal.tasks.classification.finishing import Finish, clear_epochs, finish_model
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.training import Outcome
-from paucal.wording import counted, percent
+from paucal.wording import counted, images_text, percent
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -133,7 +133,8 @@ def _predict_test(run: RunFolder, setup: TrainingSetup, console: Console) -> Pre
     indices = data.part("test")
     loader = eval_loader(data, indices, model.card.preprocessing, settings)
     with console.progress("testing") as advance:
-        return predict_all(model.module, loader, device, progress=lambda done: advance(done, len(indices)))
+        predictions = predict_all(model.module, loader, device, progress=lambda done: advance(done, len(indices)))
+    return predictions.in_groups(data.split.groups)
 
 
 def _make_report(setup: TrainingSetup, predictions: Predictions, finish: Finish) -> Report:
@@ -216,7 +217,7 @@ def closing_lines(
     return [
         "",
         f"{scored_part(report)} {setup.data.primary_metric.title}: {score.value} (95 % interval {score.interval}, "
-        f"{counted(report.images, 'image')}); {baseline}: {baseline_score}",
+        f"{images_text(report.images, report.groups)}); {baseline}: {baseline_score}",
         *([due_note] if due_note else []),
         *filter(None, [curve_sentence(run)]),
         *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),

@@ -92,7 +92,9 @@ def conclude(run: RunFolder, setup: RegressionSetup, console: Console) -> Regres
     model, part = load_regressor(run, settings.device), data.part("test")
     with console.progress("testing") as advance:
         loader = eval_loader(data, part, model.card.preprocessing, settings)
-        report, predicted = evaluate_numbers(model, loader, data.targets[part], part, settings.seed, advance)
+        report, predicted = evaluate_numbers(
+            model, loader, data.targets[part], part, settings.seed, advance, data.split.groups
+        )
     write_scores(run.evaluation("test"), run.plots, report, data.images, part, data.targets[part], predicted)
     seconds = time.monotonic() - start_time
     run.write_json("summary.json", _summary(run, setup, fitted, report, seconds))
@@ -102,7 +104,7 @@ def conclude(run: RunFolder, setup: RegressionSetup, console: Console) -> Regres
     gain, gain_interval = format_number(report.gain, "gain")
     for line in (
         "",
-        f"test MAE of {settings.target}: {mae} ({interval_words(interval, report.images)}); always predicting "
+        f"test MAE of {settings.target}: {mae} ({interval_words(interval, report)}); always predicting "
         f"the mean: {report.baseline:.3g}, so {gain} less{f' ({gain_interval})' if gain_interval else ''}",
         f"results are in {run.path}: {page.name} (open it in a browser), {run.weights.name}, plots/predicted.png",
         "try next:",

@@ -20,7 +20,7 @@ from paucal.models.regression import LEVEL, Numbers
 from paucal.models.trained import TrainedModel
 from paucal.runs import csv_text, write_text
 from paucal.tasks.regression.model import card_of
-from paucal.wording import counted, percent
+from paucal.wording import images_text, percent
 
 Array = NDArray[np.float64]
 UNDEFINED = "undefined"
@@ -35,7 +35,13 @@ TITLES = {
 
 
 def evaluate_numbers(
-    model: TrainedModel, loader: Any, truth: Array, part: NDArray[np.int64], seed: int, progress: Any
+    model: TrainedModel,
+    loader: Any,
+    truth: Array,
+    part: NDArray[np.int64],
+    seed: int,
+    progress: Any,
+    groups: NDArray[np.int64] | None = None,
 ) -> tuple[RegressionReport, Numbers]:
     """Return the scores of a model on some images, and what it predicts for them.
 
@@ -46,11 +52,14 @@ def evaluate_numbers(
         part: (N,) positions in the set.
         seed: Seed of the resampling.
         progress: Function called with (images done, all images).
+        groups: Number of the group of each image of the set; None for independent images.
     """
     card = card_of(model)
     numbers = card.read(predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy())
     graded, ends = card.grades is not None, (numbers.low, numbers.high)
-    return regression_report(truth, numbers.predicted, ends, card.mean, LEVEL, seed, graded), numbers
+    part_groups = None if groups is None else groups[part]
+    report = regression_report(truth, numbers.predicted, ends, card.mean, LEVEL, seed, graded, part_groups)
+    return report, numbers
 
 
 def write_scores(
@@ -111,9 +120,9 @@ def format_number(score: Score, name: str) -> tuple[str, str]:
     return format_value(score.value), f"{format_value(score.low)} to {format_value(score.high)}"
 
 
-def interval_words(interval: str, images: int) -> str:
+def interval_words(interval: str, report: RegressionReport) -> str:
     """Return the interval and the number of images as text; without an interval, the number alone."""
-    return (f"95 % interval {interval}, " if interval else "") + counted(images, "image")
+    return (f"95 % interval {interval}, " if interval else "") + images_text(report.images, report.groups)
 
 
 def report_table(report: RegressionReport) -> Table:
@@ -123,4 +132,4 @@ def report_table(report: RegressionReport) -> Table:
     ]
     baseline = f"MAE of always predicting {report.mean:.4g}"
     lines.insert(list(report.scores).index("mae") + 1, Line("always the mean", f"{report.baseline:.3g}", "", baseline))
-    return lines_table(counted(report.images, "image"), 0.95, lines)
+    return lines_table(images_text(report.images, report.groups), 0.95, lines)

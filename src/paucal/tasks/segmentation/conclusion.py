@@ -38,7 +38,7 @@ from paucal.tasks.segmentation.scores import (
 )
 from paucal.tasks.segmentation.windows import describe_scales
 from paucal.training import Outcome
-from paucal.wording import counted, percent
+from paucal.wording import counted, images_text, percent
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -86,7 +86,7 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
         tallies = count_and_write_masks(
             model, data, data.part("test").tolist(), full_inference(setup.settings), folder / "masks", advance
         )
-    report = segmentation_report(tallies, setup.card.classes, setup.settings.seed)
+    report = segmentation_report(tallies, setup.card.classes, setup.settings.seed, data.split.groups)
     if rank() != 0:
         return SegmentResult(run.path, report, outcome.seconds)
     write_scores(folder, report, tallies, data.images.keys)
@@ -169,7 +169,7 @@ def closing_lines(
     return [
         "",
         f"test mean IoU: {format_score(report.mean_iou)}, pixels right: {format_score(report.accuracy)} "
-        f"(95 % intervals over {counted(report.images, 'image')}); always predicting the most common class: "
+        f"(95 % intervals over {images_text(report.images, report.groups)}); always predicting the most common class: "
         f"{percent(most_common)} of the pixels",
         *(
             [f"{counted(len(unseen), 'class', 'classes')} without a test pixel: {', '.join(unseen[:8])}"]

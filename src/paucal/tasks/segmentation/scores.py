@@ -16,7 +16,7 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from paucal.metrics.intervals import Bootstrap, Score, percentile
 from paucal.metrics.measures import PixelScores, value_of
 from paucal.runs import csv_text, write_text
-from paucal.wording import counted, percent
+from paucal.wording import images_text, percent
 
 DRAWS = 2000  # resampled sets of images in the bootstrap
 MAX_SHOWN_CLASSES = 30  # rows in the terminal
@@ -61,6 +61,7 @@ class SegmentationReport:
         mean_accuracy: Mean over the classes of the share of their pixels that are right.
         loss: Mean cross-entropy of the pixels in nats.
         images: Number of images.
+        groups: Number of groups of alike images, each of which the intervals treat as one draw; None without groups.
     """
 
     classes: tuple[str, ...]
@@ -71,6 +72,7 @@ class SegmentationReport:
     mean_accuracy: float
     loss: float
     images: int
+    groups: int | None = None
 
     @property
     def unseen(self) -> tuple[str, ...]:
@@ -93,6 +95,7 @@ class SegmentationReport:
         ]
         return {
             "images": self.images,
+            "groups": self.groups,
             "mean_iou": _score_dict(self.mean_iou),
             "pixel_accuracy": _score_dict(self.accuracy),
             "mean_accuracy": _finite_or_none(self.mean_accuracy),
@@ -138,15 +141,24 @@ def plain_scores(tallies: Iterable[Tally]) -> dict[str, float]:
     }
 
 
-def segmentation_report(tallies: Iterable[Tally], classes: Sequence[str], seed: int = 0) -> SegmentationReport:
+def segmentation_report(
+    tallies: Iterable[Tally], classes: Sequence[str], seed: int = 0, groups: NDArray[np.int64] | None = None
+) -> SegmentationReport:
     """Return the scores over a set of images, with 95 % intervals from a bootstrap over images.
+
+    Args:
+        tallies: Counts of the images.
+        classes: K names.
+        seed: Seed of the resampling.
+        groups: Number of the group of each image of the set: groups are resampled whole; None for independent images.
 
     Raises:
         ValueError: There is no image.
     """
     rows = _sort_by_image(tallies)
     values, scores = plain_scores(rows), PixelScores([row.confusion for row in rows])
-    bootstrap = Bootstrap(seed, DRAWS, multinomial=True)
+    row_groups = None if groups is None else groups[[row.index for row in rows]]
+    bootstrap = Bootstrap(seed, DRAWS, multinomial=True, groups=row_groups)
     by_class, means, shares = bootstrap.scores([scores.iou, scores.mean_iou, scores.accuracy], len(rows))
     ious = scores.iou(np.ones((1, len(rows))))[0].tolist()
     return SegmentationReport(
@@ -158,6 +170,7 @@ def segmentation_report(tallies: Iterable[Tally], classes: Sequence[str], seed: 
         mean_accuracy=values["mean_accuracy"],
         loss=values["loss"],
         images=len(rows),
+        groups=None if row_groups is None else len(np.unique(row_groups)),
     )
 
 
@@ -171,7 +184,7 @@ def _sort_by_image(tallies: Iterable[Tally]) -> list[Tally]:
 
 def report_table(report: SegmentationReport) -> Table:
     """Return the scores of the classes as a table for the terminal, the lowest IoU first."""
-    table = Table(title=counted(report.images, "image"), title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=images_text(report.images, report.groups), title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("class", "IoU", "95 % interval", "pixels", "recall"):
         table.add_column(heading, justify="left" if heading == "class" else "right")
     values = [score.value for score in report.per_class]

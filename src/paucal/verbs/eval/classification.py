@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
 from paucal.data.loader import inference_batch_size, make_eval_loader
@@ -28,11 +26,11 @@ from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import setting_fields
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.types import UserError
-from paucal.verbs.eval.images import choose_images, is_same_place, report_folder, say_notes
+from paucal.verbs.eval.images import ChosenImages, choose_images, is_same_place, report_folder, say_notes
 from paucal.verbs.eval.settings import EvalSettings
 from paucal.wording import counted, first_few, percent, was
 
-Chosen = tuple[ImageSet, NDArray[np.int64], torch.Tensor | None]  # images, positions, labels of training images
+Chosen = tuple[ImageSet, ChosenImages, torch.Tensor | None]  # images, those to evaluate on, labels of training images
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,10 @@ def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, c
     results = []
     for target in data or [None]:
         selection = _choose_images(folder, target, settings, model, console)
-        for text in seen_unlabelled(folder, *selection[:2]) if target or settings.part in (None, "test") else ():
-            console.say(text)
+        images, chosen, _ = selection
+        if target or settings.part in (None, "test"):
+            for text in seen_unlabelled(folder, images, chosen.positions):
+                console.say(text)
         output = report_folder(folder, target, data, settings)
         results.append(_evaluate_set(model, selection, real_answers, output, settings, console))
     return results
@@ -99,7 +99,8 @@ def _evaluate_set(
 
 
 def _predict(model: TrainedModel, selection: Chosen, settings: EvalSettings, console: Console) -> Predictions:
-    images, indices, _ = selection
+    images, chosen, _ = selection
+    indices = chosen.positions
     preprocessing = model.card.preprocessing
     batch_size = inference_batch_size(preprocessing.image_size, model.device.type, settings.batch_size)
     check_batch_memory(min(batch_size, len(indices)), preprocessing.image_size)
@@ -120,7 +121,7 @@ def _predict(model: TrainedModel, selection: Chosen, settings: EvalSettings, con
             autocast=choice.dtype,
             progress=lambda done: advance(done, len(indices)),
         )
-    return predictions.at_temperature(model.card.temperature)
+    return predictions.at_temperature(model.card.temperature).in_groups(chosen.groups)
 
 
 def _score_real_labels(
@@ -140,7 +141,7 @@ def _score_real_labels(
 def _choose_images(
     folder: RunFolder, target: str | None, settings: EvalSettings, model: TrainedModel, console: Console
 ) -> Chosen:
-    """Return images with labels in the model's class order, the chosen positions, and the labels of training images."""
+    """Return images with labels in the model's class order, those to evaluate on, and the labels of training images."""
     reading = model.card.preprocessing.reading
     data_settings = LabelledDataSettings(
         **{name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)}
@@ -166,7 +167,7 @@ def _choose_images(
     for note in images.notes if target is not None else ():
         console.say(f"note: {note}")
     say_notes(console, images, reading, chosen)
-    return images, chosen.positions, train_labels
+    return images, chosen, train_labels
 
 
 def match_classes(images: ImageSet, classes: Sequence[str]) -> ImageSet:

@@ -50,10 +50,12 @@ class ChosenImages:
     Attributes:
         positions: Positions in the set, ascending.
         notes: Sentences on what was left out, and why.
+        groups: Number of the group of each image of the set; None for independent images.
     """
 
     positions: NDArray[np.int64]
     notes: tuple[str, ...] = ()
+    groups: NDArray[np.int64] | None = None
 
 
 def say_notes(console: Console, images: ImageSet, reading: Reading, chosen: ChosenImages) -> None:
@@ -78,7 +80,8 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
         UserError: No image is left, DATA has no such split, or the run's split cannot be read.
     """
     if target is None:
-        own_images = ChosenImages(read_split(run.split, images).indices(part or TEST))
+        split = read_split(run.split, images)
+        own_images = ChosenImages(split.indices(part or TEST), groups=split.groups)
         return _require_some(
             own_images, f"{run.path} has no {part or TEST} images: choose another --part, or give DATA."
         )

@@ -71,13 +71,15 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
         batch_size = inference_batch_size(preprocess.image_size, settings.device, settings.batch_size)
         loader = make_eval_loader(images, part, preprocess.transform(), batch_size, settings.workers)
         with console.progress("evaluating") as advance:
-            report, predicted = evaluate_numbers(regressor, loader, targets[part], part, settings.seed, advance)
+            report, predicted = evaluate_numbers(
+                regressor, loader, targets[part], part, settings.seed, advance, selection.groups
+            )
         folder = report_folder(run, target, data, settings)
         write_scores(folder, folder, report, images, part, targets[part], predicted)
         console.show(report_table(report))
         mae, interval = format_number(report.scores["mae"], "mae")
         console.say(
-            f"{images.name}: MAE {mae} ({interval_words(interval, report.images)}), always "
+            f"{images.name}: MAE {mae} ({interval_words(interval, report)}), always "
             f"predicting the mean gives {report.baseline:.3g}; the predictions and {PLOT} are in {folder}"
         )
         results.append(NumberedSet(images.name, report, folder))

@@ -28,9 +28,9 @@ from paucal.tasks.segmentation.scores import (
 )
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
-from paucal.verbs.eval.images import MASKS, choose_images, report_folder, say_notes
+from paucal.verbs.eval.images import MASKS, ChosenImages, choose_images, report_folder, say_notes
 from paucal.verbs.eval.settings import EvalSettings
-from paucal.wording import counted
+from paucal.wording import images_text
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
         selection = choose_images(run, masked_set.images, settings.part, target)
         say_notes(console, masked_set.images, network.reading, selection)
         folder = report_folder(run, target, data, settings)
-        results.append(_evaluate_set(network, masked_set, selection.positions.tolist(), folder, run_settings, console))
+        results.append(_evaluate_set(network, masked_set, selection, folder, run_settings, console))
     return results
 
 
@@ -107,19 +107,19 @@ def _open_masked(
 def _evaluate_set(
     model: SegmentationModel,
     data: SegmentationData,
-    indices: list[int],
+    selection: ChosenImages,
     folder: Path,
     run_settings: SegmentSettings,
     console: Console,
 ) -> SegmentedSet:
     options = replace(model.window_options(run_settings.test_scales, run_settings.mirror), overlap=run_settings.overlap)
     with folder_in_place(folder / MASKS) as masks, console.progress("evaluating") as advance:
-        tallies = count_and_write_masks(model, data, indices, options, masks, advance)
-    report = segmentation_report(tallies, model.classes, run_settings.seed)
+        tallies = count_and_write_masks(model, data, selection.positions.tolist(), options, masks, advance)
+    report = segmentation_report(tallies, model.classes, run_settings.seed, selection.groups)
     write_scores(folder, report, tallies, data.images.keys)
     console.show(report_table(report))
     console.say(
         f"{data.images.name}: mean IoU {format_score(report.mean_iou)}, pixels right {format_score(report.accuracy)} "
-        f"(95 % intervals over {counted(report.images, 'image')}); tables and masks are in {folder}"
+        f"(95 % intervals over {images_text(report.images, report.groups)}); tables and masks are in {folder}"
     )
     return SegmentedSet(data.images.name, report, folder)
