@@ -243,7 +243,7 @@ def test_students__are_the_smallest_network_at_hand_then_one_from_scratch(run, m
     ("words", "message"),
     [
         (["--max-size", "5"], "--max-size is '5', expected a size"),
-        (["--time", "5m"], "--time is for the smaller model of --max-size and --max-ms"),
+        (["--time", "5m"], "--time limits the training of the smaller model"),
         (["--max-ms", "5", "--format", "coreml"], "choose among files that run on this machine"),
         (["--max-ms", "5", "--format", "safetensors"], "choose among files that run on this machine"),
         (["--max-ms", "0"], "--max-ms"),
