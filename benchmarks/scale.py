@@ -19,7 +19,8 @@ are compared within a round.
     python benchmarks/scale.py --images 25600 --shards 50 --store benchmarks/results/scale_cpu.json
     python benchmarks/scale.py --images 1024000 --shards 200 --systems paucal --kills 0    # a million
 
-Needs, in an environment beside paucal's: moto flask flask-cors s3fs boto3 webdataset litdata datasets.
+Needs, in an environment beside paucal's: moto flask flask-cors s3fs boto3 webdataset litdata datasets, and simplejpeg
+(the extra `jpeg`).
 """
 
 import argparse
@@ -309,7 +310,9 @@ def describe(options: argparse.Namespace, results: dict[str, Any]) -> dict[str, 
     """Return the results with what they were measured on."""
     from measuring import surroundings
 
-    peers = {name: version(name) for name in ("litdata", "datasets", "webdataset", "s3fs", "moto")}
+    peers = {
+        name: version(name) for name in ("litdata", "datasets", "webdataset", "s3fs", "moto", "simplejpeg", "pillow")
+    }
     size = {"images": options.images, "shards": options.shards, "batch": BATCH, "every": EVERY}
     return {**size, **surroundings("cpu"), **peers, "results": results}
 

@@ -100,7 +100,7 @@ class Litdata(Reader):
         # Its client refuses an address without TLS, and has no public setting for that.
         downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
         options = {"endpoint_url": self.url}
-        cache = str(self.folder / f"chunks-{self.rank}")
+        cache = str(self.folder / "chunks")  # one for all processes, as by default: the state names it
         dataset = litdata.StreamingDataset(
             f"s3://{BUCKET}/chunks", cache_dir=cache, shuffle=True, drop_last=True, seed=0, storage_options=options
         )
