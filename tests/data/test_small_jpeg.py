@@ -80,17 +80,29 @@ def turned() -> bytes:
     return encoded(exif=exif)
 
 
+XMP = b'<rdf:Description tiff:Orientation="6"/>'  # read by Pillow where the EXIF data has no orientation
+
+
 @pytest.mark.parametrize(
     "content",
-    [encoded(mode="CMYK"), turned(), encoded((1, 101)), encoded((101, 1)), encoded((129, 128)), b"\xff\xd8\xff", b""],
-    ids=["CMYK", "turned", "high", "wide", "large", "empty", "nothing"],
+    [
+        encoded(mode="CMYK"),
+        turned(),
+        encoded(xmp=XMP),
+        encoded((1, 101)),
+        encoded((101, 1)),
+        encoded((129, 128)),
+        b"\xff\xd8\xff",
+        b"",
+    ],
+    ids=["CMYK", "turned", "turned by XMP", "high", "wide", "large", "empty", "nothing"],
 )
 def test_other_images__are_left_to_pillow(content):
     assert decode_small(content) is None
 
 
 def test_decode_rgb__reduces_and_turns_as_before(monkeypatch):
-    assert decode_rgb(turned(), "x").size == (24, 32)
+    assert decode_rgb(turned(), "x").size == decode_rgb(encoded(xmp=XMP), "x").size == (24, 32)
     content, reading = encoded((96, 64)), Reading(side=16)
     assert decode_rgb(content, "x", reading).size == (24, 16)
     with monkeypatch.context() as patch:

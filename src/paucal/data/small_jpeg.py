@@ -10,10 +10,10 @@ from functools import cache
 import numpy as np
 from PIL import Image
 
-MOST_PIXELS = 128 * 128  # larger images gain little
-MOST_BYTES = 2 * MOST_PIXELS
+MAX_PIXELS = 128 * 128  # larger images gain little
+MAX_BYTES = 2 * MAX_PIXELS
 # Pillow turns the image upright, or treats its colours in another way.
-_LEFT_TO_PILLOW = (b"Exif\0", b"Adobe\0")
+_LEFT_TO_PILLOW = (b"Exif\0", b"tiff:Orientation", b"Adobe\0")
 
 
 def decode_small(content: bytes) -> Image.Image | None:
@@ -22,7 +22,7 @@ def decode_small(content: bytes) -> Image.Image | None:
     Returns:
         The pixels that Pillow decodes; None for all other images, also for damaged ones, and without the extra.
     """
-    if len(content) > MOST_BYTES or not content.startswith(b"\xff\xd8\xff") or not _agrees_with_pillow():
+    if len(content) > MAX_BYTES or not content.startswith(b"\xff\xd8\xff") or not _agrees_with_pillow():
         return None
     if any(mark in content for mark in _LEFT_TO_PILLOW):
         return None
@@ -31,7 +31,7 @@ def decode_small(content: bytes) -> Image.Image | None:
     try:
         *sides, colours, _ = simplejpeg.decode_jpeg_header(content)
         shorter, longer = sorted(map(int, sides))
-        too_large = shorter * longer > MOST_PIXELS
+        too_large = shorter * longer > MAX_PIXELS
         if too_large or shorter == 1 or colours not in ("YCbCr", "Gray"):  # a row may be longer than `decode` accepts
             return None
         return Image.fromarray(simplejpeg.decode_jpeg(content))
