@@ -94,7 +94,7 @@ class ClassificationReport(StoredReport):
         confusion: (K, K) counts; rows are true classes, columns predictions.
         repeats: Repeats of the cross-validation that the scores come from; 0 for scores on test images.
         folds: Folds of that cross-validation; 0 for scores on test images.
-        groups: Number of groups of alike images, each of which the intervals treat as one draw; None without groups.
+        groups: Number of groups of similar images, which the intervals resample whole; None without groups.
     """
 
     images: int
@@ -192,7 +192,7 @@ class MultiLabelReport(StoredReport):
         scores: "map" (mean average precision), "macro_f1" (at the thresholds) and "loss" (nats for a class and an
             image), in this order.
         per_class: One row per class.
-        groups: Number of groups of alike images, each of which the intervals treat as one draw; None without groups.
+        groups: Number of groups of similar images, which the intervals resample whole; None without groups.
     """
 
     images: int

@@ -94,7 +94,7 @@ class RegressionReport:
         mean: Mean of the training images.
         half_width: Half the mean width of the prediction intervals; infinite if the training images were too few.
         level: Share of images whose number the prediction intervals should contain.
-        groups: Number of groups of alike images, each of which the intervals treat as one draw; None without groups.
+        groups: Number of groups of similar images, which the intervals resample whole; None without groups.
     """
 
     images: int

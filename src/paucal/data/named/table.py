@@ -75,7 +75,7 @@ class NamedSet:
         obstacle: Reason why torchvision cannot download it, as the beginning of a sentence.
         note: How the parts here differ from the official ones.
         lists: Lists of an official partition.
-        homes: Folders below the root, one of which contains the paths in `unpacked` and `one_of`; "" for the root
+        homes: Folders below the root in which the paths of `unpacked` and `one_of` are looked for; "" for the root
             itself.
         one_of: Paths of which at least one must exist, in addition to all of `unpacked`.
         labelled: Whether there are classes to learn.

@@ -332,7 +332,7 @@ class RemoteShardFolder:
 
 
 def _version_of(entry: Mapping[str, Any]) -> int:
-    """Return a number for the content of a file, from the metadata of its storage; 0 if there is none."""
+    """Return a number that changes with the content of a file, by the metadata of its storage; 0 without any."""
     stated = [str(entry[name]) for name in _VERSION if entry.get(name) is not None]
     return int.from_bytes(hashlib.blake2b("\n".join(stated).encode(), digest_size=7).digest()) if stated else 0
 

@@ -61,7 +61,7 @@ class SegmentationReport:
         mean_accuracy: Mean over the classes of the share of their pixels that are right.
         loss: Mean cross-entropy of the pixels in nats.
         images: Number of images.
-        groups: Number of groups of alike images, each of which the intervals treat as one draw; None without groups.
+        groups: Number of groups of similar images, which the intervals resample whole; None without groups.
     """
 
     classes: tuple[str, ...]
