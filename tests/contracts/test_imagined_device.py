@@ -92,14 +92,14 @@ def test_logistic__takes_the_labels_to_the_features(classes, loss, monkeypatch):
     # "meta" stands for a GPU: all that matters is that the features lie elsewhere than the labels.
     compared = []
 
-    def minimise(features, outputs, strength, loss, limit, tolerance):
+    def minimise(features, outputs, strength, loss, solver):
         loss(torch.empty(len(features), outputs, dtype=torch.float64, device=features.device))
         return torch.zeros(outputs, 2), torch.zeros(outputs), 1, True
 
     monkeypatch.setattr(logistic, "_minimise", minimise)
     monkeypatch.setattr(logistic.F, loss, lambda logits, labels: compared.append((logits, labels)))
     labels = torch.arange(8) % classes
-    logistic.fit_softmax(torch.empty(8, 2, device="meta"), labels, 1.0, 10, 1e-4)
+    logistic.fit_softmax(torch.empty(8, 2, device="meta"), labels, 1.0, logistic.Solver(max_iterations=10))
     assert [(a.device.type, b.device.type) for a, b in compared] == [("meta", "meta")]
 
 

@@ -5,6 +5,8 @@ closures, so that a deep copy of a backbone has its own hooks, and plain enough 
 """
 
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -51,6 +53,19 @@ def hook_output(model: nn.Module, name: str, hooked: HookedTensors) -> Removable
 def hook_input(model: nn.Module, name: str, hooked: HookedTensors) -> RemovableHandle:
     """Keep the first input of the submodule of that name while `hooked` is open."""
     return model.get_submodule(name).register_forward_pre_hook(_InputHook(hooked, name))
+
+
+@contextmanager
+def recorded_outputs(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Keep the outputs of submodules by name, in calls of the model within the block."""
+    hooked = HookedTensors()
+    hooked.tensors = outputs = {}
+    handles = [hook_output(model, name, hooked) for name in names]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def block_names(model: nn.Module) -> list[str]:

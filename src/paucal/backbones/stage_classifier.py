@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paucal.backbones.forward_hooks import HookedTensors, hook_output
+from paucal.backbones.forward_hooks import HookedTensors, hook_output, recorded_outputs
 from paucal.backbones.layers import classifier_modules
 from paucal.backbones.layout import Hints, Size, last_tensor, read_layout
 from paucal.backbones.probe import layout_facts, model_name, probe_images, undisturbed
@@ -58,20 +58,12 @@ def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
     ]
     if len(names) != len(feature_info) or not names or not classifier_modules(model):
         return ()
-    hooked = HookedTensors()
-    handles = [hook_output(model, name, hooked) for name in names[-STAGES:]]
-    hooked.tensors = {}
-    try:
-        with undisturbed(model):
-            model(probe_images(model, image_size))
-        outputs = [last_tensor(hooked.tensors.get(name)) for name in names[-STAGES:]]
-    finally:
-        for handle in handles:
-            handle.remove()
+    with recorded_outputs(model, names[-STAGES:]) as outputs, undisturbed(model):
+        model(probe_images(model, image_size))
     prefixes, channels_last = layout_facts(model)
     maps = []
-    for name, output in zip(names[-STAGES:], outputs, strict=True):
-        layout = None
+    for name in names[-STAGES:]:
+        output, layout = last_tensor(outputs.get(name)), None
         if isinstance(output, Tensor):
             layout = read_layout(output.shape, image_size, prefixes, Hints(channels_last))
         if layout is None:

@@ -16,7 +16,6 @@ from paucal.metrics.measures import CalibrationError, value_of
 MIN_IMAGES = 20  # with fewer images no temperature is fitted
 PRIOR = 0.5  # standard deviation of the normal prior on the logarithm of the temperature
 LOWEST, HIGHEST = 0.05, 20.0
-ITERATIONS = 100
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     if len(labels) < MIN_IMAGES or not bool(torch.isfinite(logits).all()):
         return 1.0
     logits, log_temperature = logits.double(), torch.zeros((), dtype=torch.float64, requires_grad=True)
-    search = torch.optim.LBFGS([log_temperature], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
+    search = torch.optim.LBFGS([log_temperature], max_iter=100, line_search_fn="strong_wolfe")
 
     def cost() -> Tensor:
         search.zero_grad()
@@ -76,15 +75,11 @@ def calibration(plain: Predictions, temperature: float, images: int) -> Calibrat
         temperature: Temperature fitted to other images.
         images: Number of images that the temperature was fitted to.
     """
-    both_predictions = (plain, plain.at_temperature(temperature))
-    before, after = (
-        value_of(calibration_error(some_predictions), len(some_predictions)) for some_predictions in both_predictions
-    )
-    losses = [
-        float(F.cross_entropy(some_predictions.logits, some_predictions.labels))
-        for some_predictions in both_predictions
-    ]
-    return Calibration(temperature, images, (before, after), (losses[0], losses[1]))
+    errors, losses = [], []
+    for predictions in (plain, plain.at_temperature(temperature)):
+        errors.append(value_of(calibration_error(predictions), len(predictions)))
+        losses.append(float(F.cross_entropy(predictions.logits, predictions.labels)))
+    return Calibration(temperature, images, (errors[0], errors[1]), (losses[0], losses[1]))
 
 
 def calibration_error(predictions: Predictions) -> CalibrationError:
@@ -113,12 +108,10 @@ def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...
     shares, truth = probabilities.double().numpy(), labels.numpy()
     common = _threshold_of_best_f1(shares[truth >= 0], truth[truth >= 0] == 1)
     thresholds = []
-    for index in range(truth.shape[1]):
-        is_known = truth[:, index] >= 0
-        positive = truth[is_known, index] == 1
-        thresholds.append(
-            _threshold_of_best_f1(shares[is_known, index], positive) if positive.sum() >= MIN_POSITIVES else common
-        )
+    for column, column_truth in zip(shares.T, truth.T, strict=True):
+        is_known, positive = column_truth >= 0, column_truth == 1
+        is_enough = positive.sum() >= MIN_POSITIVES
+        thresholds.append(_threshold_of_best_f1(column[is_known], positive[is_known]) if is_enough else common)
     return tuple(thresholds)
 
 

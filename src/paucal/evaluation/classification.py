@@ -228,11 +228,8 @@ def _label_rows(
     for index, name in enumerate(classes):
         is_known, positive = labels[:, index] >= 0, labels[:, index] == 1
         predicted_known = is_predicted[:, index] & is_known
-        right, images, predicted = (
-            int((predicted_known & positive).sum()),
-            int(positive.sum()),
-            int(predicted_known.sum()),
-        )
+        hits = predicted_known & positive
+        right, images, predicted = (int(mask.sum()) for mask in (hits, positive, predicted_known))
         rows.append(
             MultiLabelRow(
                 name,

@@ -167,11 +167,15 @@ def _find_explosion(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict
             f"{scale.out_dim} = {math.log(scale.out_dim):.3f} nats"
         )
         return _make_verdict("divergence", text, rows[-1])
+    return _find_long_features(rows, scale, patience, f"the {scale.head} features")
+
+
+def _find_long_features(rows: Sequence[Row], scale: Scale, patience: int, subject: str) -> Verdict | None:
     lengths = [length for row in rows if math.isfinite(length := scale.of(row, "feature_norm"))]
-    if lengths and lasts(rows, lambda row: scale.of(row, "feature_norm") > EXPLODED * lengths[0], patience):
-        text = f"the {scale.head} features grew from a length of {lengths[0]:.3g} to {lengths[-1]:.3g}"
-        return _make_verdict("divergence", text, rows[-1])
-    return None
+    if not lengths or not lasts(rows, lambda row: scale.of(row, "feature_norm") > EXPLODED * lengths[0], patience):
+        return None
+    text = f"{subject} grew from a length of {lengths[0]:.3g} to {lengths[-1]:.3g}"
+    return _make_verdict("divergence", text, rows[-1])
 
 
 def _find_constant_output(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
@@ -338,30 +342,11 @@ def find_feature_collapse(
         >>> find_feature_collapse(rows[:2], 384) is None, find_feature_collapse(rows, 384).kind
         (True, 'constant output')
     """
-    if (broken := not_finite(rows)) is not None:
-        return _with_advice(broken)
     later_rows = [row for row in rows if row.get("step", math.inf) >= grace_steps]
-    verdict = _features_exploded(later_rows, patience) or _features_equal(later_rows, patience)
-    if verdict is not None:
-        return verdict
-    line = on_a_line(later_rows, Scale("view", 2, feature_dim, batch), patience)
-    return None if line is None else _with_advice(line)
-
-
-def _features_exploded(rows: Sequence[Row], patience: int) -> Verdict | None:
-    lengths = [length for row in rows if math.isfinite(length := row.get("feature_norm", math.nan))]
-    if not lengths or not lasts(rows, lambda row: row.get("feature_norm", math.nan) > EXPLODED * lengths[0], patience):
-        return None
-    text = f"the features grew from a length of {lengths[0]:.3g} to {lengths[-1]:.3g}"
-    return Verdict("divergence", f"divergence: {text}.", FEATURE_ADVICE["divergence"])
-
-
-def _features_equal(rows: Sequence[Row], patience: int) -> Verdict | None:
-    if not lasts(rows, lambda row: row.get("feature_spread", math.nan) < EQUAL, patience):
-        return None
-    text = f"all images have the same features (spread {rows[-1]['feature_spread']:.4f})"
-    return Verdict("constant output", f"constant output: {text}.", FEATURE_ADVICE["constant output"])
-
-
-def _with_advice(verdict: Verdict) -> Verdict:
-    return replace(verdict, advice=FEATURE_ADVICE[verdict.kind])
+    scale = Scale("view", 2, feature_dim, batch)
+    verdict = not_finite(rows) or _find_long_features(later_rows, scale, patience, "the features")
+    if verdict is None and lasts(later_rows, lambda row: row.get("feature_spread", math.nan) < EQUAL, patience):
+        text = f"all images have the same features (spread {later_rows[-1]['feature_spread']:.4f})"
+        verdict = _make_verdict("constant output", text, later_rows[-1])
+    verdict = verdict or on_a_line(later_rows, scale, patience)
+    return None if verdict is None else replace(verdict, advice=FEATURE_ADVICE[verdict.kind])

@@ -16,6 +16,7 @@ from paucal.runs import RunFolder
 
 Row = Mapping[str, float]
 PANELS_ACROSS = 3
+FEW_POINTS = 30  # up to this number, each point has a marker
 COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 SPEED = "images_per_second"
 # Columns that count the progress of a run and are not drawn.
@@ -87,14 +88,13 @@ def curves_figure(
     n_columns = min(columns, len(panels))
     n_rows = -(-len(panels) // n_columns)
     figure = Figure(figsize=(3.7 * n_columns, 2.7 * n_rows + 0.2), layout="constrained")
-    grid = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
-    for axes, (title, names) in zip(grid, panels.items(), strict=False):
+    for axes, (title, names) in zip(_panel_grid(figure, n_columns, len(panels)), panels.items(), strict=True):
         _draw_columns(axes, rows, names, chance or {})
-        if len(rows) == 1:  # by default the axis of a single epoch has fractional ticks
-            axes.set_xlim(rows[0]["epoch"] - 1, rows[0]["epoch"] + 1)
-        _decorate(axes, title, names, best)
-    for axes in grid[len(panels) :]:
-        axes.remove()
+        _decorate(axes, title, _axis_unit(names[0]), [row["epoch"] for row in rows])
+        if best is not None:
+            axes.axvline(best, ls=":", color=GREY, lw=1.3, label=f"best epoch ({best:g})")
+        if len(axes.lines) > 1 and (len(names) > 1 or title == "validation scores" or len(axes.lines) > 2):
+            axes.legend(fontsize=7, framealpha=0.85)
     return figure
 
 
@@ -104,9 +104,8 @@ def _number_epochs(rows: Sequence[Row]) -> list[Row]:
 
 def _columns_of_panels(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Return the columns of each panel by its title, in the order of drawing."""
-    names = drawn_columns(rows)
     panels: dict[str, list[str]] = {}
-    for name in sorted(names, key=lambda name: _panel_of(name)[0]):
+    for name in sorted(drawn_columns(rows), key=lambda name: _panel_of(name)[0]):
         panels.setdefault(_panel_of(name)[1], []).append(name)
     return panels
 
@@ -129,26 +128,37 @@ def _panel_of(name: str) -> tuple[int, str]:
 def _draw_columns(axes: Axes, rows: Sequence[Row], names: Sequence[str], chance: Mapping[str, float]) -> None:
     for name, colour in zip(names, COLOURS * (1 + len(names) // len(COLOURS)), strict=False):
         points = [(row["epoch"], row[name]) for row in rows if name in row]
-        # A line through one point is invisible, and few points are easier to see with markers.
-        marker = "o" if len(points) <= 30 else ""
         label = name.removeprefix("val_").removeprefix("train_").replace("_", " ").replace("top1", "top-1")
         label = {"map": "mean average precision", "mean iou": "mean IoU"}.get(label, label)
-        axes.plot(*zip(*points, strict=True), marker=marker, ms=3, lw=1.5, color=colour, label=label)
+        _draw_line(axes, points, color=colour, label=label)
         if name in chance:
             axes.axhline(chance[name], ls="--", lw=1, color=colour, label=f"{label}, by chance")
 
 
-def _decorate(axes: Axes, title: str, names: Sequence[str], best: float | None) -> None:
+def _draw_line(axes: Axes, points: Sequence[tuple[float, float]], **style: Any) -> None:
+    # A line through one point is invisible, and few points are easier to see with markers.
+    marker = "o" if len(points) <= FEW_POINTS else ""
+    axes.plot(*zip(*points, strict=True), marker=marker, ms=3, lw=1.5, **style)
+
+
+def _panel_grid(figure: Figure, columns: int, count: int) -> list[Axes]:
+    """Return the axes of `count` panels in rows of `columns`."""
+    grid = list(figure.subplots(-(-count // columns), columns, squeeze=False).flat)
+    for axes in grid[count:]:
+        axes.remove()
+    return grid[:count]
+
+
+def _decorate(axes: Axes, title: str, unit: str, epochs: Sequence[float]) -> None:
+    """Label a panel whose horizontal axis shows epochs."""
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("epoch", fontsize=9)
-    axes.set_ylabel(_axis_unit(names[0]), fontsize=9)
+    axes.set_ylabel(unit, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.grid(alpha=0.3)
-    if best is not None:
-        axes.axvline(best, ls=":", color=GREY, lw=1.3, label=f"best epoch ({best:g})")
-    if len(axes.lines) > 1 and (len(names) > 1 or title == "validation scores" or len(axes.lines) > 2):
-        axes.legend(fontsize=7, framealpha=0.85)
+    if len(epochs) == 1:  # by default the axis of a single epoch has fractional ticks
+        axes.set_xlim(epochs[0] - 1, epochs[0] + 1)
 
 
 def _axis_unit(name: str) -> str:
@@ -163,7 +173,6 @@ def _axis_unit(name: str) -> str:
     return "per step" if name == "lr" else "value"
 
 
-FEW_POINTS = 30  # up to this number, each point has a marker
 LINE_LENGTH = 110  # characters in a line of the title
 
 
@@ -189,7 +198,7 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
         dim: D, channels of the features.
         verdict: Failure of the run; None if it is healthy.
     """
-    numbered = [{"epoch": float(number), **row} for number, row in enumerate(rows, start=1)]
+    numbered = _number_epochs(rows)
     panels = [
         (panel, points) for panel in _health_panels(out_dim, dim) if (points := _points_of(numbered, panel.names))
     ]
@@ -198,13 +207,9 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
     columns = min(PANELS_ACROSS, len(panels))
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(max(3.7 * columns, 7.4), 2.8 * lines + 0.7), layout="constrained")
-    grid = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for axes, (panel, points) in zip(grid, panels, strict=False):
+    for axes, (panel, points) in zip(_panel_grid(figure, columns, len(panels)), panels, strict=True):
         _draw_panel(axes, panel, points)
-    for axes in grid[len(panels) :]:
-        axes.remove()
-    text = "no sign of collapse" if verdict is None else verdict.sentence
-    colour = "black" if verdict is None else ORANGE
+    text, colour = ("no sign of collapse", "black") if verdict is None else (verdict.sentence, ORANGE)
     figure.suptitle(textwrap.fill(text, LINE_LENGTH * columns // PANELS_ACROSS), fontsize=10, color=colour)
     return figure
 
@@ -225,12 +230,11 @@ def _health_panels(out_dim: int | None, dim: int) -> list[_Panel]:
 
 def _points_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
     """Return the points of each column of either head that has any."""
-    all_names = [*names, *(f"region_{name}" for name in names)]
-    points = {
-        name: [(row["epoch"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
-        for name in all_names
-    }
-    return {name: column_points for name, column_points in points.items() if column_points}
+    points_by_name = {}
+    for name in (*names, *(f"region_{name}" for name in names)):
+        if points := [(row["epoch"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]:
+            points_by_name[name] = points
+    return points_by_name
 
 
 def _draw_panel(axes: Axes, panel: _Panel, points_by_name: Mapping[str, Sequence[tuple[float, float]]]) -> None:
@@ -238,22 +242,13 @@ def _draw_panel(axes: Axes, panel: _Panel, points_by_name: Mapping[str, Sequence
         plain = name.removeprefix("region_")
         colour = COLOURS[panel.names.index(plain)]
         label = plain.removesuffix("_entropy") + (" (regions)" if plain != name else "")
-        marker, style = ("o" if len(points) <= FEW_POINTS else ""), ("-" if plain == name else "--")
-        axes.plot(*zip(*points, strict=True), marker=marker, ms=3, lw=1.5, ls=style, color=colour, label=label)
+        _draw_line(axes, points, ls="-" if plain == name else "--", color=colour, label=label)
     if panel.level is not None:
         axes.axhline(panel.level[0], color=GREY, lw=1.2, ls=":", label=panel.level[1])
-    axes.set_title(panel.title, fontsize=10)
-    axes.set_xlabel("epoch", fontsize=9)
-    axes.set_ylabel(panel.unit, fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.grid(alpha=0.3)
+    longest = max(points_by_name.values(), key=len)
+    _decorate(axes, panel.title, panel.unit, [epoch for epoch, _ in longest])
     if panel.low is not None:
         top = axes.get_ylim()[1]
         axes.set_ylim(panel.low, top + 0.05 * (top - panel.low))  # otherwise a flat line lies on the frame
-    # By default the axis of a single epoch has fractional ticks.
-    if max(len(points) for points in points_by_name.values()) == 1:
-        only_epoch = next(iter(points_by_name.values()))[0][0]
-        axes.set_xlim(only_epoch - 1, only_epoch + 1)
     if len(axes.lines) > 1:
         axes.legend(fontsize=7, framealpha=0.85)

@@ -23,9 +23,8 @@ from paucal.wording import percent
 
 # From the colour-blind safe palette of Okabe and Ito.
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8a8a8a"
-MAX_COUNTS = 20
 MAX_ROWS = 100
-MAX_CURVES, COLUMNS = 12, 4
+COLUMNS = 4
 Row = TypeVar("Row", ClassRow, MultiLabelRow)
 
 
@@ -64,7 +63,7 @@ def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: S
     axes.set_xticks(indices, names, rotation=90, fontsize=points)
     axes.set_yticks(indices, names, fontsize=points)
     axes.set(xlabel="predicted class", ylabel="true class")
-    if size <= MAX_COUNTS:
+    if size <= 20:
         for row, column in zip(*np.nonzero(counts), strict=True):
             shade = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=shade, fontsize=8)
@@ -130,7 +129,7 @@ def class_precision_figure(report: MultiLabelReport) -> Figure:
 def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) -> Figure:
     """Draw precision against recall of each class, with its threshold; at most the twelve largest classes."""
     ranked = sorted(range(len(report.per_class)), key=lambda index: -report.per_class[index].images)
-    shown_classes = sorted(index for index in ranked[:MAX_CURVES] if report.per_class[index].ap)
+    shown_classes = sorted(index for index in ranked[:12] if report.per_class[index].ap)
     columns = max(1, min(COLUMNS, len(shown_classes)))
     rows = max(1, -(-len(shown_classes) // columns))
     figure = Figure(figsize=(2.3 * columns + 0.4, 2.3 * rows + 0.5), layout="constrained")
@@ -282,11 +281,7 @@ def disagreements_figure(
 
 
 def mistakes_figure(images: Sequence[Image.Image], mistakes: Sequence[Mistake], classes: Sequence[str]) -> Figure:
-    """Draw one picture per mistake with its true class, the predicted class and the confidence.
-
-    Raises:
-        ValueError: the numbers of images and mistakes differ, or there are none.
-    """
+    """Draw one picture per mistake with its true class, the predicted class and the confidence."""
     captions = [
         f"predicted: {shorten(classes[mistake.predicted])}, {percent(mistake.confidence, '.0f')}\n"
         f"label: {shorten(classes[mistake.true])}"

@@ -114,7 +114,7 @@ def predict_all(
             n_done += len(batch)
             if progress is not None:
                 progress(n_done)
-    return _sorted_unique(*_gather_rows(*_concatenate(rows), device))
+    return _sorted_unique(*_gather_rows(rows, device))
 
 
 def predict_in_order(
@@ -193,22 +193,16 @@ def _checked_rows(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]
         raise ValueError(f"expected ({len(batch)}, K) logits from the model, got {description}")
     labels = torch.full((len(batch),), UNLABELLED) if batch.labels is None else batch.labels
     if labels.ndim == 2 and bool(((labels == 0) | (labels == 1) | labels.isnan()).all()):
-        labels = labels.nan_to_num(UNLABELLED).long()
-        return batch.ids.cpu(), logits.float().cpu(), labels.cpu()
-    if labels.ndim != 1 or labels.is_floating_point():
+        labels = labels.nan_to_num(UNLABELLED)
+    elif labels.ndim != 1 or labels.is_floating_point():
         raise ValueError(f"expected (B,) integer labels or (B, K) of 1 and 0, got {tuple(labels.shape)} {labels.dtype}")
     return batch.ids.cpu(), logits.float().cpu(), labels.cpu().long()
 
 
-def _concatenate(rows: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    if not rows:
-        return torch.empty(0, dtype=torch.long), torch.empty(0, 0), torch.empty(0, dtype=torch.long)
-    ids, logits, labels = (torch.cat(column) for column in zip(*rows, strict=True))
-    return ids, logits, labels
-
-
-def _gather_rows(ids: Tensor, logits: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Join the rows of all processes; they are padded, since a collective needs equal shapes."""
+def _gather_rows(rows: list[tuple[Tensor, Tensor, Tensor]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Join the batches of all processes; they are padded, since a collective needs equal shapes."""
+    nothing = torch.empty(0, dtype=torch.long), torch.empty(0, 0), torch.empty(0, dtype=torch.long)
+    ids, logits, labels = (torch.cat(column) for column in zip(*(rows or [nothing]), strict=True))
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return ids, logits, labels
     own_shape = [*logits.shape, labels.shape[1] if labels.ndim == 2 else 0]

@@ -75,16 +75,14 @@ def answers_of(labels: Answers, keys: Sequence[str]) -> list[Sequence[int]]:
         numbers = [int(match[1]) - 1 for match in number_matches if match]
         if min(numbers) < 0 or max(numbers) >= len(labels):
             raise UserError(
-                f"--real-labels: the file has answers for {counted(len(labels), 'image')}, "
-                f"none for number {max(numbers) + 1}: it "
-                "belongs to other images."
+                f"--real-labels: the file has answers for {counted(len(labels), 'image')}, none for number "
+                f"{max(numbers) + 1}: it belongs to other images."
             )
         return [labels[number] for number in numbers]
     if len(labels) != len(keys):
         raise UserError(
-            f"--real-labels: the file has answers for {counted(len(labels), 'image')}, "
-            f"and {len(keys)} are evaluated: give one list "
-            "for each, in the order of their file names."
+            f"--real-labels: the file has answers for {counted(len(labels), 'image')}, and {len(keys)} are evaluated: "
+            "give one list for each, in the order of their file names."
         )
     order = sorted(range(len(keys)), key=lambda index: (keys[index].rpartition("/")[2], keys[index]))
     answers: list[Sequence[int]] = [()] * len(keys)

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar, get_type_hints
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Self, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,7 @@ class ClassRow:
 class StoredReport:
     """What the two kinds of reports share."""
 
+    REQUIRED: ClassVar[tuple[str, ...]]  # names of scores without which a stored report is damaged
     scores: Mapping[str, Score]
     per_class: Sequence[Any]
 
@@ -78,6 +79,20 @@ class StoredReport:
     def values(self) -> dict[str, float]:
         """The scores without their intervals."""
         return {name: score.value for name, score in self.scores.items()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild a report from `to_dict`'s value.
+
+        Raises:
+            UserError: the value is invalid.
+        """
+        try:
+            report = _read_fields(cls, data)
+            _ = [report.scores[name] for name in cls.REQUIRED]
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+            raise UserError(f"the stored evaluation is damaged ({problem!r}): run `paucal eval` again.") from problem
+        return report
 
 
 @dataclass(frozen=True)
@@ -97,6 +112,7 @@ class ClassificationReport(StoredReport):
         groups: Number of groups of similar images, which the intervals resample whole; None without groups.
     """
 
+    REQUIRED = ("top1", "balanced_accuracy")
     images: int
     level: float
     scores: Mapping[str, Score]
@@ -125,31 +141,9 @@ class ClassificationReport(StoredReport):
         return {**asdict(self), "confusion": [list(row) for row in self.confusion]}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "ClassificationReport":
-        """Rebuild a report from `to_dict`'s value.
-
-        Raises:
-            UserError: the value is invalid.
-        """
-        try:
-            report = cls(
-                stored_count(data["images"]),
-                stored_number(data["level"]),
-                {str(name): stored_score(score) for name, score in data["scores"].items()},
-                Majority(
-                    str(data["majority"]["name"]),
-                    stored_number(data["majority"]["top1"]),
-                    bool(data["majority"]["from_train"]),
-                    stored_count(data["majority"].get("tied", 1)),  # missing from older reports
-                ),
-                [_stored_row(ClassRow, row) for row in data["per_class"]],
-                [[stored_count(count) for count in row] for row in data["confusion"]],
-                *(stored_count(data.get(name, 0)) for name in ("repeats", "folds")),  # missing from older reports
-                groups=stored_groups(data),
-            )
-            _ = report.scores["top1"], report.scores["balanced_accuracy"]
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
-            raise UserError(f"the stored evaluation is damaged ({problem!r}): run `paucal eval` again.") from problem
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild a report from `to_dict`'s value, whose confusion matrix must have a row and a column per class."""
+        report = super().from_dict(data)
         if any(len(row) != len(report.per_class) for row in [report.confusion, *report.confusion]):
             raise UserError("the stored evaluation is damaged (confusion is not K x K): run `paucal eval` again.")
         return report
@@ -195,6 +189,7 @@ class MultiLabelReport(StoredReport):
         groups: Number of groups of similar images, which the intervals resample whole; None without groups.
     """
 
+    REQUIRED = ("map", "loss")
     images: int
     level: float
     scores: Mapping[str, Score]
@@ -214,22 +209,6 @@ class MultiLabelReport(StoredReport):
     def to_dict(self) -> dict[str, Any]:
         """Return nested dicts and lists that JSON can hold without loss."""
         return {"kind": KIND, **asdict(self)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "MultiLabelReport":
-        """Rebuild a report from `to_dict`'s value."""
-        try:
-            report = cls(
-                stored_count(data["images"]),
-                stored_number(data["level"]),
-                {str(name): stored_score(score) for name, score in data["scores"].items()},
-                [_stored_row(MultiLabelRow, row) for row in data["per_class"]],
-                stored_groups(data),
-            )
-            _ = report.scores["map"], report.scores["loss"]
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
-            raise UserError(f"the stored evaluation is damaged ({problem!r}): run `paucal eval` again.") from problem
-        return report
 
 
 Report = ClassificationReport | MultiLabelReport
@@ -284,16 +263,25 @@ def stored_score(data: Mapping[str, Any]) -> Score:
 
 _READERS: Mapping[Any, Callable[[Any], Any]] = {
     str: str,
+    bool: bool,
     int: stored_count,
+    int | None: lambda value: None if value is None else stored_count(value),
     float: stored_number,
     float | None: stored_optional,
     Score | None: lambda data: None if data is None else stored_score(data),
+    Mapping[str, Score]: lambda data: {str(name): stored_score(score) for name, score in data.items()},
+    Majority: lambda data: _read_fields(Majority, data),
+    Sequence[ClassRow]: lambda rows: [_read_fields(ClassRow, row) for row in rows],
+    Sequence[MultiLabelRow]: lambda rows: [_read_fields(MultiLabelRow, row) for row in rows],
+    Sequence[Sequence[int]]: lambda rows: [[stored_count(count) for count in row] for row in rows],
 }
 
 
-def _stored_row(kind: type[R], data: Mapping[str, Any]) -> R:
-    """Return the scores of a class, read from a file by the types of their fields."""
-    return kind(**{name: _READERS[hint](data[name]) for name, hint in get_type_hints(kind).items()})
+def _read_fields(kind: type[R], data: Mapping[str, Any]) -> R:
+    """Return a dataclass read from a file by the types of its fields; older files may lack fields with a default."""
+    hints = get_type_hints(kind)
+    present = [field.name for field in fields(kind) if field.name in data or field.default is MISSING]  # type: ignore[arg-type]
+    return kind(**{name: _READERS[hints[name]](data[name]) for name in present})
 
 
 @dataclass(frozen=True)

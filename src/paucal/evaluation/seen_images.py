@@ -6,6 +6,7 @@ their labels were seen too, a score on them is too optimistic.
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -108,9 +109,8 @@ class LearnedImages:
                 parts[index] = self.by_digest[digest]
             elif not digest or len(self.by_digest) < len(rows):
                 row_of_path = next((row for path in identities.paths[index] if (row := self.by_path.get(path))), None)
-                parts[index] = (
-                    row_of_path.part if row_of_path is not None and not (digest and row_of_path.digest) else ""
-                )
+                if row_of_path is not None and not (digest and row_of_path.digest):
+                    parts[index] = row_of_path.part
         return parts
 
     def contains(
@@ -136,17 +136,11 @@ class LearnedImages:
 
 def training_history(run: RunFolder | None) -> Iterator[LearnedImages]:
     """Yield the training images of a run, its additional images without labels, then those of its start, and so on."""
-    ancestors = with_ancestors(run)
-    while True:
-        try:
-            ancestor = next(ancestors, None)
-        except UserError:  # the damaged run was already yielded, with unknown images
-            return
-        if ancestor is None:
-            return
-        yield _read_learned(ancestor)
-        if (unlabelled_images := _read_unlabelled(ancestor)) is not None:
-            yield unlabelled_images
+    with suppress(UserError):  # of a damaged run, which was already yielded, with unknown images
+        for ancestor in with_ancestors(run):
+            yield _read_learned(ancestor)
+            if (unlabelled_images := _read_unlabelled(ancestor)) is not None:
+                yield unlabelled_images
 
 
 def readable_history(run: RunFolder) -> list[LearnedImages]:
@@ -269,9 +263,9 @@ def _require_readable(learned: LearnedImages) -> None:
 
 def _key_folders(*places: str) -> tuple[str, ...]:
     """Return the folders that keys are relative to, in one spelling; for a Parquet file, the folder of the file."""
-    folders = (_folder_of_file(place) if place.lower().endswith(PARQUET_SUFFIXES) else place for place in places)
-    return tuple(dict.fromkeys(os.path.realpath(place) if os.path.exists(place) else place for place in folders))
-
-
-def _folder_of_file(file: str) -> str:
-    return file.rpartition("/")[0] if is_remote(file) else str(Path(file).parent)
+    folders = []
+    for place in places:
+        if place.lower().endswith(PARQUET_SUFFIXES):
+            place = place.rpartition("/")[0] if is_remote(place) else str(Path(place).parent)
+        folders.append(os.path.realpath(place) if os.path.exists(place) else place)
+    return tuple(dict.fromkeys(folders))

@@ -48,8 +48,7 @@ def nearest_cells(grid: Tensor, pooled: Tensor) -> Tensor:
         pooled: (B, D) global features of the same view or of the other view.
     """
     cosine = (F.normalize(grid.flatten(2), dim=1) * F.normalize(pooled, dim=1)[:, :, None]).sum(1)
-    best = cosine.argmax(1)
-    return torch.stack((best // grid.shape[3], best % grid.shape[3]), 1)
+    return _cell_positions(cosine.argmax(1), grid.shape[3])
 
 
 TOP = 10  # number of pairs to draw
@@ -99,16 +98,13 @@ def match_images(model: nn.Module, first: Tensor, second: Tensor, top: int = TOP
     cosine = _unit_cells(grid) @ _unit_cells(other_grid).T
     similarity, partner = cosine.max(1)
     order = similarity.argsort(descending=True, stable=True)[:top]
-    pooled_matches = torch.cat((nearest_cells(grid, pooled), nearest_cells(other_grid, other_pooled)))
-    other = torch.cat((nearest_cells(grid, other_pooled), nearest_cells(other_grid, pooled)))
-    grids = ((grid.shape[2], grid.shape[3]), (other_grid.shape[2], other_grid.shape[3]))
     return Correspondence(
-        _cell_positions(order, grids[0]),
-        _cell_positions(partner[order], grids[1]),
+        _cell_positions(order, grid.shape[3]),
+        _cell_positions(partner[order], other_grid.shape[3]),
         similarity[order],
-        grids,
-        pooled_matches,
-        other,
+        grids=((grid.shape[2], grid.shape[3]), (other_grid.shape[2], other_grid.shape[3])),
+        own=torch.cat((nearest_cells(grid, pooled), nearest_cells(other_grid, other_pooled))),
+        other=torch.cat((nearest_cells(grid, other_pooled), nearest_cells(other_grid, pooled))),
     )
 
 
@@ -128,5 +124,5 @@ def _unit_cells(grid: Tensor) -> Tensor:
     return F.normalize(grid[0].flatten(1).T, dim=1)
 
 
-def _cell_positions(index: Tensor, grid: tuple[int, int]) -> Tensor:
-    return torch.stack((index // grid[1], index % grid[1]), 1)
+def _cell_positions(index: Tensor, columns: int) -> Tensor:
+    return torch.stack((index // columns, index % columns), 1)

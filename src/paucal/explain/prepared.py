@@ -98,6 +98,17 @@ def forward(module: nn.Module, images: Tensor) -> Tensor:
         ) from problem
 
 
+def with_gradient(module: nn.Module, images: Tensor) -> Tensor:
+    """Return images in the precision of a model, as a leaf of the graph of gradients."""
+    return images.detach().to(next(module.parameters()).dtype).requires_grad_()
+
+
+def one_hot_classes(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return (B, K): 1 for the class of each image, else 0; classes as for `require_classes`."""
+    indices = require_classes(classes, logits.shape[1], len(logits)).to(logits.device)
+    return torch.zeros_like(logits).scatter(1, indices[:, None], 1.0)
+
+
 def require_classes(classes: Tensor, count: int, images: int) -> Tensor:
     """Return class indices (B,) for B images; a single index applies to all of them."""
     indices = torch.as_tensor(classes).reshape(-1)

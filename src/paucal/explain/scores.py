@@ -28,8 +28,7 @@ BLUR = 8  # half the side, in pixels, of the squares that the blurred copy avera
 
 def on_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
     """Return maps (B, h, w) resized to (B, cells, cells): averaged if they are finer, bilinear if they are coarser."""
-    is_finer = maps.shape[1] >= cells and maps.shape[2] >= cells
-    if is_finer:
+    if maps.shape[1] >= cells and maps.shape[2] >= cells:
         return F.adaptive_avg_pool2d(maps[:, None], cells)[:, 0]
     return F.interpolate(maps[:, None], (cells, cells), mode="bilinear", align_corners=False)[:, 0]
 

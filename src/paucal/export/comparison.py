@@ -99,9 +99,7 @@ def compare(own: Tensor, exported: Tensor, label: Tensor | None, thresholds: Seq
     counted = torch.ones((), dtype=torch.bool) if label is None or not label.ndim else label != IGNORED
     if label is None or not bool(counted.any()):
         return Difference(largest, agreement, None)
-    first, second = (
-        float((answer_classes == label)[counted].double().mean()) for answer_classes in (own_classes, other_classes)
-    )
+    first, second = (float((found == label)[counted].double().mean()) for found in (own_classes, other_classes))
     return Difference(largest, agreement, (first, second))
 
 

@@ -5,6 +5,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,8 +43,8 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
             onnx_graph = _export_quietly(program, graph)
     except Exception as problem:  # torch raises dozens of exception types, depending on the network
         raise UserError(
-            f"this network cannot be written as ONNX ({first_line(problem)}): "
-            "export it with --format pt2 or safetensors."
+            f"this network cannot be written as ONNX ({first_line(problem)}): export it with --format pt2 or "
+            "safetensors."
         ) from problem
     # Dynamic dimensions get readable names; torch gives them names such as s77.
     entry = onnx_graph.graph.input[0].type.tensor_type.shape.dim
@@ -153,17 +154,7 @@ def _require_fit(path: Path, network: OnnxNetwork, card: ModelCard) -> None:
 
 def _import_optional(name: str, purpose: str) -> ModuleType:
     try:
-        if name == "onnx":
-            import onnx
-
-            return onnx
-        if name == "onnxscript":
-            import onnxscript
-
-            return onnxscript
-        import onnxruntime
-
-        return onnxruntime
+        return import_module(name)
     except ImportError as problem:
         raise UserError(f"{purpose} {NEEDED}") from problem
 

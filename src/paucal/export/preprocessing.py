@@ -122,9 +122,8 @@ class PixelInput(nn.Module):
         everywhere = self._number_range(page) + 0.5
         scale = 1 / width
         weights = self._interpolation_kernel((source_centres - centres[:, None]) * scale)
-        weights = weights * (
-            1 / self._interpolation_kernel((everywhere - centres[:, None]) * scale).sum(1, keepdim=True)
-        )
+        sums = self._interpolation_kernel((everywhere - centres[:, None]) * scale).sum(1, keepdim=True)
+        weights = weights * (1 / sums)
         return (weights * STEPS + 0.5 * weights.sign()).trunc() / STEPS
 
     def _number_range(self, count: Side) -> Tensor:

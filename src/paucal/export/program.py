@@ -18,7 +18,6 @@ from paucal.types import UserError
 
 CARD = "model.json"  # name of the card among the extra files of a .pt2
 EXAMPLES = 2  # batch size of the example; torch.export would treat a batch size of 1 as a constant
-
 LONGER = 40  # added pixels per side when testing a program with another size than the traced one
 
 
@@ -85,25 +84,20 @@ def trace_program(graph: Graph) -> ExportedProgram:
         UserError: torch cannot export this network, or cannot export it with these dynamic dimensions.
     """
     dynamic_shapes: Any = ({number: Dim.DYNAMIC for number in graph.dynamic},)
+    shape = [*graph.example.shape]
+    for number, name in graph.dynamic.items():
+        shape[number] += 1 if name == "batch" else LONGER
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
             program = torch.export.export(graph.module, (graph.example,), dynamic_shapes=dynamic_shapes, strict=False)
-            program.module()(_of_other_lengths(graph))  # fails if a dynamic length became a constant
+            program.module()(graph.example.new_zeros(shape))  # fails if a dynamic length became a constant
             return program
     except Exception as problem:  # torch raises dozens of exception types, depending on the network
         raise UserError(
             f"torch.export cannot write this network with {' and '.join(graph.dynamic.values())} of any length "
-            f"({first_line(problem)}): its weights are in the run's "
-            "model.safetensors."
+            f"({first_line(problem)}): its weights are in the run's model.safetensors."
         ) from problem
-
-
-def _of_other_lengths(graph: Graph) -> Tensor:
-    shape = [*graph.example.shape]
-    for number, name in graph.dynamic.items():
-        shape[number] += 1 if name == "batch" else LONGER
-    return graph.example.new_zeros(shape)
 
 
 def pack_program(program: ExportedProgram, card: ModelCard) -> bytes:

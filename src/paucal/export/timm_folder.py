@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paucal.evaluation.results import MultiLabelReport, Report
+from paucal.evaluation.results import MultiLabelReport, MultiLabelRow, Report
 from paucal.export.hub import HubFacts, hub_header, licence_lines
 from paucal.models.card import ModelCard
 from paucal.runs import write_text
@@ -125,11 +125,7 @@ def model_page(
         f"An image classifier for {len(card.classes)} classes: {card.backbone.name}, images of "
         f"{'x'.join(map(str, preprocess.image_size))} pixels, trained with paucal.",
         *("", "## What it was trained on", ""),
-        *(
-            f"- {title}: {_escape_markdown(str(facts[key]))}"
-            for key, title in _FACTS.items()
-            if facts.get(key) is not None
-        ),
+        *(f"- {_FACTS[key]}: {_escape_markdown(str(facts[key]))}" for key in _FACTS if facts.get(key) is not None),
         f"- start: {_escape_markdown(start)}",
         f"- licence of the start: {_escape_markdown(licence or 'not stated')}",
         *("", "## How good it is", ""),
@@ -144,9 +140,8 @@ def model_page(
         *timm_lines,
         *("```", ""),
         f"Input: mean {list(preprocess.mean)}, deviation {list(preprocess.std)}, {preprocess.interpolation}, "
-        f"{preprocess.resize} "
-        f"{preprocess.crop_ratio:g}. Probabilities: {'sigmoid' if card.several else 'softmax'} of the logits"
-        f"{'' if card.temperature == 1 else f' over {card.temperature:.4g}'}.",
+        f"{preprocess.resize} {preprocess.crop_ratio:g}. Probabilities: {'sigmoid' if card.several else 'softmax'} of "
+        f"the logits{'' if card.temperature == 1 else f' over {card.temperature:.4g}'}.",
         "",
     ]
     return "\n".join(lines)
@@ -159,27 +154,17 @@ _FACTS = {"data": "images", "split": "split", "method": "method", "epochs": "pas
 def _score_lines(report: Report | None, classes: Sequence[str]) -> list[str]:
     if report is None:
         return ["It was not evaluated: the run has no report on test images."]
-    lines = [
-        f"On {counted(report.images, 'test image')}, with {report.level:.0%} intervals:",
-        "",
-        "| score | value |",
-        "|---|---|",
-    ]
+    lines = [f"On {counted(report.images, 'test image')}, with {report.level:.0%} intervals:", ""]
+    lines += ["| score | value |", "|---|---|"]
     for name, score in report.scores.items():
         interval = "" if score.low is None or score.high is None else f" ({score.low:.3f} to {score.high:.3f})"
         lines.append(f"| {name} | {score.value:.3f}{interval} |")
-    is_multi_label = isinstance(report, MultiLabelReport)
-    lines += ["", f"| class | test images | {'average precision' if is_multi_label else 'found'} |", "|---|---|---|"]
-    class_scores = (
-        {row.name: row.ap for row in report.per_class}
-        if is_multi_label
-        else {r.name: r.recall for r in report.per_class}
-    )
+    score_title = "average precision" if isinstance(report, MultiLabelReport) else "found"
+    lines += ["", f"| class | test images | {score_title} |", "|---|---|---|"]
     for row in report.per_class[:SHOWN]:
-        score = class_scores[row.name]
-        lines.append(
-            f"| {_escape_markdown(row.name)} | {row.images} | {'' if score is None else percent(score.value)} |"
-        )
+        score = row.ap if isinstance(row, MultiLabelRow) else row.recall
+        shown_score = "" if score is None else percent(score.value)
+        lines.append(f"| {_escape_markdown(row.name)} | {row.images} | {shown_score} |")
     if len(classes) > SHOWN:
         lines.append(f"| and {len(classes) - SHOWN} more | | |")
     return lines

@@ -39,9 +39,11 @@ def test_softmax__compares_scores_with_labels_on_the_features_device(classes, mo
         return features.new_zeros(outputs, features.shape[1]), features.new_zeros(outputs), 1, True
 
     monkeypatch.setattr(logistic_torch, "_minimise", minimise)
-    logistic_torch.fit_softmax(torch.empty(60, 6, device="meta"), blobs(classes=classes)[1], 1.0, 10, 1e-4)
+    logistic_torch.fit_softmax(
+        torch.empty(60, 6, device="meta"), blobs(classes=classes)[1], 1.0, Solver(max_iterations=10)
+    )
     many = torch.nn.functional.one_hot(blobs(classes=classes)[1], classes)
-    logistic_torch.fit_independent(torch.empty(60, 6, device="meta"), many, 1.0, 10, 1e-4)
+    logistic_torch.fit_independent(torch.empty(60, 6, device="meta"), many, 1.0, Solver(max_iterations=10))
     assert compared == ["meta", "meta"]
 
 

@@ -107,28 +107,21 @@ def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = 
         if not len(parts[part]):
             raise UserError(f"{images.name} has no {part} images: give a data set that has some, or check its folders.")
     if labels.ndim == 2:
-        return _data_of_several(images, labels, parts, split, metric)
-    require_classes(labels[torch.from_numpy(parts["train"])], f"the training images of {images.name}")
-    chosen_metric = metric or metric_of(images.name)
-    if chosen_metric in ("map", "map11") or (chosen_metric == "roc_auc" and len(images.classes) != 2):
-        raise UserError(
-            f"--metric {chosen_metric} does not suit {images.name}, which has {len(images.classes)} classes and one "
-            "label per image: use accuracy or mean_per_class."
-        )
-    return EvaluationData(images.name, images, labels, parts, len(images.classes), chosen_metric, split.description)
-
-
-def _data_of_several(
-    images: ImageSet, labels: Tensor, parts: dict[str, NDArray[np.int64]], split: Split, metric: MetricName | None
-) -> EvaluationData:
-    if metric not in (None, "map", "map11"):
-        raise UserError(
-            f"--metric {metric} needs one label per image, but {images.name} has several: leave it out to use the "
-            "mean average precision."
-        )
-    return EvaluationData(
-        images.name, images, labels, parts, len(images.classes), metric or "map", split.description
-    )  # fmt: skip
+        if metric not in (None, "map", "map11"):
+            raise UserError(
+                f"--metric {metric} needs one label per image, but {images.name} has several: leave it out to use the "
+                "mean average precision."
+            )
+        metric = metric or "map"
+    else:
+        require_classes(labels[torch.from_numpy(parts["train"])], f"the training images of {images.name}")
+        metric = metric or metric_of(images.name)
+        if metric in ("map", "map11") or (metric == "roc_auc" and len(images.classes) != 2):
+            raise UserError(
+                f"--metric {metric} does not suit {images.name}, which has {len(images.classes)} classes and one "
+                "label per image: use accuracy or mean_per_class."
+            )
+    return EvaluationData(images.name, images, labels, parts, len(images.classes), metric, split.description)
 
 
 def limit(data: EvaluationData, max_images: int, seed: int) -> EvaluationData:
@@ -214,7 +207,7 @@ def open_voc(folder: Path) -> EvaluationData:
     keys: list[str] = []
     rows: list[NDArray[np.int64]] = []
     parts: dict[str, NDArray[np.int64]] = {}
-    for part in ("train", "val", "test"):
+    for part in PARTS:
         columns = [_read_voc_list(folder / _VOC_LISTS / f"{name}_{part}.txt") for name in VOC_CLASSES]
         names = list(columns[0])
         if any(list(column) != names for column in columns):

@@ -1,7 +1,7 @@
 """The 18 data sets of EsViT's Table 9 (the public sets of CLIP's linear evaluation), with their sources.
 
-Counts are from the paper; a note gives the true number if the paper's is wrong. All sets open by name: VOC2007 through
-`voc.py`, since its images have several classes each, the others as published sets of `data/named.py`.
+Counts are from the paper; a note gives the true number if the paper's is wrong. All sets open by name: VOC2007 by
+`open_voc`, since its images have several classes each, the others as published sets of `paucal.data.named`.
 """
 
 from dataclasses import dataclass

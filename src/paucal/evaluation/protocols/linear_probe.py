@@ -27,7 +27,6 @@ from paucal.evaluation.protocols.classifier import (
     LinearClassifier,
     draw_folds,
     require_finite,
-    require_same_width,
     take_rows,
     validation_score,
 )
@@ -173,18 +172,12 @@ def fit_probe(
         metric: Metric that is highest at the best rate; of equal scores the lower rate wins.
         progress: Called after every epoch with (done, all).
     """
-    features, dim = val[0], val[0].shape[1]
+    features = val[0]
     if not len(features):
         raise UserError("there are no validation images to choose the learning rate with: give --val-fraction 0.1.")
     require_finite(features, "validation images")
-    weights, biases = train_probes(train, dim, n_classes, settings, _progress_of_part(progress, 0, 2))
-    require_same_width(weights[0], features)
-    values = [validation_score(LinearClassifier(*pair), *val, metric) for pair in zip(weights, biases, strict=True)]
-    rate = settings.rates[best_of(values)]
-    weight, bias = train_probes(
-        both, dim, n_classes, replace(settings, rates=(rate,)), _progress_of_part(progress, 1, 2)
-    )
-    return FittedProbe(LinearClassifier(weight[0], bias[0]), rate, dict(zip(settings.rates, values, strict=True)))
+    scores = _score_rates(train, val, n_classes, settings, metric, _progress_of_part(progress, 0, 2))
+    return _fit_best(both, features.shape[1], n_classes, settings, scores, _progress_of_part(progress, 1, 2))
 
 
 def fit_probe_by_folds(
@@ -211,18 +204,41 @@ def fit_probe_by_folds(
     features, labels = train
     require_finite(features, "training images")
     folds = draw_folds(labels, settings.seed)
-    dim, trainings, scores = features.shape[1], len(folds) + 1, []
+    trainings, scores = len(folds) + 1, []
     for number, (rows, held_out) in enumerate(folds):
-        schedule = for_images(settings, len(rows))
+        schedule, val = for_images(settings, len(rows)), take_rows(train, held_out)
         fold = cached_batches(features, labels, schedule, rows)
-        weights, biases = train_probes(fold, dim, n_classes, schedule, _progress_of_part(progress, number, trainings))
-        probes = [LinearClassifier(*pair) for pair in zip(weights, biases, strict=True)]
-        scores.append([validation_score(probe, *take_rows(train, held_out), metric) for probe in probes])
-    means = np.mean(scores, axis=0).tolist()
-    rate = settings.rates[best_of(means)]
-    last = replace(settings, rates=(rate,))
-    weight, bias = train_probes(batches, dim, n_classes, last, _progress_of_part(progress, len(folds), trainings))
-    return FittedProbe(LinearClassifier(weight[0], bias[0]), rate, dict(zip(settings.rates, means, strict=True)))
+        advance = _progress_of_part(progress, number, trainings)
+        scores.append(_score_rates(fold, val, n_classes, schedule, metric, advance))
+    means, advance = np.mean(scores, axis=0).tolist(), _progress_of_part(progress, len(folds), trainings)
+    return _fit_best(batches, features.shape[1], n_classes, settings, means, advance)
+
+
+def _score_rates(
+    train: Batches,
+    val: tuple[Tensor, Tensor],
+    n_classes: int,
+    settings: ProbeSettings,
+    metric: MetricName,
+    progress: Advance | None,
+) -> list[float]:
+    """Train all rates; return the validation score of each."""
+    probes = zip(*train_probes(train, val[0].shape[1], n_classes, settings, progress), strict=True)
+    return [validation_score(LinearClassifier(weight, bias), *val, metric) for weight, bias in probes]
+
+
+def _fit_best(
+    batches: Batches,
+    dim: int,
+    n_classes: int,
+    settings: ProbeSettings,
+    scores: list[float],
+    progress: Advance | None,
+) -> FittedProbe:
+    """Train with the rate that has the highest of the scores."""
+    rate = settings.rates[best_of(scores)]
+    weight, bias = train_probes(batches, dim, n_classes, replace(settings, rates=(rate,)), progress)
+    return FittedProbe(LinearClassifier(weight[0], bias[0]), rate, dict(zip(settings.rates, scores, strict=True)))
 
 
 def _progress_of_part(progress: Advance | None, number: int, trainings: int) -> Advance | None:

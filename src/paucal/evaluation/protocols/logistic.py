@@ -37,8 +37,6 @@ from paucal.evaluation.protocols.classifier import (
 from paucal.metrics.measures import MetricName
 from paucal.types import UserError
 
-MAX_ITERATIONS = 1000
-TOLERANCE = 1e-4  # scikit-learn's default
 HISTORY = 10  # number of pairs of differences that L-BFGS keeps, as in SciPy
 _STALLED = 1e-16  # smaller changes of the mean loss are rounding errors
 PER_DECADE = 8
@@ -57,12 +55,12 @@ class Solver:
     Attributes:
         backend: "sklearn" on the CPU, or "torch" on the device of the features.
         max_iterations: Maximum number of iterations of L-BFGS.
-        tolerance: Largest entry of the gradient of the mean loss at which the fit stops.
+        tolerance: Largest entry of the gradient of the mean loss at which the fit stops; scikit-learn's default.
     """
 
     backend: Backend = "sklearn"
-    max_iterations: int = MAX_ITERATIONS
-    tolerance: float = TOLERANCE
+    max_iterations: int = 1000
+    tolerance: float = 1e-4
 
 
 DEFAULT = Solver()
@@ -142,7 +140,7 @@ def fit_logistic(
     require_classes(labels)
     class_numbers, compact = labels.unique(return_inverse=True)
     if solver.backend == "torch":
-        fit = fit_softmax(features, compact, strength, solver.max_iterations, solver.tolerance)
+        fit = fit_softmax(features, compact, strength, solver)
     else:
         fit = _split_binary(_fit_by_sklearn(features, compact, strength, solver))
     weight, bias, iterations, converged = fit
@@ -157,12 +155,8 @@ def _fit_several(features: Tensor, labels: Tensor, strength: float, solver: Solv
     for number, column in enumerate(labels.T):
         require_classes(column[column >= 0], f"the images labelled for class {number}")
     if solver.backend == "torch":
-        return LinearClassifier(*fit_independent(features, labels, strength, solver.max_iterations, solver.tolerance))
-    fits = [
-        _fit_by_sklearn(features[labelled], column[labelled], strength, solver)
-        for column in labels.T
-        for labelled in [column >= 0]
-    ]
+        return LinearClassifier(*fit_independent(features, labels, strength, solver))
+    fits = [_fit_by_sklearn(features[column >= 0], column[column >= 0], strength, solver) for column in labels.T]
     weights, biases, iterations, converged = zip(*fits, strict=True)
     return LinearClassifier(torch.cat(weights), torch.cat(biases), max(iterations), all(converged))
 
@@ -178,44 +172,37 @@ def _fit_by_sklearn(features: Tensor, labels: Tensor, strength: float, solver: S
     return weight, bias, iterations, iterations < solver.max_iterations
 
 
-def fit_softmax(features: Tensor, labels: Tensor, strength: float, max_iterations: int, tolerance: float) -> Fit:
+def fit_softmax(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> Fit:
     """Fit a softmax over the classes with torch, or one logistic function for two classes.
 
     Args:
         features: (N, D) features.
         labels: (N,) with every class in [0, K) present, or (N, K) shares of the classes in each image; on any device.
         strength: Lambda.
-        max_iterations: Maximum number of iterations of L-BFGS.
-        tolerance: Largest entry of the gradient of the mean loss at which the fit stops.
+        solver: Stopping rule.
 
     Returns:
         (K, D) weights and (K,) biases in float64, the number of iterations, and whether the tolerance was reached.
     """
-    shared = labels.ndim == 2
-    n_classes = (
-        labels.shape[1] if shared else int(labels.max()) + 1
-    )  # read before moving to the device, to avoid waiting for it
+    # Read before moving to the device, to avoid waiting for it.
+    n_classes = labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1
     features = to_double(features)
     labels = labels.to(features.device)
-    if shared or n_classes > 2:
-        return _minimise(features, n_classes, strength, lambda z: F.cross_entropy(z, labels), max_iterations, tolerance)
+    if labels.ndim == 2 or n_classes > 2:
+        return _minimise(features, n_classes, strength, lambda z: F.cross_entropy(z, labels), solver)
     targets = labels[:, None].to(features)
-    return _split_binary(
-        _minimise(
-            features, 1, strength, lambda z: F.binary_cross_entropy_with_logits(z, targets), max_iterations, tolerance
-        )
-    )
+    fit = _minimise(features, 1, strength, lambda z: F.binary_cross_entropy_with_logits(z, targets), solver)
+    return _split_binary(fit)
 
 
-def fit_independent(features: Tensor, labels: Tensor, strength: float, max_iterations: int, tolerance: float) -> Fit:
+def fit_independent(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> Fit:
     """Fit one logistic function per class with torch, all at once.
 
     Args:
         features: (N, D) features.
         labels: (N, K) of 1, 0 and -1; -1 leaves the image out for that class.
         strength: Lambda.
-        max_iterations: Maximum number of iterations of L-BFGS.
-        tolerance: Largest entry of the gradient of the mean loss at which the fit stops.
+        solver: Stopping rule.
 
     Returns:
         Same as `fit_softmax`.
@@ -227,7 +214,7 @@ def fit_independent(features: Tensor, labels: Tensor, strength: float, max_itera
     def loss(logits: Tensor) -> Tensor:
         return (F.binary_cross_entropy_with_logits(logits, targets, reduction="none") * labelled).sum() / len(labels)
 
-    return _minimise(features, labels.shape[1], strength, loss, max_iterations, tolerance)
+    return _minimise(features, labels.shape[1], strength, loss, solver)
 
 
 def _split_binary(fit: Fit) -> Fit:
@@ -238,20 +225,13 @@ def _split_binary(fit: Fit) -> Fit:
     return weight, bias, iterations, converged
 
 
-def _minimise(
-    inputs: Tensor,
-    outputs: int,
-    strength: float,
-    loss: Callable[[Tensor], Tensor],
-    max_iterations: int,
-    tolerance: float,
-) -> Fit:
+def _minimise(inputs: Tensor, outputs: int, strength: float, loss: Callable[[Tensor], Tensor], solver: Solver) -> Fit:
     weight = inputs.new_zeros(outputs, inputs.shape[1], requires_grad=True)
     bias = inputs.new_zeros(outputs, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [weight, bias],
-        max_iter=max_iterations,
-        tolerance_grad=tolerance,
+        max_iter=solver.max_iterations,
+        tolerance_grad=solver.tolerance,
         tolerance_change=_STALLED,
         history_size=HISTORY,
         line_search_fn="strong_wolfe",
@@ -268,7 +248,7 @@ def _minimise(
         closure()  # computes the gradient at the final point
     steepest = max(float(p.grad.abs().max()) for p in (weight, bias))  # type: ignore[union-attr]
     iterations = int(optimizer.state[weight]["n_iter"])
-    return weight.detach(), bias.detach(), iterations, steepest <= tolerance
+    return weight.detach(), bias.detach(), iterations, steepest <= solver.tolerance
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ FOLDER = "frozen-features"  # in the evaluation folder of a run
 MAX_MODELS = 16  # maximum number of columns of a table
 _DIGITS = {"%": 3, "px": 2}  # decimals: a tenth of a percentage point, as in papers, or a hundredth of a pixel
 MARKERS = "osD^v"  # a different marker each time the colours are reused
-MAX_LINES = 60
 
 
 @dataclass(frozen=True)
@@ -118,30 +117,21 @@ def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Boo
         UserError: A model was evaluated on different images than the first model.
     """
     first, *other_names = outcomes
-    outcomes_by_line = {
-        name: {outcome.line: outcome for outcome in model_list} for name, model_list in outcomes.items()
-    }
     rows = []
-    for outcome in outcomes[first]:
-        line, count = outcome.line, outcome.n_images
-        model_outcomes = {name: lines[line] for name, lines in outcomes_by_line.items() if line in lines}
-        if any(other.n_images != count for other in model_outcomes.values()):
-            numbers = ", ".join(f"{name}: {other.n_images}" for name, other in model_outcomes.items())
+    for first_outcome in outcomes[first]:
+        line, count = first_outcome.line, first_outcome.n_images
+        by_model = {name: outcome for name, found in outcomes.items() for outcome in found if outcome.line == line}
+        if any(outcome.n_images != count for outcome in by_model.values()):
+            numbers = ", ".join(f"{name}: {outcome.n_images}" for name, outcome in by_model.items())
             raise UserError(f"models can only be compared on the same test images, but these were scored on {numbers}.")
-        rows.append(
-            Row(
-                data,
-                line,
-                count,
-                {name: bootstrap.interval(other.measure, count) for name, other in model_outcomes.items()},
-                {name: other.note for name, other in model_outcomes.items()},
-                {
-                    name: bootstrap.difference(outcome.measure, model_outcomes[name].measure, count)
-                    for name in other_names
-                    if name in model_outcomes
-                },
-            )
-        )
+        scores = {name: bootstrap.interval(outcome.measure, count) for name, outcome in by_model.items()}
+        notes = {name: outcome.note for name, outcome in by_model.items()}
+        gains = {
+            name: bootstrap.difference(first_outcome.measure, by_model[name].measure, count)
+            for name in other_names
+            if name in by_model
+        }
+        rows.append(Row(data, line, count, scores, notes, gains))
     return rows
 
 
@@ -288,7 +278,7 @@ def _as_csv(rows: Sequence[Row]) -> str:
 
 def shown_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that the picture can show: the first 60 printed rows whose scores are shares."""
-    return [row for row in rows if row.line.headline and row.line.unit == "%"][:MAX_LINES]
+    return [row for row in rows if row.line.headline and row.line.unit == "%"][:60]
 
 
 def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
@@ -300,7 +290,9 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
     sets = len({row.data for row in rows})
     max_offset = 0.2 if len(names) < 4 else 0.34
     offsets = np.linspace(-max_offset, max_offset, len(names)) if len(names) > 1 else np.zeros(1)
-    for name, offset, (colour, marker) in zip(names, offsets, _model_styles(names), strict=True):
+    for number, (name, offset) in enumerate(zip(names, offsets, strict=True)):
+        # No two models look alike; random weights are grey.
+        colour, marker = (GREY if name == FLOOR else COLOURS[number % len(COLOURS)]), MARKERS[number // len(COLOURS)]
         model_scores = [(index, row.scores[name]) for index, row in enumerate(rows) if name in row.scores]
         x = np.array([index for index, _ in model_scores]) + offset
         values = np.array([100 * score.value for _, score in model_scores])
@@ -314,14 +306,6 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
     axes.hlines(np.arange(1, len(rows)) - 0.5, -2, 102, color=GREY, lw=0.3)
     figure.legend(loc="outside upper center", fontsize=9, frameon=False, ncols=min(len(names), 2))
     return figure
-
-
-def _model_styles(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return colour and marker of each model, no two alike: grey for random weights."""
-    return [
-        (GREY if name == FLOOR else COLOURS[index % len(COLOURS)], MARKERS[index // len(COLOURS)])
-        for index, name in enumerate(names)
-    ]
 
 
 def _row_title(row: Row, with_data: bool) -> str:

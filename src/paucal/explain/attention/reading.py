@@ -98,8 +98,14 @@ def run_recorded(module: nn.Module, images: Tensor) -> AttentionRecord:
         # The layer, its parent, and so on up to the model.
         name_parts = name.split(".")
         modules = tuple(module.get_submodule(".".join(name_parts[:end])) for end in range(len(name_parts), -1, -1))
-        handles.append(modules[1].register_forward_pre_hook(_keep_block(inputs, name)))
-        handles.append(layer.register_forward_pre_hook(_keep_call(calls, inputs, name, modules)))
+
+        def keep_inputs(block: nn.Module, arguments: tuple[Any, ...], name: str = name) -> None:
+            inputs[name] = arguments
+
+        def keep_call(layer: nn.Module, arguments: tuple[Any, ...], name: str = name, modules: Any = modules) -> None:
+            calls[name] = Call(modules, arguments, inputs.get(name, ()))
+
+        handles += [modules[1].register_forward_pre_hook(keep_inputs), layer.register_forward_pre_hook(keep_call)]
     try:
         with recorded_attention(module) as recorded:
             logits = forward(module, images)
@@ -124,22 +130,6 @@ def require_attention(module: nn.Module) -> None:
         raise UserError(
             f"{model_name(module)} has no attention that can be read: use grad-cam or integrated-gradients."
         )
-
-
-def _keep_block(inputs: dict[str, tuple[Any, ...]], name: str) -> Any:
-    def keep(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        inputs[name] = arguments
-
-    return keep
-
-
-def _keep_call(
-    calls: dict[str, Call], inputs: dict[str, tuple[Any, ...]], name: str, modules: tuple[nn.Module, ...]
-) -> Any:
-    def keep(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        calls[name] = Call(modules, arguments, inputs.get(name, ()))
-
-    return keep
 
 
 def place(name: str, weights: Tensor, call: Call, images: Tensor) -> AttentionMap | None:

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from paucal.backbones.attention_layout import Tokens
 from paucal.backbones.attention_maps import attention_layers
-from paucal.backbones.forward_hooks import final_norm_names
+from paucal.backbones.forward_hooks import final_norm_names, recorded_outputs
 from paucal.backbones.layout import last_tensor
 from paucal.explain.attention.maps import AttentionMap, fold_head_tokens
 from paucal.explain.attention.reading import AttentionRecord, read_attention, run_recorded
@@ -44,17 +44,13 @@ class Flow:
         """
         if tokens == self.tokens:
             return self
-        first, n_prefix = len(self.tokens.prefix), min(len(tokens.prefix), len(self.tokens.prefix))
+        n_prefix = min(len(tokens.prefix), len(self.tokens.prefix))
         cells = self.tokens.to_grid(self.values)
         if tokens.grid != self.tokens.grid:
             resized = functional.interpolate(cells[:, None], tokens.grid, mode="nearest")[:, 0]
             old_sum, new_sum = cells.sum((1, 2), keepdim=True), resized.sum((1, 2), keepdim=True)
             cells = resized * torch.where(new_sum == 0, 0.0, old_sum / new_sum)
-        prefix = (
-            functional.pad(self.values[:, :n_prefix], (0, len(tokens.prefix) - n_prefix))
-            if first
-            else (self.values.new_zeros(len(cells), len(tokens.prefix)))
-        )
+        prefix = functional.pad(self.values[:, :n_prefix], (0, len(tokens.prefix) - n_prefix))
         suffix = self.values.new_zeros(len(cells), len(tokens.suffix))
         return Flow(torch.cat((prefix, cells.flatten(1), suffix), 1), tokens)
 
@@ -141,14 +137,9 @@ def fold_normalised(attention: AttentionMap) -> AttentionMap:
 
 def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[AttentionRecord, dict[str, Any]]:
     """Run a model as `run_recorded` does; also return the outputs of its attention blocks and final norms by name."""
-    outputs: dict[str, Any] = {}
     names = {name.rpartition(".")[0] for name in attention_layers(module)} | set(final_norm_names(module))
-    handles = [keep_output(module, name, outputs) for name in sorted(names)]
-    try:
+    with recorded_outputs(module, sorted(names)) as outputs:
         return run_recorded(module, images), outputs
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def start_of(
@@ -183,10 +174,7 @@ def start_of(
     return Flow(torch.where(total > 0, shares / total.clamp_min(1e-30), uniform.values), layer.tokens)
 
 
-def keep_output(module: nn.Module, name: str, kept: dict[str, Any]) -> Any:
-    """Store the output of a submodule in `kept`; return the handle that removes the hook."""
-
-    def keep(part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        kept[name] = output
-
-    return module.get_submodule(name).register_forward_hook(keep)
+def rolled_out(layers: list[AttentionMap], start: Flow) -> Tensor:
+    """Return `start` times (1 + A_L) ... (1 + A_1), on the cells."""
+    flow = follow_back(start, [fold_head_tokens(layer, average=False) for layer in layers])
+    return flow.tokens.to_grid(flow.values)

@@ -11,14 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.backbones.forward_hooks import block_names
+from paucal.backbones.forward_hooks import block_names, recorded_outputs
 from paucal.backbones.layout import Hints, last_tensor, read_layout, to_grid
 from paucal.backbones.probe import Plan, model_name
-from paucal.explain.attention.maps import fold_head_tokens
 from paucal.explain.attention.reading import require_attention
-from paucal.explain.attention.rollout import follow_back, keep_output, run_with_blocks, start_of
+from paucal.explain.attention.rollout import rolled_out, run_with_blocks, start_of
 from paucal.explain.attribution.pruning import PrunedGradients
-from paucal.explain.prepared import explainable, require_classes, require_classifier, run
+from paucal.explain.prepared import (
+    explainable,
+    one_hot_classes,
+    require_classes,
+    require_classifier,
+    run,
+    with_gradient,
+)
 from paucal.types import UserError
 
 STEPS = 32  # points on the path from the mean colour to the image
@@ -45,18 +51,17 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
     with explainable(model) as module, torch.enable_grad():
         require_attention(module)
         require_classifier(module)
-        tracked = _with_gradient(module, images)
+        tracked = with_gradient(module, images)
         with PrunedGradients() if pruned else nullcontext():
             recorded, outputs = run_with_blocks(module, tracked)
-        one_hot = _one_hot(recorded.logits, classes)
+        one_hot = one_hot_classes(recorded.logits, classes)
         start = start_of(module, recorded, outputs, one_hot)
         gradients = recorded.gradients(one_hot)
-    layers = []
-    for attention, gradient in zip(recorded.maps, gradients, strict=True):
-        weights = (attention.weights.detach() * gradient).clamp(min=0).mean(2, keepdim=True)
-        layers.append(fold_head_tokens(attention.with_weights(weights), average=False))
-    flow = follow_back(start, layers)
-    return flow.tokens.to_grid(flow.values)
+    layers = [
+        attention.with_weights((attention.weights.detach() * gradient).clamp(min=0).mean(2, keepdim=True))
+        for attention, gradient in zip(recorded.maps, gradients, strict=True)
+    ]
+    return rolled_out(layers, start)
 
 
 def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned: bool = True) -> Tensor:
@@ -76,18 +81,14 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
     size = (images.shape[-2], images.shape[-1])
     with explainable(model) as module, torch.enable_grad():
         plan = FeatureBackbone(module, size).plan
-        block_outputs: dict[str, Any] = {}
-        handles = [keep_output(module, name, block_outputs) for name in block_names(module)]
-        try:
-            with PrunedGradients("values") if pruned else nullcontext():
-                logits = run(module, _with_gradient(module, images))
-        finally:
-            for handle in handles:
-                handle.remove()
+        pruning = PrunedGradients("values") if pruned else nullcontext()
+        with recorded_outputs(module, block_names(module)) as block_outputs, pruning:
+            logits = run(module, with_gradient(module, images))
         outputs = {name: last_tensor(block_outputs[name]) for name in plan.blocks if name in block_outputs}
         if not outputs:
             raise UserError(f"{model_name(module)} has no blocks that output grids: use integrated-gradients.")
-        gradients = torch.autograd.grad(logits, list(outputs.values()), _one_hot(logits, classes), allow_unused=True)
+        one_hot = one_hot_classes(logits, classes)
+        gradients = torch.autograd.grad(logits, list(outputs.values()), one_hot, allow_unused=True)
     hints = Hints(plan.channels_last, (plan.last[1], plan.last[2]))
     maps = []
     for output, gradient in zip(outputs.values(), gradients, strict=True):
@@ -96,19 +97,10 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
     return _average_maps(maps)
 
 
-def _with_gradient(module: nn.Module, images: Tensor) -> Tensor:
-    return images.detach().to(next(module.parameters()).dtype).requires_grad_()
-
-
-def _one_hot(logits: Tensor, classes: Tensor) -> Tensor:
-    indices = require_classes(classes, logits.shape[1], len(logits)).to(logits.device)
-    return torch.zeros_like(logits).scatter(1, indices[:, None], 1.0)
-
-
 def _average_maps(maps: list[Tensor]) -> Tensor:
     """Return the mean of maps (B, h, w) on the finest grid, where a cell's value is divided among its parts."""
     finest = max((values.shape[1:] for values in maps), key=lambda sides: sides[0] * sides[1])
-    total = torch.zeros_like(maps[0].new_zeros(len(maps[0]), *finest))
+    total = maps[0].new_zeros(len(maps[0]), *finest)
     for values in maps:
         share = values.shape[1] * values.shape[2] / (finest[0] * finest[1])
         total = total + F.interpolate(values[:, None], finest, mode="nearest")[:, 0] * share
@@ -158,7 +150,7 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     captum = _import_captum()
     size = (images.shape[-2], images.shape[-1])
     with explainable(model) as module, torch.enable_grad():
-        inputs = images.detach().to(next(module.parameters()).dtype).requires_grad_()
+        inputs = with_gradient(module, images)
         indices = _checked_classes(module, inputs, classes)
         layer = _GridLayer(module, FeatureBackbone(module, size).plan, size)
         try:
@@ -180,10 +172,8 @@ class _GridLayer:
         self.handle = module.get_submodule(name).register_forward_hook(self._pass_as_grid)
 
     def _pass_as_grid(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor:
-        output = last_tensor(output)
-        layout = read_layout(
-            output.shape, self.size, self.plan.prefixes, Hints(self.plan.channels_last, self.plan.last[1:])
-        )
+        output, hints = last_tensor(output), Hints(self.plan.channels_last, self.plan.last[1:])
+        layout = read_layout(output.shape, self.size, self.plan.prefixes, hints)
         assert layout is not None
         if layout.kind == "nchw":
             return self.grid(output)

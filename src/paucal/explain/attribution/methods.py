@@ -142,12 +142,10 @@ def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str
     family, applicable = family_of(model), [name for name in methods_of(model) if name in among]
     ranked = [name for name in BEST[family] if name in applicable]
     method = next(name for name in ranked if has_captum() or name not in OF_CAPTUM)
+    reason = f"it scored best on {_SCORED_ON[family]}"
     if method != ranked[0]:
-        return method, (
-            f"it scored best on {_SCORED_ON[family]} among methods without captum; {ranked[0]} scored better (pip "
-            "install 'paucal[explain]')"
-        )
-    return method, f"it scored best on {_SCORED_ON[family]}"
+        reason += f" among methods without captum; {ranked[0]} scored better (pip install 'paucal[explain]')"
+    return method, reason
 
 
 def ranked_methods(model: nn.Module) -> list[str]:

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from paucal.explain.attribution.relevance_mode import carries, explicit_attention
+from paucal.explain.attribution.relevance_mode import MATRIX_PRODUCTS, PRODUCTS, carries, explicit_attention
 
 Products = Literal["halved", "values"]
 _GATED = {"gelu", "silu", "hardswish", "mish"}
-_MATRIX = {"matmul", "__matmul__", "bmm"}
-_ELEMENTWISE = {"mul", "__mul__", "__rmul__", "mul_", "__imul__"}
 NEAR_ZERO = 1e-6
 
 
@@ -57,8 +55,9 @@ class PrunedGradients(TorchFunctionMode):
             return _gated_product(args[0], func(args[0].detach().clone(), *args[1:], **keywords))
         if name in ("layer_norm", "group_norm", "rms_norm"):
             return _rescale(func, name, args, keywords)
-        if name in _MATRIX | _ELEMENTWISE and len(args) > 1 and carries(args[1]):
-            return _halve_gradients(torch.matmul if name in _MATRIX else torch.mul, args[0], args[1])
+        if name in MATRIX_PRODUCTS | PRODUCTS and len(args) > 1 and carries(args[1]):
+            multiply = torch.matmul if name in MATRIX_PRODUCTS else torch.mul
+            return (multiply(args[0], args[1].detach()) + multiply(args[0].detach(), args[1])) / 2
         return func(*args, **keywords)
 
 
@@ -66,10 +65,6 @@ def _gated_product(x: Tensor, value: Tensor) -> Tensor:
     constant = x.detach()
     is_zero = constant.abs() < NEAR_ZERO
     return x * torch.where(is_zero, 0.5, value / torch.where(is_zero, 1.0, constant))
-
-
-def _halve_gradients(apply: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor) -> Tensor:
-    return (apply(first, second.detach()) + apply(first.detach(), second)) / 2
 
 
 def _rescale(func: Callable[..., Any], name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
@@ -80,9 +75,8 @@ def _rescale(func: Callable[..., Any], name: str, args: tuple[Any, ...], keyword
     dims, offset = _normed_dims(name, x, args, keywords)
     centred = _centre_groups(x, dims, name)
     with torch.no_grad():
-        steps = centred.detach()
-        shifted = value - offset
-        scale = torch.where(steps.abs() < 1e-12, 0.0, shifted / torch.where(steps.abs() < 1e-12, 1.0, steps))
+        is_zero = centred.abs() < 1e-12
+        scale = torch.where(is_zero, 0.0, (value - offset) / torch.where(is_zero, 1.0, centred))
     out = centred * scale
     return out + (value - out).detach()
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from paucal.backbones.probe import model_name
 from paucal.backbones.timm_attention import relevance_family
-from paucal.explain.attention.maps import AttentionMap, fold_head_tokens
+from paucal.explain.attention.maps import AttentionMap
 from paucal.explain.attention.reading import run_recorded
-from paucal.explain.attention.rollout import Flow, follow_back, run_with_blocks, start_of
+from paucal.explain.attention.rollout import Flow, rolled_out, run_with_blocks, start_of
 from paucal.explain.attribution.relevance_mode import RelevanceMode
-from paucal.explain.prepared import explainable, require_classes, require_classifier
+from paucal.explain.prepared import explainable, one_hot_classes, require_classifier, with_gradient
 from paucal.types import UserError
 
 
@@ -77,10 +77,9 @@ def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relev
         )
     require_classifier(model)
     with explainable(model) as module, _class_head_alone(module), torch.enable_grad():
-        tracked = images.detach().to(next(module.parameters()).dtype).requires_grad_()
+        tracked = with_gradient(module, images)
         plain = run_recorded(module, tracked)
-        indices = require_classes(classes, plain.logits.shape[1], len(images)).to(plain.logits.device)
-        one_hot = torch.zeros_like(plain.logits).scatter(1, indices[:, None], 1.0)
+        one_hot = one_hot_classes(plain.logits, classes)
         gradients = plain.gradients(one_hot)
         with RelevanceMode():
             carried, outputs = run_with_blocks(module, tracked)
@@ -111,13 +110,6 @@ def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: in
         for layer in relevances.layers[start_layer:]
     ]
     return rolled_out(weighted, relevances.start)
-
-
-def rolled_out(layers: list[AttentionMap], start: Flow) -> Tensor:
-    """Return `start` times (1 + A_L) ... (1 + A_1), on the cells."""
-    without_head_tokens = [fold_head_tokens(layer, average=False) for layer in layers]
-    flow = follow_back(start, without_head_tokens)
-    return flow.tokens.to_grid(flow.values)
 
 
 @contextmanager

@@ -185,20 +185,18 @@ def explicit_attention(
         raise ValueError("causal attention and shared keys are not written out")
     weights = (query * (1 / math.sqrt(query.shape[-1]) if scale is None else float(scale))) @ key.transpose(-2, -1)
     if attn_mask is not None:
-        hidden = attn_mask.dtype == attn_mask.new_empty(0).bool().dtype
-        weights = weights.masked_fill(~attn_mask, float("-inf")) if hidden else weights + attn_mask
+        is_boolean = attn_mask.dtype == torch.bool
+        weights = weights.masked_fill(~attn_mask, float("-inf")) if is_boolean else weights + attn_mask
     return weights.softmax(-1) @ value
 
 
 _UNCHANGED = {
     *("layer_norm", "batch_norm", "group_norm", "rms_norm", "softmax", "dropout", "gelu", "relu", "relu_", "silu"),
     *("tanh", "sigmoid", "hardtanh", "hardtanh_", "relu6", "hardswish", "elu", "leaky_relu"),
+    *("div", "__truediv__", "true_divide"),
 }
-_SUMS = {"add", "add_", "__add__", "__iadd__", "__radd__"}
-_PRODUCTS = {"mul", "mul_", "__mul__", "__imul__", "__rmul__"}
-_QUOTIENTS = {"div", "__truediv__", "true_divide"}
-_MATRIX = {"matmul", "__matmul__", "bmm"}
-_MEANS = {"mean", "sum", "avg_pool2d", "adaptive_avg_pool2d"}
+PRODUCTS = {"mul", "mul_", "__mul__", "__imul__", "__rmul__"}
+MATRIX_PRODUCTS = {"matmul", "__matmul__", "bmm"}
 
 
 class RelevanceMode(TorchFunctionMode):
@@ -215,7 +213,7 @@ class RelevanceMode(TorchFunctionMode):
         if func.__name__ == "scaled_dot_product_attention":
             with self:
                 return explicit_attention(*args, **keywords)
-        rule = _rule(func.__name__)
+        rule = _RULES.get(func.__name__)
         if rule is None or not any(carries(value) for value in (*args, *keywords.values())):
             return func(*args, **keywords)
         return rule(func, args, keywords)
@@ -224,15 +222,6 @@ class RelevanceMode(TorchFunctionMode):
 def carries(value: Any) -> bool:
     """Return whether a value carries relevance."""
     return isinstance(value, Tensor) and value.requires_grad
-
-
-def _rule(name: str) -> Callable[..., Any] | None:
-    if name in _UNCHANGED or name in _QUOTIENTS:
-        return _pass_gradient
-    for names, rule in ((_SUMS, _sum_rule), (_PRODUCTS, _product_rule), (_MATRIX, _product_rule), (_MEANS, _mean_rule)):
-        if name in names:
-            return rule
-    return {"linear": _linear_rule, "conv2d": _convolution_rule}.get(name)
 
 
 def _pass_gradient(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
@@ -256,11 +245,8 @@ def _convolution_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords:
 def _sum_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     first, second = args[0], args[1]
     if "alpha" in keywords:
-        second = (
-            Unchanged.apply(second, second.detach() * keywords["alpha"])
-            if carries(second)
-            else (second * keywords["alpha"])
-        )
+        alpha = keywords["alpha"]
+        second = Unchanged.apply(second, second.detach() * alpha) if carries(second) else second * alpha
     if carries(first) and carries(second):
         return Sum.apply(first, second)  # type: ignore[return-value]
     return _one_carrier_rule(torch.add, first, second)
@@ -268,7 +254,7 @@ def _sum_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[st
 
 def _product_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     first, second = args[0], args[1]
-    matrix = func.__name__ in _MATRIX
+    matrix = func.__name__ in MATRIX_PRODUCTS
     if carries(first) and carries(second):
         # As in the authors' code, queries are scaled after their product with the keys. This matters if the product is
         # so small that the 1e-9 added in `safe_divide` is noticeable.
@@ -295,3 +281,13 @@ def _one_carrier_rule(apply: Callable[[Any, Any], Tensor], first: Any, second: A
     if value.shape != carrying.shape:  # broadcast: the gradient of an expansion adds up
         carrying = carrying.expand(value.shape)
     return Unchanged.apply(carrying, value)  # type: ignore[return-value]
+
+
+_RULES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(_UNCHANGED, _pass_gradient),
+    **dict.fromkeys(("add", "add_", "__add__", "__iadd__", "__radd__"), _sum_rule),
+    **dict.fromkeys(PRODUCTS | MATRIX_PRODUCTS, _product_rule),
+    **dict.fromkeys(("mean", "sum", "avg_pool2d", "adaptive_avg_pool2d"), _mean_rule),
+    "linear": _linear_rule,
+    "conv2d": _convolution_rule,
+}

@@ -16,10 +16,12 @@ from paucal.backbones.attention_layout import Token, Tokens
 from paucal.explain.attention.heads import HeadView
 from paucal.explain.figures.pictures import (
     Picture,
+    caption,
     cell_centre,
     cell_heat,
     colour_bar,
     columns_for,
+    draw_cells,
     heat,
     panels,
     readable_name,
@@ -48,7 +50,7 @@ def maps_figure(
         draw_map(panel, picture, values, low, top)
         title(panel, text)
         colour_bar(figure, panel, low, top)
-    figure.supxlabel(label, fontsize=8, x=0.02, ha="left")
+    caption(figure, label)
     return figure
 
 
@@ -72,7 +74,7 @@ def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence
         title(panel, text)
         figure.colorbar(image, ax=panel, shrink=0.8, extend="max").ax.tick_params(labelsize=6)
     kinds = [*(["class"] if tokens.prefix else []), "cells", *(["head tokens"] if tokens.suffix else [])]
-    figure.supxlabel(f"rows attend to columns: {', '.join(kinds)}; mean over heads", fontsize=8, x=0.02, ha="left")
+    caption(figure, f"rows attend to columns: {', '.join(kinds)}; mean over heads")
     return figure
 
 
@@ -84,12 +86,10 @@ def features_figure(picture: Picture, colours: Tensor) -> Figure:
     """Draw a picture beside its cells' features as colours (h, w, 3)."""
     figure, axes = panels(1, 2, picture.shape[:2], extra=0.3)
     axes[0][0].imshow(picture)
-    height, width = picture.shape[:2]
-    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-    axes[0][1].imshow(colours.numpy(), interpolation="nearest", extent=extent)
+    draw_cells(axes[0][1], picture, colours.numpy())
     title(axes[0][0], "image")
     title(axes[0][1], "features as colours")
-    figure.supxlabel("similar colours: similar features (three principal components)", fontsize=8, x=0.02, ha="left")
+    caption(figure, "similar colours: similar features (three principal components)")
     return figure
 
 
@@ -114,17 +114,14 @@ def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mas
     flat[0].imshow(picture)
     title(flat[0], f"query: {_describe_token(token)}")
     top = float(view.maps.max())
-    for panel, head, bits, values, mask in zip(
-        flat[1:], view.heads.tolist(), view.entropy.tolist(), view.maps, view.masks, strict=False
-    ):
+    heads = zip(flat[1:], view.heads.tolist(), view.entropy.tolist(), view.maps, view.masks, strict=False)
+    for panel, head, bits, values, mask in heads:
         cell_heat(panel, picture, values, 0.0, top)
         _draw_outline(panel, mask, picture.shape[:2])
         title(panel, f"head {head + 1}, {bits:.1f} bits")
     _mark_token(flat[: count + 1], token, (view.maps.shape[1], view.maps.shape[2]), picture)
     colour_bar(figure, flat, 0.0, top, "attention", 0.6)
-    figure.supxlabel(
-        f"{layer}; outlined: the cells with {mass:.0%} of a head's attention", fontsize=8, x=0.02, ha="left"
-    )
+    caption(figure, f"{layer}; outlined: the cells with {mass:.0%} of a head's attention")
     return figure
 
 
@@ -157,12 +154,7 @@ def queries_figure(
             title(panel, f"head {head + 1}, {float(query_bits[head]):.1f} bits", 7)
         _mark_token(row, token, (view.maps.shape[1], view.maps.shape[2]), picture)
     colour_bar(figure, [panel for row in axes for panel in row], 0.0, top, "attention", 0.6)
-    figure.supxlabel(
-        f"{layer}; a row for each query; heads by mean entropy; outlined: the cells with {mass:.0%}",
-        fontsize=8,
-        x=0.02,
-        ha="left",
-    )
+    caption(figure, f"{layer}; a row for each query; heads by mean entropy; outlined: the cells with {mass:.0%}")
     return figure
 
 
@@ -177,16 +169,13 @@ def entropy_figure(entropies: Mapping[str, Tensor], uniform: Mapping[str, float]
     figure = Figure(figsize=(max(5.0, 0.45 * len(entropies) + 2.5), 3.6), layout="constrained")
     axes = figure.subplots()
     low = min(float(bits.min()) for bits in entropies.values())
-    for index, (_, bits) in enumerate(entropies.items()):
+    for index, bits in enumerate(entropies.values()):
         axes.plot([index] * len(bits), bits.tolist(), "o", color="#0072b2", alpha=0.6, ms=5)
     axes.plot(range(len(uniform)), list(uniform.values()), "_", color="#d55e00", ms=16, label="uniform attention")
     axes.plot([], [], "o", color="#0072b2", label="a head")
     axes.set_xticks(range(len(entropies)), [str(index + 1) for index in range(len(entropies))], fontsize=8)
-    axes.set(
-        xlabel="attention layer, first to last",
-        ylabel="entropy in bits",
-        ylim=(0.9 * low, 1.05 * max(uniform.values())),
-    )
+    axes.set(xlabel="attention layer, first to last", ylabel="entropy in bits")
+    axes.set_ylim(0.9 * low, 1.05 * max(uniform.values()))
     axes.set_title(f"spread of the heads' attention, mean over {counted(images, 'image')}", fontsize=9, loc="left")
     axes.legend(fontsize=8, frameon=False)
     return figure
@@ -257,7 +246,6 @@ def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes:
     axes[0][0].imshow(picture)
     title(axes[0][0], "image")
     height, width = picture.shape[:2]
-    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     shown_classes = _frequent_classes([shares.argmax(0).numpy() for _, shares in maps])
     for panel, (name, shares) in zip(axes[0][1:], maps, strict=True):
         best, place = shares.max(0)
@@ -266,7 +254,7 @@ def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes:
             painted[place.numpy() == number, :3] = to_rgb(TOKEN_COLOURS[colour])
         painted[..., 3] = WEAKEST + best.numpy() * (STRONGEST - WEAKEST)
         panel.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2))
-        panel.imshow(painted, extent=extent, interpolation="nearest")
+        draw_cells(panel, picture, painted)
         panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
         title(panel, f"{name}\nprobability {float(best.min()):.0%} to {float(best.max()):.0%}")
     patches = [

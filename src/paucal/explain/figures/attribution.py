@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from paucal.explain.figures.pictures import Picture, colour_bar, heat, panels, title
+from paucal.explain.figures.pictures import Picture, caption, colour_bar, heat, panels, title
 
 COLUMNS = 4  # pairs of panels in a row of a sheet
 
@@ -51,7 +51,7 @@ def attribution_figure(explained: AttributedImage, method: str, asks_class: bool
         prediction = explained.says or f"{name}\nprobability {share:.0%}"
         title(panel, prediction if asks_class else "for any class")
     colour_bar(figure, axes[0], low, high, "attribution")
-    figure.supxlabel(f"method: {method}", fontsize=8, x=0.02, ha="left")
+    caption(figure, f"method: {method}")
     return figure
 
 
@@ -73,9 +73,7 @@ def contact_sheet(explained: Sequence[AttributedImage], method: str, asks_class:
         heat(pair[1], image.picture, image.maps[0], *scale_of(image.maps[:1]))
         prediction = image.says or f"{image.classes[0]}, {image.shares[0]:.0%}"
         title(pair[1], prediction if asks_class else "for any class", 8)
-    figure.supxlabel(
-        f"method: {method}; dark to bright: lowest to highest value of each image", fontsize=8, x=0.01, ha="left"
-    )
+    caption(figure, f"method: {method}; dark to bright: lowest to highest value of each image", x=0.01)
     return figure
 
 
@@ -103,10 +101,10 @@ def mistakes_attribution_figure(mistakes: Sequence[AttributedImage], method: str
         image, predicted, label = axes[index // columns][3 * (index % columns) :][:3]
         image.imshow(mistake.picture)
         title(image, mistake.name, 8)
-        for panel, values, role, name, share in zip(
-            (predicted, label), mistake.maps, ("predicted", "label"), mistake.classes, mistake.shares, strict=True
-        ):
+        roles = ((predicted, "predicted"), (label, "label"))
+        answers = zip(mistake.maps, mistake.classes, mistake.shares, strict=True)
+        for (panel, role), (values, name, share) in zip(roles, answers, strict=True):
             heat(panel, mistake.picture, values, *scale_of(mistake.maps))
             title(panel, f"{role}: {name}, {share:.0%}", 8)
-    figure.supxlabel(f"bright: evidence for the class; method: {method}", fontsize=8, x=0.01, ha="left")
+    caption(figure, f"bright: evidence for the class; method: {method}", x=0.01)
     return figure

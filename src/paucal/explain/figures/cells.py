@@ -1,5 +1,6 @@
 """Figures of cells: matching cells of two images, and predicted offsets between the cells of one image."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from paucal.explain.features import Correspondence
-from paucal.explain.figures.pictures import PANEL, Picture, cell_centre, cell_heat, colour_bar, panels, title
+from paucal.explain.figures.pictures import PANEL, Picture, caption, cell_centre, cell_heat, colour_bar, panels, title
 
 TRUE, PREDICTED = "#00b4d8", "#f77f00"
 MARGIN, BEYOND = 0.03, 0.5  # shares of the picture: margin around an arrow's end, and the furthest that an edge moves
@@ -68,12 +69,7 @@ def _pairs_sheet(pairs: Sequence[MatchedPair], lines: str) -> Figure:
     figure, axes = panels(len(pairs), 2, max(shapes, key=max), extra=0.6, scale=ENLARGED)
     for row, pair in zip(axes, pairs, strict=True):
         _draw_pair(figure, row, pair)
-    figure.supxlabel(
-        f"{lines}\nring: nearest to its own image's feature; triangle: to the other's",
-        fontsize=7,
-        x=0.02,
-        ha="left",
-    )
+    caption(figure, f"{lines}\nring: nearest to its own image's feature; triangle: to the other's", 7)
     return figure
 
 
@@ -200,7 +196,7 @@ def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], s
     title(axes[0][1], f"mean error {view.mean_error():.2f} cells\n(best constant {view.chance_error():.2f})")
     colour_bar(figure, axes[0], 0.0, worst, "error in cells")
     note = "" if view.signed else ";\nthe head predicts only distances, so the arrow has the true direction"
-    figure.supxlabel(f"error: rows and columns added, mean over a cell's partners{note}", fontsize=7, x=0.02, ha="left")
+    caption(figure, f"error: rows and columns added, mean over a cell's partners{note}", 7)
     return figure
 
 
@@ -210,10 +206,9 @@ def _true_and_predicted(
     columns = view.grid[1]
     place = (first[0] * columns + first[1], second[0] * columns + second[1])
     true = (float(first[0] - second[0]), float(first[1] - second[1]))
-    predicted = view.predicted[place]
-    rows, across = float(predicted[0]), float(predicted[1])
+    rows, across = view.predicted[place].tolist()
     if not view.signed:
-        rows, across = (abs(rows) * (1 if true[0] >= 0 else -1), abs(across) * (1 if true[1] >= 0 else -1))
+        rows, across = math.copysign(rows, true[0]), math.copysign(across, true[1])
     return true, (rows, across)
 
 

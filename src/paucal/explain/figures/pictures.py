@@ -75,35 +75,45 @@ def title(axes: Axes, text: str, size: float = 9) -> None:
     axes.set_title("\n".join(lines), fontsize=size, loc="left", parse_math=False)
 
 
-def heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> Any:
-    """Draw a map (h, w) over a grey picture; return the mappable for a colour bar."""
-    shape = picture.shape[:2]
-    enlarged = F.interpolate(
-        torch.as_tensor(np.asarray(values), dtype=torch.float32)[None, None], shape, mode="bilinear"
-    )[0, 0].numpy()
-    axes.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2), interpolation="nearest")
-    return axes.imshow(enlarged, cmap=HEAT, vmin=low, vmax=high, alpha=0.6, interpolation="nearest")
+def caption(figure: Figure, text: str, size: float = 8, x: float = 0.02) -> None:
+    """Write a line below the panels, at the left."""
+    figure.supxlabel(text, fontsize=size, x=x, ha="left")
+
+
+def heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> None:
+    """Draw a map (h, w) over a grey picture."""
+    draw_grey(axes, picture)
+    style = {"cmap": HEAT, "vmin": low, "vmax": high, "alpha": 0.6, "interpolation": "nearest"}
+    axes.imshow(_enlarge(values, picture), **style)
 
 
 def overlay(picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> Image.Image:
     """Return what `heat` draws, without axes: a map (h, w) over a grey picture (H, W, 3)."""
-    enlarged = F.interpolate(
-        torch.as_tensor(np.asarray(values), dtype=torch.float32)[None, None], picture.shape[:2], mode="bilinear"
-    )[0, 0].numpy()
-    colours = matplotlib.colormaps[HEAT](Normalize(low, high, clip=True)(enlarged))[..., :3]
+    colours = matplotlib.colormaps[HEAT](Normalize(low, high, clip=True)(_enlarge(values, picture)))[..., :3]
     blended = 0.6 * colours + 0.4 * picture.mean(2, keepdims=True)
     return Image.fromarray((255 * blended).round().astype(np.uint8))
 
 
-def cell_heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> Any:
+def _enlarge(values: NDArray[Any] | Tensor, picture: Picture) -> NDArray[np.float32]:
+    maps = torch.as_tensor(np.asarray(values), dtype=torch.float32)[None, None]
+    return F.interpolate(maps, picture.shape[:2], mode="bilinear")[0, 0].numpy()
+
+
+def cell_heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> None:
     """Draw a map (h, w) over a grey picture, cell by cell."""
-    height, width = picture.shape[:2]
+    draw_grey(axes, picture)
+    draw_cells(axes, picture, np.asarray(values), cmap=HEAT, vmin=low, vmax=high, alpha=0.6)
+
+
+def draw_grey(axes: Axes, picture: Picture) -> None:
+    """Draw a picture without its colours."""
     axes.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2), interpolation="nearest")
-    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-    image = axes.imshow(
-        np.asarray(values), cmap=HEAT, vmin=low, vmax=high, alpha=0.6, interpolation="nearest", extent=extent
-    )
-    return image
+
+
+def draw_cells(axes: Axes, picture: Picture, values: NDArray[Any], **style: Any) -> None:
+    """Draw values or colours of cells over the area of a picture, in the style that `Axes.imshow` takes."""
+    height, width = picture.shape[:2]
+    axes.imshow(values, interpolation="nearest", extent=(-0.5, width - 0.5, height - 0.5, -0.5), **style)
 
 
 def colour_bar(figure: Figure, axes: Any, low: float, high: float, label: str = "", shrink: float = 0.75) -> None:
@@ -157,11 +167,9 @@ def readable_name(name: str) -> str:
 @cache
 def _synset_name(synset: str) -> str:
     try:
-        return _imagenet_info().label_name_to_description(synset, detailed=False).split(",")[0]
+        return _imagenet_info("imagenet-22k").label_name_to_description(synset, detailed=False).split(",")[0]
     except (KeyError, IndexError):  # the number is not one of ImageNet's
         return synset
 
 
-@cache
-def _imagenet_info() -> ImageNetInfo:
-    return ImageNetInfo("imagenet-22k")
+_imagenet_info = cache(ImageNetInfo)

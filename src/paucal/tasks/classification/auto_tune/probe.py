@@ -102,7 +102,7 @@ def fit_regression(features: Tensor, labels: Tensor, n_classes: int, strength: f
         return fit_logistic(features, labels, n_classes, strength, SOLVER)
     # One fit for all classes is K times as fast. A class without images gets a very low bias; `fit_logistic`
     # would refuse it.
-    return LinearClassifier(*fit_independent(features, labels, strength, SOLVER.max_iterations, SOLVER.tolerance))
+    return LinearClassifier(*fit_independent(features, labels, strength, SOLVER))
 
 
 def _fold_rows(labels: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:

@@ -77,6 +77,6 @@ def fit_taught_head(features: Tensor, labels: Tensor, shares: Tensor, strength: 
     """
     standard = standardise(features)
     targets = (F.one_hot(labels, shares.shape[1]) + shares.double()) / 2
-    weight, bias, *_ = fit_softmax(standard.coordinates, targets, strength, SOLVER.max_iterations, SOLVER.tolerance)
+    weight, bias, *_ = fit_softmax(standard.coordinates, targets, strength, SOLVER)
     weight, bias = standard.carry_back(weight, bias)
     return Head(weight.float(), bias.float(), strength, None)
