@@ -1,8 +1,10 @@
 """Runs of every verb that are killed at random moments and go on, as in a job that is started again and again.
 
-More kills than the slow tests make:
+More kills than the slow tests make, and runs that are written to object storage, from which the shards are read too
+(AWS_ENDPOINT_URL and the keys say where it is; `python benchmarks/scale.py --serve --port 9000` is such a server):
 
     PYTHONPATH=tests python -m cli.killing --kills 100 --seed 1
+    PYTHONPATH=tests python -m cli.killing --kills 100 --seed 1 --storage s3://runs --verbs train shards pretrain
 """
 
 import argparse
@@ -20,6 +22,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import fsspec
 
 from cli.calls import SMALL, TINY, make_photos, make_scenes
 from paucal.runner.stored_runs import StoredRun
@@ -65,12 +69,14 @@ class Tally:
         kills: Kills by signal.
         starts: Starts of the command, the first included.
         anew: Starts that had no saved state to go on from.
+        machines_lost: Kills after which the local copies of the run and of the shards were removed.
         problems: Sentences on starts that failed or hung.
     """
 
     kills: dict[str, int] = field(default_factory=lambda: {"SIGKILL": 0, "SIGTERM": 0})
     starts: int = 0
     anew: int = 0
+    machines_lost: int = 0
     problems: list[str] = field(default_factory=list)
 
 
@@ -83,16 +89,16 @@ def make_images(folder: Path) -> None:
     call(folder, ["shard", "photos", "shards", "--shard-images", "20"])
 
 
-def call(folder: Path, words: list[str]) -> None:
+def call(folder: Path, words: list[str], storage: str | None = None) -> None:
     """Let a command end, undisturbed."""
-    process = start(folder, words)
+    process = start(folder, words, storage)
     process.join()
     assert process.exitcode == 0, (folder / "log.txt").read_text()[-2000:]
 
 
-def start(folder: Path, words: list[str]) -> Any:
+def start(folder: Path, words: list[str], storage: str | None = None) -> Any:
     """Start a command in a process of its own."""
-    words = [f"file://{folder}/shards" if word == "SHARDS" else word for word in words]
+    words = [f"{storage or f'file://{folder}'}/shards" if word == "SHARDS" else word for word in words]
     process = PROCESSES.Process(target=_command, args=(folder, words))
     process.start()
     return process
@@ -116,7 +122,9 @@ def _command(folder: Path, words: list[str]) -> None:
     sys.exit(main(words))
 
 
-def disturb(folder: Path, verb: str, name: str, kills: int, dice: random.Random, longest: float) -> Tally:
+def disturb(
+    folder: Path, verb: str, name: str, kills: int, dice: random.Random, longest: float, storage: str | None = None
+) -> Tally:
     """Kill a run at `kills` random moments of its starts, and let the last start end.
 
     Args:
@@ -126,14 +134,16 @@ def disturb(folder: Path, verb: str, name: str, kills: int, dice: random.Random,
         kills: Number of kills; fewer if the run ends before.
         dice: Source of the moments and signals.
         longest: Seconds after a start at which it is killed at the latest.
+        storage: Folder on object storage that has the shards and gets the run; None for files of this machine.
     """
     tally, run = Tally(), RunFolder(folder / name)
     url = f"file://{folder}/storage/{name}" if verb == "stored" else None
+    url = url if storage is None else f"{storage}/{name}"
     while not run.finished and len(tally.problems) < 3:
         resumed = run.last.exists() if url is None else run.config.exists()
         where = ["--output", name, "--overwrite"] if url is None else ["--output", url]
         words = [COMMANDS[verb][0], "--resume", url or name] if resumed else [*COMMANDS[verb], *COMMON, *where]
-        process = start(folder, words)
+        process = start(folder, words, storage)
         tally.starts += 1
         tally.anew += not resumed and tally.starts > 1
         process.join(dice.uniform(0, longest) if sum(tally.kills.values()) < kills else PATIENCE)
@@ -142,6 +152,9 @@ def disturb(folder: Path, verb: str, name: str, kills: int, dice: random.Random,
             tally.kills[kind] += 1
             os.kill(process.pid, signal.Signals[kind])
             process.join(PATIENCE)
+            if storage is not None and dice.random() < 0.5:  # the next machine has nothing of this one
+                shutil.rmtree(folder / "cache")
+                tally.machines_lost += 1
         if process.exitcode is None:
             process.kill()
             process.join()
@@ -183,18 +196,26 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=5, help="kills of one run at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--verbs", nargs="+", default=list(COMMANDS))
+    parser.add_argument("--storage", help="address of a folder on object storage, such as s3://bucket")
     options = parser.parse_args()
-    folder, dice, done = Path(tempfile.mkdtemp()), random.Random(options.seed), 0
+    folder, dice, done, storage = Path(tempfile.mkdtemp()), random.Random(options.seed), 0, options.storage
     make_images(folder)
+    if storage is not None:
+        files, root = fsspec.core.url_to_fs(storage)
+        files.makedirs(root, exist_ok=True)
+        files.put(f"{folder}/shards", f"{root}/shards", recursive=True)
     longest = {}
     for verb in options.verbs:
         begin = time.monotonic()
-        call(folder, [*COMMANDS[verb], *COMMON, "--output", f"{verb}-whole"])
+        call(folder, [*COMMANDS[verb], *COMMON, "--output", f"{storage or '.'}/{verb}-whole"], storage)
         longest[verb] = time.monotonic() - begin
+        if storage is not None:
+            StoredRun(f"{storage}/{verb}-whole").fetch(folder / f"{verb}-whole")
     turn = 0
     while done < options.kills:
         verb = options.verbs[turn % len(options.verbs)]
-        tally = disturb(folder, verb, f"{verb}-{turn}", min(options.each, options.kills - done), dice, longest[verb])
+        kills = min(options.each, options.kills - done)
+        tally = disturb(folder, verb, f"{verb}-{turn}", kills, dice, longest[verb], storage)
         done, turn = done + sum(tally.kills.values()), turn + 1
         run = folder / f"{verb}-{turn - 1}"
         wrong = tally.problems or differences(folder / f"{verb}-whole", run)
