@@ -76,18 +76,26 @@ def share_of_hits(hits: NDArray[np.bool_], level: float = 0.95, groups: NDArray[
     count, share = len(hits), float(hits.mean())
     if groups is None:
         return wilson(int(hits.sum()), count, level)
-    group_sums = np.bincount(_numbered(groups), hits - share)
-    n_groups = len(group_sums)
+    n_groups = len(np.unique(groups))
     if n_groups == 1:
         return Score(share)
     if share in (0.0, 1.0):
         return wilson(round(share * n_groups), n_groups, level)
+    return wilson_share(share, _images_in_groups(hits.astype(np.float64), level, groups), level)
+
+
+def _images_in_groups(shares: NDArray[np.float64], level: float, groups: NDArray[np.int64]) -> float:
+    """Return how many independent images count as much as (N,) images in two or more groups, see `share_of_hits`."""
+    count, share, group_sums = len(shares), float(shares.mean()), np.bincount(_numbered(groups), shares - shares.mean())
+    n_groups = len(group_sums)
+    if share in (0.0, 1.0):
+        return n_groups
     from scipy import stats  # takes long to import
 
     variance = n_groups / (n_groups - 1) * float(np.square(group_sums).sum()) / count**2
     independent = min(share * (1 - share) / variance, count) if variance > 0 else count
     few_images, few_groups = stats.t.ppf(0.5 + level / 2, [count - 1, n_groups - 1])
-    return wilson_share(share, independent * float(few_images / few_groups) ** 2, level)
+    return independent * float(few_images / few_groups) ** 2
 
 
 def images_needed(share: float, half_width: float, level: float = 0.95) -> int:
@@ -103,7 +111,9 @@ def images_needed(share: float, half_width: float, level: float = 0.95) -> int:
     return max(1, ceil((sqrt(max(0.0, b * b - 4 * a * c)) - b) / (2 * a)))
 
 
-def cross_validated(hits: NDArray[np.bool_], level: float = 0.95, folds: int = 5) -> Score:
+def cross_validated(
+    hits: NDArray[np.bool_], level: float = 0.95, folds: int = 5, groups: NDArray[np.int64] | None = None
+) -> Score:
     """Return the accuracy in a repeated cross-validation, with an interval for further images.
 
     It is Wilson's interval for a reduced number of images, since the fits of the folds share training images. The
@@ -115,12 +125,17 @@ def cross_validated(hits: NDArray[np.bool_], level: float = 0.95, folds: int = 5
         hits: (R, N) booleans, whether each image was classified correctly in each of R repeats.
         level: Share of intervals that contain the truth.
         folds: Number of folds K.
+        groups: (N,) numbers of two or more groups that folds kept whole, see `share_of_hits`; None for independent
+            images.
     """
-    return wilson_share(float(hits.mean()), independent_images(hits.shape[1], folds), level)
+    return wilson_share(float(hits.mean()), independent_images(hits, folds, level, groups), level)
 
 
-def independent_images(images: int, folds: int) -> float:
+def independent_images(
+    hits: NDArray[np.bool_], folds: int, level: float = 0.95, groups: NDArray[np.int64] | None = None
+) -> float:
     """Return the effective number of independent test images of a cross-validation, see `cross_validated`."""
+    images = hits.shape[1] if groups is None else _images_in_groups(hits.mean(0), level, groups)
     return images / (1 + folds / (folds - 1))
 
 

@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import PredefinedSplit, cross_val_score
 
-from paucal.evaluation.protocols.classifier import draw_folds
+from paucal.evaluation.protocols.classifier import draw_folds, even_folds
 from paucal.evaluation.protocols.linear_probe import (
     ProbeSettings,
     cached_batches,
@@ -94,3 +94,28 @@ def test_probe__of_features_that_are_no_numbers_is_refused():
     features[3, 2] = torch.nan
     with pytest.raises(UserError, match="the features of 1 of 90 training images are not finite"):
         fit_probe_by_folds((features, labels), lambda epoch: iter(()), 3, ProbeSettings())
+
+
+def test_folds__keep_groups_whole_and_spread_the_groups_of_each_class():
+    labels = torch.arange(3).repeat_interleave(40)
+    groups = torch.arange(120) // 8  # five of each class
+    folds = draw_folds(labels, seed=4, folds=even_folds(labels, 5, groups), groups=groups)
+    assert len(folds) == 5
+    for rows, held in folds:
+        assert not set(groups[rows].tolist()) & set(groups[held].tolist())
+        assert torch.bincount(labels[held]).tolist() == [8, 8, 8]
+    assert even_folds(labels, 5, torch.arange(120) // 20) == 2
+
+
+@pytest.mark.parametrize("groups", [torch.arange(12) // 4, torch.zeros(12, dtype=torch.int64)])
+def test_folds__of_classes_with_one_group_each_divide_the_groups(groups):
+    labels = torch.arange(12) // 4
+    assert all(map(torch.equal, draw_folds(labels, groups=groups)[0], draw_folds(labels)[0]))
+
+
+def test_folds__leave_two_classes_to_fit_on():
+    for seed in range(50):
+        generator = np.random.default_rng(seed)
+        labels, groups = (torch.from_numpy(generator.integers(0, n, 10)) for n in (2, 4))
+        if (torch.bincount(labels, minlength=2) > 1).all():
+            assert all(len(labels[rows].unique()) == 2 for rows, _ in draw_folds(labels, seed, groups=groups))

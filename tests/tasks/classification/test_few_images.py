@@ -16,6 +16,7 @@ from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import assemble
 from paucal.tasks.classification.auto_tune import auto_tune as auto_tune_module
+from paucal.tasks.classification.auto_tune import first_model
 from paucal.tasks.classification.cross_validated import read_held_out
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
@@ -105,6 +106,18 @@ def test_curve__is_drawn_where_it_is_asked_for_and_refused_without_trained_weigh
     assert json.loads((asked.folder / "learning_curve.json").read_text())["per_class"] == 9  # that train
     with pytest.raises(UserError, match="--curve fits heads to the frozen features of pretrained weights"):
         started_from(data, tmp_path / "scratch", init=None, model="vit_mini", curve=True)
+
+
+def test_curve__keeps_groups_whole(weights, tmp_path, monkeypatch):
+    given, usual = [], first_model.learning_curve
+    monkeypatch.setattr(first_model, "learning_curve", lambda *words: given.append(words[-1]) or usual(*words))
+    data = photos(tmp_path / "photos", each=18)
+    result = started_from(data, tmp_path / "run", epochs=0, curve=True, group_by=r"(class\d/\d)")
+    with (result.folder / "split.csv").open() as file:
+        rows = [row["group"] for row in csv.DictReader(file) if row["split"] == "train"]
+    (groups,) = given
+    assert len(groups) == len(rows)
+    assert len(groups.unique()) == len(set(rows)) == len(set(zip(groups.tolist(), rows, strict=True)))
 
 
 def test_eval__of_a_run_without_test_images_says_so(weights, tmp_path, capsys):

@@ -52,7 +52,9 @@ def to_double(values: Tensor) -> Tensor:
     return (values.cpu() if values.device.type == "mps" else values).double()
 
 
-def draw_folds(labels: Tensor, seed: int = 0, folds: int = FOLDS) -> list[tuple[Tensor, Tensor]]:
+def draw_folds(
+    labels: Tensor, seed: int = 0, folds: int = FOLDS, groups: Tensor | None = None
+) -> list[tuple[Tensor, Tensor]]:
     """Return the rows to fit on and the rows to score on of each fold, both ascending.
 
     Each class is spread evenly over the folds (Kohavi 1995, "A study of cross-validation and bootstrap for accuracy
@@ -62,29 +64,52 @@ def draw_folds(labels: Tensor, seed: int = 0, folds: int = FOLDS) -> list[tuple[
         labels: (N,) int64 classes; or (N, K) for several labels, then the folds are drawn without regard to classes.
         seed: Seed of the draw.
         folds: Largest number of folds; small classes allow fewer.
+        groups: (N,) numbers of groups of alike images, which stay in one fold; ignored unless two classes have two
+            groups or more (`can_fold_groups`) and two classes are left to fit on. Classes with a single group are then
+            missing in the fit for their fold.
     """
     if labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2:
         raise UserError(
             "without validation images the training images are cross-validated, which needs two classes with two "
             "images or more: give more images, or --val-fraction 0.1."
         )
-    order = np.random.default_rng(derive_seed(seed, len(labels))).permutation(len(labels))
+    unit_of_row, unit_labels = torch.arange(len(labels)), labels.cpu()
+    if groups is not None and can_fold_groups(labels, groups):
+        _, first_rows, numbers = np.unique(groups.numpy(), return_index=True, return_inverse=True)
+        unit_of_row, unit_labels = torch.from_numpy(numbers), unit_labels[torch.from_numpy(first_rows)]
+    order = np.random.default_rng(derive_seed(seed, len(unit_labels))).permutation(len(unit_labels))
     if labels.ndim == 1:  # class by class, so that each class is spread over the folds
-        order = order[np.argsort(labels.cpu().numpy()[order], kind="stable")]
-    fold_of_row = torch.empty(len(labels), dtype=torch.int64)
-    fold_of_row[torch.from_numpy(order)] = torch.arange(len(labels)) % min(folds, len(labels))
-    return [
+        order = order[np.argsort(unit_labels.numpy()[order], kind="stable")]
+    fold_of_unit = torch.empty(len(unit_labels), dtype=torch.int64)
+    fold_of_unit[torch.from_numpy(order)] = torch.arange(len(unit_labels)) % min(folds, len(unit_labels))
+    fold_of_row = fold_of_unit[unit_of_row]
+    splits = [
         ((fold_of_row != fold).nonzero()[:, 0], (fold_of_row == fold).nonzero()[:, 0])
         for fold in range(int(fold_of_row.max()) + 1)
     ]
+    if groups is not None and any(len(labels[rows].unique()) < 2 for rows, _ in splits):
+        return draw_folds(labels, seed, folds)
+    return splits
 
 
-def even_folds(labels: Tensor, max_folds: int) -> int:
+def can_fold_groups(labels: Tensor, groups: Tensor) -> bool:
+    """Return whether classes can be predicted from other groups: two classes, or several labels, have two groups."""
+    if labels.ndim == 2:
+        return len(groups.unique()) > 1
+    class_of_pair = torch.stack([labels, groups]).unique(dim=1)[0]
+    return int((class_of_pair.unique(return_counts=True)[1] > 1).sum()) > 1
+
+
+def even_folds(labels: Tensor, max_folds: int, groups: Tensor | None = None) -> int:
     """Return the number of folds: 2 to `max_folds`, but no more than the median number of images of a class.
+
+    If groups of images stay in one fold, the groups of a class count instead of its images.
 
     With more folds than images of a class, a fit would see fewer images of a held-out image's class than of the others,
     and its biases would favour wrong classes: with two images per class, all predictions can be wrong.
     """
+    if groups is not None and can_fold_groups(labels, groups):
+        labels = torch.stack([labels, groups]).unique(dim=1)[0]
     return max(2, min(max_folds, int(labels.unique(return_counts=True)[1].median())))
 
 

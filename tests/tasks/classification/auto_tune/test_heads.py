@@ -1,12 +1,21 @@
 """Heads on frozen features: each against the plain formula, and the race that chooses between them."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import draw_folds
-from paucal.tasks.classification.auto_tune.head_race import FOLDS, LAST, MEAN, REPEATS, held_out_logits, race_heads
+from paucal.tasks.classification.auto_tune.head_race import (
+    FOLDS,
+    LAST,
+    MEAN,
+    REPEATS,
+    held_out_logits,
+    race_heads,
+    repeated_folds,
+)
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_gaussian, fit_logistic_stages, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import fit_head, fit_regression
 from paucal.tasks.classification.auto_tune.standardised import standardise
@@ -110,7 +119,7 @@ def test_mixture__has_finite_biases_for_absent_classes():
 def test_held_out_logits__come_from_the_other_folds():
     features, labels = draw(15, 4)
     features = features.double()
-    found = held_out_logits(features, labels, 3, fit_gaussian, seed=5)
+    found = held_out_logits(features, labels, 3, fit_gaussian, repeated_folds(labels, seed=5))
     assert found.shape == (REPEATS, 15, 3)
     for repeat in range(REPEATS):
         for rows, others in draw_folds(labels, derive_seed(5, repeat), FOLDS):
@@ -121,8 +130,33 @@ def test_held_out_logits__come_from_the_other_folds():
 
 def test_held_out_logits__of_two_images_per_class_are_from_fits_to_one_of_each():
     features = torch.tensor([[0.0, 5.0], [5.0, 0.0]]).repeat(2, 1).double()  # easily told apart
-    found = held_out_logits(features, torch.tensor([0, 1, 0, 1]), 2, lambda *given: fit_regression(*given, 100.0), 0)
+    labels = torch.tensor([0, 1, 0, 1])
+    splits = repeated_folds(labels, 0)
+    found = held_out_logits(features, labels, 2, lambda *given: fit_regression(*given, 100.0), splits)
     assert found.argmax(2).tolist() == [[0, 1, 0, 1]] * REPEATS  # five folds would leave one class the majority
+
+
+def test_race__does_not_read_stages_that_only_tell_groups_apart():
+    groups = torch.arange(180) // 6
+    labels, last = groups % 3, torch.randn(180, 8, generator=torch.Generator().manual_seed(0))
+    last[:, 0] += 2 * labels
+    stages = (3 * torch.randn(30, 20, generator=torch.Generator().manual_seed(1)))[groups]
+    leaking, honest = (
+        race_heads(last, torch.cat([last, stages], 1), labels, 3, 100.0, groups=given) for given in (None, groups)
+    )
+    assert leaking.head is not None
+    assert honest.name == LAST
+    assert fit_head(stages, labels, 3).cross_validated > 0.9
+    assert fit_head(stages, labels, 3, groups=groups).cross_validated < 0.6
+
+
+def test_race__judges_only_classes_that_have_two_groups():
+    labels = torch.tensor([0, 0, 1, 1, 2, 2] * 4)
+    groups = torch.where(labels == 2, 9, torch.arange(24) // 6)
+    last, _ = draw(24, 6)
+    result = race_heads(last, torch.cat([last, last], 1), labels, 3, 100.0, groups=groups)
+    assert set(labels[result.held_out.rows].tolist()) == {0, 1}
+    assert np.isfinite(list(result.losses.values())).all()
 
 
 def test_race__reads_stages_that_tell_the_classes_apart():
@@ -196,7 +230,8 @@ def test_race__keeps_the_calibrated_answers_of_the_winner_to_images_it_was_not_f
     assert float(loss) == pytest.approx(result.losses[result.name])
     if result.head is None:
         features = standardise(last).coordinates
-        logits = held_out_logits(features, labels, 3, lambda *given: fit_regression(*given, 100.0), 0)
+        splits = repeated_folds(labels, 0)
+        logits = held_out_logits(features, labels, 3, lambda *given: fit_regression(*given, 100.0), splits)
         torch.testing.assert_close(held_out.logits * held_out.temperature, logits)
     else:
         assert result.head.cross_validated == pytest.approx(float(held_out.hits.double().mean()))

@@ -104,7 +104,9 @@ def compare_candidates(state: TuneState) -> None:
                 trial_setup.objective.deployable(), setup.data, train[rows].numpy(), trial_setup.card.preprocessing,
                 trial_setup.settings, advance,
             )  # fmt: skip
-        head = fit_head(features, labels[rows], len(setup.card.classes), setup.settings.seed, (100.0,))
+        head = fit_head(
+            features, labels[rows], len(setup.card.classes), setup.settings.seed, (100.0,), groups_of(setup.data, rows)
+        )
         steps.append(TuneStep(name, head.cross_validated or 0.0, time.monotonic() - start_time, {"images": len(rows)}))
         if _affordable_winner(state, steps).name == name and trial_setup is not setup:
             state.setup = trial_setup
@@ -315,10 +317,10 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         )
     seconds = (time.perf_counter() - start_time) / max(len(indices), 1) * state.precision.speed
     labels, count = all_labels[indices], len(rows)
-    last = features[:, : own_width(network)]
+    last, groups = features[:, : own_width(network)], groups_of(data, rows)
     # Fits to few images are many small products, in which threads of a busy machine mostly wait for each other.
     with threadpool_limits(1 if count <= MAX_COMPARED else None):
-        head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed)
+        head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed, groups=groups)
         start_time, result = time.perf_counter(), RaceResult()
         # Without stages the race still gives cross-validated predictions.
         if staged or (race and (not len(val) or settings.unlabelled)):
@@ -326,12 +328,13 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
             heads = HEADS if staged else {}
             # Without validation images, these predictions are the result of the run.
             max_images = MAX_RACED if len(val) else MAX_COMPARED
-            result = race_heads(*fitted, len(card.classes), head.strength, settings.seed, heads, max_images)
+            result = race_heads(*fitted, len(card.classes), head.strength, settings.seed, heads, max_images, groups)
         race_seconds = time.perf_counter() - start_time
         curve = None
         if result.held_out is not None and (settings.curve or not len(val)):
             won, winner = (last, head) if result.head is None else (features, result.head)
-            curve = learning_curve(won[:count], labels[:count], len(card.classes), winner.strength, settings.seed)
+            drawn = won[:count], labels[:count]
+            curve = learning_curve(*drawn, len(card.classes), winner.strength, settings.seed, groups)
     best, inputs = (head, last) if result.head is None else (result.head, features)
     score = best.cross_validated if result.held_out is None else float(result.held_out.hits.double().mean())
     losses: Sequence[float] = ()
@@ -340,6 +343,12 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         losses = calibrated_losses(Predictions(val, best.scores(inputs[count:]), labels[count:]))
     score = 0.0 if score is None else score
     return FittedHead(head, features, staged, rows, score, seconds, result, race_seconds, curve, losses)
+
+
+def groups_of(data: SplitImages, rows: Tensor) -> Tensor | None:
+    """Return the groups (--group-by) of some of the training images; None without groups."""
+    groups = data.split.groups
+    return None if groups is None else torch.from_numpy(groups[data.part("train")])[rows]
 
 
 def own_width(network: nn.Module) -> int | None:

@@ -5,8 +5,9 @@ cross-entropy at its best temperature, since few images cannot separate accuraci
 head, is kept unless the best other head leads by more than a standard error.
 """
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +23,7 @@ from paucal.tasks.classification.auto_tune.standardised import standardise
 LAST, MEAN = "logistic regression on the last features", "mean of the heads on the last stages"
 FOLDS, REPEATS, FEW = 5, 3, 300  # more than FEW images are folded once
 MAX_RACED = 1000  # of 2,160 to 2,761 images, these chose heads as accurate as all of them, in a third of the time
+Folds = list[tuple[Tensor, Tensor]]  # rows to fit on and rows to score on of each fold
 TEMPERATURES = torch.logspace(-2, 1, 61, dtype=torch.float64)  # multiples of the deviation of the logits
 
 
@@ -72,7 +74,7 @@ class HeldOut:
         return self.logits.argmax(2) == self.labels
 
 
-def race_heads(
+def race_heads(  # noqa: PLR0913 (a caller may choose any of them)
     last: Tensor,
     staged: Tensor,
     labels: Tensor,
@@ -81,6 +83,7 @@ def race_heads(
     seed: int = 0,
     heads: Mapping[str, FitHead] = HEADS,
     max_images: int = MAX_RACED,
+    groups: Tensor | None = None,
 ) -> RaceResult:
     """Compare heads by cross-validation within the training images, and fit the winner to all of them.
 
@@ -93,6 +96,7 @@ def race_heads(
         seed: Seed of the folds.
         heads: Table of heads.
         max_images: Largest number of images to compare heads on.
+        groups: (N,) numbers of groups that folds keep whole; None for independent images.
     """
     counts = labels.bincount(minlength=n_classes)
     if int((counts > 1).sum()) < 2:
@@ -100,14 +104,17 @@ def race_heads(
     if len(labels) < FOLDS:  # too few to compare heads
         heads = {}
     rows = stratified_sample(labels, max_images, seed)
-    is_evaluated = counts[labels[rows]] > 1  # the only image of a class cannot be held out
-    truth, folds = labels[rows][is_evaluated], even_folds(labels[rows], FOLDS)
+    splits = repeated_folds(labels[rows], seed, None if groups is None else groups[rows])
+    is_evaluated = is_fitted(labels[rows], splits)
+    truth, folds = labels[rows][is_evaluated], len(splits[0])
+    if not len(truth):
+        return RaceResult()
 
     def fit_last(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
         return fit_regression(features, labels, n_classes, strength)
 
     def logits_of(features: Tensor, fit: FitHead) -> Tensor:
-        return held_out_logits(features, labels[rows], n_classes, fit, seed)[:, is_evaluated]
+        return held_out_logits(features, labels[rows], n_classes, fit, splits)[:, is_evaluated]
 
     coordinates = standardise(staged[rows]).coordinates
     logits = {name: logits_of(coordinates, fit) for name, fit in heads.items()}
@@ -131,12 +138,34 @@ def race_heads(
     return RaceResult(best, head, means, lead, error, held_out, mixtures[best])
 
 
-def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHead, seed: int) -> Tensor:
+def repeated_folds(labels: Tensor, seed: int, groups: Tensor | None = None) -> list[Folds]:
+    """Return the folds of each repeat of a cross-validation; few images are folded several times.
+
+    Args:
+        labels: (N,) classes.
+        seed: Seed of the folds.
+        groups: (N,) numbers of groups that folds keep whole; None for independent images.
+    """
+    repeats, folds = REPEATS if len(labels) <= FEW else 1, even_folds(labels, FOLDS, groups)
+    return [draw_folds(labels, derive_seed(seed, repeat), folds, groups) for repeat in range(repeats)]
+
+
+def is_fitted(labels: Tensor, splits: Sequence[Folds]) -> Tensor:
+    """Return (N,) booleans: whether the class of an image is always among the images fitted without it.
+
+    A class that has a single image, or a single group, is not.
+    """
+    fitted = torch.ones(len(labels), dtype=torch.bool)
+    for rows, held_out in itertools.chain.from_iterable(splits):
+        fitted[held_out] &= torch.isin(labels[held_out], labels[rows])
+    return fitted
+
+
+def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHead, splits: Sequence[Folds]) -> Tensor:
     """Return (R, N, K) float64 logits of R repeats; those of an image come from a fit to the other folds."""
-    repeats = REPEATS if len(labels) <= FEW else 1
-    logits = torch.empty(repeats, len(labels), n_classes, dtype=torch.float64)
-    for repeat in range(repeats):
-        for rows, held_out in draw_folds(labels, derive_seed(seed, repeat), even_folds(labels, FOLDS)):
+    logits = torch.empty(len(splits), len(labels), n_classes, dtype=torch.float64)
+    for repeat, folds in enumerate(splits):
+        for rows, held_out in folds:
             logits[repeat, held_out] = fit(features[rows], labels[rows], n_classes).scores(features[held_out])
     return logits
 

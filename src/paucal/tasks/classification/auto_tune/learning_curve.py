@@ -14,11 +14,11 @@ from torch import Tensor
 
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.plots import BLUE, ORANGE, save_figure
-from paucal.evaluation.protocols.classifier import draw_folds, even_folds
+from paucal.evaluation.protocols.classifier import can_fold_groups
 from paucal.evaluation.protocols.few_labels import draw_few
 from paucal.metrics.intervals import Score, cross_validated, independent_images, wilson_share
 from paucal.runs import RunFolder
-from paucal.tasks.classification.auto_tune.head_race import FEW, FOLDS, REPEATS
+from paucal.tasks.classification.auto_tune.head_race import repeated_folds
 from paucal.tasks.classification.auto_tune.probe import ABSENT, MAX_COMPARED, fit_regression, stratified_sample
 from paucal.tasks.classification.auto_tune.standardised import standardise
 from paucal.wording import percent
@@ -69,7 +69,9 @@ class LearningCurve:
         )
 
 
-def learning_curve(features: Tensor, labels: Tensor, n_classes: int, strength: float, seed: int) -> LearningCurve:
+def learning_curve(
+    features: Tensor, labels: Tensor, n_classes: int, strength: float, seed: int, groups: Tensor | None = None
+) -> LearningCurve:
     """Measure the learning curve of a head on frozen features.
 
     Args:
@@ -78,15 +80,18 @@ def learning_curve(features: Tensor, labels: Tensor, n_classes: int, strength: f
         n_classes: Number of classes K.
         strength: L2 penalty of a fit to all images; reduced in proportion for fewer images.
         seed: Seed of the folds and of the draws.
+        groups: (N,) numbers of groups that folds keep whole; None for independent images.
     """
     own_size, subset = len(labels) / n_classes, stratified_sample(labels, MAX_COMPARED, seed)
     features, labels = features[subset], labels[subset]
-    folds, repeats = even_folds(labels, FOLDS), REPEATS if len(labels) <= FEW else 1
+    groups = groups[subset] if groups is not None and can_fold_groups(labels, groups[subset]) else None
+    splits = repeated_folds(labels, seed, groups)
+    folds, repeats = len(splits[0]), len(splits)
     counts = list(_round_counts(int(labels.bincount(minlength=n_classes).max() * (folds - 1) / folds)))
     hits = np.zeros((len(counts) + 1, repeats, len(labels)), dtype=bool)
     fit_sizes = np.zeros(len(counts) + 1)
-    for repeat in range(repeats):
-        for rows, held_out in draw_folds(labels, derive_seed(seed, repeat), folds):
+    for repeat, split in enumerate(splits):
+        for rows, held_out in split:
             subsets = [rows[draw_few(labels[rows], count, derive_seed(seed, repeat))] for count in counts]
             for index, fit_rows in enumerate([*subsets, rows]):
                 standard, share = standardise(features[fit_rows]), len(fit_rows) / len(labels)
@@ -95,13 +100,15 @@ def learning_curve(features: Tensor, labels: Tensor, n_classes: int, strength: f
                 predicted = (features[held_out].double() @ weight.T + bias).argmax(1)
                 hits[index, repeat, held_out.numpy()] = (predicted == labels[held_out]).numpy()
                 fit_sizes[index] += len(fit_rows) / (n_classes * folds * repeats)
+    numbers = None if groups is None else groups.numpy()
     points = tuple(
-        CurvePoint(float(size), cross_validated(correct, folds=folds))
+        CurvePoint(float(size), cross_validated(correct, folds=folds, groups=numbers))
         for size, correct in zip(fit_sizes, hits, strict=True)
     )
     if len(points) < SLOPE_POINTS:
         return LearningCurve(points, own_size)
-    return LearningCurve(points, own_size, *_forecast(fit_sizes, hits.mean(1), own_size, folds, seed))
+    count = round(independent_images(hits[-1], folds, groups=numbers))
+    return LearningCurve(points, own_size, *_forecast(fit_sizes, hits.mean(1), own_size, count, seed))
 
 
 def write_curve(run: RunFolder, curve: LearningCurve) -> None:
@@ -137,7 +144,7 @@ def _round_counts(limit: int) -> Iterator[int]:
 
 
 def _forecast(
-    fit_sizes: NDArray[np.float64], shares: NDArray[np.float64], own_size: float, folds: int, seed: int
+    fit_sizes: NDArray[np.float64], shares: NDArray[np.float64], own_size: float, count: int, seed: int
 ) -> tuple[Score, float]:
     """Extend the errors as a power law to twice the model's images; return the accuracy and the gain there.
 
@@ -148,11 +155,11 @@ def _forecast(
         fit_sizes: (P,) images per class of the points.
         shares: (P, N) share of the repeats in which each image was right.
         own_size: Images per class of the model.
-        folds: Number of folds.
+        count: Effective number of independent images.
         seed: Seed of the bootstrap.
     """
     images = shares.shape[1]
-    samples = np.random.default_rng(seed).integers(images, size=(DRAWS, round(independent_images(images, folds))))
+    samples = np.random.default_rng(seed).integers(images, size=(DRAWS, max(1, count)))
     errors = np.stack([1 - share[samples].mean(1) for share in shares[-SLOPE_POINTS:]])
     mean_errors = 1 - shares[-SLOPE_POINTS:].mean(1)
     values = [

@@ -50,7 +50,12 @@ class Head:
 
 
 def fit_head(
-    features: Tensor, labels: Tensor, n_classes: int, seed: int = 0, strengths: Sequence[float] = STRENGTHS
+    features: Tensor,
+    labels: Tensor,
+    n_classes: int,
+    seed: int = 0,
+    strengths: Sequence[float] = STRENGTHS,
+    groups: Tensor | None = None,
 ) -> Head:
     """Fit logistic regression to standardised features, and fold the standardisation into its weights.
 
@@ -63,26 +68,27 @@ def fit_head(
         n_classes: Number K of classes.
         seed: Seed of the folds.
         strengths: Penalties to choose from, ascending.
+        groups: (N,) numbers of groups that folds keep whole; None for independent images.
 
     Raises:
         UserError: The features have NaN or infinite values, or there are too few images.
     """
     standard = standardise(features)
-    strength, score = _choose_penalty(standard.coordinates, labels, n_classes, seed, strengths)
+    strength, score = _choose_penalty(standard.coordinates, labels, n_classes, seed, strengths, groups)
     fitted = fit_regression(standard.coordinates, labels, n_classes, strength)
     weight, bias = standard.carry_back(fitted.weight, fitted.bias.clamp(min=ABSENT))
     return Head(weight.float(), bias.float(), strength, score)
 
 
 def _choose_penalty(
-    standard: Tensor, labels: Tensor, n_classes: int, seed: int, strengths: Sequence[float]
+    standard: Tensor, labels: Tensor, n_classes: int, seed: int, strengths: Sequence[float], groups: Tensor | None
 ) -> tuple[float, float | None]:
     """Return the best penalty and its score; large sets use a subset, since the optimum is flat and fits are slow."""
     if (labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2) or len(labels) < FOLDS:
         return DEFAULT_STRENGTH, None
     subset = stratified_sample(labels, MAX_COMPARED, seed)
     features, truth = standard[subset], labels[subset]
-    folds = _fold_rows(truth, seed)
+    folds = _fold_rows(truth, seed, None if groups is None else groups[subset])
 
     def score(strength: float) -> float:
         scores = torch.empty(len(truth), n_classes, dtype=torch.float64)
@@ -105,10 +111,12 @@ def fit_regression(features: Tensor, labels: Tensor, n_classes: int, strength: f
     return LinearClassifier(*fit_independent(features, labels, strength, SOLVER))
 
 
-def _fold_rows(labels: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
+def _fold_rows(labels: Tensor, seed: int, groups: Tensor | None) -> list[tuple[Tensor, Tensor]]:
     """Return the rows to fit on and the held-out rows of each fold, stratified by class."""
     if labels.ndim == 1:
-        return draw_folds(labels, seed, even_folds(labels, FOLDS))
+        return draw_folds(labels, seed, even_folds(labels, FOLDS, groups), groups)
+    if groups is not None:
+        return draw_folds(labels, seed, FOLDS, groups)
     fold_of_row = torch.from_numpy(iterative_parts(labels.numpy().astype(np.int8), [1 / FOLDS] * FOLDS, seed))
     return [((fold_of_row != fold).nonzero()[:, 0], (fold_of_row == fold).nonzero()[:, 0]) for fold in range(FOLDS)]
 

@@ -98,7 +98,8 @@ def refit_head(
         unlabelled_features = read(unlabelled_set, unlabelled_set.part("train"), title)
     row_labels, count, n_classes = labels[rows], len(train), len(card.classes)
     last = features[:, : own_width(network)]
-    truth = row_labels[count:]
+    truth, groups = row_labels[count:], data.split.groups
+    groups = None if groups is None else torch.from_numpy(groups[train])
 
     def judged(name: str, head: Head, values: Tensor) -> RefittedHead:
         temperature = fit_temperature(head.scores(values[count:]), truth)
@@ -107,7 +108,7 @@ def refit_head(
         return RefittedHead(name, head, values is features, head_score(head, values[count:], truth), losses)
 
     with threadpool_limits(1):
-        usual = fit_head(last[:count], row_labels[:count], n_classes, seed)
+        usual = fit_head(last[:count], row_labels[:count], n_classes, seed, groups=groups)
         candidates = [judged(LAST, usual, last)]
         for name in HEADS if staged else ():
             weights = fit_mixture(features[:count], row_labels[:count], n_classes, {name: 1.0})

@@ -18,6 +18,7 @@ from paucal.tasks.classification.auto_tune.first_model import (
     build_with_head,
     fit_probe_head,
     frozen_features,
+    groups_of,
     own_width,
 )
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
@@ -72,6 +73,7 @@ def learn_from_unlabelled(state: TuneState) -> None:
             features,
             base_of(first.race, first.head, len(state.setup.card.classes)),
             settings.seed,
+            groups_of(state.setup.data, first.rows),
         )
     details |= {"head": race.name, "brier_scores": dict(race.scores), "lead": race.lead, "error": race.error}
     score = 0.0

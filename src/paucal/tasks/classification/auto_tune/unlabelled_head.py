@@ -16,16 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paucal.data.randomness import derive_seed
 from paucal.evaluation.principal_axes import principal_axes
-from paucal.evaluation.protocols.classifier import draw_folds, even_folds
 from paucal.tasks.classification.auto_tune.head_race import (
-    FEW,
-    FOLDS,
-    REPEATS,
     HeldOut,
     RaceResult,
     best_temperature,
+    is_fitted,
+    repeated_folds,
 )
 from paucal.tasks.classification.auto_tune.heads import fit_mixture, fit_shares
 from paucal.tasks.classification.auto_tune.probe import ABSENT, MAX_COMPARED, Head, fit_regression, stratified_sample
@@ -130,7 +127,13 @@ def base_of(race: RaceResult, last: Head, n_classes: int) -> FitBase:
 
 
 def race_unlabelled(
-    features: Tensor, labels: Tensor, n_classes: int, unlabelled: Tensor, base: FitBase, seed: int
+    features: Tensor,
+    labels: Tensor,
+    n_classes: int,
+    unlabelled: Tensor,
+    base: FitBase,
+    seed: int,
+    groups: Tensor | None = None,
 ) -> UnlabelledResult:
     """Compare heads that learn from unlabelled images with the one that does not, by cross-validation.
 
@@ -141,16 +144,19 @@ def race_unlabelled(
         unlabelled: (U, D) raw features of the unlabelled images.
         base: Function that fits the head of the labelled images alone.
         seed: Seed of the folds.
+        groups: (N,) numbers of groups that folds keep whole; None for independent images.
     """
     pool, rows = pool_of(unlabelled), stratified_sample(labels, MAX_COMPARED, seed)
     labelled_features, truth = features[rows], labels[rows]
-    is_evaluated = labels.bincount(minlength=n_classes)[truth] > 1  # the single image of a class is in no other fold
-    folds, repeats = even_folds(truth, FOLDS), REPEATS if len(truth) <= FEW else 1
+    splits = repeated_folds(truth, seed, None if groups is None else groups[rows])
+    is_evaluated, folds = is_fitted(truth, splits), len(splits[0])
+    if not is_evaluated.any():
+        return UnlabelledResult()
     logits = {
-        name: torch.empty(repeats, len(truth), n_classes, dtype=torch.float64) for name in (ALONE, GAUSSIAN, BOTH)
+        name: torch.empty(len(splits), len(truth), n_classes, dtype=torch.float64) for name in (ALONE, GAUSSIAN, BOTH)
     }
-    for repeat in range(repeats):
-        for fitted, held_out_rows in draw_folds(truth, derive_seed(seed, repeat), folds):
+    for repeat, split in enumerate(splits):
+        for fitted, held_out_rows in split:
             for name, (weight, bias) in fit_heads(
                 labelled_features[fitted], truth[fitted], n_classes, pool, base
             ).items():
