@@ -30,7 +30,7 @@ from tasks.classification.auto_tune.test_auto_tune import photos, rungs_of, star
 GIVEN = {"freeze": 2, "eval_mode": True, "lr": 1e-3, "crop_scale": 0.5}  # one way to tune, so that no trial is made
 
 
-def won_by_stages(last, staged, labels, n_classes, strength, seed, heads, most):
+def won_by_stages(last, staged, labels, n_classes, strength, seed, heads, most, groups):
     weights = fit_mixture(staged, labels, n_classes, dict.fromkeys(HEADS, 0.05))
     return RaceResult(MEAN, Head(*weights, 100.0, 0.9), {MEAN: 0.5})
 
