@@ -153,7 +153,7 @@ def disturb(
             os.kill(process.pid, signal.Signals[kind])
             process.join(PATIENCE)
             if storage is not None and dice.random() < 0.5:  # the next machine has nothing of this one
-                shutil.rmtree(folder / "cache")
+                shutil.rmtree(folder / "cache", ignore_errors=True)  # it may not exist yet
                 tally.machines_lost += 1
         if process.exitcode is None:
             process.kill()
