@@ -17,11 +17,7 @@ def require_name(word: str, names: Iterable[str], where: str) -> None:
 
 
 def check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> None:
-    """Check the entries of a study.
-
-    Raises:
-        UserError: An entry is invalid; the message begins with `where`.
-    """
+    """Check the entries of a study."""
     require_name(study.kind, KINDS, f"{where}: the kind")
     for column in study.columns:
         require_name(column.metric, METRICS, f"{where}: the metric of {column.name!r}")

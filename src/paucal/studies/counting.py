@@ -59,9 +59,6 @@ def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> M
         side: Side of an image in pixels.
         words: Arguments of its constructor, each as NAME=VALUE.
         classes: Number of outputs; 0 for none.
-
-    Raises:
-        UserError: There is no such model, or it does not take images of that side.
     """
     keyword_args = model_arguments(words)
     # Only the image size is adapted, if the model needs one.
@@ -104,9 +101,6 @@ def count_network(
         shape: Height and width of an image in pixels.
         width: Channels of a segmenter's head.
         classes: Number of classes of objects or pixels; None for the number in COCO or ADE20K.
-
-    Raises:
-        UserError: There is no such model, or it has no feature maps.
     """
     spec = BackboneSpec(name, 0, image_size=(shape[0], shape[1]), arguments=model_arguments(words))
     if network == "upernet":

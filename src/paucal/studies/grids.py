@@ -45,9 +45,6 @@ def prepare_grids(call: Call) -> list[Grid]:
     """Check every run, measure how long it takes, and store the grids.
 
     The starts of a smaller scale may not exist yet: random weights replace them in the measurement.
-
-    Raises:
-        UserError: Images are missing, a setting is invalid, or the folder contains something else.
     """
     call = with_starts(call)
     study, small, kind, console = call.study, call.small, call.study.kind, call.console
@@ -183,9 +180,6 @@ def _with_maps(
     """Return the arms, with label maps if they need them, all with the teacher's split.
 
     The teacher's maps contain the labels of its training images, so these must not be test images of any arm.
-
-    Raises:
-        UserError: The teacher could not be trained, or its accuracy is too low.
     """
     selection = {name: arms[0].settings[name] for name in CHOOSING if name in arms[0].settings}
     teacher, maps = _train_teacher(call, selection, small, shared), str(call.folder / "maps")

@@ -40,11 +40,7 @@ def overview() -> tuple[Table, list[str]]:
 
 
 def show(name: str) -> tuple[Table | None, list[str]]:
-    """Return the published numbers of a study, and sentences about it; the first is its title.
-
-    Raises:
-        UserError: There is no such study.
-    """
+    """Return the published numbers of a study, and sentences about it; the first is its title."""
     study, sets = find_study(name), data_sets()
     sentences = [f"{study.title}: {study.paper}, {study.where} ({study.source})"]
     sentences.append(f"as published: {status(study, sets)}")

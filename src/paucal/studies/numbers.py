@@ -126,11 +126,7 @@ def wins(sets: Sequence[BySeed], baseline: Sequence[BySeed]) -> dict[int, float]
 
 
 def measured_elsewhere(study: Study, folder: Path) -> dict[str, Numbers]:
-    """Return the numbers that other studies measured at full scale, by the names of those studies.
-
-    Raises:
-        UserError: A table there was not written by a study.
-    """
+    """Return the numbers that other studies measured at full scale, by the names of those studies."""
     names = dict.fromkeys(column.study for column in study.columns if column.study)
     return {name: _read_numbers(full_folder(name, folder) / RESULTS) for name in names}
 

@@ -81,9 +81,6 @@ def plan_whole(
         scale: "tiny", "small" or "full".
         data_sets: Data sets by name.
         columns: Requested columns, of which the first determines the data set that a smaller scale replaces.
-
-    Raises:
-        UserError: The study is not run, or has no such scale or column.
     """
     small = find_scale(study, scale)
     wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)

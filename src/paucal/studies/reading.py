@@ -53,11 +53,7 @@ def studies() -> Mapping[str, Study]:
 
 
 def find_study(name: str) -> Study:
-    """Return a study by its name.
-
-    Raises:
-        UserError: There is no such study; the message contains the nearest name.
-    """
+    """Return a study by its name."""
     names = studies()
     if name not in names:
         raise UserError(f"there is no study {name!r}{did_you_mean(name, names)}; 'paucal study list' shows all.")
@@ -74,11 +70,7 @@ def read_data_sets(path: Path) -> dict[str, DataSet]:
 
 
 def read_by_kind(path: Path) -> dict[str, Any]:
-    """Read the entries that studies of a kind share in all papers; they replace the shared entries of a paper's file.
-
-    Raises:
-        UserError: The file cannot be read, or an entry is invalid.
-    """
+    """Read the entries that studies of a kind share in all papers; they replace those of a paper's file."""
     content = _read_mapping(path)
     for kind, entry in content.items():
         require_name(kind, (*TRAINED, TUNE, ENLARGE), f"{path.name}: the kind")
@@ -90,11 +82,7 @@ def read_by_kind(path: Path) -> dict[str, Any]:
 def read_studies(
     path: Path, data_sets: Mapping[str, DataSet], by_kind: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, Study]:
-    """Read the studies of a paper.
-
-    Raises:
-        UserError: The file cannot be read, or an entry is invalid; the message names the study and the row.
-    """
+    """Read the studies of a paper."""
     content, by_kind = _read_mapping(path), by_kind or {}
     entries = {*SHARED, "title", "models", "scales", "columns", "studies"}
     if unknown := sorted(set(content) - entries):

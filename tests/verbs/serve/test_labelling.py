@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from paucal.data.sources.opening import open_images
 from paucal.runner.input_images import full_name
 from paucal.types import UserError
-from paucal.verbs.serve.label_app import make_label_app
+from paucal.verbs.serve.app import make_label_app
 from paucal.verbs.serve.label_file import LabelFile, check_label_file
 from paucal.verbs.serve.labelling import NONE, OFFER, Conflict, Labelling, Suggestion
 
@@ -206,6 +206,7 @@ def test_requests__are_checked(images: Path, tmp_path: Path) -> None:
             answer = site.post(path, json=body)
             assert answer.status_code == status
             assert answer.json()["error"].endswith(".")
+            assert "--max-upload" not in answer.json()["error"]  # it limits only pictures to classify
         form = {"Content-Type": "text/plain"}  # as a page of another site can send it
         assert site.post("/api/save", content='{"tab":"a","image":0,"label":"cat"}', headers=form).status_code == 415
         assert site.post("/api/next", json={"tab": "a"}, headers={"Host": "evil.example"}).status_code == 400

@@ -235,9 +235,6 @@ def out_of_fold(
         groups: (N,) numbers of groups, each of which stays in one fold.
         seed: Seed of the folds.
         progress: Function called with (fits done, fits in all).
-
-    Raises:
-        UserError: Features are NaN or infinite, or there is only one class.
     """
     strength = fit_head(features, labels, n_classes, seed).strength
     probabilities = np.zeros((len(labels), n_classes))

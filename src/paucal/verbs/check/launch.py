@@ -235,11 +235,7 @@ def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
 
 
 def _with_target(settings: CheckSettings, column: str) -> tuple[ImageSet, list[Finding]]:
-    """Open a table as `paucal train --target` does, and describe its numbers in findings.
-
-    Raises:
-        UserError: There is no such column, a cell is not a number, or too few images have a number.
-    """
+    """Open a table as `paucal train --target` does, and describe its numbers in findings."""
     all_images = open_images(
         settings.data,
         labelled=False,

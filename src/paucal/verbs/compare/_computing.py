@@ -59,11 +59,7 @@ class CellConsole(SilentConsole):
 
 
 def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool:
-    """Train and evaluate a cell as its verb and settings say; a `Compute`.
-
-    Raises:
-        UserError: The data or a setting is invalid, or another process is training this run.
-    """
+    """Train and evaluate a cell as its verb and settings say; a `Compute`."""
     torch.set_num_threads(threads)
     quiet = SilentConsole() if console is None else CellConsole(console)
     if not cell.run.finished:
@@ -111,9 +107,6 @@ def _evaluate(cell: Cell, console: Console) -> None:
     """Evaluate a cell's finished run, or its model, and store the scores in the cell's folder.
 
     The cell has settings of `paucal eval` and, for a pre-trained backbone, "on", the DATA of the evaluation.
-
-    Raises:
-        UserError: The images cannot be used, or the model is missing.
     """
     evaluation = dict(cell.settings.get(EVALUATION, {}))
     if cell.verb == "segment":

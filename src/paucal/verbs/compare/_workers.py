@@ -149,9 +149,6 @@ class Ray:
         count: Number of tasks.
         threads: Threads of each task, requested as CPUs.
         device: Device of the runs; None for the best one, with a GPU for each task if the cluster has any.
-
-    Raises:
-        UserError: Ray is not installed, or cannot be imported.
     """
 
     lost = 0  # Ray restarts tasks whose worker died

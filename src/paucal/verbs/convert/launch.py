@@ -85,11 +85,7 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
 
 
 def write_set(content: Content, layout: Layout, target: Path, console: Console) -> None:
-    """Write labels and images into a new folder, which appears when all of it is written.
-
-    Raises:
-        UserError: The layout does not support the labels, or an image cannot be read.
-    """
+    """Write labels and images into a new folder, which appears when all of it is written."""
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:

@@ -55,12 +55,7 @@ class DetectedSet:
 
 
 def evaluate_detector(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[DetectedSet]:
-    """Evaluate the detector of a run on sets of images with boxes, by default on the run's own test images.
-
-    Raises:
-        UserError: The run does not exist, its detector does not know a class of the boxes, or there are no images to
-            evaluate on.
-    """
+    """Evaluate the detector of a run on sets of images with boxes, by default on the run's own test images."""
     require_metrics()
     run = open_model_folder(model)
     detector_parts = load_detector(run, settings.device)

@@ -252,11 +252,7 @@ def _open_sets(
 
 
 def _without_seen(data: EvaluationData, model: str, console: Console) -> EvaluationData:
-    """Leave out the test images whose labels the model has seen, with a note.
-
-    Raises:
-        UserError: The model has seen the labels of all test images, or its run's split cannot be read.
-    """
+    """Leave out the test images whose labels the model has seen, with a note."""
     run = find_run(model) or run_behind(model)
     if run is None:
         return data
@@ -274,11 +270,7 @@ def _without_seen(data: EvaluationData, model: str, console: Console) -> Evaluat
 
 
 def _say_seen(data: EvaluationData, models: Sequence[str], console: Console) -> dict[str, list[str]]:
-    """Print how many test images were used in the pre-training of each model; return the sentences by model.
-
-    Raises:
-        UserError: A model has seen the labels of some test images.
-    """
+    """Print how many test images were used in the pre-training of each model; return the sentences by model."""
     runs, test = {name: find_run(name) or run_behind(name) for name in models}, data.parts["test"]
     for name, run in runs.items():
         require_unseen(name, run, data.images, test)

@@ -75,9 +75,6 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
         images: Image set, opened and checked.
         part: "train", "val" or "test"; None for the test images.
         target: DATA as given; None for the run's own images.
-
-    Raises:
-        UserError: No image is left, DATA has no such split, or the run's split cannot be read.
     """
     if target is None:
         split = read_split(run.split, images)
@@ -264,10 +261,6 @@ def check_places(model: str, data: Sequence[str], settings: EvalSettings, more: 
         data: Images to evaluate it on; empty for its own.
         settings: Settings of the evaluation.
         more: Further names of result files, see `check_results`.
-
-    Raises:
-        UserError: A folder cannot be written to, lies among the images or contains other files; or the run does not
-            exist.
     """
     frozen = any(name != "classification" for name in settings.protocols)
     folders = [table_folder(model, settings)] if frozen else []

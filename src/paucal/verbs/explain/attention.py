@@ -155,11 +155,7 @@ class Entropies:
         self.images = 0
 
     def add(self, batch: Sequence[ExplainInput]) -> None:
-        """Add a batch.
-
-        Raises:
-            UserError: a model has no attention between cells.
-        """
+        """Add a batch."""
         images = stack_views(batch, self._first)
         for name, model in self.models.items():
             inputs, totals = view_of(images, self._first, model), self._sums[name]

@@ -40,11 +40,7 @@ _NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}
 
 
 def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int] | None:
-    """Return the numbers of classes given by name; None for the likeliest classes of each image.
-
-    Raises:
-        UserError: the model has no such class, or predicts numbers.
-    """
+    """Return the numbers of classes given by name; None for the likeliest classes of each image."""
     if isinstance(model.card, RegressionCard) and names is None:
         return [0]
     model.require_classifier()

@@ -36,11 +36,7 @@ class ExplainInput:
 def read_images(
     sources: Sequence[str | ImageInMemory], model: TrainedModel, on_bad: str, console: Console
 ) -> tuple[int, Iterator[ExplainInput]]:
-    """Return an upper bound on the number of images, and an iterator that keeps one image in memory at a time.
-
-    Raises:
-        UserError: a path does not exist or contains no image, or an image cannot be read.
-    """
+    """Return an upper bound on the number of images, and an iterator that keeps one image in memory at a time."""
     reading = model.card.preprocessing.reading
     image_sets = open_sources(sources, console, reading)
     return sum(map(len, image_sets)), _view_pictures(read_all(image_sets, reading, on_bad, console), model)

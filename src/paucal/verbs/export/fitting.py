@@ -70,11 +70,7 @@ class Candidate:
 
 
 def formats_to_fit(settings: ExportSettings, subject: Subject) -> list[str]:
-    """Return the formats to choose among: the given ones, or all installed ones with files of 8 bits.
-
-    Raises:
-        UserError: A format is not a graph, or does not run on this machine.
-    """
+    """Return the formats to choose among: the given ones, or all installed ones with files of 8 bits."""
     usual = [name for name, entry in GRAPHS.items() if entry.quantise and entry.installed]
     if isinstance(subject, DetectorSubject) or settings.with_preprocessing:
         usual = [name for name in usual if GRAPHS[name].pixels is None]
@@ -94,9 +90,6 @@ def best_within(
     """Return the best file within the limits, and its comparison with the run's model on test images.
 
     The file is in a subfolder of `work`.
-
-    Raises:
-        UserError: No file fits.
     """
     candidates = list(_write_files(subject, formats, settings, work / "own", console))
     best = _keep_best(candidates, subject, limits, settings, console)

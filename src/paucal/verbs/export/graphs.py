@@ -81,9 +81,6 @@ class GraphWriter:
             parts: Parts of the run's images, of which the first one with images is taken; the given images take the
                 place of test images, and that of other parts where the run's images are missing.
             pictures: Images that were read before, in place of the run's.
-
-        Raises:
-            UserError: The preprocessing cannot be part of a graph, or there are no images.
         """
         web = None if self.settings.onnxruntime_web is None else named_path(self.settings.onnxruntime_web)
         if "html" in formats:

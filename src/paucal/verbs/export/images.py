@@ -41,11 +41,7 @@ TESTED, JUDGED = ("test", "val", "train"), ("val", "train")  # parts of the imag
 def compared_images(
     data: str | None, max_images: int, subject: Subject, console: Console, parts: Sequence[str] = TESTED
 ) -> Pictures:
-    """Return images to compare an export on: the given images, or those of the first non-empty part of a run.
-
-    Raises:
-        UserError: there are no images, or the run's images are gone.
-    """
+    """Return images to compare an export on: the given images, or those of the first non-empty part of a run."""
     if data is not None:
         named_pictures = read_all(open_sources([data], console, subject.reading), subject.reading, "refuse", console)
         pictures = [picture for _, picture in islice(named_pictures, max_images)]
@@ -74,11 +70,7 @@ def has_images(subject: Subject) -> bool:
 
 
 def calibrating_inputs(subject: Subject) -> Iterator[NDArray[np.float32]]:
-    """Yield inputs of the graph, made from training images of a run.
-
-    Raises:
-        UserError: the images are gone, or the model's folder is not a run.
-    """
+    """Yield inputs of the graph, made from training images of a run."""
     if not subject.run.config.exists():
         raise UserError(
             f"--int8 needs the training images of a run, but {subject.run.path} is only a model: give its run."

@@ -34,11 +34,7 @@ class Limits:
 
 
 def limits_of(settings: ExportSettings) -> Limits | None:
-    """Return the limits that were given; None without any.
-
-    Raises:
-        UserError: The size or the time is invalid, or an option contradicts the limits or needs one.
-    """
+    """Return the limits that were given; None without any."""
     if settings.max_size is None and settings.max_ms is None:
         if settings.time is not None:
             raise UserError(
@@ -55,9 +51,6 @@ def limits_of(settings: ExportSettings) -> Limits | None:
 
 def bytes_of(text: str) -> int:
     """Return the bytes of a size such as "5MB" or "800 KiB".
-
-    Raises:
-        UserError: It is not a size above 0.
 
     Example:
         >>> bytes_of("5MB"), bytes_of("1.5 MiB")

@@ -100,10 +100,6 @@ def teach(teacher: ClassifierSubject, student: Student, time: str, folder: Path,
         time: Time for all of it, such as "15m".
         folder: Folder of the student's run.
         console: Shows the training.
-
-    Raises:
-        UserError: The time is too short.
-        KeyboardInterrupt: The training was stopped.
     """
     run_settings = teacher.run.settings
     images = {word: run_settings[word] for word in OF_THE_IMAGES if run_settings.get(word) is not None}

@@ -57,11 +57,7 @@ class ClassifierSubject(Classifier):
         self.run, self.console, self.reading = run, console, self.card.preprocessing.reading
 
     def require(self, model: TrainedModel) -> TrainedModel:
-        """Return the model of the run, if it is for this task.
-
-        Raises:
-            UserError: The run's verb is another one.
-        """
+        """Return the model of the run, if it is for this task."""
         return model.require_classifier()
 
     def graph(self, pixels: bool) -> Graph:
@@ -121,11 +117,7 @@ class SegmenterSubject:
         self._statistics = Normalisation(model.card.preprocessing.mean, model.card.preprocessing.std)
 
     def graph(self, pixels: bool) -> Graph:
-        """Return the graph that is exported: logits of a window's pixels.
-
-        Raises:
-            UserError: The preprocessing should be part of the graph.
-        """
+        """Return the graph that is exported: logits of a window's pixels."""
         if pixels:
             raise UserError("--with-preprocessing is for classifiers, but a segmenter reads windows: leave it out.")
         example = torch.zeros(EXAMPLES, self.card.backbone.in_chans, *self.card.preprocessing.image_size)
@@ -175,11 +167,7 @@ class DetectorSubject:
         self._view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
 
     def graph(self, pixels: bool) -> Graph:
-        """Return the graph that is exported: the objects of an image of any size.
-
-        Raises:
-            UserError: The preprocessing should be part of the graph.
-        """
+        """Return the graph that is exported: the objects of an image of any size."""
         if pixels:
             raise UserError("--with-preprocessing is for classifiers, but this model is a detector: leave it out.")
         height, width = self.card.resize_to
@@ -226,9 +214,6 @@ def open_subject(run: RunFolder, console: Console, mirror: bool = False) -> Subj
         run: Run of `paucal train` or `paucal segment`.
         console: Shows the progress of reading images.
         mirror: Whether to average a classifier's predictions for an image and its mirror image.
-
-    Raises:
-        UserError: The run has no model.
     """
     task = task_of(run.path)
     if not mirror:

@@ -102,10 +102,6 @@ def label_images(
         min_accuracy: Share of the sample that the mean over the cells must classify correctly.
         batch_size: Images in a batch.
         workers: Number of processes that load images.
-
-    Raises:
-        UserError: The teacher has other classes or its accuracy is too low, or the folder holds something else or is
-            being written by another process.
     """
     device = next(teacher.dense.parameters()).device
     check_batch_memory(min(batch_size, len(images)), teacher.dense.backbone.image_size)
@@ -279,11 +275,7 @@ def require_free(output: Path) -> None:
 
 @contextmanager
 def writing_maps(output: Path, console: Console, title: str) -> Iterator[Advance]:
-    """Lock a folder of maps for writing, with a progress bar; yield the function that advances the bar.
-
-    Raises:
-        UserError: Another process writes there, or has taken over the lock in the meantime.
-    """
+    """Lock a folder of maps for writing, with a progress bar; yield the function that advances the bar."""
     with sole_writer(output, WHAT) as lock, console.progress(title) as advance:
 
         def step(done: int, total: int) -> None:

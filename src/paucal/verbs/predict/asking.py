@@ -67,9 +67,6 @@ def predict_batches(
 
     Batches count only pictures that can be read, from `start` on. A call that resumes after a whole batch thus has the
     same batches, and the same numbers, as a call without interruption.
-
-    Raises:
-        UserError: a picture cannot be read and must not be skipped, or the model has no features.
     """
     with ExitStack() as stack:
         take = stack.enter_context(features_of_calls(model)) if features else None

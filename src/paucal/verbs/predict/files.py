@@ -27,10 +27,6 @@ def predict_to_files(
 
     Returns:
         The predictions as pieces of text; none if they are written to a file.
-
-    Raises:
-        UserError: the model or an image does not exist, cannot be read or does not fit the request; a file exists or
-            cannot be written; unfinished predictions of a stopped call are of another model or of other images.
     """
     check_ranges(settings)
     check_ranges(wanted)

@@ -92,11 +92,7 @@ class Journal:
         return self.done
 
     def add(self, block: Block) -> None:
-        """Store a block.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Store a block."""
         self._lock.check()
         if not self._stack:
             self._open_part()
@@ -214,11 +210,7 @@ def _read_facts(path: Path) -> dict[str, Any] | None:
 
 
 def stored_precision(folder: Path) -> str | None:
-    """Return the precision of the unfinished predictions in a folder; None for a folder without predictions.
-
-    Raises:
-        UserError: A file of predictions is not a regular file.
-    """
+    """Return the precision of the unfinished predictions in a folder; None for a folder without predictions."""
     abouts = (_read_facts(require_regular(path)) for path in sorted(folder.glob(_PARTS)))
     precision = next((facts.get(PRECISION) for facts in abouts if facts is not None), None)
     return precision if precision in GIVEN else None

@@ -85,11 +85,7 @@ class ListedRun:
 
 
 def list_runs(root: Path) -> list[ListedRun]:
-    """Return all runs below a folder, the oldest first; if the folder is a run itself, only this run.
-
-    Raises:
-        UserError: there is no such folder.
-    """
+    """Return all runs below a folder, the oldest first; if the folder is a run itself, only this run."""
     if not root.is_dir():
         raise UserError(f"there is no folder {str(root)!r}: give one that holds runs.")
     runs = [_list_run(path, root) for path in _folders(root, DEPTH)]
@@ -175,9 +171,6 @@ def matching(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[Liste
     Args:
         runs: Runs to choose from.
         conditions: NAME and VALUE with one of = != > < >= <= in between; the VALUE of = and != may have wildcards.
-
-    Raises:
-        UserError: a condition cannot be parsed, or no run has a value of that name.
     """
     for condition in conditions:
         test = _parse_condition(condition, runs)
@@ -186,11 +179,7 @@ def matching(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[Liste
 
 
 def sort_runs(runs: Sequence[ListedRun], by: str) -> list[ListedRun]:
-    """Return runs sorted by a value, in descending order with a "-" before its name; runs without it come last.
-
-    Raises:
-        UserError: no run has such a value.
-    """
+    """Return runs sorted by a value, in descending order with a "-" before its name; runs without it come last."""
     name, reverse = by.removeprefix("-").replace("-", "_"), by.startswith("-")
     require_known(name, runs, "--sort")
     have = [run for run in runs if run.value(name) is not None]

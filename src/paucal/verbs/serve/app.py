@@ -1,7 +1,8 @@
-"""The web application: our page and one endpoint that classifies a picture; every request is checked."""
+"""The web applications: a page that classifies pictures, and a page to label images; every request is checked."""
 
 import asyncio
-from collections.abc import Collection
+import json
+from collections.abc import Callable, Collection
 from importlib.resources import files
 from typing import Any
 
@@ -14,18 +15,17 @@ from starlette.routing import Route
 
 from paucal.types import UserError
 from paucal.verbs.serve.answering import Answerer
+from paucal.verbs.serve.labelling import Conflict, Labelling
 
 MAX_WAITING = 16  # pictures held in memory at once
-PATIENCE = 30.0  # seconds in which a picture must arrive
+MAX_LABEL_BYTES = 10_000  # limit of a request of the labelling page
+PATIENCE = 30.0  # seconds in which a request must arrive
 LONGEST_NAME = 200
-KINDS = ("image/", "application/octet-stream")  # types that a page of another site cannot send without a CORS preflight
-FILES = {
-    "/": ("page.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-}
-
-
+# Content types that a page of another site cannot send without a CORS preflight, which is never granted.
+PICTURES, JSON = ("image/", "application/octet-stream"), ("application/json",)
+PAGE_FILES = {"/": "page.html", "/page.css": "page.css", "/page.js": "page.js"}
+LABEL_FILES = {"/": "label.html", "/page.css": "page.css", "/label.css": "label.css", "/label.js": "label.js"}
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -92,13 +92,13 @@ class RefusedRequest(Exception):
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
-        self.status, self.sentence = status, sentence
+        self.status = status
 
 
 def make_app(
     answerer: Answerer, title: str, max_bytes: int, hosts: Collection[str] | None, max_waiting: int = MAX_WAITING
 ) -> Guard:
-    """Return the application.
+    """Return the application that classifies pictures.
 
     Args:
         answerer: Source of the answers.
@@ -116,14 +116,10 @@ def make_app(
             return JSONResponse({"error": "too many pictures at once: try again in a moment."}, 503, headers)
         n_waiting += 1
         try:
-            content = await read_body(request, max_bytes)
+            content = await read_body(request, max_bytes, PICTURES)
             name = request.query_params.get("name", "picture")[:LONGEST_NAME] or "picture"
             explain = request.query_params.get("explain") == "1"
             return JSONResponse(await run_in_threadpool(answerer.answer, content, name, explain))
-        except RefusedRequest as problem:
-            return JSONResponse({"error": problem.sentence}, problem.status)
-        except UserError as problem:
-            return JSONResponse({"error": str(problem)}, 422)
         finally:
             n_waiting -= 1
 
@@ -131,27 +127,60 @@ def make_app(
         classes = list(answerer.model.classes)
         return JSONResponse({"title": title, "classes": classes, "several": answerer.model.card.several})
 
-    routes = [Route(path, send_file(*file_arguments)) for path, file_arguments in FILES.items()]
-    routes += [Route("/api/model", about), Route("/api/classify", classify, methods=["POST"])]
-    return Guard(Starlette(routes=routes), hosts)
+    routes = [Route("/api/model", about), Route("/api/classify", classify, methods=["POST"])]
+    return _guarded(PAGE_FILES, routes, hosts)
 
 
-def send_file(name: str, kind: str) -> Any:
-    """Return an endpoint that sends a file of the page.
+def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard:
+    """Return the application of the labelling page; `hosts` are as in `make_app`."""
 
-    Args:
-        name: Name of the file.
-        kind: Its media type.
-    """
-    content = (files("paucal.verbs.serve") / name).read_bytes()
+    def post(path: str, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Route:
+        async def respond(request: Request) -> Response:
+            content = _parse(await read_body(request, MAX_LABEL_BYTES, JSON))
+            try:
+                return JSONResponse(await run_in_threadpool(answer, content))
+            except OSError as problem:
+                return JSONResponse({"error": f"the label was not saved ({problem.strerror})."}, 507)
 
-    async def send(request: Request) -> Response:
-        return Response(content, media_type=kind)
+        return Route(path, respond, methods=["POST"])
 
-    return send
+    async def picture(request: Request) -> Response:
+        try:
+            content = await run_in_threadpool(labelling.picture, int(request.path_params["number"]))
+        except UserError as problem:
+            return JSONResponse({"error": str(problem)}, 404)
+        return Response(content, media_type="image/jpeg")
+
+    def save(fields: dict[str, Any]) -> dict[str, Any]:
+        return labelling.save(_text_field(fields, "tab"), _image_field(fields), _text_field(fields, "label"))
+
+    routes = [
+        Route("/api/image/{number:int}", picture),
+        post("/api/next", lambda fields: labelling.next(_text_field(fields, "tab"))),
+        post("/api/undo", lambda fields: labelling.undo(_text_field(fields, "tab"))),
+        post("/api/skip", lambda fields: labelling.skip(_text_field(fields, "tab"), _image_field(fields))),
+        post("/api/save", save),
+    ]
+    return _guarded(LABEL_FILES, routes, hosts)
 
 
-async def read_body(request: Request, max_bytes: int, kinds: str | tuple[str, ...] = KINDS) -> bytes:
+def _guarded(pages: dict[str, str], routes: list[Route], hosts: Collection[str] | None) -> Guard:
+    """Return an application with files of this package, by path, and endpoints that answer errors with a sentence."""
+
+    def file_route(path: str, name: str) -> Route:
+        file = files("paucal.verbs.serve") / name
+        response = Response(file.read_bytes(), media_type=MEDIA_TYPES[name[name.index(".") :]])
+        return Route(path, lambda request: response)
+
+    async def refuse(request: Request, problem: Exception) -> Response:
+        status = 409 if isinstance(problem, Conflict) else getattr(problem, "status", 422)
+        return JSONResponse({"error": str(problem)}, status)
+
+    routes = [*(file_route(path, name) for path, name in pages.items()), *routes]
+    return Guard(Starlette(routes=routes, exception_handlers={RefusedRequest: refuse, UserError: refuse}), hosts)
+
+
+async def read_body(request: Request, max_bytes: int, kinds: tuple[str, ...]) -> bytes:
     """Return the body of a request, never holding more than `max_bytes` bytes of it.
 
     Args:
@@ -160,15 +189,15 @@ async def read_body(request: Request, max_bytes: int, kinds: str | tuple[str, ..
         kinds: Beginnings of the content types that are accepted.
 
     Raises:
-        Refused: the body is too large, too slow, empty, or of another content type.
+        RefusedRequest: The body is too large, too slow, empty, or of another content type.
     """
-    noun = "picture" if kinds == KINDS else "request"
-    too_large = RefusedRequest(
-        413, f"the {noun} is larger than {max_bytes / 1e6:.3g} MB, the limit set by --max-upload."
-    )
+    noun, limit, expected = "request", f"{max_bytes} bytes", "the content type application/json"
+    if kinds == PICTURES:
+        noun, limit = "picture", f"{max_bytes / 1e6:.3g} MB, the limit set by --max-upload"
+        expected = "the picture itself, with the content type image/jpeg or application/octet-stream"
+    too_large = RefusedRequest(413, f"the {noun} is larger than {limit}.")
     if not request.headers.get("content-type", "").startswith(kinds):
-        sent = "the picture itself, with the content type image/jpeg or application/octet-stream"
-        raise RefusedRequest(415, f"send {sent if kinds == KINDS else f'the content type {kinds}'}.")
+        raise RefusedRequest(415, f"send {expected}.")
     stated_length = request.headers.get("content-length", "0")
     if not stated_length.isdecimal() or int(stated_length) > max_bytes:
         raise too_large
@@ -186,3 +215,25 @@ async def read_body(request: Request, max_bytes: int, kinds: str | tuple[str, ..
     if not content:
         raise RefusedRequest(422, f"there was no {noun}: send one.")
     return bytes(content)
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise RefusedRequest(422, "send a JSON object.")
+    return values
+
+
+def _text_field(fields: dict[str, Any], name: str) -> str:
+    if not isinstance(fields.get(name), str):
+        raise RefusedRequest(422, f"the request has no text field {name!r}.")
+    return fields[name]
+
+
+def _image_field(fields: dict[str, Any]) -> int:
+    if type(fields.get("image")) is not int:
+        raise RefusedRequest(422, "the request has no number field 'image'.")
+    return fields["image"]

@@ -27,9 +27,6 @@ class LabelFile:
 
     Attributes:
         labels: Label by path of the image, in the order they were given; "" for "none of the classes".
-
-    Raises:
-        UserError: Another process is writing the file, or it is a table of another kind.
     """
 
     def __init__(self, path: Path) -> None:

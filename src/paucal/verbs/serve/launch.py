@@ -37,17 +37,17 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
     try:
         import uvicorn
 
-        from paucal.verbs.serve.app import make_app
-        from paucal.verbs.serve.label_app import make_label_app
+        from paucal.verbs.serve.app import make_app, make_label_app
     except ImportError as problem:
         raise UserError(f"paucal serve needs {problem.name}: pip install 'paucal[serve]'") from problem
     check_labelling(source, settings)
+    hosts = _allowed_hosts(settings.host)
     with ExitStack() as stack:
         if source is None or settings.label is not None:
             path = check_label_file(str(settings.save), str(settings.label))
             listener = stack.enter_context(_listening_socket(settings.host, settings.port))
             saved = stack.enter_context(LabelFile(path))
-            app = make_label_app(open_labelling(source, settings, saved, console), _allowed_hosts(settings.host))
+            app = make_label_app(open_labelling(source, settings, saved, console), hosts)
         else:
             model = load_model(source, settings.device)
             if not isinstance(model.card, RegressionCard):
@@ -56,13 +56,8 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
             listener = stack.enter_context(_listening_socket(settings.host, settings.port))
             path = Path(source)
             familiarity = familiarity_of(open_run(path), model, console) if (path / MARKER).exists() else None
-            title, max_bytes = _page_title(source, model), settings.max_upload * 10**6
-            app = make_app(
-                Answerer(model, familiarity, settings.precision, settings.mirror),
-                title,
-                max_bytes,
-                _allowed_hosts(settings.host),
-            )
+            answerer = Answerer(model, familiarity, settings.precision, settings.mirror)
+            app = make_app(answerer, _page_title(source, model), settings.max_upload * 10**6, hosts)
         if settings.host not in LOCAL:
             console.say("note: other machines can reach this page without a login")
         console.say(f"open {addresses(settings.host, settings.port)} in a browser; Ctrl-C ends it")
@@ -77,11 +72,10 @@ def addresses(host: str, port: int) -> str:
     """Return the page's address for a browser; if the server is open to all machines, also that for others."""
     if host not in EVERYWHERE:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-    network_address = address_in_network()
-    other_address = (
-        "" if network_address is None else f", or on another device of your network http://{network_address}:{port}/,"
-    )
-    return f"http://127.0.0.1:{port}/{other_address}"
+    address = f"http://127.0.0.1:{port}/"
+    if (network_address := address_in_network()) is None:
+        return address
+    return f"{address}, or on another device of your network http://{network_address}:{port}/,"
 
 
 def address_in_network() -> str | None:
@@ -97,10 +91,8 @@ def address_in_network() -> str | None:
 
 def _page_title(source: str, model: TrainedModel) -> str:
     run = RunFolder(Path(source)).path.resolve().name
-    gives = (
-        model.card.target if isinstance(model.card, RegressionCard) else counted(len(model.classes), "class", "classes")
-    )
-    return f"{run}: {model.card.backbone.name}, {gives}"
+    card, n_classes = model.card, counted(len(model.classes), "class", "classes")
+    return f"{run}: {card.backbone.name}, {card.target if isinstance(card, RegressionCard) else n_classes}"
 
 
 def _allowed_hosts(host: str) -> tuple[str, ...] | None:
