@@ -170,13 +170,3 @@ def require_empty(target: Path, flag: str = "--output") -> None:
     """Refuse a folder that is not empty, or a file."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{flag}: {str(target)!r} is not empty: give a new or an empty folder.")
-
-
-def put_in_place(folder: Path, target: Path) -> None:
-    """Rename a finished folder to its target, which is missing or empty, with the usual permissions."""
-    umask = os.umask(0)
-    os.umask(umask)
-    folder.chmod(0o777 & ~umask)
-    if target.is_dir():
-        target.rmdir()  # it is empty
-    folder.rename(target)

@@ -11,17 +11,16 @@ from numpy.typing import NDArray
 
 from paucal.data.boxes.annotations import AnnotatedImage, Corners
 from paucal.data.boxes.opening import read_boxes
-from paucal.data.classes import choose_classes, valid_text
+from paucal.data.classes import valid_text
 from paucal.data.images import ImageSet
 from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.recognition import KINDS, recognise
 from paucal.data.shards.writing import encode_image
-from paucal.data.sources.opening import open_images
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import ReportProgress
-from paucal.runner.images import as_read
+from paucal.runner.images import as_read, find_images
 from paucal.tasks.detection.images import SMALLEST, check_annotations
 from paucal.types import UserError
 from paucal.verbs.convert.settings import ConvertSettings
@@ -77,7 +76,7 @@ class Item:
         return PurePosixPath(self.name).stem
 
     def place(self, folder: str, suffix: str = "") -> str:
-        """Return the path of the image, or of a file with another suffix, in a folder and that of its part."""
+        """Return the path FOLDER/PART/NAME of the image, or of its companion file with another suffix."""
         name = f"{self.stem}{suffix}" if suffix else self.name
         return "/".join(part for part in (folder, self.part, name) if part)
 
@@ -121,7 +120,7 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
     path = Path(settings.data).expanduser()
     has_masks = settings.images is not None or settings.masks is not None
     kinds_found = {"segment": "masks"} if has_masks else recognise(path) if path.exists() else {}
-    kind = next((kind for kind in kinds if kind in kinds_found), None)
+    kind, content = next((kind for kind in kinds if kind in kinds_found), None), None
     if not kinds_found:  # a table, a published set, shards, ...: opening reports errors
         content = _read_classes(settings, path, progress)
         kind = "train" if "train" in kinds else None
@@ -130,8 +129,10 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
         nouns = " or ".join(kind.noun for kind in KINDS if kind.verb in kinds)
         says = f"{settings.data} has {' and '.join(kinds_found.values())}"
         raise UserError(f"{says}, but --to {settings.to} takes {nouns}: choose another --to.")
-    reader = {"detect": _read_boxes, "segment": _read_mask_set, "train": _read_classes}[kind]
-    content = reader(settings, path, progress)
+    if content is None:
+        content = {"detect": _read_boxes, "segment": _read_mask_set, "train": _read_classes}[kind](
+            settings, path, progress
+        )
     return with_names(replace(content, images=as_read(content.images, settings)))
 
 
@@ -175,12 +176,11 @@ def _read_boxes(settings: ConvertSettings, path: Path, progress: ReportProgress)
     tree, annotations = read_boxes(path)
     plain = [replace(image, outlines=[]) for image in annotations.images]
     boxed = check_annotations(tree, replace(annotations, images=plain))
-    sizes = {key: boxed.boxes[key].size for key in boxed.images.keys}
     numbers = dict(zip(boxed.classes, boxed.category_ids, strict=True))
-    items = [
-        Item(n, "", image.declared, sizes[image.key], tuple(_cut_objects(image, sizes[image.key])))
-        for n, image in enumerate(annotations.images)
-    ]
+    items = []
+    for index, image in enumerate(annotations.images):
+        size = boxed.boxes[image.key].size
+        items.append(Item(index, "", image.declared, size, tuple(_cut_objects(image, size))))
     names = {thing.name for item in items for thing in item.things}
     crowd_classes = names - numbers.keys()  # classes that only crowds have
     numbers |= {name: annotations.numbers[name] for name in sorted(crowd_classes)}
@@ -208,22 +208,16 @@ def _read_mask_set(settings: ConvertSettings, path: Path, progress: ReportProgre
     images = images_of_pairs(pairs, settings.images or settings.data)
     class_names = None if settings.classes is None else read_class_names(Path(settings.classes))
     masked = read_masks(images, pairs, settings.mask_values, settings.ignore, class_names, progress)
-    numbers = {name: number for number, name in enumerate(masked.images.classes)}
-    sizes = [masked.images.store.size(index) for index in range(len(images))]
-    items = [Item(n, "", part, sizes[n]) for n, part in enumerate(images.declared)]
-    return Content("segment", masked.images, tuple(items), numbers, masked.masks.read)
+    items = [Item(n, "", part, masked.images.store.size(n)) for n, part in enumerate(images.declared)]
+    return Content("segment", masked.images, tuple(items), numbered(masked.images.classes), masked.masks.read)
 
 
 def _read_classes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
-    images = open_images(
-        settings.data,
-        label_column=settings.label_column,
-        label_separator=settings.label_separator,
-        image_column=settings.image_column,
-        root=settings.data_root,
-        download=settings.download,
-    )
-    if settings.classes is not None:
-        images = choose_classes(images, settings.classes)
+    images = find_images(settings, advance=progress)
     items = [Item(n, "", part, labels=tuple(images.classes_of(n))) for n, part in enumerate(images.declared)]
-    return Content("train", images, tuple(items), {name: number for number, name in enumerate(images.classes)})
+    return Content("train", images, tuple(items), numbered(images.classes))
+
+
+def numbered(classes: Sequence[str]) -> dict[str, int]:
+    """Return the number of each class by its name."""
+    return {name: number for number, name in enumerate(classes)}

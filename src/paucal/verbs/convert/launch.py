@@ -1,7 +1,5 @@
 """`paucal.convert`: write a set in another layout."""
 
-import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -12,8 +10,8 @@ from paucal.reading import named_path
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data
-from paucal.runner.outputs import put_in_place, refuse_inside_images, require_empty
-from paucal.runs.files import try_folder
+from paucal.runner.outputs import refuse_inside_images, require_empty
+from paucal.runs.files import folder_in_place, try_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -86,17 +84,11 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
 
 def write_set(content: Content, layout: Layout, target: Path, console: Console) -> None:
     """Write labels and images into a new folder, which appears when all of it is written."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
+    with folder_in_place(target) as folder, console.progress("copying images") as advance:
         layout.write(content, folder)
-        with console.progress("copying images") as advance:
-            for n_written, item in enumerate(content.items, 1):
-                _copy_image(content.images, item.index, folder / layout.place(item))
-                advance(n_written, len(content.items))
-        put_in_place(folder, target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for n_written, item in enumerate(content.items, 1):
+            _copy_image(content.images, item.index, folder / layout.place(item))
+            advance(n_written, len(content.items))
 
 
 def conclude(content: Content, to: Form, target: Path, console: Console) -> Converted:

@@ -1,10 +1,8 @@
 """The layouts that can be written: a function for each, and the table of all."""
 
-import csv
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -17,6 +15,7 @@ from PIL import Image
 from paucal.data.boxes.annotations import unpack_run_lengths
 from paucal.data.images import UNKNOWN
 from paucal.data.masks.coding import IGNORED, MAX_CLASSES
+from paucal.runs import csv_text
 from paucal.types import UserError
 from paucal.verbs.convert.content import Content, Item, Kind, Thing
 from paucal.verbs.convert.objects import (
@@ -53,7 +52,7 @@ def write_yolo(content: Content, folder: Path) -> None:
     names = list(content.numbers)
     for item in content.items:
         height, width = item.size
-        lines = []
+        sides, lines = (width, height), []
         for thing in item.things:
             if thing.crowd:
                 content.lost[CROWDS] += 1
@@ -61,14 +60,8 @@ def write_yolo(content: Content, folder: Path) -> None:
             left, top, right, bottom = thing.box
             polygon = polygon_of(item, thing)
             content.lost[OUTLINES] += thing.outline is not None and polygon is None
-            box = (
-                (left + right) / 2 / width,
-                (top + bottom) / 2 / height,
-                (right - left) / width,
-                (bottom - top) / height,
-            )
-            points = [v / (height if n % 2 else width) for n, v in enumerate(polygon or ())]
-            values = [min(max(value, 0.0), 1.0) for value in points or box]
+            shape = polygon or ((left + right) / 2, (top + bottom) / 2, right - left, bottom - top)
+            values = [min(max(value / sides[n % 2], 0.0), 1.0) for n, value in enumerate(shape)]
             lines.append(" ".join([str(names.index(thing.name)), *(f"{value:.8f}" for value in values)]) + "\n")
         save_text(folder / item.place("labels", ".txt"), "".join(lines))
     parts = {part or "train": f"images/{part}".rstrip("/") for part in content.parts}
@@ -158,7 +151,7 @@ def write_csv(content: Content, folder: Path) -> None:
             rows.append([*start, thing.name, *(f"{value:.10g}" for value in thing.box), int(thing.crowd), *end])
         if not item.things:
             rows.append([*start, *[""] * 6, *end])
-    _save_rows(folder / "boxes.csv", rows)
+    save_text(folder / "boxes.csv", csv_text(*rows))
 
 
 def _write_classes(content: Content, folder: Path, has_parts: bool) -> None:
@@ -167,17 +160,11 @@ def _write_classes(content: Content, folder: Path, has_parts: bool) -> None:
     names = list(content.numbers)
     rows: list[list[Any]] = [["image_path", *(["label"] if marks is None else names), *["split"] * has_parts]]
     for item in content.items:
-        labels = (
-            item.labels if marks is None else ["" if mark == UNKNOWN else mark for mark in marks[item.index].tolist()]
-        )
-        rows.append([item.place("images"), *(labels or [""]), *[item.part] * has_parts])
-    _save_rows(folder / "labels.csv", rows)
-
-
-def _save_rows(path: Path, rows: Sequence[Sequence[Any]]) -> None:
-    text = StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    save_text(path, text.getvalue())
+        labels = item.labels or [""]
+        if marks is not None:
+            labels = ["" if mark == UNKNOWN else mark for mark in marks[item.index].tolist()]
+        rows.append([item.place("images"), *labels, *[item.part] * has_parts])
+    save_text(folder / "labels.csv", csv_text(*rows))
 
 
 def write_masks(content: Content, folder: Path) -> None:
@@ -195,21 +182,20 @@ def write_masks(content: Content, folder: Path) -> None:
         path = folder / item.place("masks", ".png")
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(mask).save(path)
-    _save_rows(folder / "classes.csv", [["name", "value"], *([name, number] for number, name in enumerate(names))])
+    save_text(folder / "classes.csv", csv_text(("name", "value"), *zip(names, range(len(names)), strict=True)))
 
 
 def _draw_mask(item: Item, names: Sequence[str]) -> NDArray[np.uint8]:
     """Return the mask of the outlines of objects, the largest first; crowds are unlabelled pixels."""
     mask = np.zeros(item.size, dtype=np.uint8)
-    object_masks: list[tuple[int, NDArray[np.bool_]]] = []
+    object_masks = []
     for thing in item.things:
         if not thing.outline:
             raise UserError(
                 f"a box of {thing.name!r} in {item.name!r} has no outline, but masks need one for each object: convert "
                 "to another layout, or draw outlines."
             )
-        number = IGNORED if thing.crowd else names.index(thing.name)
-        object_masks.append((number, mask_of(item, thing)))
+        object_masks.append((IGNORED if thing.crowd else names.index(thing.name), mask_of(item, thing)))
     for number, pixels in sorted(object_masks, key=lambda entry: -int(entry[1].sum())):
         mask[pixels] = number
     return mask

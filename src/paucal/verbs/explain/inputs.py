@@ -12,6 +12,7 @@ from torch.nn import functional
 from paucal.data.arguments import ImageInMemory
 from paucal.data.channels.decoding import convert_image
 from paucal.explain.figures.pictures import Picture, visible_part
+from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.input_images import open_sources, read_all
@@ -43,16 +44,20 @@ def read_images(
 
 
 def _view_pictures(pictures: Iterator[tuple[str | None, Image.Image]], model: TrainedModel) -> Iterator[ExplainInput]:
-    transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
     for number, (path, picture) in enumerate(pictures, start=1):
+        name = f"image {number}" if path is None else Path(path).name
         try:
-            upright = convert_image(picture, model.card.preprocessing.reading)
+            explain_input = to_input(name, picture, model.card.preprocessing)
         except ValueError as problem:
             raise UserError(f"image {number} cannot be used ({problem}): convert it to RGB.") from problem
-        view, geometry = transform(upright)
-        yield ExplainInput(
-            f"image {number}" if path is None else Path(path).name, visible_part(upright, geometry, size), view
-        )
+        yield explain_input
+
+
+def to_input(name: str, picture: Image.Image, preprocessing: Preprocessing) -> ExplainInput:
+    """Return a picture as the input of a model."""
+    upright = convert_image(picture, preprocessing.reading)
+    view, geometry = preprocessing.transform()(upright)
+    return ExplainInput(name, visible_part(upright, geometry, preprocessing.image_size), view)
 
 
 def batch_images(images: Iterator[ExplainInput], size: int) -> Iterator[list[ExplainInput]]:

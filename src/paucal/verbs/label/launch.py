@@ -16,10 +16,11 @@ from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import load_images
 from paucal.runner.outputs import check_file, refuse_inside_images
 from paucal.runs.files import try_folder
+from paucal.runs.lock import require_unlocked
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
-from paucal.verbs.label.make_maps import Labeled, convert_published, label_images, open_teacher, require_free
+from paucal.verbs.label.make_maps import WHAT, Labeled, convert_published, label_images
 from paucal.verbs.label.settings import LabelSettings
 
 
@@ -57,26 +58,19 @@ def label_set(settings: LabelSettings, console: Console) -> Labeled:
         images = load_images(settings, advance)
     for note in images.notes:
         console.say(f"note: {note}")
-    labeled = (
-        _convert_maps(images, settings, output, console)
-        if settings.teacher is None
-        else _label_with_teacher(images, settings, output, console)
-    )
+    if settings.teacher is None:
+        labeled = _convert_maps(images, settings, output, console)
+    else:
+        try:
+            labeled = label_images(images, settings, output, console)
+        except KeyboardInterrupt:
+            console.say(f"the maps so far are in {output}: repeat the same call to continue.")
+            raise
     if picture is not None:
         picture.parent.mkdir(parents=True, exist_ok=True)
         save_figure(picture, map_picture(images, LabelMaps(output)))
         console.say(f"a picture of some of them: {picture}")
     return labeled
-
-
-def _label_with_teacher(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
-    teacher = open_teacher(str(settings.teacher), settings.img_size, settings.device)
-    limits = (settings.top_k, settings.min_accuracy, settings.batch_size, settings.workers)
-    try:
-        return label_images(images, teacher, output, console, *limits)
-    except KeyboardInterrupt:
-        console.say(f"the maps so far are in {output}: repeat the same call to continue.")
-        raise
 
 
 def _convert_maps(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
@@ -101,6 +95,6 @@ def _output_paths(settings: LabelSettings) -> tuple[Path, Path | None]:
     output = named_path(settings.output)
     refuse_inside_images(output, images, root)
     try_folder(output)
-    require_free(output)
+    require_unlocked(output, WHAT)
     require_maps(output)
     return output, None if settings.picture is None else check_file(settings.picture, images, root, "--picture")

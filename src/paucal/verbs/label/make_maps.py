@@ -3,7 +3,7 @@
 One process at a time may write into a folder, since two would each see the other's maps as missing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +27,15 @@ from paucal.runner.console import Console
 from paucal.runner.images import Advance
 from paucal.runner.memory_check import check_batch_memory
 from paucal.runs import RunFolder
-from paucal.runs.lock import require_unlocked, sole_writer
+from paucal.runs.lock import sole_writer
 from paucal.settings.options import check_size
 from paucal.types import UserError
-from paucal.verbs.label.settings import LEVEL
+from paucal.verbs.label.settings import LEVEL, LabelSettings
 from paucal.wording import counted, percent
 
 SAMPLE = 1000  # labelled images that the teacher is tested on
-ALONE = 0.8  # smallest accuracy of the mean over the cells, relative to the accuracy on whole images
-WHAT = "the folder of label maps"
+MIN_CELL_ACCURACY = 0.8  # of the mean over the cells, relative to the accuracy on whole images
+WHAT = "the folder of label maps"  # name of the locked folder in messages
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,7 @@ class Teacher:
     dense: DenseTeacher
     classes: tuple[str, ...]
     transform: WholeImage
-    run: RunFolder | None = None
-
-    def trained_on(self, images: ImageSet) -> frozenset[str]:
-        """Return the keys of the images whose labels it was trained on."""
-        return frozenset() if self.run is None else keys_with_seen_labels(self.run, images)
+    run: RunFolder | None
 
 
 @dataclass(frozen=True)
@@ -81,45 +77,30 @@ class Labeled:
     said: tuple[str, ...] = ()
 
 
-def label_images(
-    images: ImageSet,
-    teacher: Teacher,
-    output: Path,
-    console: Console,
-    top: int = 5,
-    min_accuracy: float = LEVEL,
-    batch_size: int = 32,
-    workers: int = 0,
-) -> Labeled:
-    """Test a teacher on labelled images, then write its map of every image.
+def label_images(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
+    """Test the teacher on some of the images if they have labels, then write its map of every image.
 
-    Args:
-        images: Set of images; if it has labels, the teacher is first tested on some of the images.
-        teacher: Teacher as `open_teacher` returns it.
-        output: Folder for the maps; unfinished maps are completed.
-        console: Console for messages.
-        top: Number of classes kept at each cell.
-        min_accuracy: Share of the sample that the mean over the cells must classify correctly.
-        batch_size: Images in a batch.
-        workers: Number of processes that load images.
+    Maps that are in the folder already are kept.
     """
+    teacher, batch_size = open_teacher(str(settings.teacher), settings.img_size, settings.device), settings.batch_size
     device = next(teacher.dense.parameters()).device
     check_batch_memory(min(batch_size, len(images)), teacher.dense.backbone.image_size)
-    check = _test_teacher(images, teacher, device, batch_size) if images.labelled else None
-    if check is not None:
+    trained_keys = frozenset() if teacher.run is None else keys_with_seen_labels(teacher.run, images)
+    check = None
+    if images.labelled:
+        check = _test_teacher(images, teacher, trained_keys, device, batch_size)
         console.say(
             f"teacher: {teacher.name}; it is correct for {percent(check.whole)} of "
             f"{counted(check.images, 'labelled image')}, its mean over the cells for {percent(check.cells)}"
         )
-        require_knowledge(check, min_accuracy, console)
+        require_knowledge(check, settings.min_accuracy, console)
     else:
         console.say(f"teacher: {teacher.name}; the images have no labels, so its accuracy is unknown")
-    trained_keys = teacher.trained_on(images)
     facts = MapFacts(
         teacher.name,
         teacher.classes,
         teacher.dense.grid,
-        min(top, len(teacher.classes)),
+        min(settings.top_k, len(teacher.classes)),
         tuple(key for key in images.keys if key in trained_keys),
     )
     with console.progress("looking at images") as advance:
@@ -127,7 +108,8 @@ def label_images(
     on_gpu = device.type == "cuda"
     with writing_maps(output, console, "labeling") as advance:
         writer = MapWriter(output, facts, images.keys, hashes)
-        loader = make_eval_loader(images, writer.missing, teacher.transform, batch_size, workers, pin_memory=on_gpu)
+        missing, workers = writer.missing, settings.workers
+        loader = make_eval_loader(images, missing, teacher.transform, batch_size, workers, pin_memory=on_gpu)
         write_maps(teacher.dense, writer, loader, facts.top, advance)  # type: ignore[arg-type]
     report_maps(facts, len(images), output, console)
     return Labeled(output, len(images), facts, check)
@@ -170,36 +152,37 @@ def report_maps(facts: MapFacts, count: int, output: Path, console: Console) -> 
     )
 
 
-def _test_teacher(images: ImageSet, teacher: Teacher, device: torch.device, batch_size: int) -> TeacherCheck:
-    if set(images.classes) - set(teacher.classes):
-        unknown = next(name for name in images.classes if name not in set(teacher.classes))
+def _test_teacher(
+    images: ImageSet, teacher: Teacher, trained_keys: Collection[str], device: torch.device, batch_size: int
+) -> TeacherCheck:
+    """Test a teacher on a sample of images, without those that it was trained on unless there are no others."""
+    unknown = [name for name in images.classes if name not in set(teacher.classes)]
+    if unknown:
         raise UserError(
-            f"--teacher: {teacher.name} does not know the class {unknown!r} of {images.name}: train a teacher on these "
-            "images, for instance with 'paucal train DATA --model resnet50 --init timm'."
+            f"--teacher: {teacher.name} does not know the class {unknown[0]!r} of {images.name}: train a teacher on "
+            "these images, for instance with 'paucal train DATA --model resnet50 --init timm'."
         )
     reordered = images.with_classes(teacher.classes)
-    return check_teacher(
-        teacher.dense, reordered, _choose_sample(images, teacher), teacher.transform, device, batch_size
-    )
-
-
-def _choose_sample(images: ImageSet, teacher: Teacher) -> NDArray[np.int64]:
-    """Return positions spread over the set, without images that the teacher was trained on unless all are."""
-    trained_keys = teacher.trained_on(images)
     unseen = [index for index, key in enumerate(images.keys) if key not in trained_keys]
     pool = np.asarray(unseen or range(len(images)), dtype=np.int64)
-    return pool[np.linspace(0, len(pool) - 1, min(SAMPLE, len(pool))).round().astype(np.int64)]
+    sample = pool[_sample(len(pool))]
+    return check_teacher(teacher.dense, reordered, sample, teacher.transform, device, batch_size)
+
+
+def _sample(count: int) -> NDArray[np.int64]:
+    """Return at most `SAMPLE` positions spread over `range(count)`, with both ends."""
+    return np.linspace(0, count - 1, min(SAMPLE, count)).round().astype(np.int64)
 
 
 def require_knowledge(check: TeacherCheck, level: float, console: Console) -> None:
-    """Refuse maps whose accuracy is too low; raises a UserError."""
+    """Refuse maps whose accuracy is too low."""
     if check.cells < level:
         raise UserError(
             f"the teacher's mean prediction over the cells is correct for {percent(check.cells)} of the images, "
             f"below --min-accuracy {level:g}, so the maps would be mostly wrong: train a better teacher, or lower "
             "--min-accuracy."
         )
-    if check.cells < ALONE * check.whole:
+    if check.cells < MIN_CELL_ACCURACY * check.whole:
         console.say(
             "note: the cells are less accurate than the whole image; a teacher that classifies the mean of its "
             "cells (a ResNet, ConvNeXt or Swin) gives better maps than one with a class token"
@@ -261,16 +244,11 @@ def _test_published(images: ImageSet, files: Sequence[Path], names: tuple[str, .
             "name the maps' classes as the data does."
         )
     reordered, n_correct = images.with_classes(names), 0
-    sample = np.linspace(0, len(images) - 1, min(SAMPLE, len(images))).round().astype(np.int64)
+    sample = _sample(len(images))
     for position in sample:
         logits = mean_over_cells(*read_map(files[position], len(names)), len(names))
         n_correct += int(logits.argmax()) == reordered.labels[position]
     return TeacherCheck(len(sample), 0.0, n_correct / len(sample))
-
-
-def require_free(output: Path) -> None:
-    """Refuse a folder of maps that another process is writing into; raises a UserError."""
-    require_unlocked(output, WHAT)
 
 
 @contextmanager

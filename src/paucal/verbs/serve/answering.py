@@ -9,14 +9,14 @@ from typing import Any
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from paucal.data.channels.decoding import convert_image, decode_image, image_shape
+from paucal.data.channels.decoding import decode_image, image_shape
 from paucal.data.channels.pixel_format import describe_depth, has_other_depth
 from paucal.data.decode import UnreadableImage
 from paucal.evaluation.calibration import reach_thresholds
 from paucal.evaluation.familiarity import INSIDE, Familiarity
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import scale_of
-from paucal.explain.figures.pictures import overlay, visible_part
+from paucal.explain.figures.pictures import overlay
 from paucal.models.features import ClassifierInputs, linear_classifier
 from paucal.models.precision import GIVEN
 from paucal.models.regression import RegressionCard
@@ -26,7 +26,7 @@ from paucal.runner.familiar import features_of
 from paucal.runner.precision import measure_on
 from paucal.types import UserError
 from paucal.verbs.explain.attribution import choose_method, explain_batch
-from paucal.verbs.explain.inputs import ExplainInput
+from paucal.verbs.explain.inputs import to_input
 
 MAX_PIXELS = 64_000_000  # more than a phone camera takes
 SHOWN = 10  # classes that are shown
@@ -38,7 +38,7 @@ class Answerer:
 
     Args:
         model: Model with a classifier, or one that predicts numbers.
-        known: Detector of pictures unlike the training images; None if there is none.
+        familiarity: Detector of pictures unlike the training images; None without one.
         precision: Precision of the answers; None for the faster one here, measured with the first picture.
         mirror: Whether the answers for a picture and its mirror image are averaged.
     """
@@ -46,17 +46,17 @@ class Answerer:
     def __init__(
         self,
         model: TrainedModel,
-        known: Familiarity | None,
+        familiarity: Familiarity | None,
         precision: str | None = "32-true",
         mirror: bool = False,
     ) -> None:
         self.model = model if isinstance(model.card, RegressionCard) else model.require_classifier()
         self._asked = model.mirrored() if mirror else model
         self._fast = None if precision is None else self._asked.at_precision(GIVEN[precision].dtype)
-        self._known, self._reading = known, model.card.preprocessing.reading
+        self._familiarity, self._reading = familiarity, model.card.preprocessing.reading
         self._lock = threading.Lock()
-        can_read = known is not None and linear_classifier(model.module) is not None
-        self._reader = ClassifierInputs(model.module) if can_read else None
+        can_read = familiarity is not None and linear_classifier(model.module) is not None
+        self._features = ClassifierInputs(model.module) if can_read else None
 
     def answer(self, content: bytes, name: str, explain: bool) -> dict[str, Any]:
         """Return the answer for an encoded picture, as plain values.
@@ -67,7 +67,7 @@ class Answerer:
             explain: Whether to draw the evidence for the likeliest classes, which takes several times as long.
 
         Raises:
-            UserError: the picture cannot be read, or is too large.
+            UserError: The picture cannot be read, or is too large.
         """
         with self._lock:  # decoding too, so that only one large picture at a time is in memory
             picture = self._decode(content, name)
@@ -86,7 +86,7 @@ class Answerer:
             if number:
                 return {"name": name, **number, **common}
             order = shares.argsort(descending=True, stable=True).tolist()
-            thresholds = self.model.card.thresholds
+            thresholds = card.thresholds
             is_chosen = None if thresholds is None else reach_thresholds(shares, thresholds).tolist()
             # A class with a low threshold may be chosen beyond the likeliest.
             further = [] if is_chosen is None else [index for index in order[SHOWN:] if is_chosen[index]]
@@ -113,22 +113,20 @@ class Answerer:
     def _decode(self, content: bytes, name: str) -> Image.Image:
         try:
             height, width = image_shape(content, name)  # reads no pixels
-        except UnreadableImage as problem:
-            raise UserError(str(problem)) from problem
-        if width * height > MAX_PIXELS:
-            raise UserError(f"{name} has {width} x {height} pixels; at most {MAX_PIXELS // 10**6} million are read.")
-        try:
-            return decode_image(content, name, self.model.card.preprocessing.reading)
+            if width * height > MAX_PIXELS:
+                most = MAX_PIXELS // 10**6
+                raise UserError(f"{name} has {width} x {height} pixels; at most {most} million are read.")
+            return decode_image(content, name, self._reading)
         except UnreadableImage as problem:
             raise UserError(str(problem)) from problem
 
     def _distance_answer(self, picture: Image.Image) -> dict[str, Any]:
         """Return whether a picture is further from the training images than nearly all held-out images are."""
-        if self._reader is None or self._known is None:
+        if self._features is None or self._familiarity is None:
             return {"known": False}
         view = self.model.card.preprocessing.transform()(picture)[0]
-        distance = float(self._known.distances(features_of(self._reader, self.model, view[None])))
-        limit = self._known.limit
+        distance = float(self._familiarity.distances(features_of(self._features, self.model, view[None])))
+        limit = self._familiarity.limit
         return {
             "known": True,
             "unlike": distance > limit,
@@ -142,7 +140,8 @@ class Answerer:
             return {"maps": [], "why": "an ONNX model cannot be explained: serve the run instead"}
         try:
             method, _ = choose_method(self.model, "auto")
-            explained = explain_batch(self.model, [self._to_view(picture, name)], method, None, EXPLAINED)[0]
+            view = to_input(name, picture, self.model.card.preprocessing)
+            explained = explain_batch(self.model, [view], method, None, EXPLAINED)[0]
         except UserError as problem:
             return {"maps": [], "why": str(problem)}
         low, high = scale_of(explained.maps)
@@ -156,12 +155,6 @@ class Answerer:
             for label, share, values in rows
         ]
         return {"maps": maps, "why": METHODS[method].title}
-
-    def _to_view(self, picture: Image.Image, name: str) -> ExplainInput:
-        preprocess = self.model.card.preprocessing
-        upright = convert_image(picture, preprocess.reading)
-        view, geometry = preprocess.transform()(upright)
-        return ExplainInput(name, visible_part(upright, geometry, preprocess.image_size), view)
 
 
 def _number_answer(card: RegressionCard, output: Tensor) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Collection
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -168,9 +169,12 @@ def _guarded(pages: dict[str, str], routes: list[Route], hosts: Collection[str] 
     """Return an application with files of this package, by path, and endpoints that answer errors with a sentence."""
 
     def file_route(path: str, name: str) -> Route:
-        file = files("paucal.verbs.serve") / name
-        response = Response(file.read_bytes(), media_type=MEDIA_TYPES[name[name.index(".") :]])
-        return Route(path, lambda request: response)
+        content = (files("paucal.verbs.serve") / name).read_bytes()
+
+        async def send(request: Request) -> Response:
+            return Response(content, media_type=MEDIA_TYPES[Path(name).suffix])
+
+        return Route(path, send)
 
     async def refuse(request: Request, problem: Exception) -> Response:
         status = 409 if isinstance(problem, Conflict) else getattr(problem, "status", 422)

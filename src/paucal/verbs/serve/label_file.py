@@ -4,15 +4,15 @@ Only undoing a label rewrites the whole file. If the process is killed, at most 
 off.
 """
 
-import contextlib
 import csv
 import io
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from paucal.reading import named_path
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs.files import try_folder, write_atomically
+from paucal.runs.files import csv_text, try_folder, write_atomically
 from paucal.types import UserError
 
 COLUMNS = ("image_path", "label")
@@ -53,17 +53,16 @@ class LabelFile:
         Raises:
             OSError: The disk is full.
         """
-        line = _csv_lines([(image, label)])
         if not self.path.exists():
             self._write_labels(self.labels)
         size = self.path.stat().st_size
         with self.path.open("ab") as file:
             try:
-                file.write(line)
+                file.write(_encode((image, label)))
                 file.flush()
                 os.fsync(file.fileno())
             except OSError:
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     os.truncate(self.path, size)
                 raise
         self.labels[image] = label
@@ -75,7 +74,7 @@ class LabelFile:
         self.labels = remaining
 
     def _write_labels(self, labels: dict[str, str]) -> None:
-        write_atomically(self.path, lambda file: file.write(_csv_lines([COLUMNS, *labels.items()])))
+        write_atomically(self.path, lambda file: file.write(_encode(COLUMNS, *labels.items())))
 
     def _read_labels(self) -> None:
         if not self.path.exists():
@@ -105,10 +104,8 @@ def check_label_file(text: str, images: str) -> Path:
     return path
 
 
-def _csv_lines(rows: list) -> bytes:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode(errors="surrogateescape")
+def _encode(*rows: tuple[str, str]) -> bytes:
+    return csv_text(*rows).encode(errors="surrogateescape")
 
 
 def _lock_or_refuse(descriptor: int, path: Path) -> None:

@@ -25,8 +25,8 @@ from paucal.verbs.serve.labelling import Labelling, Suggestion
 from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
 
-RANKED = 200  # number of images that are ranked; after so many labels a new model should rank the rest
-TURN = 10  # every tenth image is drawn at random
+RANKED = 200  # images that are ranked; after so many labels a new model should rank the rest
+TURN = 10  # images of which one is drawn at random
 
 
 def check_labelling(source: str | None, settings: ServeSettings) -> None:
@@ -40,11 +40,11 @@ def check_labelling(source: str | None, settings: ServeSettings) -> None:
         return
     if settings.save is None:
         raise UserError("--label needs --save, the CSV file that gets the labels.")
-    if source is None and settings.classes is None:
+    classes = settings.classes
+    if source is None and classes is None:
         raise UserError(
             "there is neither a RUN nor --classes: give one of them, so that there are classes to choose from."
         )
-    classes = settings.classes
     if classes is not None and (len(classes) < 2 or len(set(classes)) < len(classes)):
         raise UserError(f"--classes is {' '.join(classes)!r}, expected two different names or more.")
     if source is not None and (task := task_of_model(source)) != CLASSIFICATION:
@@ -102,15 +102,15 @@ def in_turns(choices: Sequence[Choice]) -> list[int]:
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 20, 9, 10, 11]
     """
     order = [choice.index for choice in choices if not choice.is_random]
-    for number, place in enumerate([choice.index for choice in choices if choice.is_random], 1):
-        order.insert(TURN * number - 1, place)
+    for number, index in enumerate([choice.index for choice in choices if choice.is_random], 1):
+        order.insert(TURN * number - 1, index)
     return order
 
 
 def _training_command(source: str | None, saved: LabelFile) -> str:
     """Return the command that trains with the labels, beside the images of the run."""
     data = None
-    if source is not None and (RunFolder(Path(source)).path / MARKER).exists():
-        data = RunFolder(Path(source)).settings.get("data")
-    paths = [str(place) for place in (data, saved.path) if place is not None]
-    return f"paucal train {shlex.quote(SEPARATOR.join(paths))}"
+    if source is not None and ((run := RunFolder(Path(source))).path / MARKER).exists():
+        data = run.settings.get("data")
+    places = [str(place) for place in (data, saved.path) if place is not None]
+    return f"paucal train {shlex.quote(SEPARATOR.join(places))}"

@@ -2,11 +2,10 @@
 
 import shlex
 import shutil
-import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import as_read, find_images
-from paucal.runner.outputs import put_in_place, refuse_inside_images, require_empty
-from paucal.runs.files import try_folder
+from paucal.runner.outputs import refuse_inside_images, require_empty
+from paucal.runs.files import folder_in_place, try_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -89,24 +88,29 @@ def shard_set(settings: ShardSettings, console: Console) -> Sharded:
     check_ranges(settings)
     if settings.output is None:
         raise UserError("OUT is missing: give a new folder for the shards, or a URL such as s3://bucket/set.")
-    if is_remote(settings.output):
-        with tempfile.TemporaryDirectory(prefix="paucal-shards-") as folder:
-            return _write_shards(settings, Path(folder), lambda done: upload(done, str(settings.output)), console)
-    target = named_path(settings.output, "OUT")
-    require_empty(target, "OUT")
-    refuse_inside_images(target, {"DATA": settings.data}, settings.data_root, "OUT")
-    try_folder(target, "OUT")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
-        return _write_shards(settings, folder, lambda done: put_in_place(done, target), console)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _write_shards(settings: ShardSettings, folder: Path, publish: Callable[[Path], None], console: Console) -> Sharded:
-    """Write the shards into a temporary folder, and publish them when they are complete."""
     start_time = time.monotonic()
+    if is_remote(settings.output):
+        with TemporaryDirectory(prefix="paucal-shards-") as folder:
+            result = _write_shards(settings, Path(folder), console)
+            upload(Path(folder), settings.output)
+    else:
+        target = named_path(settings.output, "OUT")
+        require_empty(target, "OUT")
+        refuse_inside_images(target, {"DATA": settings.data}, settings.data_root, "OUT")
+        try_folder(target, "OUT")
+        with folder_in_place(target) as folder:
+            result = _write_shards(settings, folder, console)
+    console.say(
+        f"{counted(result.images, 'image')} in {counted(result.shards, 'shard')} ({result.n_bytes / MIB:.1f} MiB) in "
+        f"{result.folder}, written in {duration(time.monotonic() - start_time)}"
+    )
+    if count := len(result.left_out):
+        console.say(f"note: {counted(count, 'unreadable image')} {was(count)} left out ({result.left_out[0]}, ...)")
+    console.say(f"use them as DATA: paucal train {shlex.quote(result.folder)}")
+    return result
+
+
+def _write_shards(settings: ShardSettings, folder: Path, console: Console) -> Sharded:
     images = as_read(_open_images(settings), settings)
     for note in images.notes:
         console.say(f"note: {note}")
@@ -122,22 +126,11 @@ def _write_shards(settings: ShardSettings, folder: Path, publish: Callable[[Path
             settings.on_bad_image,
             advance,
         )
-    publish(folder)
-    seconds, size = time.monotonic() - start_time, sum(shard.size for shard in shards)
-    result = Sharded(str(settings.output), len(images) - len(left_out), len(shards), size, tuple(left_out))
-    console.say(
-        f"{counted(result.images, 'image')} in {counted(result.shards, 'shard')} ({size / MIB:.1f} MiB) in "
-        f"{result.folder}, written in {duration(seconds)}"
-    )
-    if left_out:
-        count = len(left_out)
-        console.say(f"note: {counted(count, 'unreadable image')} {was(count)} left out ({left_out[0]}, ...)")
-    console.say(f"use them as DATA: paucal train {shlex.quote(str(result.folder))}")
-    return result
+    size = sum(shard.size for shard in shards)
+    return Sharded(str(settings.output), len(images) - len(left_out), len(shards), size, tuple(left_out))
 
 
 def _open_images(settings: ShardSettings) -> ImageSet:
-    """Open the images."""
     try:
         if not settings.unlabelled:
             return find_images(settings)
@@ -165,11 +158,10 @@ def _require_disk_space(images: ImageSet, folder: Path) -> None:
                 sizes.append(source.stat().st_size if isinstance(source, Path) else len(source))
             except (OSError, UserError):  # reported when the shards are written
                 continue
-    needed_bytes = (float(np.mean(sizes)) if sizes else 0.0) * len(images) + _TAR_OVERHEAD * len(images)
+    needed_bytes = ((float(np.mean(sizes)) if sizes else 0.0) + _TAR_OVERHEAD) * len(images)
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
         raise UserError(
             f"the shards take about {needed_bytes / 2**30:.1f} GiB, but only {free_bytes / 2**30:.1f} GiB are free: "
-            "free some space, or "
-            "give another folder."
+            "free some space, or give another folder."
         )
