@@ -13,13 +13,14 @@ from pathlib import Path
 from time import process_time
 
 import torch
+from torch import nn
 
 from paucal.export.comparison import Comparison, compare_all
 from paucal.export.formats import GRAPHS
 from paucal.metrics.intervals import wilson_share
 from paucal.runner.console import Console
 from paucal.types import UserError
-from paucal.verbs.export.graphs import GraphWriter, file_name
+from paucal.verbs.export.graphs import GraphWriter, file_name, reads_pixels
 from paucal.verbs.export.images import JUDGED, compared_images, has_images
 from paucal.verbs.export.limits import Limits, describe
 from paucal.verbs.export.settings import ExportSettings
@@ -57,6 +58,10 @@ class Candidate:
     def name(self) -> str:
         """The name of the file."""
         return file_name(self.format, self.int8)
+
+    def network(self) -> nn.Module:
+        """Return the file's network."""
+        return GRAPHS[self.format].run(self.folder / self.name)
 
     @property
     def title(self) -> str:
@@ -119,12 +124,11 @@ def _keep_best(
     files: Sequence[Candidate], subject: Subject, limits: Limits, settings: ExportSettings, console: Console
 ) -> tuple[Candidate, Comparison] | None:
     """Return the best file within the limits on test images too, with its comparison there; None without one."""
-    within_limits = [
-        candidate
-        for candidate in files
-        if limits.excess(_time_again(candidate, candidate.found, limits, settings, console)) <= 1
-    ]
-    for candidate in sorted(within_limits, key=lambda candidate: candidate.quality, reverse=True):
+
+    def fits(candidate: Candidate) -> bool:
+        return limits.excess(_time_again(candidate, candidate.found, limits, settings, console)) <= 1
+
+    for candidate in sorted(filter(fits, files), key=lambda candidate: candidate.quality, reverse=True):
         comparison, image_text = _evaluate_file(candidate, subject, settings, console)
         comparison = _time_again(candidate, comparison, limits, settings, console)
         if limits.excess(comparison) <= 1:
@@ -167,11 +171,11 @@ def _measure_students(
     """Yield possible students with the files of the untrained network, until one fits."""
     pictures = compared_images(settings.data, TIMED, teacher, console)
     pace: dict[str, float] = {}  # milliseconds of a pixel in the fastest file, by network
-    useless: set[str] = set()  # networks that are too large, or cannot be written
+    unsuitable: set[str] = set()  # networks that are too large, or cannot be written
     for choice in possible_students(teacher):
         name, side = choice.name, choice.side
         expected = pace.get(name, 0.0) * side**2
-        if name in useless or (limits.milliseconds is not None and expected > 1.2 * limits.milliseconds):
+        if name in unsuitable or (limits.milliseconds is not None and expected > 1.2 * limits.milliseconds):
             continue
         student = build_untrained(teacher, choice, console)
         writer, files = GraphWriter(student, settings, console, process_time), []
@@ -186,16 +190,13 @@ def _measure_students(
                     console.note(str(problem))
                     continue
                 candidate = Candidate(student, format_name, int8, folder, comparison, str(choice))
-                files.append(
-                    replace(
-                        candidate, found=_time_again(candidate, comparison, _with_margin(limits), settings, console)
-                    )
-                )
+                comparison = _time_again(candidate, comparison, _with_margin(limits), settings, console)
+                files.append(replace(candidate, found=comparison))
         yield choice, files
         if files and _fit_easily(limits, files):
             return
         if not files or (limits.size is not None and min(candidate.found.size for candidate in files) > limits.size):
-            useless.add(name)
+            unsuitable.add(name)
         else:
             pace[name] = min(candidate.found.milliseconds[1] for candidate in files) / side**2
 
@@ -231,25 +232,13 @@ def _evaluate_file(
 ) -> tuple[Comparison, str]:
     """Compare a file with the run's model on test images; return the comparison and a description of the images."""
     pictures = compared_images(settings.data, settings.images, subject, console)
-    candidate_subject, student = candidate.subject, None
-    if candidate_subject is not subject:
-        student = (
-            candidate_subject,
-            compared_images(settings.data, settings.images, candidate_subject, console).pictures,
-        )
-    writer = GraphWriter(candidate_subject, settings, console)
+    student, pixels = None, reads_pixels(candidate.format, settings)
+    if candidate.subject is not subject:
+        own_pictures = compared_images(settings.data, settings.images, candidate.subject, console).pictures
+        student = candidate.subject, own_pictures
     with one_thread(), console.progress(f"evaluating {candidate.name}") as advance:
-        network = GRAPHS[candidate.format].run(candidate.folder / candidate.name)
-        comparison = compare_all(
-            subject,
-            network,
-            writer.pixels(candidate.format),
-            pictures.pictures,
-            pictures.labels,
-            advance,
-            student,
-            process_time,
-        )
+        compared = pictures.pictures, pictures.labels, advance, student, process_time
+        comparison = compare_all(subject, candidate.network(), pixels, *compared)
     return replace(comparison, size=candidate.found.size), pictures.what
 
 
@@ -260,14 +249,13 @@ def _time_again(
 
     Other programs on the machine only ever slow a file down, and must not cause a trained student to be rejected.
     """
-    subject, pixels = candidate.subject, GraphWriter(candidate.subject, settings, console).pixels(candidate.format)
+    subject, pixels = candidate.subject, reads_pixels(candidate.format, settings)
     for _ in range(TIMINGS):
         if not 1 < limits.excess(comparison) <= NEAR or limits.excess(replace(comparison, milliseconds=(0.0, 0.0))) > 1:
             break
         pictures = compared_images(settings.data, TIMED, subject, console, JUDGED).pictures
         with one_thread():
-            network = GRAPHS[candidate.format].run(candidate.folder / candidate.name)
-            second_timing = compare_all(subject, network, pixels, pictures, None, clock=process_time)
+            second_timing = compare_all(subject, candidate.network(), pixels, pictures, None, clock=process_time)
         original, exported = comparison.milliseconds
         comparison = replace(comparison, milliseconds=(original, min(exported, second_timing.milliseconds[1])))
     return comparison
@@ -277,11 +265,11 @@ def _describe_scores(comparison: Comparison, subject: Subject, image_text: str) 
     if comparison.accuracy is None or subject.unit != "images":
         return f"{percent(comparison.agreement)} of its answers on {comparison.images} {image_text} equal the run's"
     original, exported = (wilson_share(share, comparison.images) for share in comparison.accuracy)
-    accuracies = [
+    file_text, model_text = (
         f"{percent(interval.value)} ({percent(interval.ends[0])} to {percent(interval.ends[1])})"
         for interval in (exported, original)
-    ]
-    return f"accuracy on {comparison.images} {image_text}: {accuracies[0]}; the run's model: {accuracies[1]}"
+    )
+    return f"accuracy on {comparison.images} {image_text}: {file_text}; the run's model: {model_text}"
 
 
 @contextmanager

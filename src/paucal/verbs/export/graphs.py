@@ -20,10 +20,7 @@ from paucal.verbs.export.subjects import Subject
 from paucal.wording import counted, percent
 
 PIXELS_TOLERANCE = 0.05  # for graphs with their preprocessing inside, which round a few pixels differently
-MANY, MOST_OF_MANY = (
-    ("pixels", "objects"),
-    5,
-)  # units for which the largest of thousands of differences counts, and factor on their tolerance
+FACTOR_OF_MANY = {"pixels": 5, "objects": 5}  # on the tolerance, for the largest of thousands of differences
 MIN_AGREEMENT, LEAST_OF_8_BITS = 0.95, 0.75  # smallest agreement of a file with the model
 ANSWERS = {  # by the kind of prediction: texts for the agreement and for the accuracy
     "images": ("the same class for {}", "accuracy"),
@@ -33,6 +30,12 @@ ANSWERS = {  # by the kind of prediction: texts for the agreement and for the ac
 }
 
 
+def reads_pixels(name: str, settings: ExportSettings) -> bool:
+    """Return whether the graph of a format includes the preprocessing."""
+    always = GRAPHS[name].pixels
+    return settings.with_preprocessing if always is None else always
+
+
 def file_name(name: str, int8: bool) -> str:
     """Return the name of the main file of a format."""
     return f"model{'.int8' if int8 else ''}{GRAPHS[name].suffix}"
@@ -40,7 +43,7 @@ def file_name(name: str, int8: bool) -> str:
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """Yield a new folder, whose content is moved to `place` when the block ends without an error."""
+    """Yield a temporary folder, whose content is moved to `folder` when the block ends without an error."""
     with tempfile.TemporaryDirectory(prefix="paucal-export-") as staging:
         yield Path(staging)
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +88,7 @@ class GraphWriter:
         web = None if self.settings.onnxruntime_web is None else named_path(self.settings.onnxruntime_web)
         if "html" in formats:
             runtime_files(web)
-        for pixels in {self.pixels(name) for name in formats}:
+        for pixels in {reads_pixels(name, self.settings) for name in formats}:
             self.sources[pixels] = Source(self.subject.graph(pixels), self.subject.card, web)
         if pictures is not None:
             self.pictures = pictures
@@ -93,11 +96,6 @@ class GraphWriter:
         data = None if self.settings.data and parts is not TESTED and has_images(self.subject) else self.settings.data
         self.pictures = compared_images(data, self.settings.images, self.subject, self.console, parts)
         self.console.say(f"writing {self.subject.card.backbone.name} down as a graph, which takes up to a minute")
-
-    def pixels(self, name: str) -> bool:
-        """Return whether the graph of a format includes the preprocessing."""
-        always = GRAPHS[name].pixels
-        return self.settings.with_preprocessing if always is None else always
 
     def write(self, name: str, int8: bool, folder: Path) -> Comparison | None:
         """Write a format into a folder, and return its comparison with the model; None if it cannot run here.
@@ -113,12 +111,12 @@ class GraphWriter:
                 f"not run, since its runtime only exists for {entry.platform}"
             )
             return None
-        pixels, comparison = self.pixels(name), self.compare(name, path)
+        comparison = self.compare(name, path)
         if int8:
             _require_agreement(path.name, comparison, LEAST_OF_8_BITS, "leave out --int8")
         else:
-            tolerance = max(entry.tolerance, PIXELS_TOLERANCE if pixels else 0)
-            max_difference = tolerance * (MOST_OF_MANY if self.subject.unit in MANY else 1)
+            tolerance = max(entry.tolerance, PIXELS_TOLERANCE if reads_pixels(name, self.settings) else 0)
+            max_difference = tolerance * FACTOR_OF_MANY.get(self.subject.unit, 1)
             if not comparison.largest <= max_difference:
                 raise UserError(
                     f"{path.name} differs from the model: {self._difference(comparison)} on "
@@ -136,7 +134,7 @@ class GraphWriter:
         return self.compare(name, path)
 
     def _write_graph(self, name: str, int8: bool, path: Path) -> None:
-        entry, source = GRAPHS[name], self.sources[self.pixels(name)]
+        entry, source = GRAPHS[name], self.sources[reads_pixels(name, self.settings)]
         if int8:
             assert entry.quantise is not None
             entry.quantise(source, path, calibrating_inputs(self.subject))
@@ -145,11 +143,10 @@ class GraphWriter:
 
     def compare(self, name: str, path: Path) -> Comparison:
         """Compare a file with the model on the pictures."""
-        pictures, labels = self.pictures.pictures, self.pictures.labels
+        pictures, labels, pixels = self.pictures.pictures, self.pictures.labels, reads_pixels(name, self.settings)
         with self.console.progress(f"comparing {path.name}") as advance:
             network = GRAPHS[name].run(path)
-            arguments = self.subject, network, self.pixels(name), pictures, labels, advance
-            comparison = compare_all(*arguments, clock=self.clock)
+            comparison = compare_all(self.subject, network, pixels, pictures, labels, advance, clock=self.clock)
         return replace(comparison, size=_folder_size(path.parent))
 
     def _difference(self, comparison: Comparison) -> str:

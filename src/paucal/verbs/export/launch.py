@@ -88,11 +88,10 @@ def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
         >>> paucal.export_model("runs/1", format=["onnx"], with_preprocessing=True).folder  # doctest: +SKIP
         PosixPath('exports/1')
     """
-    return export_all(
-        path_text(run, "the run"),
-        from_python(ExportSettings, settings, "paucal.export_model", "export"),
-        RecordingConsole(),
-    )
+    console = RecordingConsole()
+    typed_settings = from_python(ExportSettings, settings, "paucal.export_model", "export")
+    result = export_all(path_text(run, "the run"), typed_settings, console)
+    return replace(result, said=tuple(console.said))
 
 
 def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
@@ -139,8 +138,7 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
         console.say(f"wrote {', '.join(path.name for path in paths)} to {output}")
     if refused:
         raise UserError(" ".join(dict.fromkeys(refused)))
-    messages = tuple(console.said) if isinstance(console, RecordingConsole) else ()
-    return Export(output, tuple(paths), comparisons, messages)
+    return Export(output, tuple(paths), comparisons)
 
 
 def _export_within(
@@ -160,74 +158,64 @@ def _export_within(
     write_text(output / "export.json", json.dumps(record, indent=2) + "\n")
     _add_to_report(folder, subject, {best.title: asdict(comparison)})
     console.say(f"wrote {', '.join(path.name for path in paths)} to {output}")
-    messages = tuple(console.said) if isinstance(console, RecordingConsole) else ()
-    return Export(output, tuple(paths), {best.name: comparison}, messages)
+    return Export(output, tuple(paths), {best.name: comparison})
 
 
 def _choose_formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:
     formats: Sequence[str] = tuple(dict.fromkeys(settings.format or ()))
-    is_classifier = _is_classifier(subject)
-    _check_mirror(formats, settings)
-    if not formats:
-        usual = ("safetensors", "pt2", "onnx") if is_classifier and not settings.mirror else ("pt2", "onnx")
-        formats = [name for name in usual if name not in GRAPHS or GRAPHS[name].installed or settings.int8]
-    if settings.int8 and not any(name in GRAPHS and GRAPHS[name].quantise for name in formats):
-        able = [name for name, entry in GRAPHS.items() if entry.quantise]
-        raise UserError(f"--int8 writes a second file in 8 bits: give --format {' or '.join(able)} with it.")
-    if settings.with_preprocessing and (
-        fixed_size := [n for n in formats if n in GRAPHS and GRAPHS[n].pixels is False]
-    ):
+    if settings.mirror and (weights := {"safetensors", "hub"} & set(formats)):
         raise UserError(
-            f"--with-preprocessing takes images of any size, and {fixed_size[0]} files have fixed sizes: leave it out, "
-            "or --format onnx."
+            f"--mirror averages within a graph, but --format {min(weights)} only has weights: leave one of them out."
         )
-    if isinstance(subject, DetectorSubject):
-        _check_detector(formats, settings)
-    if "html" in formats and not is_classifier:
-        raise UserError("--format html is for classifiers: use --format onnx.")
-    if settings.int8 and settings.with_preprocessing:
-        raise UserError("--int8 and --with-preprocessing cannot be combined: leave one out.")
-    _check_hub(formats, settings, subject)
-    if "safetensors" in formats and not is_classifier:
-        raise UserError("--format safetensors is for classifiers; the run's model.safetensors has these weights.")
+    if not formats:
+        has_weights = subject.unit == ClassifierSubject.unit and not settings.mirror
+        usual = ("safetensors", "pt2", "onnx") if has_weights else ("pt2", "onnx")
+        formats = [name for name in usual if name not in GRAPHS or GRAPHS[name].installed or settings.int8]
+    _check_settings(formats, settings)
+    _check_subject(formats, settings, subject)
     for name in formats:
         if name in GRAPHS:
             GRAPHS[name].require_installed(name)
     return formats
 
 
-def _is_classifier(subject: Subject) -> bool:
-    return subject.unit == ClassifierSubject.unit
+def _fixed_size(formats: Sequence[str]) -> list[str]:
+    return [name for name in formats if name in GRAPHS and GRAPHS[name].pixels is False]
 
 
-def _check_detector(formats: Sequence[str], settings: ExportSettings) -> None:
-    if settings.int8:
+def _check_settings(formats: Sequence[str], settings: ExportSettings) -> None:
+    if settings.int8 and not any(name in GRAPHS and GRAPHS[name].quantise for name in formats):
+        able = [name for name, entry in GRAPHS.items() if entry.quantise]
+        raise UserError(f"--int8 writes a second file in 8 bits: give --format {' or '.join(able)} with it.")
+    if settings.with_preprocessing and (fixed_size := _fixed_size(formats)):
+        raise UserError(
+            f"--with-preprocessing takes images of any size, and {fixed_size[0]} files have fixed sizes: leave it out, "
+            "or --format onnx."
+        )
+    if settings.int8 and settings.with_preprocessing:
+        raise UserError("--int8 and --with-preprocessing cannot be combined: leave one out.")
+    if "hub" not in formats and (settings.push or settings.data_licence):
+        raise UserError("--push and --data-licence are for the hub: give --format hub with them.")
+
+
+def _check_subject(formats: Sequence[str], settings: ExportSettings, subject: Subject) -> None:
+    """Refuse formats that the model cannot be written in."""
+    if isinstance(subject, DetectorSubject) and settings.int8:
         raise UserError("--int8 is for classifiers and segmenters, but this model is a detector: leave it out.")
-    if fixed_size := [name for name in formats if name in GRAPHS and GRAPHS[name].pixels is False]:
+    if isinstance(subject, DetectorSubject) and (fixed_size := _fixed_size(formats)):
         raise UserError(
             f"--format {fixed_size[0]} has fixed sizes, but the number of a detector's regions depends on the image: "
             "use --format onnx."
         )
-
-
-def _check_mirror(formats: Sequence[str], settings: ExportSettings) -> None:
-    weights = {"safetensors", "hub"} & set(formats)
-    if settings.mirror and weights:
-        raise UserError(
-            f"--mirror averages within a graph, but --format {min(weights)} only has weights: leave one of them out."
-        )
-
-
-def _check_hub(formats: Sequence[str], settings: ExportSettings, subject: Subject) -> None:
-    if "hub" not in formats and (settings.push or settings.data_licence):
-        raise UserError("--push and --data-licence are for the hub: give --format hub with them.")
-    if "hub" not in formats:
-        return
-    if not _is_classifier(subject):
-        raise UserError(
-            "--format hub is for classifiers that timm can build; this model can only be read by 'paucal.load'."
-        )
-    if subject.card.reads_stages:
+    if subject.unit != ClassifierSubject.unit:
+        advice = {
+            "html": ": use --format onnx",
+            "hub": " that timm can build; this model can only be read by 'paucal.load'",
+            "safetensors": "; the run's model.safetensors has these weights",
+        }
+        for name in set(formats) & set(advice):
+            raise UserError(f"--format {name} is for classifiers{advice[name]}.")
+    elif "hub" in formats and subject.card.reads_stages:
         raise UserError(
             "--format hub is for classifiers that timm can build, and this one reads several stages, for 'paucal.load' "
             f"alone: give 'paucal train DATA --init {shlex.quote(subject.run.place)}', which tunes its weights with a "
@@ -300,6 +288,6 @@ def _model_page(run: RunFolder, model: TrainedModel, settings: ExportSettings, f
     hub = None
     if for_hub:
         data = Path(str(facts.get("data", "images"))).name  # only the name, without folders of this machine
-        facts = {**facts, "data": data}
+        facts |= {"data": data}
         hub = HubFacts(None if licence == NOTHING else licence, data, settings.data_licence, report)
     return model_page(model.card, str(start or "random weights"), licence, facts, report, hub)

@@ -100,12 +100,7 @@ class NumberSubject(ClassifierSubject):
 
 
 class SegmenterSubject:
-    """A segmentation network, applied to windows that cover the image.
-
-    Args:
-        run: Run of `paucal segment`.
-        console: Shows the progress of reading images.
-    """
+    """A segmentation network, applied to windows that cover the image; the arguments are as for a classifier."""
 
     unit = "pixels"
 
@@ -150,12 +145,7 @@ class SegmenterSubject:
 
 
 class DetectorSubject:
-    """A detector that returns a table of the objects of an image.
-
-    Args:
-        run: Run of `paucal detect`.
-        console: Shows the progress of reading images.
-    """
+    """A detector that returns a table of the objects of an image; the arguments are as for a classifier."""
 
     unit = "objects"
 
@@ -177,9 +167,8 @@ class DetectorSubject:
 
     def prepare(self, image: Image.Image, pixels: bool) -> Tensor:
         """Return an image as `paucal predict` resizes and normalises it."""
-        return self._view(tv_tensors.Image(image), without_boxes((image.height, image.width)))[0].as_subclass(Tensor)[
-            None
-        ]
+        view = self._view(tv_tensors.Image(image), without_boxes((image.height, image.width)))[0]
+        return view.as_subclass(Tensor)[None]
 
     def ask(self, network: nn.Module, given: Tensor, pixels: bool) -> Tensor:
         """Return the table of the objects of a prepared image; see `OneImageDetector`."""
@@ -208,18 +197,13 @@ SUBJECTS = {SEGMENTATION: SegmenterSubject, DETECTION: DetectorSubject, REGRESSI
 
 
 def open_subject(run: RunFolder, console: Console, mirror: bool = False) -> Subject:
-    """Load the model of a run for an export.
-
-    Args:
-        run: Run of `paucal train` or `paucal segment`.
-        console: Shows the progress of reading images.
-        mirror: Whether to average a classifier's predictions for an image and its mirror image.
-    """
+    """Load the model of a run; the arguments are as for `ClassifierSubject`."""
     task = task_of(run.path)
-    if not mirror:
-        return SUBJECTS.get(task, ClassifierSubject)(run, console)
-    if task in (SEGMENTATION, DETECTION):
+    kind = SUBJECTS.get(task, ClassifierSubject)
+    if issubclass(kind, ClassifierSubject):
+        return kind(run, console, mirror)
+    if mirror:
         raise UserError(
             f"--mirror averages the predictions of a classifier, but {run.path} is for {task}: leave it out."
         )
-    return (NumberSubject if task == REGRESSION else ClassifierSubject)(run, console, mirror)
+    return kind(run, console)
