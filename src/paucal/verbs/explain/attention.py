@@ -3,8 +3,6 @@
 The entropy of heads is averaged over a set of images, for one model or several.
 """
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Sequence
 
 from matplotlib.figure import Figure
@@ -27,6 +25,7 @@ from paucal.explain.figures.attention import (
 )
 from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
+from paucal.runs import csv_text
 from paucal.types import UserError
 from paucal.verbs.explain.inputs import ExplainInput, stack_views, stem, view_of
 from paucal.verbs.explain.settings import CELL, ExplainSettings
@@ -183,13 +182,10 @@ class Entropies:
 
     def table(self) -> str:
         """Return all numbers as CSV: model, layer, head (from 1), bits, and the bits of uniform attention."""
-        text = io.StringIO()
-        rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(("model", "layer", "head", "bits", "even_bits"))
-        for name, layers in self.means().items():
-            for layer, bits in layers.items():
-                uniform_bits = f"{self._most[name][layer]:.6g}"
-                rows.writerows(
-                    (name, layer, head, f"{b:.6g}", uniform_bits) for head, b in enumerate(bits.tolist(), start=1)
-                )
-        return text.getvalue()
+        rows = [
+            (name, layer, head, f"{head_bits:.6g}", f"{self._most[name][layer]:.6g}")
+            for name, layers in self.means().items()
+            for layer, bits in layers.items()
+            for head, head_bits in enumerate(bits.tolist(), start=1)
+        ]
+        return csv_text(("model", "layer", "head", "bits", "even_bits"), *rows)

@@ -72,10 +72,8 @@ def explain_images(
     sources = list_sources(images)
     typed_settings = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
     console = RecordingConsole()
-    result = explain_all(
-        model if isinstance(model, TrainedModel) else path_text(model, "the model"), sources, typed_settings, console
-    )
-    return Explanations(result.folder, result.pictures, result.method, tuple(console.said))
+    name = model if isinstance(model, TrainedModel) else path_text(model, "the model")
+    return replace(explain_all(name, sources, typed_settings, console), said=tuple(console.said))
 
 
 def explain_all(
@@ -93,7 +91,7 @@ def explain_all(
         method, sentence = choose_method(model, settings.method)
         console.say(sentence)
         class_numbers(model, settings.explain_class)
-    extras = _open_extras(views, name, model, settings)
+    drawer = _Drawer(name, model, views, method, settings)
     count, images = read_images(sources, model, settings.on_bad_image, console)
     check_batch_memory(min(settings.batch_size, count), model.card.preprocessing.image_size)
     pictures = Pictures(settle_folder(settings.output, sources), settings.format)
@@ -101,14 +99,14 @@ def explain_all(
     with console.progress("explaining") as advance:
         n_drawn = 0
         for batch in _in_batches(images, views, settings.batch_size):
-            for label, figure in _figures(model, batch, views, method, settings, extras):
+            for label, figure in drawer.of_batch(batch):
                 pictures.write(label, figure)
             n_drawn += len(batch)
             advance(n_drawn, count)
-    for label, figure in extras.last():
+    for label, figure in drawer.of_all():
         pictures.write(label, figure)
-    if extras.entropies is not None and extras.entropies.images:
-        pictures.write_table("entropy", extras.entropies.table())
+    if drawer.entropies is not None and drawer.entropies.images:
+        pictures.write_table("entropy", drawer.entropies.table())
     console.say(f"{counted(len(pictures.written), 'picture')} in {pictures.folder}")
     return Explanations(pictures.folder, tuple(pictures.written), method)
 
@@ -119,43 +117,6 @@ def _requested_views(settings: ExplainSettings) -> list[str]:
         if view not in VIEWS:
             raise UserError(f"--show is {view!r}{did_you_mean(view, VIEWS)}; expected some of {', '.join(VIEWS)}.")
     return list(dict.fromkeys(views))
-
-
-class _Extra:
-    """Figures that are drawn once, from all images, and objects that some views need in addition to the model."""
-
-    def __init__(self) -> None:
-        self.sheet: list[AttributedImage] = []
-        self.method = ""
-        self.entropies: Entropies | None = None
-        self.localizer: Any = None
-        self.token_views: Any = None
-
-    def last(self) -> Iterator[tuple[str, Figure]]:
-        """Yield the figures that are drawn once."""
-        if len(self.sheet) > 1:
-            for start in range(0, len(self.sheet), MAX_ON_A_SHEET):
-                method = METHODS[self.method]
-                sheet_rows = self.sheet[start : start + MAX_ON_A_SHEET]
-                yield "sheet", contact_sheet(sheet_rows, method.title, method.asks_class)
-        if self.entropies is not None and self.entropies.images:
-            yield from self.entropies.figures()
-
-
-def _open_extras(
-    views: Sequence[str], name: TrainedModel | str, model: TrainedModel, settings: ExplainSettings
-) -> _Extra:
-    """Open the objects that some views need in addition to the model, before any work is done."""
-    extras = _Extra()
-    if set(views) & NEEDS_ATTENTION:
-        require_attention(model.module)
-    if "localization" in views:
-        extras.localizer = open_localizer(name, model)
-    if "tokens" in views:
-        extras.token_views = open_token_views(model, settings.teacher, settings.device)
-    if "entropy" in views:
-        extras.entropies = Entropies(model, settings.against or (), settings.device)
-    return extras
 
 
 def _in_batches(images: Iterator[ExplainInput], views: Sequence[str], size: int) -> Iterator[list[ExplainInput]]:
@@ -169,39 +130,62 @@ def _in_batches(images: Iterator[ExplainInput], views: Sequence[str], size: int)
     return iter([pair])
 
 
-def _figures(
-    model: TrainedModel,
-    batch: list[ExplainInput],
-    views: Sequence[str],
-    method: str | None,
-    settings: ExplainSettings,
-    extras: _Extra,
-) -> Iterator[tuple[str, Figure]]:
-    if method is not None:
-        extras.method = method
-        numbers = class_numbers(model, settings.explain_class)
-        for explained in explain_batch(model, batch, method, numbers, settings.top):
-            figure = attribution_figure(explained, METHODS[method].title, METHODS[method].asks_class)
-            yield f"{stem(explained.name)}_attribution", figure
-            extras.sheet.append(explained)
-    if "features" in views:
-        yield from features_figures(model, batch)
-    for image in batch:
-        yield from _image_figures(model, image, views, settings, extras)
-    if extras.entropies is not None:
-        extras.entropies.add(batch)
-    if "matches" in views:
-        yield from matches_figures(model, batch)
+class _Drawer:
+    """Draws views of images, and in the end the figures of all images together.
 
+    What views need in addition to the model is opened at once, so that a mistake is found before any work is done.
+    """
 
-def _image_figures(
-    model: TrainedModel, image: ExplainInput, views: Sequence[str], settings: ExplainSettings, extras: _Extra
-) -> Iterator[tuple[str, Figure]]:
-    for view in views:
-        if view in SINGLE:
-            for label, figure in SINGLE[view](model, image, settings).items():
-                yield f"{stem(image.name)}_{label}", figure
-    if extras.localizer is not None:
-        yield from localization_figures(extras.localizer, model, image, settings.token)
-    if extras.token_views is not None:
-        yield f"{stem(image.name)}_tokens", extras.token_views.figure(image)
+    def __init__(
+        self,
+        name: TrainedModel | str,
+        model: TrainedModel,
+        views: Sequence[str],
+        method: str | None,
+        settings: ExplainSettings,
+    ) -> None:
+        self._model, self._views, self._method, self._settings = model, views, method, settings
+        if set(views) & NEEDS_ATTENTION:
+            require_attention(model.module)
+        self._localizer = open_localizer(name, model) if "localization" in views else None
+        self._token_views = open_token_views(model, settings.teacher, settings.device) if "tokens" in views else None
+        self.entropies = Entropies(model, settings.against or (), settings.device) if "entropy" in views else None
+        self._sheet: list[AttributedImage] = []
+
+    def of_batch(self, batch: list[ExplainInput]) -> Iterator[tuple[str, Figure]]:
+        """Yield the figures of some images with their names."""
+        model, settings = self._model, self._settings
+        if self._method is not None:
+            method, numbers = METHODS[self._method], class_numbers(model, settings.explain_class)
+            for explained in explain_batch(model, batch, self._method, numbers, settings.top):
+                figure = attribution_figure(explained, method.title, method.asks_class)
+                yield f"{stem(explained.name)}_attribution", figure
+                self._sheet.append(explained)
+        if "features" in self._views:
+            yield from features_figures(model, batch)
+        for image in batch:
+            yield from self._of_image(image)
+        if self.entropies is not None:
+            self.entropies.add(batch)
+        if "matches" in self._views:
+            yield from matches_figures(model, batch)
+
+    def _of_image(self, image: ExplainInput) -> Iterator[tuple[str, Figure]]:
+        for view in self._views:
+            if view in SINGLE:
+                for label, figure in SINGLE[view](self._model, image, self._settings).items():
+                    yield f"{stem(image.name)}_{label}", figure
+        if self._localizer is not None:
+            yield from localization_figures(self._localizer, self._model, image, self._settings.token)
+        if self._token_views is not None:
+            yield f"{stem(image.name)}_tokens", self._token_views.figure(image)
+
+    def of_all(self) -> Iterator[tuple[str, Figure]]:
+        """Yield the figures of all images together."""
+        if self._method is not None and len(self._sheet) > 1:
+            method = METHODS[self._method]
+            for start in range(0, len(self._sheet), MAX_ON_A_SHEET):
+                rows = self._sheet[start : start + MAX_ON_A_SHEET]
+                yield "sheet", contact_sheet(rows, method.title, method.asks_class)
+        if self.entropies is not None and self.entropies.images:
+            yield from self.entropies.figures()

@@ -213,8 +213,8 @@ def _check_subject(formats: Sequence[str], settings: ExportSettings, subject: Su
             "hub": " that timm can build; this model can only be read by 'paucal.load'",
             "safetensors": "; the run's model.safetensors has these weights",
         }
-        for name in set(formats) & set(advice):
-            raise UserError(f"--format {name} is for classifiers{advice[name]}.")
+        if (unsuitable := next((name for name in formats if name in advice), None)) is not None:
+            raise UserError(f"--format {unsuitable} is for classifiers{advice[unsuitable]}.")
     elif "hub" in formats and subject.card.reads_stages:
         raise UserError(
             "--format hub is for classifiers that timm can build, and this one reads several stages, for 'paucal.load' "
