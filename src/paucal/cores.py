@@ -84,17 +84,26 @@ def note_late_import() -> None:
 
 
 @contextmanager
-def own_threads() -> Iterator[None]:
-    """Limit torch's threads to the usable cores inside the block, and restore their number after it."""
+def threads_restored() -> Iterator[None]:
+    """Restore the number of torch's threads after the block."""
     import torch
 
     before = torch.get_num_threads()
-    if not threads_are_given() and before > usable_cores():
-        torch.set_num_threads(usable_cores())
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def own_threads() -> Iterator[None]:
+    """Limit torch's threads to the usable cores inside the block, and restore their number after it."""
+    import torch
+
+    with threads_restored():
+        if not threads_are_given() and torch.get_num_threads() > usable_cores():
+            torch.set_num_threads(usable_cores())
+        yield
 
 
 def threads_are_given() -> bool:

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from paucal.runs import RunFolder
 from paucal.runs.lock import RunLock
@@ -21,14 +20,8 @@ from paucal.wording import sentence
 PAUSE = 2.0  # seconds between two checks of a grid while other workers are busy
 TRIES = "tries.json"
 MAX_TRIES = 3  # crashes of workers in a cell without a new saved state
-
-
-class Compute(Protocol):
-    """A function that computes a cell, such as `train_cell`."""
-
-    def __call__(self, cell: Cell, threads: int) -> bool:
-        """Compute the cell; return False if a signal stopped it and its state is saved."""
-        ...
+# Computes a cell on some threads, such as `train_cell`; returns False if a signal stopped it, with its state saved.
+Compute = Callable[[Cell, int], bool]
 
 
 def work(
@@ -119,11 +112,8 @@ def _register_try(cell: Cell) -> bool:
     tries = record.get("tries") if record.get("state") == state else 0
     tries = tries if isinstance(tries, int) else 0
     if tries >= MAX_TRIES:
-        problem = UserError(
-            f"{tries} of its workers crashed without making progress (perhaps killed for lack of memory): use a "
-            "smaller --batch-size or fewer --jobs, then --retry."
-        )
-        store_failure(cell, problem)
+        text = f"{tries} of its workers crashed without making progress (perhaps killed for lack of memory): use a "
+        store_failure(cell, UserError(f"{text}smaller --batch-size or fewer --jobs, then --retry."))
         return False
     folder.write_json(TRIES, {"tries": tries + 1, "state": state})
     return True

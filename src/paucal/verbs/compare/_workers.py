@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -25,27 +24,6 @@ from paucal.verbs.compare._computing import work_silently
 from paucal.wording import counted
 
 LOGS = "workers"
-
-
-class Team(Protocol):
-    """A group of started workers."""
-
-    def alive(self) -> int:
-        """Return how many workers run or wait to start."""
-        ...
-
-    def stop(self) -> None:
-        """Let the workers save their state and end."""
-        ...
-
-    def describe(self) -> str:
-        """Return what was started, and where the logs are."""
-        ...
-
-    @property
-    def lost(self) -> int:
-        """Number of crashed workers, which should be replaced."""
-        ...
 
 
 class Processes:
@@ -77,7 +55,7 @@ class Processes:
 
     @property
     def lost(self) -> int:
-        """Number of killed workers."""
+        """Number of killed workers, which should be replaced."""
         return sum((worker.poll() or 0) < 0 for worker in self._workers)
 
     def stop(self) -> None:
@@ -102,13 +80,9 @@ def _visible_gpus() -> list[str]:
 
 
 class Slurm:
-    """Workers that are SLURM jobs, through submitit.
+    """Workers that are SLURM jobs, through submitit, whose names the options have.
 
-    Args:
-        folder: Folder of the grid, on a shared disk.
-        count: Number of jobs.
-        options: Options of a job, by their names in submitit.
-        cluster: "slurm", or submitit's "local" for processes on this machine.
+    With the cluster "local", submitit starts processes on this machine.
     """
 
     lost = 0  # SLURM reports crashed jobs itself
@@ -187,6 +161,9 @@ class Ray:
     def describe(self) -> str:
         """Return what was started."""
         return f"{counted(len(self._tasks), 'task')} on Ray"
+
+
+Team = Processes | Slurm | Ray
 
 
 def _work_in_ray(folder: str, environment: Mapping[str, str]) -> bool:

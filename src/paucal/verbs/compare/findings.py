@@ -143,17 +143,14 @@ def read_findings(grid: Grid) -> Findings:
     names = dict(zip(grid.arms, short_names(grid.arms), strict=True))
     arms = []
     for arm, seed_outcomes in outcomes.items():
-        scores = {
-            name: score_over_seeds(
-                [outcome.scores[name] for outcome in seed_outcomes.values() if name in outcome.scores]
-            )
-            for name in (next(iter(seed_outcomes.values())).scores if seed_outcomes else ())
-        }
-        baseline = baseline_of(arm, grid.arms)
-        baseline_gain = (
-            ("", None) if baseline is None else (names[baseline], gain_over(seed_outcomes, outcomes[baseline]))
-        )
-        arms.append(ArmOutcome(arm, names[arm], seed_outcomes, len(grid.seeds), scores, *baseline_gain, rates.get(arm)))
+        scores = {}
+        for name in next(iter(seed_outcomes.values())).scores if seed_outcomes else ():
+            by_seed = [outcome.scores[name] for outcome in seed_outcomes.values() if name in outcome.scores]
+            scores[name] = score_over_seeds(by_seed)
+        baseline, gain = baseline_of(arm, grid.arms), ("", None)
+        if baseline is not None:
+            gain = names[baseline], gain_over(seed_outcomes, outcomes[baseline])
+        arms.append(ArmOutcome(arm, names[arm], seed_outcomes, len(grid.seeds), scores, *gain, rates.get(arm)))
     return Findings(grid, arms, states, unreadable)
 
 
@@ -249,10 +246,9 @@ def scores_of(cell: Cell) -> Scores:
     if cell.verb not in SCORE_FILES:
         return evaluation
     name = SCORE_FILES[cell.verb]
-    content = cell.run.read_json(name)
-    values = content
+    values = cell.run.read_json(name)
     if cell.verb == "detect":
-        values, intervals = content.get("scores"), content.get("intervals", {})
+        values, intervals = values.get("scores"), values.get("intervals", {})
         values = {**values, **intervals} if isinstance(values, dict) and isinstance(intervals, dict) else None
     if not isinstance(values, dict):
         raise UserError(f"{str(cell.run.path / name)!r} is damaged: remove the run folder and run again.")

@@ -30,11 +30,7 @@ PRETRAINING_SECONDS = 20.0  # the same for a pre-training run, with the evaluati
 
 
 def job_of(verb: str) -> AnyJob:
-    """Return the job of a verb's runs.
-
-    Args:
-        verb: One of `paucal.verbs.compare.grid.KINDS`, but not "eval".
-    """
+    """Return the job of the runs of a verb that trains."""
     # Imported when used: both load the evaluation of boxes or masks.
     if verb == "detect":
         from paucal.tasks.detection.job import DetectionJob

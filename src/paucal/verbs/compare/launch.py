@@ -3,19 +3,18 @@
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from paucal.cores import threads_restored
 from paucal.evaluation.comparison import Difference, ScoreOverSeeds
 from paucal.methods.training_settings import TrainSettings
 from paucal.reading import named_path
 from paucal.runner.console import Console, SilentConsole
 from paucal.runner.frames import Data, takes_frames
 from paucal.runs.grid_files import is_grid
-from paucal.settings.options import check_ranges, flag
+from paucal.settings.options import check_ranges, flag, setting_fields
 from paucal.settings.values import from_python, given_names, shows_settings
 from paucal.types import UserError
 from paucal.verbs.compare.findings import Findings, read_findings
@@ -91,7 +90,7 @@ def compare(
         >>> result.differences["drloc"].value, result.differences["drloc"].clear  # doctest: +SKIP
         (0.012, False)
     """
-    grid_names = {item.name for item in fields(GridSettings)}
+    grid_names = setting_fields(GridSettings).keys()
     if settings.get("arms") is not None:
         raise TypeError("paucal.compare takes arms as ways={name: settings}, with the settings of paucal.train.")
     own_values = {name: value for name, value in settings.items() if name in grid_names}
@@ -116,6 +115,7 @@ def compare(
     return result
 
 
+@threads_restored()
 def compare_all(
     grid_settings: GridSettings,
     shared: Mapping[str, Any],
@@ -128,22 +128,18 @@ def compare_all(
     is_stored = grid_settings.output is not None and is_grid(named_path(grid_settings.output))
     _check_workers(grid_settings, 0 if is_stored else grid_settings.jobs)
     arms = make_arms(grid_settings, named_arms)
-    threads = torch.get_num_threads()
-    try:
-        grid = prepare_grid(grid_settings, arms, shared, command, console)
-        if len(arms) == 1 and len(grid.arms) == 1:
-            console.say(f"note: {arms[0].name} is the only training method, so there is nothing to compare it with")
-        return _run_and_report(grid, grid_settings, console)
-    finally:
-        torch.set_num_threads(threads)
+    grid = prepare_grid(grid_settings, arms, shared, command, console)
+    if len(arms) == 1 and len(grid.arms) == 1:
+        console.say(f"note: {arms[0].name} is the only training method, so there is nothing to compare it with")
+    return _run_and_report(grid, grid_settings, console)
 
 
+@threads_restored()
 def resume_comparison(folder: Path, grid_settings: GridSettings, console: Console) -> Comparison:
     """Compute a stored grid."""
     _check_workers(grid_settings, 0)
     names = ("methods", "models", "arms", "seeds", "labels", "lrs", "output")
-    given = [name for name in names if getattr(grid_settings, name)]
-    if given:
+    if given := [name for name in names if getattr(grid_settings, name)]:
         raise UserError(
             f"--resume continues a comparison without changes; to extend it, leave --resume out and give "
             f"{flag(given[0])} with --output {folder}."
@@ -154,11 +150,7 @@ def resume_comparison(folder: Path, grid_settings: GridSettings, console: Consol
     if grid_settings.jobs and not is_settled(grid):
         images = open_images("train", {**grid.shared, **grid.arms[0].settings}, console)
         require_images(grid, images.fingerprint())
-    threads = torch.get_num_threads()
-    try:
-        return _run_and_report(grid, grid_settings, console)
-    finally:
-        torch.set_num_threads(threads)
+    return _run_and_report(grid, grid_settings, console)
 
 
 def _check_workers(grid_settings: GridSettings, workers: int) -> None:

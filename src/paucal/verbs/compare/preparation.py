@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,10 +85,8 @@ def prepare_grid(
 
 
 def _comparison_folder(grid_settings: GridSettings, shared: Mapping[str, Any]) -> Path:
-    if grid_settings.output is None:
-        folder = next(folder for folder in _default_folders() if not folder.exists())
-    else:
-        folder = named_path(grid_settings.output)
+    default = next(folder for folder in _default_folders() if not folder.exists())
+    folder = default if grid_settings.output is None else named_path(grid_settings.output)
     refuse_inside_images(folder, {"DATA": shared.get("data")}, shared.get("data_root"))
     try_folder(folder)
     if not is_grid(folder) and folder.exists() and any(folder.iterdir()):
@@ -102,22 +101,14 @@ def _default_folders() -> Iterator[Path]:
 def _create_default_folder() -> Path:
     """Create the first default folder that does not exist; another call may have created some meanwhile."""
     for folder in _default_folders():
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
+            return folder
     raise AssertionError("unreachable: folder numbers are unlimited")
 
 
 def _pin_paths(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
-    """Return given settings with absolute paths.
-
-    Args:
-        verb: Verb of the grid.
-        values: Settings of an arm, or settings that all runs share.
-        data_root: Folder of published sets that all runs share.
-    """
+    """Return settings of an arm, or of all runs, with absolute paths; `data_root` is shared by all runs."""
     to_pin = verb_settings(values)
     root = {} if data_root is None else {"data_root": data_root}
     if verb == EVAL:

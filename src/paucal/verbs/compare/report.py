@@ -1,7 +1,5 @@
 """The report of a comparison: sentences that claim no more than the intervals support, tables, and the page."""
 
-import csv
-import io
 import shlex
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,14 @@ from paucal.evaluation.plots import save_figure
 from paucal.metrics.intervals import Score
 from paucal.report.standalone import ComparisonPage, write_standalone
 from paucal.runner.clock import duration
-from paucal.runs import write_text
+from paucal.runs import csv_text, write_text
 from paucal.settings.options import flag_words
 from paucal.verbs.compare._figures import curves_figure, differences_figure, scores_figure
 from paucal.verbs.compare.findings import ArmOutcome, Findings
 from paucal.verbs.compare.grid import EVAL, EVALUATED, MODEL, Cell, start_of, verb_settings
-from paucal.wording import counted, percent
+from paucal.wording import counted, images_text, percent
 
-PAGE, COMMANDS = "comparison.html", "commands.txt"
+PAGE = "comparison.html"
 SAME_TIME = 1.05  # ratio up to which two times count as equal
 MANY = 3  # number of differences from which the sentence on multiple comparisons is shown
 NOTES = (
@@ -47,7 +45,7 @@ def write_report(findings: Findings) -> Path:
     folder = grid.folder
     write_tables(folder, findings)
     commands = ["# the comparison", *grid.commands, "", "# its runs, one by one", *map(command_of, states)]
-    write_text(folder / COMMANDS, "".join(f"{line}\n" for line in commands))
+    write_text(folder / "commands.txt", "".join(f"{line}\n" for line in commands))
     figures = {
         "differences": differences_figure(findings),
         "scores": scores_figure(findings),
@@ -115,9 +113,7 @@ def verdicts(findings: Findings) -> list[str]:
 
 def _verdict(arm: ArmOutcome, gain: Difference) -> str:
     seeds, other = len(gain.by_seed.values), arm.baseline
-    basis = f"{counted(seeds, 'seed')}, {counted(gain.images, 'test image')}"
-    if gain.groups is not None:
-        basis += f" in {counted(gain.groups, 'group')}"
+    basis = f"{counted(seeds, 'seed')}, {images_text(gain.images, gain.groups, 'test image')}"
     if gain.clear:
         adjective = "better" if gain.value > 0 else "worse"
         return (
@@ -244,12 +240,12 @@ def arm_rows(findings: Findings) -> list[dict[str, str]]:
             "runs": f"{len(arm.outcomes)} of {arm.expected}" + (f", {failed} failed" if failed else ""),
             "mean": "-" if top1 is None else percent(top1.score.value),
             "sd": "-" if top1 is None or top1.deviation is None else f"{100 * top1.deviation:.1f}",
-            "difference": "-" if gain is None else points(gain.value),
-            "other seeds": "-" if gain is None else span(gain.by_seed.score),
-            "other images": "-" if gain is None else span(gain.over_images),
-            "95 % interval": "-" if gain is None else span(gain.both),
+            **dict.fromkeys(("difference", "other seeds", "other images", "95 % interval"), "-"),
             "time": "-" if seconds is None else duration(seconds),
         }
+        if gain is not None:
+            row |= {"difference": points(gain.value), "other seeds": span(gain.by_seed.score)}
+            row |= {"other images": span(gain.over_images), "95 % interval": span(gain.both)}
         if findings.grid.rates:
             row["rate"] = "-" if arm.rate is None else f"{arm.rate:g}"
         rows.append(row)
@@ -259,18 +255,13 @@ def arm_rows(findings: Findings) -> list[dict[str, str]]:
 def _run_rows(findings: Findings) -> list[dict[str, str]]:
     rows = []
     for cell, state in findings.states.items():
-        outcome = findings.outcome_of(cell)
-        rows.append(
-            {
-                "run": cell.name,
-                "state": state.name,
-                "test": "-" if outcome is None else percent(outcome.scores["top1"]),
-                "validation": "-" if outcome is None or outcome.validation is None else percent(outcome.validation),
-                "epochs": "-" if outcome is None else str(outcome.epochs),
-                "time": "-" if outcome is None else duration(outcome.seconds),
-                "folder": cell.folder.name,
-            }
-        )
+        results = dict.fromkeys(("test", "validation", "epochs", "time"), "-")
+        if outcome := findings.outcome_of(cell):
+            results |= {"test": percent(outcome.scores["top1"]), "epochs": str(outcome.epochs)}
+            results["time"] = duration(outcome.seconds)
+            if outcome.validation is not None:
+                results["validation"] = percent(outcome.validation)
+        rows.append({"run": cell.name, "state": state.name, **results, "folder": cell.folder.name})
     return rows
 
 
@@ -296,11 +287,8 @@ def write_tables(folder: Path, findings: Findings) -> None:
     differences = [_difference_numbers(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
     tables = {"runs": _run_numbers(findings), "arms": arms, "differences": differences}
     for name, rows in tables.items():
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(folder / f"{name}.csv", text.getvalue())
+        header = list(dict.fromkeys(key for row in rows for key in row))
+        write_text(folder / f"{name}.csv", csv_text(header, *([row.get(key) for key in header] for row in rows)))
 
 
 def _run_numbers(findings: Findings) -> list[dict[str, Any]]:
@@ -308,9 +296,7 @@ def _run_numbers(findings: Findings) -> list[dict[str, Any]]:
     for cell, state in findings.states.items():
         row: dict[str, Any] = {
             "arm": cell.arm.name,
-            "way": cell.arm.way,
-            "model": cell.arm.model,
-            "share": cell.arm.share,
+            **{name: getattr(cell.arm, name) for name in ("way", "model", "share")},
             "seed": cell.seed,
             "lr": cell.rate,
             "tried": int(cell.tried),

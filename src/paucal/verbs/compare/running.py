@@ -88,13 +88,7 @@ def _start_team(grid: Grid, grid_settings: GridSettings) -> Team:
 
 
 def require_workers(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:
-    """Refuse workers that this machine cannot start.
-
-    Args:
-        on: Place "here", "slurm" or "ray".
-        slurm: Options of SLURM jobs; None without any.
-        count: Number of workers; 0 if none are started now.
-    """
+    """Refuse workers that this machine cannot start; for a count of 0 only the options are checked."""
     if slurm is not None and on != "slurm":
         raise UserError("--slurm gives options of SLURM jobs: use it with --on slurm.")
     slurm_options(slurm)

@@ -77,9 +77,7 @@ class Arm:
 def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]]) -> tuple[Arm, ...]:
     """Return an arm for every combination of way, model and share of the images, baselines first.
 
-    Args:
-        grid_settings: Methods, models and shares.
-        named: Settings of further arms, by name.
+    `named` are the settings of further ways, by name.
     """
     methods = grid_settings.methods if grid_settings.methods is not None or named else ["supervised", "drloc"]
     ways = [(word, _method_settings(word)) for word in methods or ()]

@@ -15,6 +15,7 @@ from time import process_time
 import torch
 from torch import nn
 
+from paucal.cores import threads_restored
 from paucal.export.comparison import Comparison, compare_all
 from paucal.export.formats import GRAPHS
 from paucal.metrics.intervals import wilson_share
@@ -275,9 +276,6 @@ def _describe_scores(comparison: Comparison, subject: Subject, image_text: str) 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Compute on one thread inside the block, for measurements against --max-ms."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads_restored():
+        torch.set_num_threads(1)
         yield
-    finally:
-        torch.set_num_threads(threads)
