@@ -53,6 +53,11 @@ def duration(seconds: float) -> str:
     return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min".replace(" 0 min", "")
 
 
+def precise_duration(seconds: float) -> str:
+    """Return a duration as text, below ten seconds with a decimal."""
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+
+
 def finish(seconds: float) -> str:
     """Return the time of day `seconds` from now, with the weekday if it is another day."""
     now, end_time = time.localtime(), time.localtime(time.time() + seconds)

@@ -254,7 +254,7 @@ def test_detector__gives_boxes_of_watched_pictures_in_their_own_pixels(tmp_path,
     monkeypatch.setattr(moving, "load_detector", lambda *_: (None, card, "cpu"))
     numbered(0).resize((960, 480)).save(tmp_path / "large.png")
     monkeypatch.setattr(watching, "POLL", 0.05)
-    answerer = moving.Answerer("run", PredictSettings(), AnswerSettings(), SilentConsole())
+    answerer = moving.FramePredictor("run", PredictSettings(), AnswerSettings(), SilentConsole())
     frames = watching.watched_pictures(tmp_path, set(), None, answerer.reading, SilentConsole())
     assert next(frame for frame in frames if frame is not None).image.size == (960, 480)
 

@@ -80,7 +80,7 @@ def _visible_gpus() -> list[str]:
 
 
 class Slurm:
-    """Workers that are SLURM jobs, through submitit, whose names the options have.
+    """Workers that are SLURM jobs, through submitit, which defines the options.
 
     With the cluster "local", submitit starts processes on this machine.
     """

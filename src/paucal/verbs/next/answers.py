@@ -1,6 +1,6 @@
 """Predictions of a model of any task for unlabelled images: uncertainty, features, and draft labels."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paucal.data.decode import Reading
 from paucal.data.images import ImageSet
 from paucal.export.reading import load_model
 from paucal.models.tasks import CLASSIFICATION, DETECTION, SEGMENTATION
@@ -24,11 +23,11 @@ from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.model import load_detector
 from paucal.tasks.detection.pictures import SHOWN
 from paucal.tasks.segmentation.model import load_segmenter
-from paucal.verbs.convert.content import Content, Item, Kind, with_names
+from paucal.verbs.convert.content import Content, Item, Kind, numbered, with_names
 from paucal.verbs.next.selection import unsureness
 from paucal.verbs.predict.asking import predict_batches
 from paucal.verbs.predict.detection import detect_image
-from paucal.verbs.predict.layouts import things_of
+from paucal.verbs.predict.layouts import item_of_detections
 from paucal.verbs.predict.settings import PredictSettings
 from paucal.wording import percent
 
@@ -58,25 +57,8 @@ class Answers:
     content: Callable[[NDArray[np.int64]], Content]
 
 
-class Model:
-    """A model of one task that predicts labels of unlabelled images.
-
-    Attributes:
-        reading: Size and channels with which its images are read.
-    """
-
-    reading: Reading
-
-    def __init__(self, source: str, device: str) -> None:
-        raise NotImplementedError
-
-    def answer(self, images: ImageSet, console: Console) -> Answers:
-        """Return the predictions for all images."""
-        raise NotImplementedError
-
-
-class Classifier(Model):
-    """A model that classifies images."""
+class Classifier:
+    """A model that classifies images, and reads them as `reading` says."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
@@ -117,7 +99,7 @@ class Classifier(Model):
         return _named_content("train", replace(selected, classes=classes), items, self.source)
 
 
-class DetectorModel(Model):
+class DetectorModel:
     """A model that finds objects."""
 
     def __init__(self, source: str, device: str) -> None:
@@ -140,15 +122,16 @@ class DetectorModel(Model):
         unsure = torch.tensor([doubt_of_objects(detections) for detections in all_detections])
         stacked = torch.stack(features)
         descriptions = [self._describe(detections) for detections in all_detections]
-        return Answers(
-            unsure,
-            stacked,
-            stacked[:0],
-            None,
-            descriptions,
-            [],
-            lambda indices: self._predicted_content(images, indices, all_detections, sizes),
-        )
+
+        def content(indices: NDArray[np.int64]) -> Content:
+            items = [
+                item_of_detections(position, sizes[index], all_detections[index], self.card.classes)
+                for position, index in enumerate(indices.tolist())
+            ]
+            numbers = dict(zip(self.card.classes, self.card.category_ids, strict=True))
+            return _named_content("detect", images.select(indices), items, self.source, numbers)
+
+        return Answers(unsure, stacked, stacked[:0], None, descriptions, [], content)
 
     def _describe(self, detections: Detections) -> str:
         confident = detections.above(SHOWN)
@@ -157,23 +140,8 @@ class DetectorModel(Model):
         doubtful = sorted(detections.scores.tolist(), key=lambda score: abs(score - 0.5))[:1]
         return f"{counted}; the least certain {percent(doubtful[0], '.0f')}" if doubtful else counted
 
-    def _predicted_content(
-        self,
-        images: ImageSet,
-        indices: NDArray[np.int64],
-        all_detections: list[Detections],
-        sizes: list[tuple[int, int]],
-    ) -> Content:
-        items = []
-        for position, index in enumerate(indices.tolist()):
-            confident = all_detections[index].above(SHOWN)
-            score = float(confident.scores.mean()) if len(confident) else None
-            items.append(Item(position, "", "", sizes[index], things_of(confident, self.card.classes), score=score))
-        numbers = dict(zip(self.card.classes, self.card.category_ids, strict=True))
-        return _named_content("detect", images.select(indices), items, self.source, numbers)
 
-
-class Segmenter(Model):
+class Segmenter:
     """A model that classifies every pixel."""
 
     def __init__(self, source: str, device: str) -> None:
@@ -201,19 +169,13 @@ class Segmenter(Model):
         def content(chosen: NDArray[np.int64]) -> Content:
             selected = images.select(chosen)
             items = [Item(position, "", "", sizes[index]) for position, index in enumerate(chosen.tolist())]
-            unmasked = _named_content(
-                "segment", selected, items, self.source, {name: n for n, name in enumerate(self.model.classes)}
-            )
+            unmasked = _named_content("segment", selected, items, self.source, numbered(self.model.classes))
             return replace(unmasked, mask=lambda index: self.model.mask(selected.store.read(index)))
 
         return Answers(torch.tensor(unsure), stacked, stacked[:0], None, descriptions, [], content)
 
 
-MODELS: Mapping[str, type[Model]] = {
-    CLASSIFICATION: Classifier,
-    DETECTION: DetectorModel,
-    SEGMENTATION: Segmenter,
-}
+MODELS = {CLASSIFICATION: Classifier, DETECTION: DetectorModel, SEGMENTATION: Segmenter}
 
 
 def doubt_of_objects(detections: Detections) -> float:
@@ -252,8 +214,8 @@ def pooled_maps(maps: nn.Module) -> Iterator[Callable[[], Tensor]]:
 
 
 def _named_content(
-    kind: Kind, images: ImageSet, items: list[Item], model: str, numbers: Mapping[str, int] | None = None
+    kind: Kind, images: ImageSet, items: list[Item], model: str, numbers: dict[str, int] | None = None
 ) -> Content:
     """Return predicted labels as a set that can be written."""
-    class_numbers = {name: number for number, name in enumerate(images.classes)} if numbers is None else dict(numbers)
-    return with_names(Content(kind, images, tuple(items), class_numbers, model=Path(model).resolve().name))
+    numbers = numbered(images.classes) if numbers is None else numbers
+    return with_names(Content(kind, images, tuple(items), numbers, model=Path(model).resolve().name))

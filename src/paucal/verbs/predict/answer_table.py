@@ -1,7 +1,6 @@
 """A CSV table that grows with the predictions, and is continued after an interruption."""
 
 import csv
-import io
 import json
 import os
 import sys
@@ -12,7 +11,7 @@ from typing import Any, BinaryIO
 
 from paucal.reading import parse_json, read_text
 from paucal.runner.tables import check_table
-from paucal.runs import write_text
+from paucal.runs import csv_text, write_text
 from paucal.runs.lock import RunLock
 from paucal.types import UserError
 from paucal.verbs.predict.journal import ENDING, WHAT
@@ -44,8 +43,7 @@ class AnswerTable:
         if self.path is None or self.part is None:
             self._write_rows([self.header])
             return self
-        goes_on = self.part.is_dir()
-        if goes_on:
+        if self.part.is_dir():
             self._require_same()
         else:
             check_table(str(self.path))
@@ -78,13 +76,12 @@ class AnswerTable:
                 self.part.rmdir()
 
     def _write_rows(self, rows: Sequence[Sequence[object]]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
+        text = csv_text(*rows)
         if self.path is None:
-            sys.stdout.write(text.getvalue())
+            sys.stdout.write(text)
             sys.stdout.flush()
             return
-        self._file.write(text.getvalue().encode(errors="surrogateescape"))
+        self._file.write(text.encode(errors="surrogateescape"))
         self._file.flush()
         os.fsync(self._file.fileno())
 

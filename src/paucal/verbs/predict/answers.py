@@ -1,10 +1,8 @@
 """The predictions of a classifier for images: as values, as CSV and as JSON."""
 
-import csv
-import io
 import json
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -16,6 +14,7 @@ from torch import Tensor
 from paucal.evaluation.calibration import reach_thresholds
 from paucal.models.card import ModelCard
 from paucal.runner.frames import to_pandas
+from paucal.runs import csv_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -100,16 +99,11 @@ def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = N
     """Yield one line per image: path, class, confidence, and a probability per class.
 
     For a model that predicts several labels, the line has all classes that reach their threshold, separated by ";", and
-    no confidence.
-
-    Args:
-        rows: The predictions.
-        card: Card of the model.
-        top_k: Number of likeliest classes to name, instead of a column for each class.
+    no confidence. `top_k` is the number of likeliest classes to name, instead of a column for each class.
     """
-    yield _csv_line(csv_header(card, top_k))
+    yield csv_text(csv_header(card, top_k))
     for row in rows:
-        yield _csv_line(csv_words(row, top_k))
+        yield csv_text(csv_words(row, top_k))
 
 
 def csv_header(card: ModelCard, top_k: int | None = None) -> list[str]:
@@ -131,23 +125,15 @@ def csv_words(row: Prediction, top_k: int | None = None) -> list[str | None]:
 
 def json_lines(rows: Iterable[Prediction], top_k: int | None = None) -> Iterator[str]:
     """Yield a JSON list, piece by piece: for each image a mapping with the same content as in `csv_lines`."""
-    single_fields, multi_fields = ("path", "predicted", "confidence"), ("path", "labels")
     empty = True
     for row in rows:
-        answer: dict[str, Any] = {
-            name: getattr(row, name) for name in (single_fields if row.thresholds is None else multi_fields)
-        }
+        names = ("path", "predicted", "confidence") if row.thresholds is None else ("path", "labels")
+        answer: dict[str, Any] = {name: getattr(row, name) for name in names}
         answer["probabilities"] = row.probabilities if top_k is None else dict(row.top(top_k))
         entry = textwrap.indent(json.dumps(answer, indent=2, ensure_ascii=False), "  ")
         yield f"{'[' if empty else ','}\n{entry}"
         empty = False
     yield "[]\n" if empty else "\n]\n"
-
-
-def _csv_line(cells: Sequence[str | None]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue()
 
 
 def _format_share(share: float) -> str:

@@ -1,7 +1,5 @@
 """Prediction with the detector of a run: objects in any images, as Python objects, CSV or COCO's JSON."""
 
-import csv
-import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +18,8 @@ from paucal.reading import named_path
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.frames import Frame, images_of_frame, is_frame, to_pandas
 from paucal.runner.input_images import open_sources, read_all
-from paucal.runner.outputs import refuse_inside_images
-from paucal.runs import RunFolder, open_model_folder, write_atomically
+from paucal.runner.outputs import refuse_inside_images, require_empty
+from paucal.runs import RunFolder, csv_text, open_model_folder, write_atomically
 from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.detections import EDGES, Detections, coco_document, rescale
@@ -128,19 +126,10 @@ def detect_objects(
 def find_objects(
     source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, console: Console
 ) -> str:
-    """Return the output of `paucal predict` for a detector, and write its pictures if there is a folder for them.
-
-    Args:
-        source: Run of `paucal detect`.
-        paths: Images.
-        settings: Settings of the prediction.
-        wanted: Format of the output, and the folder for pictures.
-        console: Console for skipped images and progress.
-    """
+    """Return the output of `paucal predict` for a detector, and write its pictures if there is a folder for them."""
     folder = None if wanted.pictures is None else named_path(wanted.pictures, "--pictures")
     if folder is not None:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"--pictures: {wanted.pictures!r} exists already and is not empty: give another folder.")
+        require_empty(folder, "--pictures")
         for path in paths:
             refuse_inside_images(folder, {"PATHS": path}, flag="--pictures")
         try_folder(folder)
@@ -157,12 +146,7 @@ def find_objects(
 
 def as_csv(rows: Sequence[Objects], least: float = SHOWN) -> str:
     """Return a line for each object with at least this score: path, class, score, and its corners in pixels."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEADER)
-    for row in rows:
-        writer.writerows([row.path, *cells] for cells in object_words(row, least))
-    return text.getvalue()
+    return csv_text(HEADER, *([row.path, *cells] for row in rows for cells in object_words(row, least)))
 
 
 def object_words(row: Objects, least: float = SHOWN) -> list[list[str]]:
@@ -179,12 +163,8 @@ def write_pictures(rows: Sequence[Objects], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     width = len(str(len(rows)))
     for number, row in enumerate(rows, 1):
-        stem = Path(row.path or "image").stem
-        path = folder / f"{number:0{width}d}-{stem[:100]}.png"
-        if path.exists():
-            raise UserError(f"--pictures: {str(path)!r} exists already: give another folder.")
-        picture = row.picture
-        if picture is not None:
+        path = folder / f"{number:0{width}d}-{Path(row.path or 'image').stem[:100]}.png"
+        if (picture := row.picture) is not None:
             write_atomically(path, lambda file, picture=picture: picture.save(file, "PNG"))
 
 

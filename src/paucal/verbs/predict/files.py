@@ -7,7 +7,7 @@ from typing import Any
 
 from paucal.export.reading import load_model, model_digest
 from paucal.models.trained import TrainedModel
-from paucal.runner.clock import duration
+from paucal.runner.clock import precise_duration
 from paucal.runner.console import Console
 from paucal.runner.input_images import Pictures
 from paucal.settings.options import check_ranges
@@ -79,11 +79,10 @@ def _classify_missing(
     if start:
         console.say(f"{start} of {counted(len(pictures), 'image')} have predictions in {journal.folder}: continuing")
     # Images that an earlier call skipped are named, and refused if this call may not skip any.
-    for problem in (problem for block in journal.blocks() for problem in block.problems):
-        if problem is not None and settings.on_bad_image == "refuse":
+    for problem in (problem for block in journal.blocks() for problem in block.problems if problem is not None):
+        if settings.on_bad_image == "refuse":
             raise UserError(f"{problem}; leave it out with --on-bad-image skip.")
-        if problem is not None:
-            console.say(f"skipped: {problem}")
+        console.say(f"skipped: {problem}")
     try:
         for block in _report_speed(model, pictures, settings, console, start, targets):
             journal.add(block)
@@ -108,7 +107,7 @@ def _report_speed(
         n_skipped += len(block) - len(block.shares)
         yield block
     seconds = max(time.monotonic() - start_time, 1e-9)
-    took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
-    console.say(f"classified {counted(n_read, 'image')} in {took} ({n_read / seconds:.3g} images/s on {model.device})")
+    speed = f"{n_read / seconds:.3g} images/s on {model.device}"
+    console.say(f"classified {counted(n_read, 'image')} in {precise_duration(seconds)} ({speed})")
     if n_skipped:
         console.say(f"skipped {counted(n_skipped, 'image')} that cannot be read, named above")

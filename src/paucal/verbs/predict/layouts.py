@@ -26,7 +26,7 @@ from paucal.tasks.detection.pictures import SHOWN
 from paucal.tasks.segmentation.job import check_factors
 from paucal.tasks.segmentation.model import load_segmenter
 from paucal.types import UserError
-from paucal.verbs.convert.content import Content, Item, Kind, Thing, with_names
+from paucal.verbs.convert.content import Content, Item, Kind, Thing, numbered, with_names
 from paucal.verbs.convert.launch import Converted, conclude, write_set
 from paucal.verbs.convert.writing import LAYOUTS
 from paucal.verbs.predict.detection import detect_objects
@@ -48,15 +48,7 @@ class _PredictionInput(NamedTuple):
 def predict_as_labels(
     source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, console: Console
 ) -> Converted:
-    """Write the predictions for images as their labels, in the layout `wanted.to`.
-
-    Args:
-        source: Run folder.
-        paths: Images, folders and patterns.
-        settings: Settings of the prediction.
-        wanted: Layout and folder.
-        console: Console for messages and progress.
-    """
+    """Write the predictions for images as their labels, in the layout `wanted.to`."""
     if wanted.to is None or wanted.output is None:
         raise UserError("--to writes labels and copies of the images: give --output, a new folder for them.")
     task = task_of_model(source)
@@ -86,26 +78,27 @@ def predict_as_labels(
 def _predict_boxes(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
     card = read_card(open_model_folder(named_path(request.source, "RUN")), DetectorCard)
     rows = {row.path: row for row in detect_objects(request.source, list(request.paths), settings, console)}
-    items = []
-    for index, name in enumerate(request.names):
-        if (row := rows.get(name)) is not None:
-            confident = row.found.above(SHOWN)
-            score = float(confident.scores.mean()) if len(confident) else None
-            items.append(Item(index, "", "", row.size, things_of(confident, card.classes), score=score))
+    items = [
+        item_of_detections(index, row.size, row.found, card.classes)
+        for index, name in enumerate(request.names)
+        if (row := rows.get(name)) is not None
+    ]
     return Content("detect", request.images, tuple(items), dict(zip(card.classes, card.category_ids, strict=True)))
 
 
-def things_of(detections: Detections, classes: tuple[str, ...]) -> tuple[Thing, ...]:
-    """Return detections as objects of a set that can be written, with their masks as packed run lengths."""
+def item_of_detections(index: int, size: tuple[int, int], detections: Detections, classes: tuple[str, ...]) -> Item:
+    """Return the confident detections in an image as an item of a set, with their masks as packed run lengths."""
+    detections = detections.above(SHOWN)
     outlines = [
         None if mask is None else {"size": list(mask["size"]), "counts": mask["counts"].decode("ascii")}
         for mask in detections.masks or [None] * len(detections)
     ]
     rows = zip(detections.boxes.tolist(), detections.labels.tolist(), detections.scores.tolist(), outlines, strict=True)
-    return tuple(
+    things = tuple(
         Thing(classes[label], (left, top, right, bottom), outline=outline, score=round(score, 5))
         for (left, top, right, bottom), label, score, outline in rows
     )
+    return Item(index, "", "", size, things, score=float(detections.scores.mean()) if things else None)
 
 
 def _predict_masks(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
@@ -121,8 +114,7 @@ def _predict_masks(request: _PredictionInput, settings: PredictSettings, console
     def mask(index: int) -> NDArray[np.uint8]:
         return model.mask(pictures.read(index), settings.test_scales, settings.mirror)
 
-    numbers = {name: number for number, name in enumerate(model.classes)}
-    return Content("segment", request.images, tuple(items), numbers, mask)
+    return Content("segment", request.images, tuple(items), numbered(model.classes), mask)
 
 
 def _predict_classes(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
@@ -139,7 +131,7 @@ def _predict_classes(request: _PredictionInput, settings: PredictSettings, conso
         for item in items:
             marks[item.index, [classes.index(label) for label in item.labels]] = 1
         images = replace(images, classes=classes, multi_hot=marks)
-    return Content("train", images, tuple(items), {name: number for number, name in enumerate(classes)})
+    return Content("train", images, tuple(items), numbered(classes))
 
 
 _KINDS: dict[str, Kind] = {DETECTION: "detect", SEGMENTATION: "segment"}

@@ -13,13 +13,12 @@ from paucal.models.regression import RegressionCard
 from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
 from paucal.models.trained import TrainedModel
 from paucal.reading import named_path
-from paucal.runner.clock import duration
+from paucal.runner.clock import precise_duration
 from paucal.runner.console import Console
 from paucal.runner.time_budget import seconds_of
 from paucal.runs.files import check_writable
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.model import load_detector
-from paucal.tasks.detection.pictures import SHOWN
 from paucal.types import UserError
 from paucal.verbs.predict.annotating import annotate_video
 from paucal.verbs.predict.answer_table import AnswerTable
@@ -36,7 +35,7 @@ TIMED_BATCHES, NEAR_BEST = (1, 4, 16, 64), 0.95
 Rows = Sequence[Sequence[object]]
 
 
-class Answerer:
+class FramePredictor:
     """A model that turns frames into rows of a table.
 
     Attributes:
@@ -53,7 +52,7 @@ class Answerer:
             self.header, self.batch_size, self.device = list(HEADER[1:]), 1, str(device)
             self.reading = replace(card.preprocessing.reading, side=None)  # boxes are in pixels of the original
             self._predict_frames = lambda images: [
-                object_words(detect_image(detector, card, None, image, device, False), SHOWN) for image in images
+                object_words(detect_image(detector, card, None, image, device)) for image in images
             ]
             return
         model = load_model(run, settings.device)
@@ -114,23 +113,23 @@ def predict_moving(
         check_ranges(group)
     interval = 0.0 if moving.every == EACH else seconds_of(moving.every, "--every")
     _check_request(run, paths, settings, wanted, moving)
-    answerer = Answerer(run, settings, wanted, console)
-    if answerer.reading.channels != 3:
-        count = counted(answerer.reading.channels, "channel")
+    predictor = FramePredictor(run, settings, wanted, console)
+    if predictor.reading.channels != 3:
+        count = counted(predictor.reading.channels, "channel")
         raise UserError(f"this model reads {count}, but frames have three: give another model.")
     numbered = ["frame"] if moving.watch is None else []
     facts = {"model": model_digest(run), "--every": moving.every, "--mirror": settings.mirror, "--top-k": wanted.top_k}
     if settings.precision is not None:
         facts["--precision"] = settings.precision
-    with AnswerTable(wanted.output, ["path", *numbered, "time", *answerer.header], facts) as table:
+    with AnswerTable(wanted.output, ["path", *numbered, "time", *predictor.header], facts) as table:
         if table.done:
             console.say(f"{wanted.output} has predictions already: continuing")
         try:
             if moving.watch is not None:
-                _classify_watched(moving, answerer, table, console)
+                _classify_watched(moving, predictor, table, console)
                 return
             for source in paths:
-                _classify_video(source, interval, answerer, table, settings, console)
+                _classify_video(source, interval, predictor, table, settings, console)
         except KeyboardInterrupt:
             if table.part is not None:
                 console.say(f"the predictions so far are in {wanted.output}: repeat the same call to continue")
@@ -148,8 +147,7 @@ def _check_request(
         raise UserError("--watch names the folder: leave the other PATHS out.")
     if moving.idle is not None and moving.watch is None:
         raise UserError("--idle is for --watch: leave it out.")
-    images = [path for path in paths if not is_moving(path)]
-    if images:
+    if images := [path for path in paths if not is_moving(path)]:
         raise UserError(
             f"videos and images give different tables: leave {images[0]!r} out, or predict it in another call."
         )
@@ -178,24 +176,29 @@ def _check_copy(text: str, paths: Sequence[str], table: str | None) -> None:
     check_writable(path, "--annotated")
 
 
-def _classify_watched(moving: MovingSettings, answerer: Answerer, table: AnswerTable, console: Console) -> None:
+def _classify_watched(moving: MovingSettings, predictor: FramePredictor, table: AnswerTable, console: Console) -> None:
     """Classify new pictures until the folder has been idle for long enough."""
     idle_seconds = None if moving.idle is None else seconds_of(moving.idle, "--idle")
     folder = named_path(str(moving.watch), "--watch")
     console.say(f"watching {folder}; press Ctrl-C to stop; the same call continues")
-    source = watched_pictures(folder, set(table.done), idle_seconds, answerer.reading, console)
-    _classify_frames(source, answerer, table, console)
+    source = watched_pictures(folder, set(table.done), idle_seconds, predictor.reading, console)
+    _classify_frames(source, predictor, table, console)
 
 
 def _classify_video(
-    source: str, interval: float, answerer: Answerer, table: AnswerTable, settings: PredictSettings, console: Console
+    source: str,
+    interval: float,
+    predictor: FramePredictor,
+    table: AnswerTable,
+    settings: PredictSettings,
+    console: Console,
 ) -> None:
     """Classify the frames of one video or camera."""
     if is_live(source):
-        _classify_frames(read_live(source, interval), answerer, table, console, at_once=True)
+        _classify_frames(read_live(source, interval), predictor, table, console, at_once=True)
         return
     ledger = VideoLedger()
-    _classify_frames(read_frames(source, interval, ledger, table.done.get(source, -1)), answerer, table, console)
+    _classify_frames(read_frames(source, interval, ledger, table.done.get(source, -1)), predictor, table, console)
     console.say(
         f"{source}: {counted(ledger.frames, 'frame')} in {ledger.seconds:.1f} s, {ledger.taken} of them answered"
     )
@@ -208,19 +211,21 @@ def _classify_video(
 
 
 def _classify_frames(
-    frames: Iterable[Frame | None], answerer: Answerer, table: AnswerTable, console: Console, at_once: bool = False
+    frames: Iterable[Frame | None],
+    predictor: FramePredictor,
+    table: AnswerTable,
+    console: Console,
+    at_once: bool = False,
 ) -> None:
     """Classify frames batch by batch; a None among the frames, or `at_once`, ends a batch early."""
     count, busy = 0, 0.0
-    for batch in _batches(frames, 1 if at_once else answerer.batch_size):
+    for batch in _batches(frames, 1 if at_once else predictor.batch_size):
         start_time = time.perf_counter()
-        table.add(answerer.rows(batch))
+        table.add(predictor.rows(batch))
         count, busy = count + len(batch), busy + time.perf_counter() - start_time
     if count:
-        speed = f"{count / max(busy, 1e-9):.3g} images/s on {answerer.device}"
-        console.say(
-            f"answered {counted(count, 'image')} in {duration(busy) if busy >= 10 else f'{busy:.1f} s'} ({speed})"
-        )
+        speed = f"{count / max(busy, 1e-9):.3g} images/s on {predictor.device}"
+        console.say(f"answered {counted(count, 'image')} in {precise_duration(busy)} ({speed})")
 
 
 def _batches(frames: Iterable[Frame | None], size: int) -> Iterator[list[Frame]]:

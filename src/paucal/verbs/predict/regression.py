@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,10 +50,8 @@ class NumberPrediction:
     @property
     def cells(self) -> dict[str, Any]:
         """The values by the name of their column in tables."""
-        return {
-            **{name: getattr(self, name) for name in COLUMNS},
-            **{f"p_{grade}": share for grade, share in self.shares.items()},
-        }
+        shares = {f"p_{grade}": share for grade, share in self.shares.items()}
+        return {**{name: getattr(self, name) for name in COLUMNS}, **shares}
 
 
 class NumberPredictions(list[NumberPrediction]):
@@ -79,8 +78,7 @@ def predict_numbers(
     """Return the number of each picture; the first arguments are as `open_pictures` returns them."""
     card, rows = card_of(model), NumberPredictions()
     for block in predict_batches(model, pictures, settings, console, features=features):
-        names = [name for name, readable in zip(block.names, block.readable, strict=True) if readable]
-        rows += number_rows(card, names, block.shares, block.features)
+        rows += number_rows(card, list(compress(block.names, block.readable)), block.shares, block.features)
     return rows
 
 
@@ -91,12 +89,11 @@ def number_rows(
     values = outputs[:, 0].double().numpy()
     shares = np.empty((len(values), 0)) if card.grades is None else card.grades.shares(values)
     grades = () if card.grades is None else card.grades.names
+    rows = [None] * len(values) if features is None else features
     return [
-        NumberPrediction(
-            name, float(value), float(low), float(high), dict(zip(grades, row.tolist(), strict=True)), feature_row
-        )
+        NumberPrediction(name, float(value), float(low), float(high), dict(zip(grades, row, strict=True)), feature_row)
         for name, row, feature_row, value, low, high in zip(
-            names, shares, [None] * len(values) if features is None else features, *card.read(values), strict=True
+            names, shares.tolist(), rows, *card.read(values), strict=True
         )
     ]
 
@@ -107,10 +104,8 @@ def as_text(rows: Sequence[NumberPrediction], form: str) -> str:
         header = list(rows[0].cells) if rows else COLUMNS
         return csv_text(header, *(number_words(row) for row in rows))
 
-    def plain(value: Any) -> Any:
-        return None if isinstance(value, float) and math.isinf(value) else value
-
-    entries = [{name: plain(value) for name, value in row.cells.items()} for row in rows]
+    ends = (-math.inf, math.inf)
+    entries = [{name: None if value in ends else value for name, value in row.cells.items()} for row in rows]
     return json.dumps(entries, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -15,7 +15,7 @@ from paucal.data.sources.joining import SEPARATOR
 from paucal.reading import named_path
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.input_images import InMemory, full_name, open_sources, read_all
-from paucal.runner.outputs import refuse_inside_images
+from paucal.runner.outputs import refuse_inside_images, require_empty
 from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
@@ -90,9 +90,7 @@ def segment_all(
     output = named_path(str(output))
     for source in sources:
         refuse_inside_images(output, {"PATHS": source if SEPARATOR not in source else None})
-    entries = sorted(entry.name for entry in output.iterdir()) if output.is_dir() else []
-    if entries:
-        raise UserError(f"--output: {str(output)!r} is not empty (it has {entries[0]!r}): give a new folder.")
+    require_empty(output)
     try_folder(output)
     predictions: list[MaskPrediction] = []
     with console.progress("segmenting") as advance:

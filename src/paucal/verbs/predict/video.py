@@ -118,30 +118,29 @@ def decoded_frames(container: Any, ledger: VideoLedger) -> Iterator[tuple[float,
         first, number = (frame_time if first is None else first), number + 1
         ledger.frames, ledger.seconds = number, frame_time - first
         yield frame_time - first, frame
-    stated_seconds = None if container.duration is None else container.duration / 1e6
-    if (
-        not ledger.problem
-        and stated_seconds is not None
-        and stated_seconds - ledger.seconds > CUT_SHORT + 1 / float(stream.average_rate or 1)
-    ):
+    stated_seconds = (container.duration or 0) / 1e6
+    if not ledger.problem and stated_seconds - ledger.seconds > CUT_SHORT + 1 / float(stream.average_rate or 1):
         ledger.problem = f"it ends after {ledger.seconds:.1f} of {stated_seconds:.1f} s"
 
 
 def _decodable_frames(container: Any, stream: Any, ledger: VideoLedger) -> Iterator[Any]:
     """Yield all frames; damaged parts are skipped and recorded."""
     error = require_av().error.FFmpegError
+
+    def record(problem: Exception) -> None:
+        text = f"it is damaged after {ledger.seconds:.1f} s ({_failure_reason(problem)})"
+        ledger.problem = ledger.problem or text
+
     try:
         for packet in container.demux(stream):
             try:
                 frames = packet.decode()
             except error as problem:
-                ledger.problem = (
-                    ledger.problem or f"it is damaged after {ledger.seconds:.1f} s ({_failure_reason(problem)})"
-                )
+                record(problem)
                 continue
             yield from frames
     except error as problem:
-        ledger.problem = ledger.problem or f"it is damaged after {ledger.seconds:.1f} s ({_failure_reason(problem)})"
+        record(problem)
 
 
 def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1) -> Iterator[Frame]:

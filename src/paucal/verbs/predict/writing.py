@@ -29,8 +29,6 @@ from paucal.wording import percent, shortened, showable
 
 Blocks = Callable[[], Iterator[Block]]
 GROUP = 4096  # rows of features that are compressed together
-
-
 TILE, COLUMNS, MAX_ROWS = 112, 10, 60
 SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 NONE = "none of the classes"
@@ -141,17 +139,15 @@ def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
 
     An image with several labels is in the row of each; images without a label share a last row.
     """
-    members_by_label: dict[int, list[tuple[NDArray[np.int64], NDArray[np.float32]]]] = {}
+    members: dict[int, list[tuple[NDArray[np.int64], NDArray[np.float32]]]] = {}
     start = 0
     for block in blocks:
         positions, shares = start + np.flatnonzero(block.readable), block.shares.numpy()
         start += len(block)
-        for label, members in _rows_by_class(shares, card).items():
-            likeliest = shares[members].max(1, initial=0) if label < 0 else shares[members, label]
-            members_by_label.setdefault(label, []).append((positions[members], likeliest))
-    rows = {
-        label: [np.concatenate(part) for part in zip(*parts, strict=True)] for label, parts in members_by_label.items()
-    }
+        for label, numbers in _rows_by_class(shares, card).items():
+            likeliest = shares[numbers].max(1, initial=0) if label < 0 else shares[numbers, label]
+            members.setdefault(label, []).append((positions[numbers], likeliest))
+    rows = {label: [np.concatenate(part) for part in zip(*parts, strict=True)] for label, parts in members.items()}
     order = sorted(rows, key=lambda label: (label < 0, -len(rows[label][0]), label))
     return [_sheet_row(NONE if label < 0 else card.classes[label], *rows[label]) for label in order]
 
@@ -159,10 +155,7 @@ def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
 def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Callable[[int, int], None]) -> Image.Image:
     """Draw at most sixty rows; each image keeps its proportions on white, with its probability below.
 
-    Args:
-        rows: Rows of `sheet_rows`.
-        read: Returns the image at a position; an image that can no longer be read leaves an empty tile.
-        advance: Function that is called with (tiles drawn, total number of tiles).
+    An image that can no longer be read leaves an empty tile. `advance` is called with (tiles drawn, tiles in all).
     """
     shown_rows, total = rows[:MAX_ROWS], sum(len(row[2]) for row in rows[:MAX_ROWS])
     height = _HEADING + TILE + _CAPTION + _GAP
