@@ -17,11 +17,7 @@ def run_job(
 ) -> int:
     """Run a job and return the exit code, 130 if it was stopped before its end.
 
-    Args:
-        job: Kind of run.
-        settings: Dataclass of its settings.
-        parsed: Result of `parse_run`.
-        start: `time.monotonic()` at which the time of a new run starts; None for now.
+    `parsed` is the result of `parse_run`; the time of a new run starts at `start` on the clock `time.monotonic()`.
     """
     values, given, changes = parsed
     if values.print_config:

@@ -52,13 +52,9 @@ def counted_value(study: Study, row: Row, column: Column) -> float | None:
 
 @lru_cache(maxsize=256)
 def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> ModelCost:
-    """Count the parameters and multiply-adds of a model.
+    """Count the parameters and multiply-adds of a timm model for square images.
 
-    Args:
-        name: Name of a timm model.
-        side: Side of an image in pixels.
-        words: Arguments of its constructor, each as NAME=VALUE.
-        classes: Number of outputs; 0 for none.
+    The arguments of its constructor are NAME=VALUE words. With 0 classes it has no classifier.
     """
     keyword_args = model_arguments(words)
     # Only the image size is adapted, if the model needs one.
@@ -92,15 +88,10 @@ def _count_operations(model: Any, side: int) -> int | None:
 def count_network(
     name: str, words: tuple[str, ...], network: str, shape: tuple[int, ...], width: int, classes: int | None
 ) -> ModelCost:
-    """Count a mask detector with 1,000 proposals, or a segmenter with its auxiliary head.
+    """Count a mask detector ("detector" or "cascade") with 1,000 proposals, or a segmenter ("upernet").
 
-    Args:
-        name: Name of the backbone.
-        words: Arguments of its constructor, each as NAME=VALUE.
-        network: "detector", "cascade" or "upernet".
-        shape: Height and width of an image in pixels.
-        width: Channels of a segmenter's head.
-        classes: Number of classes of objects or pixels; None for the number in COCO or ADE20K.
+    `width` is the number of channels of the segmenter's head; its auxiliary head is counted too. `shape` is (height,
+    width) in pixels. Without `classes`, the number of classes is that of COCO or ADE20K.
     """
     spec = BackboneSpec(name, 0, image_size=(shape[0], shape[1]), arguments=model_arguments(words))
     if network == "upernet":

@@ -86,10 +86,7 @@ def _draw_circle(axes: Axes, point: Point, across: str, colour: str, area: float
 def describe_sources(study: Study, points: Sequence[Point], places: Mapping[str, str]) -> list[str]:
     """Return sentences on the sources of the figure's numbers.
 
-    Args:
-        study: Study that is drawn.
-        points: Points of the figure.
-        places: Folders searched for measured accuracies, by the name of the study that measures them.
+    `places` are the folders searched for measured accuracies, by the name of the study that measures them.
     """
     accuracy = next(column for column in study.columns if column.name == study.draws["accuracy"])
     timed = [point.name for point in points if "throughput" not in point.quoted]

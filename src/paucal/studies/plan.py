@@ -47,17 +47,10 @@ def plan(
     rows: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
 ) -> list[PlannedRun]:
-    """Return the requested runs of a study, each once, in the order of its table.
+    """Return the requested runs of a study, each once, in the order of its table; without names, all rows and columns.
 
     At a smaller scale one set of images replaces all data sets, so only the columns of the first one are run. The name
     of a run and its baseline do not depend on which other runs are requested.
-
-    Args:
-        study: Study that trains.
-        scale: "tiny", "small" or "full".
-        data_sets: Data sets by name.
-        rows: Names of the requested rows; None for all.
-        columns: Names of the requested columns; None for all.
     """
     wanted_rows = _select_named(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
     wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)
@@ -76,11 +69,7 @@ def plan_whole(
 ) -> list[PlannedRun]:
     """Return all runs of a scale; see `plan`.
 
-    Args:
-        study: Study that trains.
-        scale: "tiny", "small" or "full".
-        data_sets: Data sets by name.
-        columns: Requested columns, of which the first determines the data set that a smaller scale replaces.
+    The first of the requested columns determines the data set that a smaller scale replaces.
     """
     small = find_scale(study, scale)
     wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)

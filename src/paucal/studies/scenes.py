@@ -60,13 +60,8 @@ def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
     Several calls may draw at once: all draw the same images, and the first to finish moves them into place.
 
     `scenes/` has `images/`, `masks/` (class numbers) and `boxes.json` (COCO, with outlines) in a folder for each split;
-    `digits/` has the digits for initial weights, in a folder for each class, and `other-digits/` the others.
-
-    Args:
-        folder: Folder for `scenes/` and both folders of digits; it appears once everything is drawn.
-        images: Number of training scenes.
-        side: Side of a scene in pixels.
-        seed: Seed for all random numbers.
+    `digits/` has the digits for initial weights, in a folder for each class, and `other-digits/` the others. `images`
+    is the number of training scenes, `side` the side of a scene in pixels.
     """
     if folder.is_dir():
         return folder
@@ -105,12 +100,9 @@ def share_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], 
 
 
 def draw(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np.random.Generator) -> Scene:
-    """Draw a scene: digits of different sizes on noise, without overlap.
+    """Draw a scene of `side` pixels: digits of different sizes on noise, without overlap.
 
-    Args:
-        pool: (8, 8) grey levels and the label of each digit.
-        side: Side of the scene in pixels.
-        rng: Source of random numbers.
+    `pool` has the (8, 8) grey levels and the label of each digit.
     """
     pixels = rng.normal(GROUND, NOISE, (side, side))
     is_taken = np.zeros((side, side), bool)

@@ -90,9 +90,7 @@ def read_starts(folder: Path) -> list[Grid]:
 def prepare_starts(call: Call, rows: Grid) -> None:
     """Check the starts of all rows, measure how long they take, and store a grid for each verb that trains starts.
 
-    Args:
-        call: Call of a smaller scale that trains starts.
-        rows: Grid whose runs need the starts, including runs of earlier calls, which any worker may compute.
+    `rows` is the grid whose runs need the starts, with runs of earlier calls, which any worker may compute.
     """
     study, small, console = call.study, call.small, call.console
     if small is None or (start_training := small.start_training) is None:

@@ -86,13 +86,7 @@ def _format_range(numbers: Iterable[int]) -> str:
 
 
 def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
-    """Return caveats about the numbers of a study.
-
-    Args:
-        study: Study.
-        small: Smaller scale; None for the full one.
-        seeds: Number of seeds of each run.
-    """
+    """Return caveats about the numbers of a study; `small` is None at full scale, `seeds` the number for each run."""
     lines = []
     if small is not None:
         lines.append(study.telling)

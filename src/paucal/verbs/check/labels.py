@@ -73,13 +73,8 @@ class FeatureReader:
     ) -> Tensor:
         """Return (N, D) float32 features on the CPU, in the order of `indices`.
 
-        Args:
-            images: Set of images.
-            indices: (N,) positions.
-            settings: Settings of the check.
-            progress: Function called with (images done, images in all).
-            detail: Shorter side in pixels to which images are reduced before the model sees them, so that a copy saved
-                at a smaller size has the same features as its original; None for no reduction.
+        With `detail`, images are first reduced to this shorter side in pixels, so that a copy saved at a smaller size
+        has the same features as its original.
         """
         if self.module is None or self.preprocess is None:
             return _pixel_features(reduce_images(images, 4 * PIXELS), indices, progress)
@@ -133,9 +128,7 @@ def weights_at_hand() -> PretrainedWeights | AddedWeights | None:
 def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
     """Return a reader of the requested model, else of available weights, else of plain pixels.
 
-    Args:
-        settings: Settings of the check.
-        side: Median of the images' shorter sides in pixels.
+    `side` is the median of the images' shorter sides in pixels.
     """
     check_size(settings.img_size)
     name = settings.model or getattr(weights_at_hand(), "name", None)
@@ -226,15 +219,7 @@ def out_of_fold(
 ) -> NDArray[np.float64]:
     """Return (N, K) out-of-fold probabilities of logistic regressions on standardised features.
 
-    The penalty is the one that `paucal train` would choose for its first model.
-
-    Args:
-        features: (N, D) float32 features.
-        labels: (N,) labels in [0, K).
-        n_classes: Number K of classes.
-        groups: (N,) numbers of groups, each of which stays in one fold.
-        seed: Seed of the folds.
-        progress: Function called with (fits done, fits in all).
+    The penalty is the one that `paucal train` would choose for its first model. All images of a group are in one fold.
     """
     strength = fit_head(features, labels, n_classes, seed).strength
     probabilities = np.zeros((len(labels), n_classes))

@@ -141,13 +141,7 @@ def show(result: CheckResult, console: Console) -> None:
 
 
 def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet, list[Finding]]:
-    """Return a set with its own train, val and test split, or with the split a run would make, and findings on it.
-
-    Args:
-        images: The set.
-        seed: Seed of the split.
-        verb: Verb whose run would make the split: "train", "detect" or "segment".
-    """
+    """Return a set with its own train, val and test split, or with that of a run of the verb, and findings on it."""
     declared = np.asarray(images.declared, dtype="<U6")
     has_own_split, declared_or_train = len(set(images.declared)) > 1, np.where(declared == "", "train", declared)
     if not images.labelled and images.multi_hot is None:
@@ -275,9 +269,7 @@ def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
 def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[Finding]]:
     """Return a set with the channels and value ranges that training would use, and findings on them.
 
-    Args:
-        images: Opened images.
-        channels: Number of channels set by the user; None to read it from the images.
+    Without a number of channels, it is read from the images.
     """
     findings: list[Finding] = []
     try:

@@ -118,11 +118,7 @@ class Slurm:
 class Ray:
     """Workers that are tasks of a Ray cluster: the cluster at RAY_ADDRESS, or a new one on this machine.
 
-    Args:
-        folder: Folder of the grid, on a shared disk.
-        count: Number of tasks.
-        threads: Threads of each task, requested as CPUs.
-        device: Device of the runs; None for the best one, with a GPU for each task if the cluster has any.
+    The threads of a task are requested as CPUs. Without a device, each task gets a GPU if the cluster has any.
     """
 
     lost = 0  # Ray restarts tasks whose worker died

@@ -124,13 +124,9 @@ class Progress:
 
 
 def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool = False) -> Progress:
-    """Return the states of all cells, and how long the open ones will take.
+    """Return the states of all cells, and how long the open ones will take with the workers of this call.
 
-    Args:
-        grid: Grid with the forecast of every arm.
-        cells: Cells of the grid.
-        workers: Workers of this call.
-        busy: Whether running cells may belong to workers of this call; otherwise they all belong to other calls.
+    If `busy`, running cells may belong to these workers; otherwise they all belong to other calls.
     """
     states = {cell: state_of(cell) for cell in cells}
     running = sum(state.name == "running" for state in states.values())

@@ -110,13 +110,7 @@ class Content:
 
 
 def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: ReportProgress) -> Content:
-    """Read a set as the first of the kinds of labels that it has.
-
-    Args:
-        settings: Settings of the verb.
-        kinds: Kinds of labels that the target layout supports, in order of preference.
-        progress: Function called with (images read, all images).
-    """
+    """Read a set as the first of the kinds of labels that it has; `kinds` are in order of preference."""
     path = Path(settings.data).expanduser()
     has_masks = settings.images is not None or settings.masks is not None
     kinds_found = {"segment": "masks"} if has_masks else recognise(path) if path.exists() else {}

@@ -93,13 +93,7 @@ def evaluate_frozen(
 ) -> FrozenTable:
     """Evaluate a model, the models to compare it with and a random model; print and store the table.
 
-    Args:
-        model: Run folder, weights file or timm model.
-        data: Sources of images; empty for the run's own images, "table9" for all of its sets that are available.
-        protocols: Protocols to run.
-        settings: Settings of the protocols, the images and the machine.
-        folder: Folder of the table.
-        console: Prints notes and the table.
+    Without data, the run's own images are used; "table9" stands for all of its sets that are available.
     """
     names = [model, *(settings.compare or [])]
     _check_settings(settings, len(names) - 1)
@@ -379,9 +373,7 @@ def _matched_pair(subject: FrozenBackbone, data: EvaluationData, index: int, cha
 def scored_pairs(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple[Correspondence, Tensor]:
     """Return the pairs that the protocol scores, and which are right: the most confident ones within the second view.
 
-    Args:
-        matches: All cells of the first view with their matches, the most confident first.
-        geometry: (2, 3) geometry of both views.
+    `matches` has all cells of the first view, the most confident first; `geometry` the (2, 3) geometry of both views.
     """
     grid, (rows, columns) = matches.grids
     first, second = matches.first.cpu(), matches.second.cpu()

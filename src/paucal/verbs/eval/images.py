@@ -65,16 +65,11 @@ def say_notes(console: Console, images: ImageSet, reading: Reading, chosen: Chos
 
 
 def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: str | None) -> ChosenImages:
-    """Choose the images to evaluate a run's model on.
+    """Choose the images to evaluate a run's model on; without a part, the test images.
 
     If all images are the run's own, wherever they are stored, they have the splits of the run. Otherwise, images whose
-    labels were used to train or select the run or an earlier run it started from are left out.
-
-    Args:
-        run: Run that made the model.
-        images: Image set, opened and checked.
-        part: "train", "val" or "test"; None for the test images.
-        target: DATA as given; None for the run's own images.
+    labels were used to train or select the run or an earlier run it started from are left out. `target` is DATA as
+    given; None for the run's own images.
     """
     if target is None:
         split = read_split(run.split, images)
@@ -256,11 +251,7 @@ def _parts_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Split
 def check_places(model: str, data: Sequence[str], settings: EvalSettings, more: Sequence[str] = ()) -> None:
     """Refuse an unusable folder for results before any work is done.
 
-    Args:
-        model: Model that is evaluated.
-        data: Images to evaluate it on; empty for its own.
-        settings: Settings of the evaluation.
-        more: Further names of result files, see `check_results`.
+    `more` are further names of result files; see `check_results`.
     """
     frozen = any(name != "classification" for name in settings.protocols)
     folders = [table_folder(model, settings)] if frozen else []

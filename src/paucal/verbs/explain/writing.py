@@ -22,10 +22,7 @@ _ODD = re.compile(r"[^\w.-]+")
 def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DEFAULT) -> Path:
     """Return the folder for the output of a verb, which is empty or does not exist yet.
 
-    Args:
-        output: Folder given by the user; None for the next number in `default`.
-        sources: Images as paths or PIL images, and folders of images, which must not be written to.
-        default: Folder that contains the numbered folders.
+    It is the given one, or else the next numbered folder in `default`; it must not lie within a source of images.
     """
     path = _next_folder(default) if output is None else named_path(output)
     for source in sources:

@@ -54,11 +54,7 @@ def staged(folder: Path) -> Iterator[Path]:
 class GraphWriter:
     """Writes the graph of a model in any format, and compares what it has written with the model.
 
-    Args:
-        subject: Model.
-        settings: Settings of the export.
-        console: Shows the comparisons.
-        clock: Clock for measuring the time of an image, in seconds.
+    `clock` measures the seconds of an image.
 
     Attributes:
         pictures: Images on which the files are compared with the model.

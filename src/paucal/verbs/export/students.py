@@ -92,15 +92,7 @@ def build_untrained(teacher: ClassifierSubject, student: Student, console: Conso
 
 
 def teach(teacher: ClassifierSubject, student: Student, time: str, folder: Path, console: Console) -> ClassifierSubject:
-    """Train a student on the run's training images with its labels and the run's probabilities.
-
-    Args:
-        teacher: Model of the run.
-        student: Smaller model.
-        time: Time for all of it, such as "15m".
-        folder: Folder of the student's run.
-        console: Shows the training.
-    """
+    """Train a student on the run's training images with its labels and probabilities, for a time such as "15m"."""
     run_settings = teacher.run.settings
     images = {word: run_settings[word] for word in OF_THE_IMAGES if run_settings.get(word) is not None}
     given: dict[str, Any] = {

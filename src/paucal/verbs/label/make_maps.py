@@ -118,11 +118,7 @@ def label_images(images: ImageSet, settings: LabelSettings, output: Path, consol
 def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Teacher:
     """Open a run, or a timm model with its published weights, as a teacher.
 
-    Args:
-        name: Run folder, or name of a timm model.
-        image_size: (height, width) of its input in pixels; by default the size it was trained at. A larger size gives
-            finer maps.
-        device: Device for the model.
+    A larger image size, in pixels, gives finer maps; by default it is that of the training.
     """
     check_size(image_size)
     model, run_or_name = open_named(name, device, image_size, "--teacher"), find_named(name)
@@ -197,18 +193,11 @@ def convert_published(
     classes: Sequence[str] | None = None,
     min_accuracy: float = LEVEL,
 ) -> Labeled:
-    """Convert published maps, one file per image, to a folder of label maps.
+    """Convert published maps, one file per image in class folders, to a folder of label maps; existing ones are kept.
 
     The maps keep their raw logits, where a missing class counts as zero, and cover the central square of each image;
-    the rest of the image is left out of the loss.
-
-    Args:
-        images: Set of images; only images that have a map are kept, and all training images must have one.
-        folder: Class folders with one file per image.
-        output: Folder for the maps; unfinished maps are completed.
-        console: Console for messages.
-        classes: Names of the maps' classes in the order of their numbers; by default the classes of the set.
-        min_accuracy: Share of a sample of labelled images that the mean over the cells must classify correctly.
+    the rest of the image is left out of the loss. Only images that have a map are kept, and all training images must
+    have one. `classes` are named in the order of their numbers; by default they are those of the set.
     """
     names = tuple(classes or images.classes)
     if not 2 <= len(names) <= MAX_CLASSES:

@@ -44,9 +44,8 @@ class Choice:
 def unsureness(shares: Tensor, several: bool = False) -> Tensor:
     """Return the (N,) uncertainty about each image, from 0 to 1: one minus the margin of the likeliest class.
 
-    Args:
-        shares: (N, K) calibrated probabilities.
-        several: Whether an image may have several labels; then the class nearest to a probability of one half counts.
+    `shares` are (N, K) calibrated probabilities. If an image may have several labels, the class nearest to one half
+    counts.
     """
     if several or shares.shape[1] < 2:
         return 1 - (2 * shares - 1).abs().amin(1)
@@ -85,14 +84,10 @@ def choose(
 
 
 def directions(features: Tensor, labelled: Tensor) -> tuple[Tensor, Tensor]:
-    """Project features on the principal axes of the unlabelled images, and scale them to length 1.
-
-    Args:
-        features: (N, D) features of the unlabelled images.
-        labelled: (L, D) features of the labelled images.
+    """Project (N, D) features on the principal axes of the unlabelled images, and scale them to length 1.
 
     Returns:
-        (N, R) and (L, R) vectors, R at most `AXES`.
+        (N, R) and (L, R) vectors, R at most `AXES`, of the unlabelled and the labelled images.
     """
     features = features.float()
     mean = features.mean(0)
@@ -101,13 +96,10 @@ def directions(features: Tensor, labelled: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def similarities(vectors: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Return similarities from 0 to 1 between images, (N, N), and the largest to a known image, (N,).
+    """Return similarities from 0 to 1 between images, (N, N), and the largest to a labelled image, (N,).
 
-    The Gaussian's width follows the images: at the median distance of fifth neighbours the similarity is one half.
-
-    Args:
-        vectors: (N, D) features of length 1.
-        known: (L, D) features of length 1 of labelled images.
+    The features of both have length 1. The Gaussian's width follows the images: at the median distance of fifth
+    neighbours the similarity is one half.
     """
     distances = (2 - 2 * vectors @ vectors.T).clamp_(min=0)
     neighbour = distances.kthvalue(min(NEIGHBOUR + 1, len(vectors)), dim=1).values.median()

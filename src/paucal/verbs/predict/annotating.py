@@ -19,13 +19,9 @@ MIN_TEXT, LINE = 12, 60  # pixels of a letter; pixels of a picture's side for ea
 
 
 def annotate_video(source: str, table: Path, output: Path, console: Console) -> None:
-    """Write a copy of a video in which each frame shows the latest prediction; the file appears when it is complete.
+    """Write an .mp4 copy of a video in which each frame shows the latest prediction of a table.
 
-    Args:
-        source: Path of the video.
-        table: Table of its predictions.
-        output: New file that ends in .mp4.
-        console: Console for the path of the copy.
+    The file appears when it is complete.
     """
     av = require_av()
     codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"

@@ -21,15 +21,11 @@ Key = tuple[str, str]  # path and number of the frame
 
 
 class AnswerTable:
-    """Rows that are written to disk batch by batch, or to standard output.
+    """Rows that are written to disk batch by batch, or to standard output if there is no file.
 
-    While it grows, a folder beside it has a lock and everything that predictions depend on. If a process dies, the rows
-    of the last frame may be incomplete, so a call that resumes removes them and repeats that frame.
-
-    Args:
-        output: File of the table; None for standard output.
-        header: Names of the columns; the first are "path" and, for videos, "frame".
-        about: Everything that predictions depend on, by the names that users know.
+    While it grows, a folder beside it has a lock and everything that predictions depend on, `about`, by the names that
+    users know. If a process dies, the rows of the last frame may be incomplete, so a call that resumes removes them and
+    repeats that frame. The first columns are "path" and, for videos, "frame".
     """
 
     def __init__(self, output: str | None, header: Sequence[str], about: Mapping[str, Any]) -> None:

@@ -39,12 +39,8 @@ class Journal:
     """A folder of Arrow streams, one for each call that computed some of the predictions.
 
     A block is added as a whole; a block that is incomplete because its process died is not read. Numbers are stored
-    exactly, so that the files written from a journal do not depend on how often the work was interrupted.
-
-    Args:
-        folder: Folder next to the output file.
-        classes: Number of classes, K.
-        about: Everything that predictions depend on, by the names that users know.
+    exactly, so that the files written from a journal do not depend on how often the work was interrupted. `about` is
+    everything that predictions depend on, by the names that users know.
     """
 
     def __init__(self, folder: Path, classes: int, about: Mapping[str, Any]) -> None:

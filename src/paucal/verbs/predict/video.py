@@ -108,9 +108,7 @@ def opened_video(source: str) -> Iterator[Any]:
 def decoded_frames(container: Any, ledger: VideoLedger) -> Iterator[tuple[float, Any]]:
     """Yield the time in seconds since the first frame, and the frame, of each frame that can be decoded.
 
-    Args:
-        container: An open video of `opened_video`.
-        ledger: Counts the frames, and records at the end whether the video is complete.
+    The ledger counts the frames, and records at the end whether the video is complete.
     """
     stream, first, number = container.streams.video[0], None, 0
     for frame in _decodable_frames(container, stream, ledger):
@@ -144,13 +142,9 @@ def _decodable_frames(container: Any, stream: Any, ledger: VideoLedger) -> Itera
 
 
 def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1) -> Iterator[Frame]:
-    """Yield the frames of a video file to classify.
+    """Yield the frames of a video file to classify, after the last one with a stored prediction.
 
-    Args:
-        source: Path of the video.
-        every: Seconds between chosen frames: the first frame at or after each multiple is taken. 0 takes each frame.
-        ledger: Counts the frames.
-        after: Number of the last frame with a stored prediction.
+    The first frame at or after each multiple of `every` seconds is taken; with 0, each frame.
     """
     with opened_video(source) as container:
         next_time = 0.0

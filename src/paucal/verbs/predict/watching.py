@@ -23,17 +23,11 @@ _Stamp = tuple[int, int]  # bytes and time of change
 def watched_pictures(
     folder: Path, known: set[str], idle: float | None, reading: Reading, console: Console
 ) -> Iterator[Frame | None]:
-    """Yield new pictures, oldest first, and None after each check of the folder.
+    """Yield new pictures below a folder, oldest first, and None after each check; add their paths to `known`.
 
     A picture counts as complete when its size and time have not changed between two checks and it can be decoded. A
-    picture that stays unreadable is yielded without an image.
-
-    Args:
-        folder: Folder to watch, at any depth.
-        known: Paths with predictions; yielded paths are added.
-        idle: Seconds without a new picture after which watching ends; None for never.
-        reading: How pictures are read for the model.
-        console: Names pictures that cannot be read.
+    picture that stays unreadable is yielded without an image. Watching ends after `idle` seconds without a new picture;
+    None for never.
     """
     if not folder.is_dir():
         raise UserError(f"--watch: there is no folder {str(folder)!r}: make it, or give another.")

@@ -167,12 +167,7 @@ def _write_list(path: Path, runs: Sequence[ListedRun], columns: Sequence[str]) -
 
 
 def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[ListedRun]:
-    """Return runs with the reason why each can be deleted; runs that another run needs have no reason.
-
-    Args:
-        runs: All runs of a folder, including runs that other runs need.
-        now: Seconds since 1970; by default the current time.
-    """
+    """Return runs with the reason why each can be deleted; runs that another of them needs have no reason."""
     now = time.time() if now is None else now
     needed_folders = _needed_folders(runs)
     newest = {_settings_key(run): run for run in sorted(runs, key=lambda run: run.changed) if run.state == "finished"}

@@ -168,9 +168,7 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
 def matching(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
     """Return the runs that meet all conditions; a run that lacks the value of a condition does not match.
 
-    Args:
-        runs: Runs to choose from.
-        conditions: NAME and VALUE with one of = != > < >= <= in between; the VALUE of = and != may have wildcards.
+    A condition is NAME and VALUE with one of = != > < >= <= in between; the VALUE of = and != may have wildcards.
     """
     for condition in conditions:
         test = _parse_condition(condition, runs)

@@ -52,14 +52,10 @@ def host_name(header: str) -> str:
 
 
 class Guard:
-    """An ASGI application around another one.
+    """An ASGI application around another one, which only answers requests to some host names; None for any.
 
     A page of another site can point its own host name at this machine's address (DNS rebinding); its requests still
     carry that name and are refused.
-
-    Args:
-        app: Application to protect.
-        hosts: Host names that requests may use for this server; None for any.
     """
 
     def __init__(self, app: Any, hosts: Collection[str] | None) -> None:
@@ -84,12 +80,7 @@ class Guard:
 
 
 class RefusedRequest(Exception):
-    """A request is refused.
-
-    Args:
-        status: HTTP status.
-        sentence: Sentence for the user.
-    """
+    """A request that is answered with an HTTP status and a sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -99,14 +90,9 @@ class RefusedRequest(Exception):
 def make_app(
     answerer: Answerer, title: str, max_bytes: int, hosts: Collection[str] | None, max_waiting: int = MAX_WAITING
 ) -> Guard:
-    """Return the application that classifies pictures.
+    """Return the application that classifies pictures of at most `max_bytes` bytes.
 
-    Args:
-        answerer: Source of the answers.
-        title: Title of the page.
-        max_bytes: Largest accepted picture, in bytes.
-        hosts: Host names that requests may use for the server; None for any.
-        max_waiting: Number of pictures held in memory at once; more are refused with status 503.
+    More than `max_waiting` pictures at once are refused. Requests must name one of the hosts; None for any.
     """
     n_waiting = 0
 
@@ -187,10 +173,7 @@ def _guarded(pages: dict[str, str], routes: list[Route], hosts: Collection[str] 
 async def read_body(request: Request, max_bytes: int, kinds: tuple[str, ...]) -> bytes:
     """Return the body of a request, never holding more than `max_bytes` bytes of it.
 
-    Args:
-        request: Request.
-        max_bytes: Largest number of bytes.
-        kinds: Beginnings of the content types that are accepted.
+    `kinds` are the beginnings of the content types that are accepted.
 
     Raises:
         RefusedRequest: The body is too large, too slow, empty, or of another content type.

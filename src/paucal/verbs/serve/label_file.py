@@ -22,8 +22,7 @@ MAX_BYTES = 1 << 28
 class LabelFile:
     """Labels by image, and the CSV file that holds them; a context manager that keeps other processes out.
 
-    Args:
-        path: Path of the file; an existing file is continued.
+    An existing file is continued.
 
     Attributes:
         labels: Label by path of the image, in the order they were given; "" for "none of the classes".

@@ -26,13 +26,7 @@ OPEN_CONNECTIONS = 128
 
 
 def serve(source: str | None, settings: ServeSettings, console: Console) -> None:
-    """Serve a page until the user interrupts.
-
-    Args:
-        source: A run, an exported folder, or an ONNX file; None to label images without a model.
-        settings: Address of the server, limits of its requests, and images to label.
-        console: Console that shows the address.
-    """
+    """Serve a page for a run, an exported folder or an ONNX file until the user interrupts; without one, only label."""
     check_ranges(settings)
     try:
         import uvicorn
