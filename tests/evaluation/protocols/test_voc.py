@@ -11,7 +11,7 @@ from paucal.metrics.measures import value_of
 from paucal.runner.console import SilentConsole
 from paucal.types import UserError
 from paucal.verbs.eval.images import open_data
-from paucal.verbs.eval.settings import FrozenSettings, OpeningSettings
+from paucal.verbs.eval.settings import EvalSettings
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def test_voc__says_what_is_missing_or_damaged(folder):
 
 def test_name__finds_it_below_the_data_root(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    by_name = open_data("voc2007", None, FrozenSettings(), OpeningSettings(data_root=str(tmp_path)), SilentConsole())
-    by_folder = open_data(str(folder), None, FrozenSettings(), OpeningSettings(), SilentConsole())
+    by_name = open_data("voc2007", None, EvalSettings(data_root=str(tmp_path)), SilentConsole())
+    by_folder = open_data(str(folder), None, EvalSettings(), SilentConsole())
     for data in (by_name, by_folder):
         assert (data.name, data.metric, data.n_classes) == ("voc2007", "map11", 20)
         assert data.images.location == str(folder)
@@ -73,7 +73,7 @@ def test_name__finds_it_below_the_data_root(folder, tmp_path, monkeypatch):
 
 def test_name__says_what_to_fetch_where_it_is_not(tmp_path):
     with pytest.raises(UserError) as error:
-        open_data("voc2007", None, FrozenSettings(), OpeningSettings(data_root=str(tmp_path)), SilentConsole())
+        open_data("voc2007", None, EvalSettings(data_root=str(tmp_path)), SilentConsole())
     assert f"'voc2007' is not in {tmp_path}: give --download, or put VOCtrainval_06-Nov-2007.tar" in str(error.value)
 
 

@@ -135,7 +135,7 @@ def _feature_scores(
     evaluation = dict(evaluation)
     data = evaluation.pop("on", None) or cell.settings.get("data", "digits")
     location = {name: cell.settings[name] for name in ("data_root", "download") if name in cell.settings}
-    images = find_data(data, OpeningSettings(data=data, data_root=location.get("data_root")))
+    images = find_data(OpeningSettings(data=data, data_root=location.get("data_root")))
     # A data set without test images is split; the backbone has not seen its labels.
     split = {"test_fraction": TEST_FRACTION} if set(images.declared) <= {"", "train"} else {}
     settings = EvalSettings(**{**_machine_settings(cell), **location, **split, **evaluation, "seed": cell.seed})

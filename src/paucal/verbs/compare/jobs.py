@@ -79,7 +79,7 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
     """Open the images that the runs of a grid read."""
     if verb == EVAL:
         location = {name: settings[name] for name in ("data", "data_root", "download") if name in settings}
-        return GridImages(verb, find_data(settings["data"], OpeningSettings(**location)))
+        return GridImages(verb, find_data(OpeningSettings(**location)))
     if verb == "detect":
         from paucal.tasks.detection.images import open_boxed
 

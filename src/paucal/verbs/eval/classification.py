@@ -22,8 +22,6 @@ from paucal.runner.images import load_images, open_again
 from paucal.runner.memory_check import check_batch_memory
 from paucal.runner.precision import measure_on
 from paucal.runs import RunFolder, open_model_folder, write_text
-from paucal.settings.groups import LabelledDataSettings
-from paucal.settings.options import setting_fields
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.types import UserError
 from paucal.verbs.eval.images import ChosenImages, choose_images, is_same_place, report_folder, say_notes
@@ -92,10 +90,11 @@ def _evaluate_set(
     console.say(f"{images.name}: {metric.title} {percent(value)}; tables and pictures are in {output}")
     if due_note := due_line(report, images.name):
         console.say(due_note)
-    real_score = (
-        None if real_answers is None else _score_real_labels(predictions, real_answers, images, output, console)
+    if real_answers is None:
+        return ClassifiedSet(images.name, report, output)
+    return ClassifiedSet(
+        images.name, report, output, _score_real_labels(predictions, real_answers, images, output, console)
     )
-    return ClassifiedSet(images.name, report, output, real_score)
 
 
 def _predict(model: TrainedModel, selection: Chosen, settings: EvalSettings, console: Console) -> Predictions:
@@ -143,14 +142,11 @@ def _choose_images(
 ) -> Chosen:
     """Return images with labels in the model's class order, those to evaluate on, and the labels of training images."""
     reading = model.card.preprocessing.reading
-    data_settings = LabelledDataSettings(
-        **{name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)}
-    )
     with console.progress("reading images") as advance:
-        if target is None or is_same_place(folder, target, data_settings):
+        if target is None or is_same_place(folder, target, settings):
             images = open_again(folder, advance, settings.download, reading)
         else:
-            images = load_images(replace(data_settings, data=target), advance, reading=reading)
+            images = load_images(replace(settings, data=target), advance, reading=reading)
     train_labels = None
     if target is None:
         train_labels = torch.from_numpy(images.labels[read_split(folder.split, images).indices("train")]).long()
@@ -176,8 +172,7 @@ def match_classes(images: ImageSet, classes: Sequence[str]) -> ImageSet:
     if unknown:
         raise UserError(
             f"{images.location} has {counted(len(unknown), 'class', 'classes')} that the model does not know "
-            f"({', '.join(unknown[:3])}); "
-            f"it knows {first_few(classes, 8)}: "
-            "rename or remove those, or choose classes with --classes."
+            f"({', '.join(unknown[:3])}); it knows {first_few(classes, 8)}: rename or remove those, or choose classes "
+            "with --classes."
         )
     return images.with_classes(tuple(classes))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,7 @@ from paucal.evaluation.protocols.correspondence import TOP, Change, second_view,
 from paucal.evaluation.protocols.data import EvaluationData, balanced_sample
 from paucal.evaluation.protocols.datasets import TABLE9
 from paucal.evaluation.protocols.evaluate import SEVERAL_CLASSES, Protocol, ProtocolOptions, evaluate_backbone
-from paucal.evaluation.protocols.features import (
-    POOLED,
-    Extraction,
-    FeatureCache,
-    FeatureReader,
-    parse_kind,
-)
+from paucal.evaluation.protocols.features import POOLED, Extraction, FeatureCache, FeatureReader, parse_kind
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.logistic import Solver
 from paucal.evaluation.protocols.table import (
@@ -179,12 +173,8 @@ def _with_own_names(subjects: Sequence[FrozenBackbone]) -> list[FrozenBackbone]:
     """Return the models with unique names, which become the columns of the table."""
     used_names, renamed = {FLOOR}, []
     for subject in subjects:
-        numbered = (f"{subject.name} ({number})" for number in count(2))
-        name = (
-            subject.name
-            if subject.name not in used_names
-            else next(name for name in numbered if name not in used_names)
-        )
+        numbered_names = (f"{subject.name} ({number})" for number in count(2))
+        name = next(name for name in chain([subject.name], numbered_names) if name not in used_names)
         used_names.add(name)
         renamed.append(replace(subject, name=name))
     return renamed
@@ -232,7 +222,7 @@ def _open_sets(
     named_sets = [target for target in data if target != SUITE]
     for target in ([*TABLE9, *named_sets] if SUITE in data else named_sets) or [None]:
         try:
-            opened_data = open_data(target, run, settings, settings, console, reading)
+            opened_data = open_data(target, run, settings, console, reading)
         except UserError as problem:
             if SUITE not in data or target not in TABLE9:
                 raise
@@ -323,11 +313,7 @@ def _draw_scores(folder: Path, rows: Sequence[Row], level: float) -> None:
 
 
 def _draw_matches(
-    folder: Path,
-    subject: FrozenBackbone,
-    data: EvaluationData,
-    options: ProtocolOptions,
-    say: Callable[[str], None],
+    folder: Path, subject: FrozenBackbone, data: EvaluationData, options: ProtocolOptions, say: Callable[[str], None]
 ) -> None:
     """Draw the most confident matches between a few test images and their second views.
 
@@ -358,16 +344,13 @@ def _matched_pair(subject: FrozenBackbone, data: EvaluationData, index: int, cha
     views = [(first, 1), (second_view(change, first), 1)]
     sample = ViewDataset(data.images, views, seed, labels=False, geometry=True)[SampleKey(0, index)]
     first_image, second_image = (view.to(subject.device) for view in sample.views)
-    picture = data.images.store.read(index)
-    geometry = sample.geometry or []
-    matches, right = scored_pairs(
-        match_images(subject.backbone.model, first_image, second_image, first_image[0].numel()), geometry
-    )
+    picture, geometry = data.images.store.read(index), sample.geometry or []
+    all_matches = match_images(subject.backbone.model, first_image, second_image, first_image[0].numel())
+    matches, right = scored_pairs(all_matches, geometry)
     share = f"{int(right.sum())} of {len(right)} right"
     names = (f"test image {index}", f"{CHANGE_TITLES[change]}: {share}")
-    return MatchedPair(
-        (visible_part(picture, geometry[0], size), visible_part(picture, geometry[1], size)), matches, names, right
-    )
+    pictures = visible_part(picture, geometry[0], size), visible_part(picture, geometry[1], size)
+    return MatchedPair(pictures, matches, names, right)
 
 
 def scored_pairs(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple[Correspondence, Tensor]:

@@ -33,13 +33,13 @@ from paucal.runner.images import find_images, load_images, open_again, pin_data
 from paucal.runner.outputs import check_results
 from paucal.runs import RunFolder, open_model_folder
 from paucal.settings.groups import LabelledDataSettings
-from paucal.settings.options import setting_fields
 from paucal.types import UserError
-from paucal.verbs.eval.settings import EvalSettings, FrozenSettings, OpeningSettings
+from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
 from paucal.wording import counted
 
 TEST = "test"
-OPENING = ("label_column", "label_separator", "image_column", "channels", "classes")  # settings to open a run's data
+# Settings to open a run's data, beside its location.
+OPENING = ("data_root", "label_column", "label_separator", "image_column", "channels", "classes")
 MASKS = "masks"  # folder of predicted masks
 
 
@@ -73,10 +73,8 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
     """
     if target is None:
         split = read_split(run.split, images)
-        own_images = ChosenImages(split.indices(part or TEST), groups=split.groups)
-        return _require_some(
-            own_images, f"{run.path} has no {part or TEST} images: choose another --part, or give DATA."
-        )
+        otherwise = f"{run.path} has no {part or TEST} images: choose another --part, or give DATA."
+        return _require_some(ChosenImages(split.indices(part or TEST), groups=split.groups), otherwise)
     identities, history = Identities(images, streamed=True), readable_history(run)
     if (parts := own_parts(history, identities)) is not None:
         chosen = ChosenImages(np.flatnonzero(parts == (part or TEST)))
@@ -114,15 +112,9 @@ def is_same_place(run: RunFolder, target: str, settings: LabelledDataSettings) -
     """Return whether DATA is the data that a run was trained on, to be opened with the same settings."""
     if not run.config.is_file():
         return False
-    run_settings = run.settings
-    opening_settings = {name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)}
-    pinned = pin_data(LabelledDataSettings(**{**opening_settings, "data": target}))
+    run_settings, pinned = run.settings, pin_data(replace(settings, data=target))
     has_same_opening = all(getattr(pinned, name) in (None, run_settings.get(name)) for name in OPENING)
-    return (
-        run_settings.get("data") == pinned.data
-        and pinned.data_root in (None, run_settings.get("data_root"))
-        and has_same_opening
-    )
+    return run_settings.get("data") == pinned.data and has_same_opening
 
 
 def _declared_positions(images: ImageSet, part: str | None, target: str) -> NDArray[np.int64]:
@@ -155,12 +147,11 @@ def _seen_notes(
     )
     if same_key:
         same_name = counted(same_key, "image has the name", "images have the names")
+        explanation = (
+            "and the run stored no digests to compare: if they are the same images, the score is too optimistic"
+        )
         if this_run.by_digest:
             explanation = "but different content, so the run has not seen them"
-        else:
-            explanation = (
-                "and the run stored no digests to compare: if they are the same images, the score is too optimistic"
-            )
         notes.append(f"{same_name} of training or validation images of {run.path}, {explanation}")
     return notes
 
@@ -172,55 +163,43 @@ def _require_some(chosen: ChosenImages, otherwise: str) -> ChosenImages:
 
 
 def open_data(
-    target: str | None,
-    run: RunFolder | None,
-    choice: FrozenSettings,
-    opening: OpeningSettings,
-    console: Console,
-    reading: Reading = WHOLE,
+    target: str | None, run: RunFolder | None, settings: EvalSettings, console: Console, reading: Reading = WHOLE
 ) -> EvaluationData:
     """Open a data set for frozen features, with the splits of the run if all images are the run's own.
 
-    Args:
-        target: DATA as given; None for the run's own images.
-        run: Run that is evaluated; None for a weights file or a timm model.
-        choice: Metric, maximum number of images and seed.
-        opening: Place and format of the images.
-        console: Shows a progress bar.
-        reading: How images are read, as the models need them.
+    Without a target, the run's own images are opened. Weights files and timm models have no run.
 
     Raises:
         UserError: The data set does not exist, or lacks a split.
     """
     with console.progress("reading images") as advance:
-        if target is not None and (folder := _voc_folder(target, opening)) is not None:
+        if target is not None and (folder := _voc_folder(target, settings)) is not None:
             data = open_voc(folder)
         else:
             if run is not None and target is None:
                 _require_classes(run)
             numbers = run is not None and run.settings.get("target") is not None
-            if run is not None and not numbers and (target is None or is_same_place(run, target, opening)):
-                images = open_again(run, advance, opening.download, reading)
+            if run is not None and not numbers and (target is None or is_same_place(run, target, settings)):
+                images = open_again(run, advance, settings.download, reading)
             else:
-                images = load_images(replace(opening, data=str(target)), advance, reading=reading)
+                images = load_images(replace(settings, data=str(target)), advance, reading=reading)
             split = _parts_of_run(run, images, target) if run is not None else None
-            split = split or with_parts(images, choice.seed, opening.val_fraction, opening.test_fraction)
-            data = evaluation_data(images, split, choice.metric)
-    return data if choice.max_images is None else limit(data, choice.max_images, choice.seed)
+            split = split or with_parts(images, settings.seed, settings.val_fraction, settings.test_fraction)
+            data = evaluation_data(images, split, settings.metric)
+    return data if settings.max_images is None else limit(data, settings.max_images, settings.seed)
 
 
-def find_data(target: str, opening: OpeningSettings) -> ImageSet:
+def find_data(settings: OpeningSettings) -> ImageSet:
     """Open a data set without reading its pixels."""
-    if (folder := _voc_folder(target, opening)) is not None:
-        return open_voc(folder).images
-    return find_images(replace(opening, data=target))
+    folder = _voc_folder(settings.data, settings)
+    return find_images(settings) if folder is None else open_voc(folder).images
 
 
-def _voc_folder(target: str, opening_settings: OpeningSettings) -> Path | None:
+def _voc_folder(target: str, settings: OpeningSettings) -> Path | None:
     """Return the folder of VOC2007 if the target is VOC2007; an existing path takes precedence without a data root."""
     path = Path(target)
-    if target == VOC_NAME and (opening_settings.data_root is not None or not path.exists()):
-        return find_voc(opening_settings.data_root, opening_settings.download)
+    if target == VOC_NAME and (settings.data_root is not None or not path.exists()):
+        return find_voc(settings.data_root, settings.download)
     return path if is_voc(path) else None
 
 

@@ -148,9 +148,9 @@ def evaluate(subject: Source, /, data: Data | Sequence[Source] | None = None, **
     locations, settings = without_frame(data, settings)
     resolved = from_python(EvalSettings, settings, "paucal.evaluate", "eval")
     sources = [] if locations is None else [locations] if isinstance(locations, str | os.PathLike) else locations
-    return evaluate_model(
-        path_text(subject, "the model"), [os.fspath(source) for source in sources], resolved, RecordingConsole()
-    )
+    console = RecordingConsole()
+    paths = [os.fspath(source) for source in sources]
+    return replace(evaluate_model(path_text(subject, "the model"), paths, resolved, console), said=tuple(console.said))
 
 
 def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> Evaluation:
@@ -177,14 +177,12 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
     if settings.scales is not None and task != SEGMENTATION:
         raise UserError(f"--scales needs a segmentation model, but {model} is for {task}: leave it out.")
     if task != CLASSIFICATION:
-        evaluation = _evaluate_task(model, data, task, settings, console)
-    else:
-        check_places(model, data, settings)
-        reports = evaluate_classifier(model, data, settings, console) if "classification" in requested else []
-        folder = table_folder(model, settings)
-        table = evaluate_frozen(model, data, protocols, settings, folder, console) if protocols else None
-        evaluation = Evaluation(model, reports, table)
-    return replace(evaluation, said=tuple(console.said) if isinstance(console, RecordingConsole) else ())
+        return _evaluate_task(model, data, task, settings, console)
+    check_places(model, data, settings)
+    reports = evaluate_classifier(model, data, settings, console) if "classification" in requested else []
+    folder = table_folder(model, settings)
+    table = evaluate_frozen(model, data, protocols, settings, folder, console) if protocols else None
+    return Evaluation(model, reports, table)
 
 
 def _refuse_frozen(settings: EvalSettings) -> None:

@@ -1,11 +1,10 @@
 """`paucal.list_runs`: list runs with their scores, and name those that can be deleted; nothing is deleted."""
 
-import csv
-import io
 import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from rich.table import Table
 from paucal.runner.clock import duration
 from paucal.runner.console import Console
 from paucal.runner.tables import FORMS, check_table
-from paucal.runs import write_text
+from paucal.runs import csv_text, write_text
 from paucal.runs.folder import PUBLISHED, RUNS
 from paucal.runs.grid_files import is_grid
 from paucal.settings.values import from_python, shows_settings
@@ -85,8 +84,7 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, consol
     console.show(table)
     if left_out:
         console.say(f"no room for {', '.join(left_out)}: widen the terminal, or give --columns or --output")
-    shared = [name for name in SHOWN if name not in names and runs[0].value(name) is not None]
-    if shared:
+    if shared := [name for name in SHOWN if name not in names and runs[0].value(name) is not None]:
         console.say(f"the same for all: {', '.join(f'{name} {_format_value(runs[0], name)}' for name in shared)}")
     for run in runs:
         if run.problem:
@@ -159,11 +157,7 @@ def _write_list(path: Path, runs: Sequence[ListedRun], columns: Sequence[str]) -
     if path.suffix.lower() == ".json":
         write_text(path, json.dumps(rows, indent=1, ensure_ascii=False, default=str) + "\n")
         return
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
+    write_text(path, csv_text(names, *(row.values() for row in rows)))
 
 
 def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[ListedRun]:
@@ -172,19 +166,16 @@ def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[
     needed_folders = _needed_folders(runs)
     newest = {_settings_key(run): run for run in sorted(runs, key=lambda run: run.changed) if run.state == "finished"}
     return [
-        run.but(deletable=_deletion_reason(run, newest.get(_settings_key(run)), needed_folders, now)) for run in runs
+        replace(run, deletable=_deletion_reason(run, newest.get(_settings_key(run)), needed_folders, now))
+        for run in runs
     ]
 
 
 def _deletion_reason(run: ListedRun, newest_equal: ListedRun | None, needed_folders: set[Path], now: float) -> str:
     # If a cell of a comparison were deleted, it would be trained again.
-    parents = run.path.resolve().parents
-    if (
-        run.state == "running"
-        or run.path.resolve() in needed_folders
-        or (len(parents) > 2 and is_grid(parents[2]))
-        or run.problem
-    ):
+    path = run.path.resolve()
+    is_cell = len(path.parents) > 2 and is_grid(path.parents[2])
+    if run.state == "running" or path in needed_folders or is_cell or run.problem:
         return ""
     if run.state == "begun":
         return "nothing was saved" if now - run.changed > JUST_NOW else ""

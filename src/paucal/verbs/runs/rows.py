@@ -5,7 +5,7 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,6 @@ TESTED = (
     *("test_mean_iou", "test_ap", "judged_linear", "judged_knn"),
 )
 DEPTH = 5  # levels below the given folder at which runs are found; the runs of a comparison are three levels down
-
-
 _CONDITION = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)\s*(!=|>=|<=|=|>|<)\s*(.+)", re.DOTALL)
 HEADINGS = ("run", "state", "verb", "method", "val", "test", "time", "size", "changed", "deletable")
 
@@ -79,10 +77,6 @@ class ListedRun:
             return columns[name]
         return self.settings[name] if name in self.settings else self.summary.get(name)
 
-    def but(self, **changes: Any) -> "ListedRun":
-        """Return a copy of the run with some attributes changed."""
-        return replace(self, **changes)
-
 
 def list_runs(root: Path) -> list[ListedRun]:
     """Return all runs below a folder, the oldest first; if the folder is a run itself, only this run."""
@@ -126,10 +120,8 @@ def _frozen_scores(path: Path) -> dict[str, float]:
     """Return the scores of the frozen features of a run of a study, from the file beside the run."""
     if not (path.parent / SCORES).is_file():
         return {}
-    scores = read_scores(path.parent)
-    return {
-        f"judged_{name}": model_scores["trained"] for name, model_scores in scores.items() if "trained" in model_scores
-    }
+    scores = read_scores(path.parent).items()
+    return {f"judged_{name}": by_model["trained"] for name, by_model in scores if "trained" in by_model}
 
 
 def _run_state(run: RunFolder) -> str:
@@ -206,9 +198,8 @@ def _parse_condition(condition: str, runs: Sequence[ListedRun]) -> Callable[[Lis
     try:
         bound = float(expected)
     except ValueError:
-        raise UserError(
-            f"--where: {condition[:80]!r} compares with {expected[:40]!r}, which is not a number."
-        ) from None
+        text = f"--where: {condition[:80]!r} compares with {expected[:40]!r}, which is not a number."
+        raise UserError(text) from None
     return lambda run: _is_number(value := run.value(name)) and _ORDER[sign](value, bound)
 
 
