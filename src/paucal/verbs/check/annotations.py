@@ -83,6 +83,14 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
     return masked_images, findings
 
 
+def training_verb(opening_findings: Sequence[Finding]) -> str:
+    """Return the verb that trains on a set, read from the findings of opening it."""
+    names = {finding.name for finding in opening_findings}
+    if names & {MASKS, BAD_MASKS}:
+        return "segment"
+    return "detect" if names & {BOXES, BAD_BOXES} else "train"
+
+
 def for_masks(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings that apply: images with masks or boxes have no labels of whole images."""
     if not any(finding.name in (MASKS, BOXES) for finding in findings):
@@ -125,15 +133,8 @@ def _without_masks(root: Path, problem: UserError) -> ImageSet:
         return open_images(root, labelled=False)
     if not keys:
         raise problem
-    return ImageSet(
-        name=root.resolve().name,
-        location=str(root.resolve()),
-        classes=(),
-        keys=keys,
-        labels=np.full(len(keys), -1, dtype=np.int64),
-        declared=[""] * len(keys),
-        store=FileStore(root.resolve(), keys),
-    )
+    place, labels = root.resolve(), np.full(len(keys), -1, dtype=np.int64)
+    return ImageSet(place.name, str(place), (), keys, labels, [""] * len(keys), FileStore(place, keys))
 
 
 def _masks_finding(pairs: Pairs) -> Finding:
@@ -190,18 +191,14 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
             tree, annotations = read_boxes(path)
     except UserError as problem:
         return None if not is_asked and _has_classes(data) else _without_boxes(path, problem)
-    images = annotations.images
+    refusal, other_kinds = [], []
     try:
         boxed = check_annotations(tree, annotations).images
+        other_kinds = also(path, "detect") if settings.verb is None else []
     except UserError as problem:
-        boxed = without_labels(tree, annotations)
-        return boxed, [
-            *_class_findings(images, boxed.keys),
-            _refusal_finding(problem),
-            *box_findings(images, boxed.keys),
-        ]
-    other_kinds = also(path, "detect") if settings.verb is None else []
-    return boxed, [*_class_findings(images, boxed.keys), *box_findings(images, boxed.keys), *other_kinds]
+        boxed, refusal = without_labels(tree, annotations), [_refusal_finding(problem)]
+    counts, findings = (find(annotations.images, boxed.keys) for find in (_class_findings, box_findings))
+    return boxed, [*counts, *refusal, *findings, *other_kinds]
 
 
 def also(path: Path, verb: str) -> list[Finding]:
@@ -228,24 +225,17 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
     corners = [np.asarray(annotated.boxes, dtype=np.float64).reshape(-1, 4) for annotated in readable]
     sides = [boxes[:, 2:] - boxes[:, :2] for boxes in corners]
     indices = [index_of[annotated.key] for annotated in readable]
+    empty = [np.asarray((side < SMALLEST).any(axis=1)) for side in sides]
+    tiny = [np.asarray((side < TINY).any(axis=1) & (side >= SMALLEST).all(axis=1)) for side in sides]
+    without_boxes = [index for index, boxes in zip(indices, corners, strict=True) if not len(boxes)]
     return [
         *_size_findings(sides),
         *_rare_class_findings(readable),
-        *_marked_finding(
-            indices,
-            [np.asarray((side < SMALLEST).any(axis=1)) for side in sides],
-            "empty-boxes",
-            "without an area",
-            "draw them again",
-        ),
-        *_marked_finding(indices, [_is_outside(*two) for two in zip(readable, corners, strict=True)], *_OUTSIDE),
-        *_marked_finding(
-            indices, [np.asarray((side < TINY).any(1) & (side >= SMALLEST).all(1)) for side in sides], *_TINY
-        ),
-        *_marked_finding(indices, [_is_repeated(*two) for two in zip(readable, corners, strict=True)], *_REPEATED),
-        *_images_without_boxes(
-            [index for index, boxes in zip(indices, corners, strict=True) if not len(boxes)], len(readable)
-        ),
+        *_marked_finding(indices, empty, "empty-boxes", "without an area", "draw them again"),
+        *_marked_finding(indices, list(map(_is_outside, readable, corners)), *_OUTSIDE),
+        *_marked_finding(indices, tiny, *_TINY),
+        *_marked_finding(indices, list(map(_is_repeated, readable, corners)), *_REPEATED),
+        *_images_without_boxes(without_boxes, len(readable)),
     ]
 
 
@@ -319,14 +309,11 @@ def _is_repeated(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
 def _images_without_boxes(indices: Sequence[int], total: int) -> list[Finding]:
     if not indices:
         return []
-    is_frequent = len(indices) > MAX_EMPTY_SHARE * total
+    level, advice = "note", ""
+    if len(indices) > MAX_EMPTY_SHARE * total:
+        level, advice = "warning", "check whether all of them were annotated; leave out those that were not"
     text = f"{counted(len(indices), 'image')} of {total} without a box: they are used as negatives"
-    advice = "check whether all of them were annotated; leave out those that were not" if is_frequent else ""
-    return [
-        Finding(
-            "images-without-boxes", "warning" if is_frequent else "note", text, advice, tuple((p,) for p in indices)
-        )
-    ]
+    return [Finding("images-without-boxes", level, text, advice, tuple((index,) for index in indices))]
 
 
 def _refusal_finding(problem: UserError) -> Finding:

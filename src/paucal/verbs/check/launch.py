@@ -38,7 +38,7 @@ from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data
-from paucal.runner.images import SplitImages
+from paucal.runner.images import SplitImages, find_images
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs.files import try_folder
 from paucal.settings.options import USUAL_SIDE, check_ranges
@@ -46,16 +46,7 @@ from paucal.settings.values import from_python, shows_settings
 from paucal.tasks.classification.assembly import chosen_image_size
 from paucal.tasks.regression.images import describe_numbers, grades_note, with_numbers
 from paucal.types import NoLabelsError, UserError
-from paucal.verbs.check.annotations import (
-    BAD_BOXES,
-    BAD_MASKS,
-    BOXES,
-    MASKS,
-    crop_findings,
-    for_masks,
-    open_masked,
-    open_with_boxes,
-)
+from paucal.verbs.check.annotations import crop_findings, for_masks, open_masked, open_with_boxes, training_verb
 from paucal.verbs.check.labels import FeatureReader, SuspectLabel, find_suspects, open_reader, weights_at_hand
 from paucal.verbs.check.result import CheckResult, facts_of, print_result, require_ours, write_check
 from paucal.verbs.check.settings import CheckSettings
@@ -63,6 +54,10 @@ from paucal.wording import counted, percent, was
 
 MAX_CONFIRMED = 2000  # images whose features are computed to confirm near duplicates: a minute on a laptop
 _AT_ONCE = 1 << 14  # pairs whose features are in memory at a time
+PIXEL_FEATURES = (
+    "plain pixels, since there are no trained weights on this machine: they are poor features of photographs "
+    '(pip install "paucal[weights]" adds better ones)'
+)
 
 
 @shows_settings(CheckSettings)
@@ -104,7 +99,8 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
         survey = survey_images(images, progress=advance)
     if settings.on_bad_image == "skip":
         images, survey, opening_findings = without_unreadable(images, survey, opening_findings)
-    checked_set, split_findings = divide(images, settings.seed, _training_verb(opening_findings))
+    verb = training_verb(opening_findings)
+    checked_set, split_findings = divide(images, settings.seed, verb)
     pairs, reader = similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store), None
     if settings.labels or (pairs and (settings.model or weights_at_hand())):
         reader = open_reader(settings, _median_short_side(survey))
@@ -116,7 +112,7 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
         *split_findings,
         *label_findings(checked_set),
         *crop_findings(opening_findings, survey, settings.device),
-        *(_small_image_findings(checked_set, survey) if _training_verb(opening_findings) == "train" else ()),
+        *(_small_image_findings(checked_set, survey) if verb == "train" else ()),
         *picture_findings(checked_set, survey, pairs),
     ]
     suspects, judged_by = None, ""
@@ -150,9 +146,8 @@ def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet
         parts = make_split(images, seed=seed).parts
     except UserError as problem:
         return CheckedSet(images, declared_or_train, bool(declared.any()), "not divided"), [split_problem(problem)]
-    return CheckedSet(
-        images, declared if has_own_split else parts, has_own_split, f"as paucal {verb} would divide them"
-    ), []
+    parts = declared if has_own_split else parts
+    return CheckedSet(images, parts, has_own_split, f"as paucal {verb} would divide them"), []
 
 
 def without_unreadable(
@@ -166,28 +161,17 @@ def without_unreadable(
     if len(readable) in (0, len(images)):
         return images, survey, list(opening)
     place = {old: new for new, old in enumerate(readable.tolist())}
-    renumbered = [replace(finding, groups=_renumber(finding.groups, place)) for finding in opening]
+    findings = [replace(finding, groups=_renumber(finding.groups, place)) for finding in opening]
     unreadable = sorted(survey.unreadable)
     text = f"{counted(len(unreadable), 'image')} of {len(images)} cannot be read and {was(len(unreadable))} left out "
     text += f"(the first: {survey.unreadable[unreadable[0]]})"
-    return (
-        images.select(readable),
-        survey.of(readable),
-        [*renumbered, Finding(UNREADABLE, "warning", text, "repair or remove them")],
-    )
+    findings.append(Finding(UNREADABLE, "warning", text, "repair or remove them"))
+    return images.select(readable), survey.of(readable), findings
 
 
 def _renumber(groups: tuple[tuple[int, ...], ...], place: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
     renumbered = (tuple(place[old] for old in group if old in place) for group in groups)
     return tuple(group for group in renumbered if group)
-
-
-def _training_verb(opening_findings: Sequence[Finding]) -> str:
-    """Return the verb that trains on a set, read from the findings of opening it."""
-    names = {finding.name for finding in opening_findings}
-    if names & {MASKS, BAD_MASKS}:
-        return "segment"
-    return "detect" if names & {BOXES, BAD_BOXES} else "train"
 
 
 def _small_image_findings(checked_set: CheckedSet, survey: Survey) -> list[Finding]:
@@ -205,18 +189,10 @@ def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
         if settings.verb not in (None, "train"):
             raise UserError(f"--target is for paucal train, and --verb is {settings.verb}: leave one of them out.")
         return _with_target(settings, settings.target)
-    masked = open_masked(settings) or open_with_boxes(settings)
-    if masked is not None:
-        return masked
+    if (annotated := open_masked(settings) or open_with_boxes(settings)) is not None:
+        return annotated
     try:
-        images = open_images(
-            settings.data,
-            label_column=settings.label_column,
-            label_separator=settings.label_separator,
-            image_column=settings.image_column,
-            root=settings.data_root,
-            download=settings.download,
-        )
+        images = find_images(replace(settings, classes=None))  # unknown classes are an error of the call
     except UserError as problem:
         images = _without_labels(settings, problem)
         if isinstance(problem, NoLabelsError) or _has_only_paths(images, settings):
@@ -230,14 +206,8 @@ def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
 
 def _with_target(settings: CheckSettings, column: str) -> tuple[ImageSet, list[Finding]]:
     """Open a table as `paucal train --target` does, and describe its numbers in findings."""
-    all_images = open_images(
-        settings.data,
-        labelled=False,
-        image_column=settings.image_column,
-        root=settings.data_root,
-        download=settings.download,
-    )
-    images, targets = with_numbers(all_images, column)
+    location = {"image_column": settings.image_column, "root": settings.data_root, "download": settings.download}
+    images, targets = with_numbers(open_images(settings.data, labelled=False, **location), column)
     summary = f"{column!r} has {describe_numbers(targets)}, which paucal train --target {shlex.quote(column)} predicts"
     return images, [Finding("numbers", "note", text) for text in (summary, *grades_note(targets, column))]
 
@@ -319,10 +289,8 @@ def _confirm_pairs(
         features = reader.read(images, paired_images, settings, _with_estimate(advance, console), detail)
     unit = (features - features.mean(0)) if len(paired_images) > 100 else features
     unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-8)
-    cosines = [
-        (unit[batch[:, 0]] * unit[batch[:, 1]]).sum(1)
-        for batch in torch.from_numpy(rows.reshape(-1, 2)).split(_AT_ONCE)
-    ]
+    batches = torch.from_numpy(rows.reshape(-1, 2)).split(_AT_ONCE)
+    cosines = [(unit[batch[:, 0]] * unit[batch[:, 1]]).sum(1) for batch in batches]
     return [replace(pair, features=cosine) for pair, cosine in zip(pairs, torch.cat(cosines).tolist(), strict=True)]
 
 
@@ -348,11 +316,8 @@ def _find_label_errors(
     for group in copy_groups:
         number[group] = group[0]
     suspects, agreement = find_suspects(images, indices, features, number[indices], settings.seed, console)
-    source = f"frozen features of {reader.name}" if reader.trained else (
-        "plain pixels, since there are no trained weights on this machine: they are poor features of photographs "
-        '(pip install "paucal[weights]" adds better ones)'
-    )  # fmt: skip
-    judged_by = f"{source}; {counted(len(indices), 'image')}, each by a classifier that was not fitted on it"
+    judged_by = f"frozen features of {reader.name}" if reader.trained else PIXEL_FEATURES
+    judged_by += f"; {counted(len(indices), 'image')}, each by a classifier that was not fitted on it"
     return suspects, f"{judged_by}, which agrees with {percent(agreement)} of the labels"
 
 

@@ -24,7 +24,7 @@ from paucal.types import UserError
 from paucal.verbs.check.labels import SuspectLabel
 from paucal.wording import counted, percent
 
-MAX_CLASSES, MAX_LISTED = 20, 10
+MAX_CLASSES, MAX_LISTED = 20, 10  # classes and suspected labels on the terminal
 MARKS = {"misleads": "[bold red]misleads[/]", "warning": "[yellow]warning[/]", "note": "[dim]note[/]"}
 PAGE, VALUES, SHEET = "check.html", "check.json", "contact_sheet.png"
 MAX_THUMBS, MAX_GROUP = 60, 6  # thumbnails of a finding, and of one group of images
@@ -157,7 +157,7 @@ def _print_suspects(result: CheckResult, console: Console) -> None:
         key = result.checked.images.keys[suspect.position]
         console.say(
             f"            {key}: '{suspect.given}' ({percent(suspect.confidence)}), "
-            f"rather '{suspect.suggested}' ({percent(suspect.suggested_confidence)})"
+            f"probably '{suspect.suggested}' ({percent(suspect.suggested_confidence)})"
         )
     if len(result.suspects) > MAX_LISTED:
         console.say(f"            and {len(result.suspects) - MAX_LISTED} more (--output FOLDER shows all of them)")
@@ -259,10 +259,9 @@ def _suspect_sections(result: CheckResult) -> list[Section]:
         return []
     rows = []
     for suspect in result.suspects[:MAX_THUMBS]:
-        caption = f"labelled {suspect.given} ({percent(suspect.confidence, '.0f')}), rather {suspect.suggested} "
-        rows.append(
-            [_make_thumb(result, suspect.position, f"{caption}({percent(suspect.suggested_confidence, '.0f')})")]
-        )
+        caption = f"labelled {suspect.given} ({percent(suspect.confidence, '.0f')}), probably {suspect.suggested} "
+        caption += f"({percent(suspect.suggested_confidence, '.0f')})"
+        rows.append([_make_thumb(result, suspect.position, caption)])
     n_omitted = len(result.suspects) - len(rows)
     return [
         Section(

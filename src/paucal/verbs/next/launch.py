@@ -35,8 +35,6 @@ from paucal.verbs.next.settings import NextSettings
 from paucal.verbs.predict.writing import SUFFIXES, save_sheet
 from paucal.wording import counted
 
-RANDOM = "drawn at random"
-
 
 @dataclass(frozen=True)
 class ToLabel:
@@ -148,16 +146,12 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
         for lost_kind, count in content.lost.items():
             if count:
                 console.say(f"lost: {lost_kind}: {count}")
-    if settings.output is not None:
-        write_text(named_path(settings.output), as_csv(rows))
-    _print_and_write(source, settings, rows, console)
+    if settings.output is not None:  # a table that `paucal train` reads once its labels are corrected
+        lines = [(row.path, row.label, row.unsure, row.by, row.reason) for row in rows]
+        table = csv_text(("image_path", "label", "unsure", "chosen_by", "reason"), *lines)
+        write_text(named_path(settings.output), table)
+    _print_summary(settings, rows, console)
     return NextImages(rows)
-
-
-def as_csv(rows: Sequence[ToLabel]) -> str:
-    """Return a table that `paucal train` reads once its labels are corrected."""
-    lines = [(row.path, row.label, row.unsure, row.by, row.reason) for row in rows]
-    return csv_text(("image_path", "label", "unsure", "chosen_by", "reason"), *lines)
 
 
 def _check_targets(settings: NextSettings) -> None:
@@ -172,9 +166,7 @@ def _check_targets(settings: NextSettings) -> None:
             raise UserError(f"--sheet: {settings.sheet[:120]!r} must end in .png, .jpg or .jpeg: give another name.")
         check_file(settings.sheet, places, settings.data_root, "--sheet")
     if (settings.to is None) != (settings.folder is None):
-        missing = (
-            "--folder, a new folder for the images" if settings.folder is None else "--to, the layout of its files"
-        )
+        missing = "--to, the layout of its files" if settings.to is None else "--folder, a new folder for the images"
         raise UserError(f"--to and --folder go together: give {missing}.")
     if settings.folder is not None:
         target = named_path(settings.folder, "--folder")
@@ -195,13 +187,11 @@ def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, co
         images = images.select(np.flatnonzero(~is_seen))
     if settings.copies == "leave-out" and len(images):
         copies_of_run, copies_of_others = copies_among(images, _images_of(run, images, console))
-        for which, meaning in (
-            (copies_of_run, "an image of the run"),
-            (copies_of_others & ~copies_of_run, "another of them"),
-        ):
-            if which.any():
-                verb = "looks" if which.sum() == 1 else "look"
-                console.say(f"left out: {counted(int(which.sum()), 'image')} that {verb} like {meaning}")
+        only_others = copies_of_others & ~copies_of_run
+        for is_copy, original in ((copies_of_run, "an image of the run"), (only_others, "another of them")):
+            if is_copy.any():
+                verb = "looks" if is_copy.sum() == 1 else "look"
+                console.say(f"left out: {counted(int(is_copy.sum()), 'image')} that {verb} like {original}")
         images = images.select(np.flatnonzero(~copies_of_run & ~copies_of_others))
     if not len(images):
         raise UserError(f"all images of {settings.data} are labelled, or look like images that are: nothing to label.")
@@ -225,7 +215,7 @@ def describe_choice(answers: Answers, choice: Choice) -> str:
     """Describe the prediction for an image and the reason for choosing it."""
     phrases = [answers.words[choice.index]]
     if choice.is_random:
-        phrases.append(RANDOM)
+        phrases.append("drawn at random")
     elif choice.stands_for > 1:
         phrases.append(f"represents {choice.stands_for} images")
     if answers.unlike is not None and bool(answers.unlike[choice.index]):
@@ -233,7 +223,7 @@ def describe_choice(answers: Answers, choice: Choice) -> str:
     return "; ".join(phrases)
 
 
-def _print_and_write(source: str, settings: NextSettings, rows: Sequence[ToLabel], console: Console) -> None:
+def _print_summary(settings: NextSettings, rows: Sequence[ToLabel], console: Console) -> None:
     n_random = sum(row.by == "random" for row in rows)
     random_text = f", {n_random} of them at random" if n_random else ""
     console.say(f"{counted(len(rows), 'image')} to label next{random_text}; their labels are predictions: correct them")
