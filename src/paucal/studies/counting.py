@@ -44,10 +44,10 @@ def counted_value(study: Study, row: Row, column: Column) -> float | None:
     model = study.models[row.model]
     model_args = (*model.full.args, *row.args)
     if model.network:
-        counts = count_network(model.full.name, model_args, model.network, model.shape, model.width, classes)
-        return getattr(counts, column.metric)
-    count = count_model(model.full.name, model.side, model_args, 1000 if classes is None else classes)
-    return getattr(count, column.metric)
+        cost = count_network(model.full.name, model_args, model.network, model.shape, model.width, classes)
+    else:
+        cost = count_model(model.full.name, model.side, model_args, 1000 if classes is None else classes)
+    return getattr(cost, column.metric)
 
 
 @lru_cache(maxsize=256)
@@ -65,9 +65,8 @@ def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> M
     model = build_empty(name, arguments).eval()
     params = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     operations = _count_operations(model, side)
-    return ModelCost(
-        params, None if cost is None else cost.macs / 1e9, None if operations is None else operations / 2e9
-    )
+    gmacs = None if cost is None else cost.macs / 1e9
+    return ModelCost(params, gmacs, None if operations is None else operations / 2e9)
 
 
 def _count_operations(model: Any, side: int) -> int | None:

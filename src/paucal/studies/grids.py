@@ -58,17 +58,9 @@ def prepare_grids(call: Call) -> list[Grid]:
         if small is not None and kind == "train" and any(row.maps for row in study.rows_at(small)):
             # All rows use the teacher's split, even if only some rows are requested.
             arms = _with_maps(call, arms, [run.row.maps for run in runs], small, shared)
-        grid = prepare_grid(
-            call.grid_settings(call.folder / data),
-            arms,
-            shared,
-            call.command,
-            console,
-            images=images,
-            seconds=_feature_timer(call, runs, len(images)) if kind == "frozen" and images is not None else None,
-            before=prepare_first,
-        )
-        grids.append(grid)
+        seconds = _feature_timer(call, runs, len(images)) if kind == "frozen" and images is not None else None
+        grid_settings, rest = call.grid_settings(call.folder / data), (images, seconds, prepare_first)
+        grids.append(prepare_grid(grid_settings, arms, shared, call.command, console, *rest))
     return grids
 
 
@@ -207,9 +199,8 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
         "img_size": [small.side if small.start_training is None else small.start_training.side],
         **{"epochs": teacher.epochs, "lr": teacher.lr, **selection},
     }
-    grid_settings = call.grid_settings(call.folder / "teacher", [0])
-    arm = Arm("teacher", None, None, settings)
-    grid = prepare_grid(grid_settings, [arm], shared, "the teacher of a study", console)
+    grid_settings, arms = call.grid_settings(call.folder / "teacher", [0]), [Arm("teacher", None, None, settings)]
+    grid = prepare_grid(grid_settings, arms, shared, "the teacher of a study", console)
     if not grid_settings.jobs and not is_settled(grid):
         raise UserError(
             "--jobs 0: the rows' label maps come from a teacher, which must be trained before the rows can be timed "
@@ -220,8 +211,7 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
     (cell,) = cells_of(grid)
     state = state_of(cell)
     if state.name == "failed":
-        reason = state.error.rstrip(".")
-        raise UserError(f"the teacher could not be trained ({reason}): fix this, then use --retry.")
+        raise UserError(f"the teacher could not be trained ({state.error.rstrip('.')}): fix this, then use --retry.")
     return cell.run.path.resolve()
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from matplotlib.figure import Figure
 
+from paucal.cores import threads_restored
 from paucal.evaluation.plots import save_figure
 from paucal.report.standalone import StudyPage, write_standalone
 from paucal.runner.clock import duration, finish
@@ -16,15 +16,7 @@ from paucal.runner.console import Console, SilentConsole
 from paucal.runs.grid_files import is_grid
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
-from paucal.studies.call import (
-    PAGE,
-    Call,
-    find_places,
-    on_given_images,
-    require_use,
-    study_folder,
-    worker_settings,
-)
+from paucal.studies.call import PAGE, Call, find_places, on_given_images, require_use, study_folder, worker_settings
 from paucal.studies.drawing import PICTURE, describe_sources, efficiency_figure, points_of
 from paucal.studies.grids import prepare_grids, shown_settings
 from paucal.studies.numbers import RESULTS, full_folder, measured_elsewhere
@@ -36,12 +28,7 @@ from paucal.studies.starts import read_starts, with_start_images
 from paucal.studies.study import Study
 from paucal.studies.tables import shown_rows, terminal_table, write_results
 from paucal.studies.timing import is_timed, time_models
-from paucal.studies.words import (
-    caveats,
-    describe_cost,
-    describe_scale,
-    without_jobs_0,
-)
+from paucal.studies.words import caveats, describe_cost, describe_scale, without_jobs_0
 from paucal.types import UserError
 from paucal.verbs.compare.findings import read_findings
 from paucal.verbs.compare.grid import Grid, cells_of, read_grid, state_of
@@ -97,6 +84,7 @@ def study(name: str, **settings: Any) -> StudyResult:
     return result
 
 
+@threads_restored()
 def run_study(name: str, settings: StudySettings, command: str, console: Console) -> StudyResult:
     """Run a study, or resume it; see `study`."""
     check_ranges(settings)
@@ -112,17 +100,13 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
     call = Call(study, runs, small, settings, places, folder, command, console)
     console.say(describe_scale(study, small, runs, len(call.seeds)))
     console.say(describe_cost(study, runs, len(call.seeds), data_sets()) if small is None else study.telling)
-    threads = torch.get_num_threads()
-    try:
-        if study.starts and small is not None:
-            call = replace(call, places=with_start_images(places, small, settings, folder))
-        grids = prepare_grids(call)
-        starts = read_starts(folder) if small is not None else []
-        all_settled = _compute_grids(call, [*starts, *grids])
-        starts, grids = ([read_grid(grid.folder) for grid in part] for part in (starts, grids))
-        return _write_results(call, starts, grids, all_settled)
-    finally:
-        torch.set_num_threads(threads)
+    if study.starts and small is not None:
+        call = replace(call, places=with_start_images(places, small, settings, folder))
+    grids = prepare_grids(call)
+    starts = read_starts(folder) if small is not None else []
+    all_settled = _compute_grids(call, [*starts, *grids])
+    starts, grids = ([read_grid(grid.folder) for grid in part] for part in (starts, grids))
+    return _write_results(call, starts, grids, all_settled)
 
 
 def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
@@ -148,9 +132,8 @@ def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
 def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], all_settled: bool) -> StudyResult:
     """Print and write the results so far."""
     study, runs, small, folder = call.study, call.runs, call.small, call.folder
-    all_runs = on_given_images(
-        plan_whole(study, call.settings.scale, data_sets(), call.settings.columns), call.settings
-    )
+    whole = plan_whole(study, call.settings.scale, data_sets(), call.settings.columns)
+    all_runs = on_given_images(whole, call.settings)
     # Earlier calls may have stored grids on other images.
     other_data = dict.fromkeys(run.data for run in all_runs if run.data not in {grid.folder.name for grid in grids})
     earlier_grids = [read_grid(folder / name) for name in other_data if is_grid(folder / name)]

@@ -139,9 +139,9 @@ def _measured_number(study: Study, row: Row, column: Column, evidence: Evidence)
         number = evidence.elsewhere.get(column.study, {}).get((row.name, column.name))
         return number, "" if number is not None else "quoted"
     if column.metric in TIMED:
-        spread, reason = (
-            (None, "not timed") if evidence.timed is None else timed_value(study, row, column, evidence.timed)
-        )
+        if evidence.timed is None:
+            return None, "not timed"
+        spread, reason = timed_value(study, row, column, evidence.timed)
         if spread is None:
             return None, reason
         # The reference row's own number is exact.
@@ -178,10 +178,12 @@ def _derived_number(study: Study, row: Row, column: Column, evidence: Evidence) 
     if None in sets:
         return None, NOT_RUN
     row_scores = [scores or {} for scores in sets]
-    baseline = next((other for other in study.rows if other.name == row.against), None)
-    base_scores = (
-        [] if baseline is None else [_scores_by_seed(baseline, c, evidence) or {} for c in study.trained_columns]
-    )
+    base_scores = [
+        _scores_by_seed(other, trained_column, evidence) or {}
+        for other in study.rows
+        if other.name == row.against
+        for trained_column in study.trained_columns
+    ]
     if column.metric == "average":
         values, base = average(row_scores), average(base_scores) if base_scores else {}
     elif base_scores:

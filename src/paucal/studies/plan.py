@@ -198,13 +198,12 @@ def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
 def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Name runs after their rows, and after their columns if a row has several on the same images."""
     counts = Counter((run.row.name, run.data) for run in runs)
-    named_runs = [
-        replace(
-            run,
-            name=f"{run.row.name}, {_common_name(run.columns)}" if counts[run.row.name, run.data] > 1 else run.row.name,
+    named_runs = []
+    for run in runs:
+        several = counts[run.row.name, run.data] > 1
+        named_runs.append(
+            replace(run, name=f"{run.row.name}, {_common_name(run.columns)}" if several else run.row.name)
         )
-        for run in runs
-    ]
     return [replace(run, against=_baseline_name(run, named_runs)) for run in named_runs]
 
 

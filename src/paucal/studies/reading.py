@@ -2,15 +2,18 @@
 
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from paucal.reading import parse_yaml, read_text
-from paucal.studies.checking import check_study, require_name
 from paucal.studies.study import (
+    DERIVED,
+    DRAWN,
+    KINDS,
+    METRICS,
     NETWORKS,
     SCALES,
     TRAINED,
@@ -18,6 +21,7 @@ from paucal.studies.study import (
     Column,
     DataSet,
     Model,
+    Part,
     Row,
     Scale,
     Start,
@@ -35,6 +39,7 @@ SHARED = ("paper", "source", "recipe", "epochs", "full", "telling")  # entries o
 SHARED_BY_KIND = ("telling", "scales")  # entries of a kind in `by_kind.yaml`
 TUNE = "tune"  # kind there for studies of kind "train" whose rows have starts
 ENLARGE = "enlarge"  # kind there for studies with `like: enlarge`, whose starts see the rows' images at a smaller size
+STARTED = ("detect", "segment", "frozen")  # kinds whose rows have a start
 T = TypeVar("T")
 
 
@@ -73,9 +78,9 @@ def read_by_kind(path: Path) -> dict[str, Any]:
     """Read the entries that studies of a kind share in all papers; they replace those of a paper's file."""
     content = _read_mapping(path)
     for kind, entry in content.items():
-        require_name(kind, (*TRAINED, TUNE, ENLARGE), f"{path.name}: the kind")
+        _require_name(kind, (*TRAINED, TUNE, ENLARGE), f"{path.name}: the kind")
         for name in entry:
-            require_name(name, SHARED_BY_KIND, f"{path.name}: {kind}: the entry")
+            _require_name(name, SHARED_BY_KIND, f"{path.name}: {kind}: the entry")
     return content
 
 
@@ -95,7 +100,7 @@ def read_studies(
         kind = str(entry.get("kind"))
         base_kind = entry.pop("like", None)
         if base_kind is not None:
-            require_name(base_kind, by_kind, f"{location}: what it is like")
+            _require_name(base_kind, by_kind, f"{location}: what it is like")
         base_kind = base_kind or (TUNE if kind == "train" and entry.get("starts") else kind)
         entry["columns"] = _expand_columns(entry.get("columns", []), content.get("columns", {}), location)
         if isinstance(entry.get("rows"), dict):
@@ -103,10 +108,10 @@ def read_studies(
         common = {"scales": content.get("scales", {}), **shared, **by_kind.get(base_kind, {})}
         scales = _make_scales(common["scales"], entry, location)
         studies_read[name] = _make_study(name, {**common, **entry, "scales": scales}, models, location)
-        check_study(studies_read[name], data_sets, location)
+        _check_study(studies_read[name], data_sets, location)
         for column in studies_read[name].columns:
             if column.study:
-                require_name(column.study, studies_read, f"{location}: the study of {column.name!r}")
+                _require_name(column.study, studies_read, f"{location}: the study of {column.name!r}")
     return studies_read
 
 
@@ -115,7 +120,7 @@ def _expand_columns(entries: Any, groups: Mapping[str, Any], location: str) -> l
     columns = []
     for entry in _require_list(entries, f"{location}: columns"):
         if isinstance(entry, str):
-            require_name(entry, groups, f"{location}: the group of columns")
+            _require_name(entry, groups, f"{location}: the group of columns")
         columns += groups[entry] if isinstance(entry, str) else [entry]
     return columns
 
@@ -128,10 +133,10 @@ def _rows_of_other(
     They have the values of the columns that both studies have. `models` names models that the other study does not
     train, and `against` names the row that sets the scale of times.
     """
-    require_name(str(rows.get("of")), studies_read, f"{location}: the study whose rows it has")
+    _require_name(str(rows.get("of")), studies_read, f"{location}: the study whose rows it has")
     other, models = studies_read[str(rows["of"])], rows.get("models", {})
     for name in models:
-        require_name(name, [row.name for row in other.rows], f"{location}: the row of a model")
+        _require_name(name, [row.name for row in other.rows], f"{location}: the row of a model")
     index_of = {column.name: index for index, column in enumerate(other.columns)}
     sources = [index_of.get(column["name"]) for column in columns]
     entries = []
@@ -161,7 +166,7 @@ def _make_scales(shared: Mapping[str, Any], entry: Mapping[str, Any], location: 
     own_scales = entry.get("scales", {})
     scales = {}
     for name in {**shared, **own_scales}:
-        require_name(name, SCALES[:-1], f"{location}: the scale")
+        _require_name(name, SCALES[:-1], f"{location}: the scale")
         if name in own_scales and own_scales[name] is None:
             continue
         values = {**shared.get(name, {}), **own_scales.get(name, {})}
@@ -180,7 +185,7 @@ def _make_model(entry: Any, location: str) -> Model:
     if values.get("standin") is not None:
         values["standin"] = _make(Architecture, values["standin"], f"{location}: its stand-in")
     model = _make(Model, {**values, "full": _make(Architecture, full, location)}, location)
-    require_name(model.network, NETWORKS, f"{location}: the network")
+    _require_name(model.network, NETWORKS, f"{location}: the network")
     if model.network and len(model.shape) != 2:
         raise UserError(f"{location}: the images of a network have a height and a width, got {model.shape}.")
     return model
@@ -237,3 +242,88 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{str(path)!r} has no entries: reinstall paucal.")
     return content
+
+
+def _require_name(word: str, names: Iterable[str], where: str) -> None:
+    """Raise a UserError for a word that is not among the names."""
+    names = list(names)
+    if word not in names:
+        raise UserError(f"{where} is {word!r}{did_you_mean(word, names)}; expected one of {', '.join(names)}.")
+
+
+def _check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> None:
+    """Check whether the names in a study exist, and whether its rows, columns and scales fit each other."""
+    _require_name(study.kind, KINDS, f"{where}: the kind")
+    for column in study.columns:
+        _require_name(column.metric, METRICS, f"{where}: the metric of {column.name!r}")
+        if column.metric in DERIVED and study.kind != "frozen":
+            raise UserError(f"{where}: the column {column.name!r} is only for frozen features.")
+        if column in study.trained_columns and not column.data:
+            raise UserError(f"{where}: the column {column.name!r} is trained and names no data.")
+    for row in study.rows:
+        _check_row(study, row, f"{where}: {row.name!r}")
+    for parts in (study.columns, study.rows):
+        _check_names(parts, data_sets, where)
+    _check_scales(study, where)
+    for name, start in study.starts.items():
+        _require_name(start.model, study.models, f"{where}: the model of the start {name!r}")
+        _require_name(start.verb, ("train", "pretrain"), f"{where}: the verb of the start {name!r}")
+        if start.tag and start.init != "timm":
+            raise UserError(f"{where}: the start {name!r} has the tag {start.tag!r}, which belongs to init: timm.")
+    if study.draws and set(study.draws) != set(DRAWN):
+        raise UserError(f"{where}: its figure draws {', '.join(study.draws)}; expected {', '.join(DRAWN)}.")
+    for name in study.draws.values():
+        _require_name(name, [column.name for column in study.columns], f"{where}: the column that is drawn")
+    _check_completeness(study, where)
+
+
+def _check_completeness(study: Study, location: str) -> None:
+    if study.trains and not (study.trained_rows and study.trained_columns):
+        raise UserError(f"{location}: a study that trains needs at least one trained row and one trained column.")
+    if study.trains and not study.scales and not study.without:
+        raise UserError(f"{location}: it has no smaller scale and no reason: add 'without'.")
+    if not study.see and not study.rows:
+        raise UserError(f"{location}: it has neither published rows nor a description of how it is made: add 'see'.")
+
+
+def _check_row(study: Study, row: Row, location: str) -> None:
+    if len(row.values) != len(study.columns):
+        raise UserError(f"{location} has {len(row.values)} values, but there are {len(study.columns)} columns.")
+    if row.deviations and len(row.deviations) != len(row.values):
+        raise UserError(f"{location} has {len(row.deviations)} deviations for {len(row.values)} values.")
+    if row.model:
+        _require_name(row.model, study.models, f"{location}: the model")
+    if row.start or ((study.starts or study.kind in STARTED) and row in study.trained_rows):
+        _require_name(row.start, study.starts, f"{location}: the start")
+        model = study.starts[row.start].model
+        if model in study.models and study.models[row.model].standin != study.models[model].standin:
+            raise UserError(f"{location} starts from {row.start!r}, whose stand-in {model} is another model.")
+    for scale in study.scales.values():
+        if row in study.rows_at(scale):
+            if study.models[row.model].standin is None:
+                raise UserError(f"{location}: {row.model} has no stand-in for the smaller scales.")
+            if row.maps and scale.teacher is None:
+                raise UserError(f"{location} needs label maps, but a smaller scale has no teacher.")
+
+
+def _check_names(parts: Sequence[Part], data_sets: Mapping[str, DataSet], location: str) -> None:
+    names = [part.name for part in parts]
+    for part in parts:
+        if names.count(part.name) > 1:
+            raise UserError(f"{location}: {part.name!r} occurs twice: rename one.")
+        if part.data:
+            _require_name(part.data, data_sets, f"{location}: the data of {part.name!r}")
+        if part.against:
+            _require_name(part.against, names, f"{location}: the baseline of {part.name!r}")
+
+
+def _check_scales(study: Study, location: str) -> None:
+    for scale in study.scales.values():
+        for name in scale.rows:
+            _require_name(name, [row.name for row in study.trained_rows], f"{location}: the row of a scale")
+        if study.starts and scale.start_training is None:
+            raise UserError(f"{location}: its rows have starts, but a smaller scale has no 'start_training'.")
+        if scale.start_training is not None and not scale.start_training.data and scale.teacher is None:
+            raise UserError(
+                f"{location}: a smaller scale trains starts on its rows' images, but has no teacher to split them."
+            )

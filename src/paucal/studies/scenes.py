@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from paucal.data.boxes.annotations import run_lengths_of
 from paucal.data.sources.opening import open_digits
 
 SCENES, START_DIGITS, OTHERS = "scenes", "digits", "other-digits"
@@ -163,16 +164,8 @@ def _coco_document(scenes: Sequence[Scene]) -> dict[str, Any]:
                     "bbox": list(map(int, box)),
                     "area": int(mask.sum()),
                     "iscrowd": 0,
-                    "segmentation": {"size": [height, width], "counts": _run_lengths(mask)},
+                    "segmentation": run_lengths_of(mask),
                 }
             )
     categories = [{"id": label + 1, "name": str(label)} for label in range(10)]
     return {"images": images, "annotations": annotations, "categories": categories}
-
-
-def _run_lengths(mask: NDArray[np.bool_]) -> list[int]:
-    """Return the run lengths of alternating 0s and 1s, column by column, as in COCO."""
-    flat = mask.ravel(order="F")
-    edges = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), len(flat)]
-    lengths = np.diff(edges).tolist()
-    return [0, *lengths] if flat[0] else lengths

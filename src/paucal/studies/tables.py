@@ -1,30 +1,21 @@
 """The numbers of a study as tables: on the terminal, as CSV and on the page."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from paucal.runs import write_text
+from paucal.runs import csv_text, write_text
 from paucal.studies.numbers import RESULTS, Measurement
 from paucal.studies.outcome import NOT_RUN, Line
 from paucal.studies.study import Study
 from paucal.studies.words import format_published
 from paucal.verbs.compare.report import span
 
-DIGITS = {
-    "params": 2,
-    "gmacs": 2,
-    "gmacs_all": 2,
-    "seconds_per_step": 4,
-    "correspondence": 3,
-    "correspondence_distance": 2,
-    "throughput": 2,
-    "average": 2,
-    "wins": 0,
+DIGITS = {  # after the point, by metric; 1 for others
+    **dict.fromkeys(("params", "gmacs", "gmacs_all", "correspondence_distance", "throughput", "average"), 2),
+    **{"wins": 0, "correspondence": 3, "seconds_per_step": 4},
 }
 
 
@@ -82,25 +73,15 @@ def terminal_table(study: Study, rows: Sequence[Mapping[str, str]]) -> Table:
 
 def write_results(folder: Path, lines: Sequence[Line]) -> None:
     """Write `results.csv`, with a line for each number."""
-    text = io.StringIO()
     rows = [_line_numbers(line) for line in lines]
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(folder / RESULTS, text.getvalue())
+    write_text(folder / RESULTS, csv_text(rows[0], *(row.values() for row in rows)))
 
 
 def _line_numbers(line: Line) -> dict[str, Any]:
     measured = line.measured
     interval = None if measured is None or measured.difference is None else measured.difference.both
-    names = {
-        "measured": "value",
-        "measured_sd": "deviation",
-        "measured_low": "low",
-        "measured_high": "high",
-        "seeds": "seeds",
-        "measured_gain": "gain",
-    }
+    names = {"measured": "value", "measured_sd": "deviation", "measured_low": "low", "measured_high": "high"}
+    names |= {"seeds": "seeds", "measured_gain": "gain"}
     return {
         "row": line.row.name,
         "column": line.column.name,

@@ -200,9 +200,8 @@ class _Bench:
         step = base_step if is_base else self._make_step(row)
         seconds = in_turns(step, base_step, self._effort.pairs)
         rate = spread([self._effort.images / row_seconds for row_seconds, _ in seconds])
-        return Pace(
-            rate, None if is_base else spread([base_seconds / row_seconds for row_seconds, base_seconds in seconds])
-        )
+        ratios = [base_seconds / row_seconds for row_seconds, base_seconds in seconds]
+        return Pace(rate, None if is_base else spread(ratios))
 
     def _base_step(self, base: Row) -> Step:
         key = self._model_key(base)
