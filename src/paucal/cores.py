@@ -44,9 +44,7 @@ def usable_cores() -> int:
 def cpu_quota(membership: Path = _MEMBERSHIP, root: Path = _CGROUP) -> float:
     """Return the number of CPU cores that control groups allow on average; infinity if there is no limit.
 
-    Args:
-        membership: File that names the groups of the process.
-        root: Folder in which groups are mounted.
+    The file `membership` names the groups of the process, which are mounted in the folder `root`.
     """
     try:
         groups = {line.split(":", 2)[-1].lstrip("/") for line in membership.read_text().splitlines()}
@@ -132,12 +130,9 @@ def slowdown() -> float:
 
 
 def choose_threads(step: Callable[[], object]) -> int:
-    """Set and return the number of torch threads with which a step is quickest.
+    """Set and return the number of torch threads with which a step is quickest; the step may be repeated.
 
     The number is halved or doubled as long as that makes the step clearly quicker.
-
-    Args:
-        step: Work to time, which may be repeated.
     """
     import torch
 

@@ -3,7 +3,7 @@
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,27 +60,23 @@ def kept_memory() -> Iterator[None]:
     glibc returns every large block to the system when it is freed. A network on the CPU frees and allocates hundreds of
     them in each step, and the system clears every page anew, which takes up to two thirds of the time of a prediction.
     Other systems (macOS, Windows, musl) are unaffected, and so is a process with glibc's own variables set. Of nested
-    contexts only
-    the outermost has an effect.
+    contexts only the outermost has an effect.
     """
     tune = None if _inside or any(name in os.environ for name in _ASKED) else _glibc_function("mallopt")
     if tune is None:
         yield
         return
-    _set_options(tune, _KEPT)
+    for name, value in _KEPT.items():
+        tune(name, value)
     _inside.append(True)
     try:
         yield
     finally:
         _inside.clear()
-        _set_options(tune, _USUAL)
+        for name, value in _USUAL.items():
+            tune(name, value)
         if (trim := _glibc_function("malloc_trim")) is not None:
             trim(0)
-
-
-def _set_options(tune: Callable[[int, int], int], values: Mapping[int, int]) -> None:
-    for name, value in values.items():
-        tune(name, value)
 
 
 def _glibc_function(name: str) -> Callable[..., int] | None:

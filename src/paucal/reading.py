@@ -24,7 +24,6 @@ _BYTE_ORDER_MARKS = (  # the marks of UTF-32 come first, since they begin with t
     *((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be")),
     *((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")),
 )
-_WORDS_SHOWN = 3
 # Character sequences that do not occur in western text: another encoding was decoded as Windows-1252.
 _ACCENTED, _SIGNS = "À-ÖØ-öø-ÿŠŽŒŸšžœƒ", "¡-©«-¬®-³µ-¶¸-¿×÷‚„†‡ˆ‰‹›“”˜¦"  # noqa: RUF001
 _NOT_WESTERN = re.compile(
@@ -100,11 +99,7 @@ class DecodedText(NamedTuple):
 
 
 def read_decoded(path: Path, max_bytes: int) -> DecodedText:
-    """Read a hand-written text file in any known encoding; see `decode_text`.
-
-    Args:
-        path: Path of the file.
-        max_bytes: Largest number of bytes that the file may have.
+    """Read a hand-written text file of at most `max_bytes` bytes in any known encoding; see `decode_text`.
 
     Raises:
         UserError: The file is a pipe, a device or the like, has more bytes, or is not text in a known encoding.
@@ -142,14 +137,13 @@ def decode_text(content: bytes, name: str, declared: str | None = None) -> Decod
             return DecodedText(text, encoding, "")
     text = content.removeprefix(codecs.BOM_UTF8).decode("cp1252", errors="replace")
     text = text if marked in (None, "utf-8") else ""
-    strange = _NOT_WESTERN.search(text)
-    if not text or strange or "\ufffd" in text:
+    if not text or _NOT_WESTERN.search(text) or "\ufffd" in text:
         line = _first_line_not_utf8(content)
         raise UserError(f"{name} is not UTF-8 text (see line {line}), and its encoding is unknown: save it as UTF-8.")
     words = dict.fromkeys(re.findall(r"[^\W\d_]*[^\x00-\x7f][^\W\d_]*", text))
-    shown = ", ".join(list(words)[:_WORDS_SHOWN])
-    told = f"{Path(name).name} is not UTF-8 and was read as Windows-1252 ({shown}): save it as UTF-8 if that is wrong"
-    return DecodedText(text, "cp1252", told)
+    shown = ", ".join(list(words)[:3])
+    note = f"{Path(name).name} is not UTF-8 and was read as Windows-1252 ({shown}): save it as UTF-8 if that is wrong"
+    return DecodedText(text, "cp1252", note)
 
 
 def _wide_encoding(content: bytes) -> str | None:
@@ -189,7 +183,7 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
             and `off` are text, numbers or booleans. Repeated keys are then refused.
 
     Raises:
-        ValueError: it is not valid, or holds aliases or objects; the message says what is wrong and where.
+        ValueError: It is not valid, or holds aliases or objects; the message says what is wrong and where.
     """
     try:
         _check_structure(text)
@@ -206,7 +200,7 @@ def parse_json(text: str | bytes) -> Any:
     """Return the content of a JSON text.
 
     Raises:
-        ValueError: it is not valid; the message says where.
+        ValueError: It is not valid; the message says where.
     """
     try:
         return json.loads(text)
@@ -220,16 +214,8 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("a number in it is too long") from None
 
 
-class _AliasError(yaml.MarkedYAMLError):
-    """An alias, which could expand to gigabytes."""
-
-
-class _DepthError(yaml.MarkedYAMLError):
-    """Collections nested more deeply than in any sensible file."""
-
-
-class _RepeatedKeyError(yaml.MarkedYAMLError):
-    """A key that is repeated; YAML would use the last one."""
+class _RefusedYAML(yaml.MarkedYAMLError):
+    """Valid YAML that is refused: an alias, which could expand to gigabytes, deep nesting, or a repeated key."""
 
 
 # libyaml's loader is ten times as fast, and is part of PyYAML's usual builds.
@@ -241,13 +227,12 @@ def _check_structure(text: str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent):
-            raise _AliasError(
-                problem=f"it repeats a value by an alias (*{event.anchor})", problem_mark=event.start_mark
-            )
+            text = f"it repeats a value by an alias (*{event.anchor}), which is not supported: write the value out,"
+            raise _RefusedYAML(problem=text, problem_mark=event.start_mark)
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > DEEPEST:
-                raise _DepthError(problem="it is nested too deeply", problem_mark=event.start_mark)
+                raise _RefusedYAML(problem="it is nested too deeply", problem_mark=event.start_mark)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -262,16 +247,14 @@ class _TextLoader(_Loader):
         known = set()
         for key, _ in node.value:
             if key.value in known:
-                raise _RepeatedKeyError(problem=f"it has {key.value!r} twice", problem_mark=key.start_mark)
+                raise _RefusedYAML(problem=f"it has {key.value!r} twice", problem_mark=key.start_mark)
             known.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def _reason_of(problem: yaml.MarkedYAMLError) -> str:
-    if isinstance(problem, _RepeatedKeyError | _DepthError):
+    if isinstance(problem, _RefusedYAML):
         return str(problem.problem)
-    if isinstance(problem, _AliasError):
-        return f"{problem.problem}, which is not supported: write the value out,"
     if isinstance(problem, yaml.constructor.ConstructorError):
         return "it has other values than plain ones"
     return "it is not valid YAML"

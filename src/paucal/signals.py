@@ -31,8 +31,8 @@ def stop_signals_as_interrupt() -> Iterator[None]:
     During training, the run handles the signals itself, to save its state. Signals that another program handles, and
     processes of local rank above 0, are left alone.
     """
-    led = int(os.environ.get("LOCAL_RANK") or 0) > 0
-    if led or threading.current_thread() is not threading.main_thread():
+    is_led = int(os.environ.get("LOCAL_RANK") or 0) > 0
+    if is_led or threading.current_thread() is not threading.main_thread():
         yield
         return
     own, previous = os.getpid(), {}

@@ -15,7 +15,7 @@ from paucal.types import UserError
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["trian"], "unknown verb 'trian' (did you mean 'train'?)"),
+        (["trian"], "unknown verb 'trian' (did you mean train"),
         (["train", "", ""], "unknown argument ''"),
         (["train", "--bacth-size", "3"], "unknown argument '--bacth-size' (did you mean --batch-size"),
         (["train", "--epochs", "many"], "--epochs: expected a whole number, got 'many'"),

@@ -33,11 +33,7 @@ ALIASES = {
     "--ema": "--average",
     "--monitor-data": "--monitor",  # torchrun would read the short name as an abbreviation of one of its own flags
 }
-
-
 CHOICE = "chosen: from the images and the machine; a run prints these values with their reasons."
-
-
 NUMBERS = {int: "INT", float: "FLOAT"}
 # Placeholders for text values of flags whose last word is not a good placeholder.
 TEXTS = {
@@ -143,10 +139,9 @@ def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -
             continue
         parser.hints[item.name] = hints[item.name]
         heading = item.metadata["group"]
-        group = (
-            groups.setdefault(heading, parser.add_argument_group(heading)) if heading not in groups else groups[heading]
-        )
-        action = _add_flag(group, item, hints[item.name], item.name in chosen_names)
+        if heading not in groups:
+            groups[heading] = parser.add_argument_group(heading)
+        action = _add_flag(groups[heading], item, hints[item.name], item.name in chosen_names)
         # A help text with "by default" already says what is chosen.
         action.chosen = item.name in chosen_names and "by default" not in action.help
         if action.chosen:

@@ -17,11 +17,10 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 1 if scores on this set would be misleading."""
     parser = VerbParser("check", DESCRIPTION)
     parser.add_argument(
-        "data", nargs="?", type=str, default="digits", help=f"images: {LABELLED}; images with masks, or with boxes"
+        "data", nargs="?", default="digits", help=f"images: {LABELLED}; images with masks, or with boxes"
     )
     add_settings(parser, CheckSettings, skip=["data"])
     values, _ = parse(parser, argv)
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.runner.plain_console import PlainConsole
     from paucal.verbs.check.launch import check_set, show

@@ -31,7 +31,6 @@ def run(argv: Sequence[str]) -> int:
         if shared_settings.get("data", values.subject) != values.subject:
             raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: give one of them.")
         shared_settings["data"] = values.subject
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.compare.launch import compare_all, resume_comparison
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from paucal.cli.arguments import ParserShown, PlainHelp, VerbParser, parse, showing_parsers
+from paucal.cli.recipes import recipes_by_verb
 from paucal.models.table import model_names
 
 DESCRIPTION = """Print a script that lets your shell complete verbs, flags and their values with the Tab key.
@@ -31,7 +32,6 @@ def run(argv: Sequence[str]) -> int:
     parser.hints["shell"] = Shell
     parser.add_argument("shell", metavar="{bash,zsh,fish,tcsh}", help="the shell")
     values, _ = parse(parser, argv)
-    # Imported late: it takes seconds, and a mistyped word should fail at once.
     import shtab
 
     sys.stdout.write(shtab.complete(whole_parser(), values.shell) + os.linesep)
@@ -52,13 +52,13 @@ def whole_parser() -> argparse.ArgumentParser:
     """
     from paucal.cli.main import VERBS
 
-    models, recipes = tuple(model_names()), _recipe_names()
+    models, recipes = tuple(model_names()), recipes_by_verb()
     all_verbs = argparse.ArgumentParser("paucal", allow_abbrev=False)
     all_verbs.add_argument("--version", action="store_true", help="print the version")
     verbs = all_verbs.add_subparsers(dest="verb")
     for verb, purpose in VERBS.items():
         verb_parser = verbs.add_parser(verb, help=_escape_percent(purpose), allow_abbrev=False)
-        choices_by_name = {**dict.fromkeys(MODELS, models), DEVICE: DEVICES, RECIPE: recipes.get(verb, ())}
+        choices_by_name = {**dict.fromkeys(MODELS, models), DEVICE: DEVICES, RECIPE: tuple(recipes.get(verb, ()))}
         parser = _parser_of(verb)
         for action in parser._actions:
             _copy_argument(verb_parser, action, parser.hints.get(action.dest), choices_by_name)
@@ -92,14 +92,6 @@ def _copy_argument(
     added = parser.add_argument(*names, **keywords)
     if not choices and _is_text(hint):
         added.complete = shtab.FILE  # type: ignore[attr-defined]
-
-
-def _recipe_names() -> dict[str, tuple[str, ...]]:
-    from paucal.recipes import detection, esvit, segmentation, table
-
-    recipes_by_verb = {"train": table.RECIPES, "pretrain": esvit.RECIPES}
-    recipes_by_verb |= {"segment": segmentation.RECIPES, "detect": detection.RECIPES}
-    return {verb: tuple(recipes) for verb, recipes in recipes_by_verb.items()}
 
 
 def _literal_words(hint: Any) -> tuple[str, ...]:

@@ -15,11 +15,10 @@ and reported."""
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("convert", DESCRIPTION)
-    parser.add_argument("data", type=str, help=f"images: {LABELLED}; images with masks, or with boxes")
-    parser.add_argument("output", type=str, help="new or empty folder for the images and their labels")
+    parser.add_argument("data", help=f"images: {LABELLED}; images with masks, or with boxes")
+    parser.add_argument("output", help="new or empty folder for the images and their labels")
     add_settings(parser, ConvertSettings, skip=["data", "output"])
     values, _ = parse(parser, argv)
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.convert.launch import convert_set
 

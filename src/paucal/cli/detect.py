@@ -18,7 +18,6 @@ def run(argv: Sequence[str]) -> int:
     parsed = parse_run("detect", DESCRIPTION, DetectSettings, argv)
     if (code := run_elsewhere("detect", parsed[0], argv)) is not None:
         return code
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.cli.job import run_job
     from paucal.tasks.detection.job import DetectionJob
 

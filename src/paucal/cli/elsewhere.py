@@ -27,7 +27,6 @@ def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | No
         )
     if values.slurm is not None and "slurm" not in (values.on, values.print_script):
         raise UserError(_ONLY_SLURM)
-    # Imported late: they take seconds, and most runs are on this machine.
     from paucal.runner.elsewhere.command import command_of
     from paucal.runner.elsewhere.packages import require_package, require_sbatch, slurm_options
 
@@ -66,9 +65,8 @@ def _script_of(kind: str, command: "Command", machines: _Machines) -> str:
     if kind == "kuberay":
         return kuberay_job(command, machines.devices, machines.nodes, machines.on_gpu)
     script = slurm_script(command, machines.devices, machines.nodes, machines.on_gpu, machines.options)
-    Path(command.run).parent.mkdir(
-        parents=True, exist_ok=True
-    )  # SLURM writes the log there, but does not create the folder
+    # SLURM writes the log there, but does not create the folder.
+    Path(command.run).parent.mkdir(parents=True, exist_ok=True)
     return script
 
 

@@ -16,13 +16,10 @@ instead: a run, a weights file, or any timm model, compared with the same archit
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("eval", DESCRIPTION)
-    parser.add_argument(
-        "run", type=str, metavar="MODEL", help="run folder; for frozen features a file or timm model too"
-    )
-    parser.add_argument("sources", nargs="*", type=str, metavar="DATA", help=f"labelled images: {LABELLED}")
+    parser.add_argument("run", metavar="MODEL", help="run folder; for frozen features a file or timm model too")
+    parser.add_argument("sources", nargs="*", metavar="DATA", help=f"labelled images: {LABELLED}")
     add_settings(parser, EvalSettings, skip=["data"])
     values, _ = parse(parser, argv)
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.eval.launch import evaluate_model
 

@@ -13,11 +13,10 @@ takes two images, or one, which is compared with its mirror image; --show locali
 def run(argv: Sequence[str]) -> int:
     """Run the verb and return the exit code."""
     parser = VerbParser("explain", DESCRIPTION)
-    parser.add_argument("model", type=str, help="run folder, or a timm model with published weights")
-    parser.add_argument("images", nargs="+", type=str, help="images, folders or patterns")
+    parser.add_argument("model", help="run folder, or a timm model with published weights")
+    parser.add_argument("images", nargs="+", help="images, folders or patterns")
     add_settings(parser, ExplainSettings)
     values, _ = parse(parser, argv)
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.explain.launch import explain_all
 

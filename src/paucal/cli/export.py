@@ -12,10 +12,9 @@ torch.export program, an ONNX model, one of 8 bits. Each is compared with the mo
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("export", DESCRIPTION)
-    parser.add_argument("run", type=str, help="run folder")
+    parser.add_argument("run", help="run folder")
     add_settings(parser, ExportSettings)
     values, _ = parse(parser, argv)
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.export.launch import export_all
 

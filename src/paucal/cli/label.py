@@ -15,10 +15,9 @@ file per image) are converted instead."""
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("label", DESCRIPTION)
-    parser.add_argument("data", type=str, help=f"images: {LABELLED}")
+    parser.add_argument("data", help=f"images: {LABELLED}")
     add_settings(parser, LabelSettings, skip=["data"])
     values, _ = parse(parser, argv)
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.label.launch import label_set
 

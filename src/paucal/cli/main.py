@@ -1,7 +1,6 @@
 """The `paucal` command: one verb per file. Any text can be printed, and a closed pipe is no error."""
 
 import codecs
-import difflib
 import errno
 import importlib
 import io
@@ -19,7 +18,7 @@ from paucal.runner.clock import begin_command
 from paucal.runner.plain_console import PlainConsole, discard, unread
 from paucal.signals import stop_signals_as_interrupt
 from paucal.types import UserError
-from paucal.wording import sentence
+from paucal.wording import did_you_mean, sentence
 
 VERBS = {
     "check": "report the content of a data set and its problems",
@@ -74,8 +73,6 @@ _ADVICE = {
 }
 _MISPLACED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 USAGE = "paucal VERB [SUBJECT] [DATA...] [--flags]"
-
-
 ESCAPED = "paucal.escaped"  # name of the error handler
 CLOSED_PIPE = 141  # exit code of a program ended by SIGPIPE
 
@@ -129,9 +126,7 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     verb = arguments[0]
     if verb not in VERBS:
-        near_verbs = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f" (did you mean {near_verbs[0]!r}?)" if near_verbs else ""
-        raise UserError(f"unknown verb {verb!r}{hint}; expected one of {', '.join(VERBS)}.")
+        raise UserError(f"unknown verb {verb!r}{did_you_mean(verb, VERBS)}; expected one of {', '.join(VERBS)}.")
     # Verbs are imported when used: torch takes seconds to load, and help should not.
     module = importlib.import_module(f"paucal.cli.{verb}")
     if verb == "serve":  # a server that is mostly idle

@@ -13,8 +13,7 @@ from paucal.types import UserError
 
 DESCRIPTION = (
     "List backbones with their parameters, multiply-adds and last feature map at their default image size. PATTERN "
-    "may have "
-    "wildcards, such as 'swin*'; all of them can be trained."
+    "may have wildcards, such as 'swin*'; all of them can be trained."
 )
 COLUMNS = {"model": 24, "made for": 8, "parameters": 10, "GMACs": 5, "grid": 5, "source": 8, "DrLoc weight": 5}
 NUMBERS = ("parameters", "GMACs")
@@ -23,7 +22,7 @@ NUMBERS = ("parameters", "GMACs")
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("models", DESCRIPTION)
-    parser.add_argument("pattern", nargs="?", type=str, default="*", help="names to list")
+    parser.add_argument("pattern", nargs="?", default="*", help="names to list")
     parser.add_argument("--ours", action="store_true", help="list only what paucal adds to timm")
     values, _ = parse(parser, argv)
     names, stored_costs = _matching_names(values.pattern), stored()

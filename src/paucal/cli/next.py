@@ -14,11 +14,10 @@ labelling tool, in which people correct the predictions; 'paucal train', 'detect
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("next", DESCRIPTION)
-    parser.add_argument("run", type=str, help="run folder of 'paucal train', 'detect' or 'segment'")
-    parser.add_argument("data", type=str, help="unlabelled images: a folder, table, archive, Parquet, ...")
+    parser.add_argument("run", help="run folder of 'paucal train', 'detect' or 'segment'")
+    parser.add_argument("data", help="unlabelled images: a folder, table, archive, Parquet, ...")
     add_settings(parser, NextSettings, skip=["data"])
     values, _ = parse(parser, argv)
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.next.launch import choose_next
 

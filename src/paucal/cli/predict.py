@@ -44,15 +44,14 @@ class _Call(NamedTuple):
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("predict", DESCRIPTION)
-    parser.add_argument("run", type=str, help="run folder")
+    parser.add_argument("run", help="run folder")
     # An optional positional argument would end at a flag, and words after the flag would be unknown.
     n_paths = "*" if any(argument.partition("=")[0] == "--watch" for argument in argv) else "+"
-    parser.add_argument("paths", nargs=n_paths, type=str, help="images, folders or patterns; or videos, or camera:0")
+    parser.add_argument("paths", nargs=n_paths, help="images, folders or patterns; or videos, or camera:0")
     add_settings(parser, AnswerSettings)
     add_settings(parser, PredictSettings)
     add_settings(parser, MovingSettings)
     values, given = parse(parser, argv)
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.export.reading import task_of_model
     from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION
     from paucal.runner.console import Console
@@ -74,9 +73,7 @@ def run(argv: Sequence[str]) -> int:
             )
         predict_as_labels(values.run, values.paths, settings, wanted, console)
         return 0
-    predict = {DETECTION: _predict_boxes, SEGMENTATION: _predict_masks, REGRESSION: _predict_numbers}.get(
-        task, _predict_classes
-    )
+    predictors = {DETECTION: _predict_boxes, SEGMENTATION: _predict_masks, REGRESSION: _predict_numbers}
     if task == REGRESSION:
         _refuse_flags(given, ("pictures", *OF_CLASSIFIERS), "--{} is for classifiers and detectors")
     if in_motion:
@@ -84,6 +81,7 @@ def run(argv: Sequence[str]) -> int:
 
         predict_moving(values.run, values.paths, settings, wanted, moving, console)
     else:
+        predict = predictors.get(task, _predict_classes)
         predict(_Call(values.run, values.paths, settings, wanted, given, console))
     return 0
 
@@ -146,17 +144,12 @@ def _predict_masks(call: _Call) -> None:
     if folder.suffix.lower() in {**FORMS, **OTHER_FORMS}:
         raise UserError(f"--output: {output!r} is a file name, but masks need a folder: give a new one.")
     predictions = segment_all(call.run, call.paths, folder, call.settings, call.console)
-    means = (
-        {
-            name: sum(prediction.shares[name] for prediction in predictions) / len(predictions)
-            for name in predictions[0].shares
-        }
-        if predictions
-        else {}
-    )
-    shares = ", ".join(f"{name} {percent(share)}" for name, share in list(means.items())[:8])
-    call.console.say(f"{counted(len(predictions), 'mask')} in {folder / MASKS}, overlays in {folder / OVERLAYS}")
-    if shares:
+    count = len(predictions)
+    call.console.say(f"{counted(count, 'mask')} in {folder / MASKS}, overlays in {folder / OVERLAYS}")
+    if predictions:
+        names = list(predictions[0].shares)[:8]
+        means = {name: sum(prediction.shares[name] for prediction in predictions) / count for name in names}
+        shares = ", ".join(f"{name} {percent(share)}" for name, share in means.items())
         call.console.say(f"share of the pixels: {shares}")
 
 

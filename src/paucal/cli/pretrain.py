@@ -16,7 +16,6 @@ def run(argv: Sequence[str]) -> int:
     parsed = parse_run("pretrain", DESCRIPTION, PretrainSettings, argv)
     if (code := run_elsewhere("pretrain", parsed[0], argv)) is not None:
         return code
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.cli.job import run_job
     from paucal.tasks.pretraining.job import PretrainingJob
 

@@ -1,29 +1,20 @@
 """`paucal recipes`: the named settings for `--recipe` of `paucal train`, `pretrain`, `segment` and `detect`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from paucal.cli.arguments import VerbParser, parse
+
+DESCRIPTION = "List the named settings of 'paucal train', 'pretrain', 'segment' and 'detect' --recipe NAME."
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
-    parse(
-        VerbParser(
-            "recipes", "List the named settings of 'paucal train', 'pretrain', 'segment' and 'detect' --recipe NAME."
-        ),
-        argv,
-    )
-    from paucal.recipes import detection, esvit, segmentation
-    from paucal.recipes import table as published
+    parse(VerbParser("recipes", DESCRIPTION), argv)
     from paucal.runner.plain_console import PlainConsole
 
     console = PlainConsole(soft_wrap=True)
-    for verb, recipes in (
-        ("train", published.RECIPES),
-        ("pretrain", esvit.RECIPES),
-        ("segment", segmentation.RECIPES),
-        ("detect", detection.RECIPES),
-    ):
+    for verb, recipes in recipes_by_verb().items():
         console.print(f"[bold]paucal {verb}[/]")
         for name, recipe in recipes.items():
             console.print(f"  [bold]{name}[/]: {recipe.summary}")
@@ -32,3 +23,11 @@ def run(argv: Sequence[str]) -> int:
             for flags, score in recipe.also.items():
                 console.print(f"    with {flags}: {score}", markup=False)
     return 0
+
+
+def recipes_by_verb() -> Mapping[str, Mapping[str, Any]]:
+    """Return the recipes of each verb that has any, by name."""
+    from paucal.recipes import detection, esvit, segmentation, table
+
+    recipes = {"train": table.RECIPES, "pretrain": esvit.RECIPES}
+    return recipes | {"segment": segmentation.RECIPES, "detect": detection.RECIPES}

@@ -12,10 +12,7 @@ DESCRIPTION = """List runs, including those of comparisons, with their settings,
 Columns with the same value in all runs are printed once, below the table. Runs that can be deleted are named with the
 reason: they saved nothing, were repeated by a newer run, or were stopped long ago. Nothing is deleted.
 'paucal runs verify RUN' checks the ledger of a run; 'paucal runs fetch URL FOLDER' copies a run from storage."""
-
-
-FETCH = """Copy a run from object storage to a new folder on this machine, where every verb can use it."""
-
+FETCH = "Copy a run from object storage to a new folder on this machine, where every verb can use it."
 VERIFY = """Check the ledger of a run that was trained with --ledger.
 Each training image must be used exactly once per pass, and no validation or test image, however often the run was
 killed and resumed."""
@@ -28,10 +25,9 @@ def run(argv: Sequence[str]) -> int:
     if list(argv[:1]) == ["fetch"]:
         return _fetch_run(argv[1:])
     parser = VerbParser("runs", DESCRIPTION)
-    parser.add_argument("folder", nargs="?", type=str, default="runs", help="folder of the runs")
+    parser.add_argument("folder", nargs="?", default="runs", help="folder of the runs")
     add_settings(parser, RunsSettings)
     values, _ = parse(parser, _join_sort_flag(argv))
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.runs.launch import chosen_runs, show
 
@@ -42,10 +38,9 @@ def run(argv: Sequence[str]) -> int:
 
 def _fetch_run(argv: Sequence[str]) -> int:
     parser = VerbParser("runs fetch", FETCH)
-    parser.add_argument("url", type=str, help="--output of the run")
-    parser.add_argument("folder", type=str, help="new folder")
+    parser.add_argument("url", help="--output of the run")
+    parser.add_argument("folder", help="new folder")
     values, _ = parse(parser, list(argv))
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.stored_runs import StoredRun
     from paucal.runs.folder import is_taken
 
@@ -61,17 +56,13 @@ def _fetch_run(argv: Sequence[str]) -> int:
 
 def _verify_run(argv: Sequence[str]) -> int:
     parser = VerbParser("runs verify", VERIFY)
-    parser.add_argument("run", type=str, help="run folder")
+    parser.add_argument("run", help="run folder")
     values, _ = parse(parser, list(argv))
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.runs.verify import verify_run
 
     verdict, console = verify_run(values.run), Console()
-    for line in [
-        *verdict.lines(),
-        "no image was lost or repeated" if verdict.clean else "images were lost or repeated",
-    ]:
+    for line in (*verdict.lines(), f"{'no image was' if verdict.clean else 'images were'} lost or repeated"):
         console.say(line)
     return 0 if verdict.clean else 1
 

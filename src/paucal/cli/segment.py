@@ -17,7 +17,6 @@ def run(argv: Sequence[str]) -> int:
     parsed = parse_run("segment", DESCRIPTION, SegmentSettings, argv)
     if (code := run_elsewhere("segment", parsed[0], argv)) is not None:
         return code
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.cli.job import run_job
     from paucal.tasks.segmentation.job import SegmentationJob
 

@@ -14,12 +14,9 @@ stores the labels. Without a model, give --classes."""
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("serve", DESCRIPTION)
-    parser.add_argument(
-        "run", nargs="?", type=str, help="run folder, exported folder, or .onnx file; not needed with --classes"
-    )
+    parser.add_argument("run", nargs="?", help="run folder, exported folder, or .onnx file; not needed with --classes")
     add_settings(parser, ServeSettings)
     values, _ = parse(parser, argv)
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.serve.launch import serve
 

@@ -15,11 +15,10 @@ hundred thousand images on a disk do not need shards: paucal decodes them once a
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("shard", DESCRIPTION)
-    parser.add_argument("data", type=str, help=f"images: {LABELLED}")
-    parser.add_argument("output", type=str, help="new or empty folder for the shards, or a URL such as s3://bucket/set")
+    parser.add_argument("data", help=f"images: {LABELLED}")
+    parser.add_argument("output", help="new or empty folder for the shards, or a URL such as s3://bucket/set")
     add_settings(parser, ShardSettings, skip=["data", "output"])
     values, _ = parse(parser, argv)
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.shard.launch import shard_set
 

@@ -17,7 +17,7 @@ Finished runs are not repeated: the same command resumes a study that was stoppe
 def run(argv: Sequence[str]) -> int:
     """Run the verb and return the exit code: 1 if a run has failed, 130 if the study was stopped."""
     parser = VerbParser("study", DESCRIPTION)
-    parser.add_argument("name", type=str, help="a study, or 'list', or 'show'")
+    parser.add_argument("name", help="a study, or 'list', or 'show'")
     parser.add_argument("shown", nargs="?", help="study to show, after 'show'")
     add_settings(parser, StudySettings)
     values, given = parse(parser, argv)
@@ -36,7 +36,6 @@ def run(argv: Sequence[str]) -> int:
                 f"{values.name} is a reference table; nothing to run: leave --{next(iter(study_values))} out."
             )
         return _show_study(values.name)
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.studies.launch import run_study
 

@@ -18,7 +18,6 @@ def run(argv: Sequence[str]) -> int:
     values, given, changes = parsed = parse_run("train", DESCRIPTION, TrainSettings, argv)
     if (code := run_elsewhere("train", values, argv)) is not None:
         return code
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.cli.job import run_job
     from paucal.runner.console import Console
     from paucal.runner.life import Stopped

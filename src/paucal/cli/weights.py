@@ -18,8 +18,8 @@ ACTIONS = ("list", "add", "pack", "remove")
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("weights", DESCRIPTION)
-    parser.add_argument("action", type=str, help=f"one of {', '.join(ACTIONS)}")
-    parser.add_argument("subject", nargs="?", type=str, metavar="NAME", help="weights by name, or a file")
+    parser.add_argument("action", help=f"one of {', '.join(ACTIONS)}")
+    parser.add_argument("subject", nargs="?", metavar="NAME", help="weights by name, or a file")
     add_settings(parser, WeightsSettings)
     values, given = parse(parser, argv)
     if values.action not in ACTIONS:
@@ -32,7 +32,6 @@ def run(argv: Sequence[str]) -> int:
     if values.action == "list":
         _list_stored()
         return 0
-    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.weights.launch import add_file, pack, remove_weights
 
