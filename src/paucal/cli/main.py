@@ -136,13 +136,10 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _os_sentence(problem: OSError) -> str:
-    file_text = f" ({_name_text(problem.filename)})" if problem.filename else ""
+    name = problem.filename
+    file_text = f" ({os.fsdecode(name) if isinstance(name, str | bytes | os.PathLike) else name})" if name else ""
     advice = "check the path" if isinstance(problem, _MISPLACED) else _ADVICE.get(problem.errno or 0, _CHECK)
     return sentence(f"{problem.strerror or problem}{file_text}: {advice}, then run again.")
-
-
-def _name_text(filename: object) -> str:
-    return os.fsdecode(filename) if isinstance(filename, str | bytes | os.PathLike) else str(filename)
 
 
 def restart_in_utf8() -> None:

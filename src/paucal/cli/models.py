@@ -25,7 +25,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("pattern", nargs="?", default="*", help="names to list")
     parser.add_argument("--ours", action="store_true", help="list only what paucal adds to timm")
     values, _ = parse(parser, argv)
-    names, stored_costs = _matching_names(values.pattern), stored()
+    pattern = values.pattern if any(c in values.pattern for c in "*?[") else f"*{values.pattern}*"
+    names, stored_costs = fnmatch.filter(model_names(), pattern), stored()
     unknown = [name for name in names if name not in stored_costs]
     new_costs = {
         name: _measure_model(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)
@@ -54,11 +55,6 @@ def _aligned_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     for row in rows:
         cells = zip(COLUMNS, row, widths, strict=True)
         yield "  ".join(f"{cell:{'>' if heading in NUMBERS else '<'}{width}}" for heading, cell, width in cells)
-
-
-def _matching_names(pattern: str) -> list[str]:
-    glob_pattern = pattern if any(c in pattern for c in "*?[") else f"*{pattern}*"
-    return [name for name in model_names() if fnmatch.fnmatch(name, glob_pattern)]
 
 
 def _measure_model(name: str) -> ListedModel:

@@ -36,16 +36,11 @@ def points_of(study: Study, lines: Sequence[Line]) -> list[Point]:
     points = []
     for row in study.rows:
         part_lines = {part: lines_by_name[row.name, study.draws[part]] for part in DRAWN}
-        values = {part: _shown_value(line) for part, line in part_lines.items()}
+        shown = {p: line.published if line.measured is None else line.measured.value for p, line in part_lines.items()}
+        values = {part: value if isinstance(value, float) else None for part, value in shown.items()}
         quoted = frozenset(part for part, line in part_lines.items() if line.measured is None)
         points.append(Point(row.name, values, quoted))
     return points
-
-
-def _shown_value(line: Line) -> float | None:
-    if line.measured is not None:
-        return line.measured.value
-    return line.published if isinstance(line.published, float) else None
 
 
 def efficiency_figure(points: Sequence[Point]) -> Figure:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,13 +166,15 @@ def read_outcome(cell: Cell) -> Outcome:
     rows, spec = run.read_rows(), read_card(run).backbone
     fitted = fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments
     cost = image_cost(spec.name, spec.image_size, {**spec.arguments, **fitted})
-    hits = _read_hits(run)
+    hits, groups = _read_hits(run), None
+    if cell.settings.get("group_by") or cell.settings.get("split"):
+        groups = {row["key"]: row["group"] for row in read_rows(run.split) if "group" in row and row["key"] in hits}
     return Outcome(
         cell,
         report.values,
         validation,
         hits,
-        _read_groups(run, hits.keys()) if cell.settings.get("group_by") or cell.settings.get("split") else None,
+        groups if groups and len(groups) == len(hits) else None,
         rows,
         float(summary["seconds"]),
         len(rows),
@@ -194,12 +196,6 @@ def _read_hits(run: RunFolder) -> dict[str, bool]:
     if not hits:
         raise UserError(f"{str(path)!r} contains no image: remove the run and compare again.")
     return hits
-
-
-def _read_groups(run: RunFolder, keys: Collection[str]) -> dict[str, str] | None:
-    """Return the group of each test image by its key; None if the run has not stored it."""
-    groups = {row["key"]: row["group"] for row in read_rows(run.split) if "group" in row and row["key"] in keys}
-    return groups if len(groups) == len(keys) else None
 
 
 def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Difference | None:

@@ -80,7 +80,10 @@ def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]
     `named` are the settings of further ways, by name.
     """
     methods = grid_settings.methods if grid_settings.methods is not None or named else ["supervised", "drloc"]
-    ways = [(word, _method_settings(word)) for word in methods or ()]
+    ways = []
+    for word in methods or ():
+        method, *terms = word.split("+")
+        ways.append((word, {"method": method, **({"add": terms} if terms else {})}))
     ways += [(name, dict(settings)) for name, settings in named.items()]
     models, labels = grid_settings.models, grid_settings.labels
     entries = {"--methods": [name for name, _ in ways], "--models": models, "--labels": labels}
@@ -98,11 +101,6 @@ def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]
     if not arms:
         raise UserError("there is nothing to compare: give --methods, --models and --labels at least one entry each.")
     return tuple(arms)
-
-
-def _method_settings(text: str) -> dict[str, Any]:
-    method, *terms = text.split("+")
-    return {"method": method, **({"add": terms} if terms else {})}
 
 
 def _share_settings(text: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from paucal.data.images import ImageSet
 from paucal.data.shards.writing import encode_image
 from paucal.reading import named_path
 from paucal.runner.annotation_frames import takes_annotations
@@ -87,7 +86,12 @@ def write_set(content: Content, layout: Layout, target: Path, console: Console) 
     with folder_in_place(target) as folder, console.progress("copying images") as advance:
         layout.write(content, folder)
         for n_written, item in enumerate(content.items, 1):
-            _copy_image(content.images, item.index, folder / layout.place(item))
+            encoded = encode_image(content.images, item.index)
+            if isinstance(encoded, str):
+                raise UserError(f"{encoded}: repair the image or take it out, with its labels.")
+            path = folder / layout.place(item)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encoded[0])
             advance(n_written, len(content.items))
 
 
@@ -104,11 +108,3 @@ def conclude(content: Content, to: Form, target: Path, console: Console) -> Conv
         command = f"paucal convert {target} MASKS --to masks, and paucal segment MASKS"
     console.say(f"{summary}; to learn from them: {command}")
     return Converted(str(target), len(content.items), losses)
-
-
-def _copy_image(images: ImageSet, index: int, path: Path) -> None:
-    encoded = encode_image(images, index)
-    if isinstance(encoded, str):
-        raise UserError(f"{encoded}: repair the image or take it out, with its labels.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encoded[0])

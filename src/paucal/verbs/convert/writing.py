@@ -201,10 +201,6 @@ def _draw_mask(item: Item, names: Sequence[str]) -> NDArray[np.uint8]:
     return mask
 
 
-def _folder_of_class(item: Item) -> str:
-    return "/".join(part for part in (item.part, _class_folder(item), item.name) if part)
-
-
 def _class_folder(item: Item) -> str:
     return item.labels[0].replace("/", "_").replace("\\", "_").lstrip(".") or "_" if item.labels else ""
 
@@ -234,7 +230,9 @@ LAYOUTS: dict[str, Layout] = {
     "voc": Layout(("detect",), write_voc, lambda item: f"JPEGImages/{item.name}"),
     "masks": Layout(("segment", "detect"), write_masks),
     "csv": Layout(("detect", "train"), write_csv),
-    "folders": Layout(("train",), write_folders, _folder_of_class),
+    "folders": Layout(
+        ("train",), write_folders, lambda item: "/".join(filter(None, (item.part, _class_folder(item), item.name)))
+    ),
     "label-studio": Layout(("detect", "train", "segment"), write_label_studio),
     "cvat": Layout(("detect", "train", "segment"), write_cvat),
 }

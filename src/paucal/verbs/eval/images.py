@@ -176,10 +176,13 @@ def open_data(
         if target is not None and (folder := _voc_folder(target, settings)) is not None:
             data = open_voc(folder)
         else:
-            if run is not None and target is None:
-                _require_classes(run)
-            numbers = run is not None and run.settings.get("target") is not None
-            if run is not None and not numbers and (target is None or is_same_place(run, target, settings)):
+            column = None if run is None else run.settings.get("target")  # of a run that predicts numbers
+            if run is not None and column is not None and target is None:
+                raise UserError(
+                    f"the images of {str(run.path)!r} have numbers ({column!r}), and frozen features are evaluated "
+                    "with classes: give DATA with classes."
+                )
+            if run is not None and column is None and (target is None or is_same_place(run, target, settings)):
                 images = open_again(run, advance, settings.download, reading)
             else:
                 images = load_images(replace(settings, data=str(target)), advance, reading=reading)
@@ -201,15 +204,6 @@ def _voc_folder(target: str, settings: OpeningSettings) -> Path | None:
     if target == VOC_NAME and (settings.data_root is not None or not path.exists()):
         return find_voc(settings.data_root, settings.download)
     return path if is_voc(path) else None
-
-
-def _require_classes(run: RunFolder) -> None:
-    """Refuse a run whose images have numbers."""
-    if (column := run.settings.get("target")) is not None:
-        raise UserError(
-            f"the images of {str(run.path)!r} have numbers ({column!r}), and frozen features are evaluated with "
-            "classes: give DATA with classes."
-        )
 
 
 def _parts_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Split | None:

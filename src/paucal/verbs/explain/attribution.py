@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from paucal.explain.attribution.methods import METHODS, attribute, best_method, methods_of
 from paucal.explain.figures.attribution import AttributedImage
@@ -69,11 +68,6 @@ def _class_number(name: str, classes: Sequence[str], readable_names: Sequence[st
     return matches[0]
 
 
-def _maps_to_draw(maps: Tensor) -> Tensor:
-    """Average pixel maps over cells, since single pixels look like noise; other maps are unchanged."""
-    return on_cells(maps) if max(maps.shape[1:]) > MAX_CELLS else maps
-
-
 def explain_batch(
     model: TrainedModel, batch: Sequence[ExplainInput], method: str, classes: list[int] | None, top: int
 ) -> list[AttributedImage]:
@@ -87,9 +81,9 @@ def explain_batch(
     else:
         explained = torch.tensor(classes).expand(len(batch), -1)
     columns = explained.T if METHODS[method].asks_class else explained.T[:1]
-    maps: list[Tensor] = [
-        _maps_to_draw(attribute(model.module, images, column, method).float().cpu()) for column in columns
-    ]
+    maps = [attribute(model.module, images, column, method).float().cpu() for column in columns]
+    # Pixel maps are averaged over cells, since single pixels look like noise.
+    maps = [on_cells(values) if max(values.shape[1:]) > MAX_CELLS else values for values in maps]
     return [
         AttributedImage(
             image.name,

@@ -24,7 +24,11 @@ def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DE
 
     It is the given one, or else the next numbered folder in `default`; it must not lie within a source of images.
     """
-    path = _next_folder(default) if output is None else named_path(output)
+    if output is None:
+        numbers = [int(path.name) for path in default.glob("*") if path.name.isdigit()]
+        path = default / str(max(numbers, default=0) + 1)
+    else:
+        path = named_path(output)
     for source in sources:
         if isinstance(source, str) and Path(source).is_dir():
             refuse_inside_images(path, {"IMAGE": source})
@@ -32,11 +36,6 @@ def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DE
     if path.is_dir() and any(path.iterdir()):
         raise UserError(f"--output: {str(path)!r} holds files already: give another folder, or empty it.")
     return path
-
-
-def _next_folder(root: Path) -> Path:
-    numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()] if root.is_dir() else []
-    return root / str(max(numbers, default=0) + 1)
 
 
 class Pictures:

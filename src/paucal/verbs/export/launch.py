@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -248,17 +249,11 @@ def _add_to_report(run: RunFolder, subject: Subject, comparisons: Mapping[str, A
 
 
 def _export_record(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
-    return {
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
-        "comparisons": {name: asdict(version) for name, version in comparisons.items()},
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    versions = {}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return {"versions": versions, "comparisons": {name: asdict(entry) for name, entry in comparisons.items()}}
 
 
 def licence_of_start(run: RunFolder) -> str | None:

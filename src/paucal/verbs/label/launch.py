@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from paucal.data.classes import read_class_list
-from paucal.data.images import ImageSet
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.maps.store import require_maps
 from paucal.evaluation.plots import save_figure
@@ -59,7 +58,9 @@ def label_set(settings: LabelSettings, console: Console) -> Labeled:
     for note in images.notes:
         console.say(f"note: {note}")
     if settings.teacher is None:
-        labeled = _convert_maps(images, settings, output, console)
+        names = None if settings.published_classes is None else read_class_list(settings.published_classes)
+        folder = Path(str(settings.from_published)).expanduser()
+        labeled = convert_published(images, folder, output, console, names, settings.min_accuracy)
     else:
         try:
             labeled = label_images(images, settings, output, console)
@@ -71,12 +72,6 @@ def label_set(settings: LabelSettings, console: Console) -> Labeled:
         save_figure(picture, map_picture(images, LabelMaps(output)))
         console.say(f"a picture of some of them: {picture}")
     return labeled
-
-
-def _convert_maps(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
-    names = None if settings.published_classes is None else read_class_list(settings.published_classes)
-    folder = Path(str(settings.from_published)).expanduser()
-    return convert_published(images, folder, output, console, names, settings.min_accuracy)
 
 
 def _check_settings(settings: LabelSettings) -> None:

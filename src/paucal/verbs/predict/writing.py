@@ -102,7 +102,11 @@ def _write_features(file: object, blocks: Iterable[Block]) -> None:
     waiting: list[pa.Table] = []
     with pq.ParquetWriter(file, schema) as writer:
         for block in blocks:
-            names = [_valid_text(name) for name in compress(block.names, block.readable)]
+            # Parquet requires UTF-8; other bytes of a name become escapes.
+            names = [
+                None if name is None else os.fsencode(name).decode(errors="backslashreplace")
+                for name in compress(block.names, block.readable)
+            ]
             rows = [] if block.features is None else block.features.numpy()
             waiting.append(pa.Table.from_pydict({"path": names, "features": list(rows)}, schema=schema))
             if sum(map(len, waiting)) >= GROUP:
@@ -112,11 +116,6 @@ def _write_features(file: object, blocks: Iterable[Block]) -> None:
                 waiting = [table.slice(full)]
         if sum(map(len, waiting)):
             writer.write_table(pa.concat_tables(waiting).combine_chunks(), row_group_size=GROUP)
-
-
-def _valid_text(name: str | None) -> str | None:
-    """Return a path as text that is valid UTF-8, as Parquet requires; other bytes become escapes."""
-    return None if name is None else os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _output_path(text: str | None, sources: Iterable[str], flag: str, endings: tuple[str, ...]) -> Path | None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paucal.data.splits.split_csv import read_rows
 from paucal.runs import RunFolder, open_run
@@ -128,7 +127,8 @@ def _verdict(
         draws += len(images)
         n_held_out += int(np.isin(images, other_hashes).sum())
         n_unknown += int((~np.isin(images, hashes)).sum())
-        n_surplus += 0 if balanced else _count_surplus(images, max_uses)
+        if not balanced:
+            n_surplus += int(np.maximum(np.unique(images, return_counts=True)[1] - max_uses, 0).sum())
     return Verdict(
         steps=last,
         draws=draws,
@@ -144,8 +144,3 @@ def _verdict(
         processes=tuple(starts[number].processes for number in sorted(starts)),
         counts_uses=not balanced,
     )
-
-
-def _count_surplus(images: NDArray[np.uint64], max_uses: int) -> int:
-    counts = np.unique(images, return_counts=True)[1]
-    return int(np.maximum(counts - max_uses, 0).sum())

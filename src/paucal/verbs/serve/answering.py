@@ -80,9 +80,11 @@ class Answerer:
             number = _number_answer(card, shares) if isinstance(card, RegressionCard) else {}
             common = {
                 "unlike": self._distance_answer(picture),
-                "note": self._note_on_image(content, name),
+                "note": "",
                 "explanation": self._explanation(picture, name, number.get("says")) if explain else None,
             }
+            if has_other_depth(content, name, self._reading):
+                common["note"] = f"{describe_depth(self._reading, 'The picture has')}. The prediction is unreliable."
             if number:
                 return {"name": name, **number, **common}
             order = shares.argsort(descending=True, stable=True).tolist()
@@ -103,12 +105,6 @@ class Answerer:
                 "several": thresholds is not None,
                 **common,
             }
-
-    def _note_on_image(self, content: bytes, name: str) -> str:
-        """Return a warning that the answer may be poor; "" if no reason is known."""
-        if not has_other_depth(content, name, self._reading):
-            return ""
-        return f"{describe_depth(self._reading, 'The picture has')}. The prediction is unreliable."
 
     def _decode(self, content: bytes, name: str) -> Image.Image:
         try:
