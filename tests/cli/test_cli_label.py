@@ -14,7 +14,7 @@ from PIL import Image
 from cli.calls import LVVIT, PLAIN, TEACHER, WIDE, call, failure, make_photos
 from paucal.data.maps.store import MapWriter
 from paucal.runs.lock import sole_writer
-from paucal.verbs.label import make_maps
+from paucal.verbs.label import launch
 
 VIT = ["--model", "vit_mini", "--model-args", "depth=1", "embed_dim=32", "patch_size=2"]
 SHORT = [*PLAIN, "--epochs", "2"]
@@ -110,13 +110,13 @@ def test_label__never_overwrites_other_maps(labelled, tmp_path, capsys):
 def test_label__is_done_by_one_process_at_a_time(labelled, tmp_path, capsys, monkeypatch):
     maps = tmp_path / "maps"
     words = ["label", labelled / "photos", "--teacher", labelled / "teacher", "--output", maps]
-    inner, whole = [], make_maps.write_maps
+    inner, whole = [], launch.write_maps
 
     def write_while_another_tries(*arguments):
         inner.append(call(*words))
         whole(*arguments)
 
-    monkeypatch.setattr(make_maps, "write_maps", write_while_another_tries)
+    monkeypatch.setattr(launch, "write_maps", write_while_another_tries)
     assert call(*words) == 0
     assert inner == [2]
     assert (
@@ -141,14 +141,14 @@ def test_label__refuses_before_its_work_what_another_process_writes(labelled, tm
 
 
 def test_label__ends_where_another_process_has_taken_over(labelled, tmp_path, capsys, monkeypatch):
-    maps, whole = tmp_path / "maps", make_maps.write_maps
+    maps, whole = tmp_path / "maps", launch.write_maps
 
     def write_without_lock(*arguments):
         (maps / "lock.json").unlink()
         monkeypatch.setattr("paucal.runs.lock.BEAT", 0.0)  # look at every batch
         whole(*arguments)
 
-    monkeypatch.setattr(make_maps, "write_maps", write_without_lock)
+    monkeypatch.setattr(launch, "write_maps", write_without_lock)
     words = ["label", labelled / "photos", "--teacher", labelled / "teacher", "--output", maps]
     assert "has taken over the folder of label maps" in failure(capsys, *words, "-b", "4")
     assert 0 < np.load(maps / "done.npy").sum() <= 4

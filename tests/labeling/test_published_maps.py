@@ -15,7 +15,7 @@ from paucal.labeling import published_maps as published
 from paucal.labeling.published_maps import find_maps, mean_over_cells, read_map
 from paucal.runner.console import Console
 from paucal.types import UserError
-from paucal.verbs.label.make_maps import convert_published
+from paucal.verbs.label.launch import convert_published
 
 SHAPE = (3, 4, 5)  # k, rows, columns
 SIZE = (40, 20)  # width and height of the images
@@ -81,7 +81,7 @@ def test_convert__goes_on_where_it_stopped(photos, monkeypatch):
         return files(path, classes)
 
     monkeypatch.setattr(published, "read_map", stops)
-    monkeypatch.setattr("paucal.verbs.label.make_maps.read_map", stops)
+    monkeypatch.setattr("paucal.verbs.label.launch.read_map", stops)
     with pytest.raises(KeyboardInterrupt):
         convert(photos)
     assert np.load(photos / "labels" / "done.npy").tolist() == [1, 1, 0, 0, 0, 0]

@@ -4,7 +4,7 @@ import pytest
 
 from paucal.export.comparison import Comparison
 from paucal.types import UserError
-from paucal.verbs.export.limits import Limits, bytes_of, limits_of
+from paucal.verbs.export.fitting import Limits, bytes_of, limits_of
 from paucal.verbs.export.settings import ExportSettings
 
 

@@ -44,11 +44,6 @@ class Processes:
                 worker = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
             self._workers.append(worker)
 
-    @property
-    def pids(self) -> list[int]:
-        """The process ids."""
-        return [worker.pid for worker in self._workers]
-
     def alive(self) -> int:
         """Return how many workers run."""
         return sum(worker.poll() is None for worker in self._workers)

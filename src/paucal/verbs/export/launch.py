@@ -35,9 +35,8 @@ from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
 from paucal.verbs.explain.writing import settle_folder
-from paucal.verbs.export.fitting import STUDENT, best_within, formats_to_fit
+from paucal.verbs.export.fitting import STUDENT, Limits, best_within, formats_to_fit, limits_of
 from paucal.verbs.export.graphs import GraphWriter, file_name, staged
-from paucal.verbs.export.limits import Limits, limits_of
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject, open_subject
 

@@ -1,26 +1,90 @@
-"""`paucal.label`: label maps from a teacher, or from published maps."""
+"""`paucal.label`: label maps from a run, a published classifier or published maps.
 
-from dataclasses import replace
+One process at a time may write into a folder, since two would each see the other's maps as missing.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paucal.data.channels.pixels import RGB
 from paucal.data.classes import read_class_list
+from paucal.data.images import ImageSet
+from paucal.data.loader import make_eval_loader
 from paucal.data.maps.reader import LabelMaps
-from paucal.data.maps.store import require_maps
+from paucal.data.maps.store import MapFacts, MapWriter, content_hashes, require_maps
+from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.transforms import WholeImage
 from paucal.evaluation.plots import save_figure
+from paucal.evaluation.seen_images import keys_with_seen_labels
+from paucal.labeling import DenseTeacher, write_maps
 from paucal.labeling.map_figure import map_picture
+from paucal.labeling.published_maps import MAX_CLASSES, find_maps, mean_over_cells, read_map, read_maps
+from paucal.labeling.teacher import TeacherCheck, check_teacher
+from paucal.models.named import find_named, open_named
 from paucal.reading import named_path
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data, takes_frames
-from paucal.runner.images import load_images
+from paucal.runner.images import Advance, load_images
+from paucal.runner.memory_check import check_batch_memory
 from paucal.runner.outputs import check_file, refuse_inside_images
+from paucal.runs import RunFolder
 from paucal.runs.files import try_folder
-from paucal.runs.lock import require_unlocked
-from paucal.settings.options import check_ranges
+from paucal.runs.lock import require_unlocked, sole_writer
+from paucal.settings.options import check_ranges, check_size
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
-from paucal.verbs.label.make_maps import WHAT, Labeled, convert_published, label_images
-from paucal.verbs.label.settings import LabelSettings
+from paucal.verbs.label.settings import LEVEL, LabelSettings
+from paucal.wording import counted, percent
+
+SAMPLE = 1000  # labelled images that the teacher is tested on
+MIN_CELL_ACCURACY = 0.8  # of the mean over the cells, relative to the accuracy on whole images
+WHAT = "the folder of label maps"  # name of the locked folder in messages
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A classifier that gives dense labels.
+
+    Attributes:
+        name: Name for messages.
+        dense: Classifier of single cells.
+        classes: Names of the teacher's outputs.
+        transform: Preprocessing of a whole image.
+        run: Run that trained it; None for a timm model.
+    """
+
+    name: str
+    dense: DenseTeacher
+    classes: tuple[str, ...]
+    transform: WholeImage
+    run: RunFolder | None
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """The label maps of a set of images.
+
+    Attributes:
+        folder: Folder of the maps.
+        images: Number of maps.
+        facts: Teacher, classes, and grid of a map.
+        check: Accuracy of the teacher on labelled images (its `whole` is 0 for published maps, since they do not
+            classify whole images); None if the images have no labels.
+        said: Lines that the command line prints.
+    """
+
+    folder: Path
+    images: int
+    facts: MapFacts
+    check: TeacherCheck | None
+    said: tuple[str, ...] = ()
 
 
 @shows_settings(LabelSettings)
@@ -93,3 +157,178 @@ def _output_paths(settings: LabelSettings) -> tuple[Path, Path | None]:
     require_unlocked(output, WHAT)
     require_maps(output)
     return output, None if settings.picture is None else check_file(settings.picture, images, root, "--picture")
+
+
+def label_images(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
+    """Test the teacher on some of the images if they have labels, then write its map of every image.
+
+    Maps that are in the folder already are kept.
+    """
+    teacher, batch_size = open_teacher(str(settings.teacher), settings.img_size, settings.device), settings.batch_size
+    device = next(teacher.dense.parameters()).device
+    check_batch_memory(min(batch_size, len(images)), teacher.dense.backbone.image_size)
+    trained_keys = frozenset() if teacher.run is None else keys_with_seen_labels(teacher.run, images)
+    check = None
+    if images.labelled:
+        check = _test_teacher(images, teacher, trained_keys, device, batch_size)
+        console.say(
+            f"teacher: {teacher.name}; it is correct for {percent(check.whole)} of "
+            f"{counted(check.images, 'labelled image')}, its mean over the cells for {percent(check.cells)}"
+        )
+        require_knowledge(check, settings.min_accuracy, console)
+    else:
+        console.say(f"teacher: {teacher.name}; the images have no labels, so its accuracy is unknown")
+    facts = MapFacts(
+        teacher.name,
+        teacher.classes,
+        teacher.dense.grid,
+        min(settings.top_k, len(teacher.classes)),
+        tuple(key for key in images.keys if key in trained_keys),
+    )
+    with console.progress("looking at images") as advance:
+        hashes = content_hashes(images, range(len(images)), advance)
+    on_gpu = device.type == "cuda"
+    with writing_maps(output, console, "labeling") as advance:
+        writer = MapWriter(output, facts, images.keys, hashes)
+        missing, workers = writer.missing, settings.workers
+        loader = make_eval_loader(images, missing, teacher.transform, batch_size, workers, pin_memory=on_gpu)
+        write_maps(teacher.dense, writer, loader, facts.top, advance)  # type: ignore[arg-type]
+    report_maps(facts, len(images), output, console)
+    return Labeled(output, len(images), facts, check)
+
+
+def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Teacher:
+    """Open a run, or a timm model with its published weights, as a teacher.
+
+    A larger image size, in pixels, gives finer maps; by default it is that of the training.
+    """
+    check_size(image_size)
+    model, run_or_name = open_named(name, device, image_size, "--teacher"), find_named(name)
+    card, prepare = model.require_classifier().card, model.card.preprocessing
+    if card.several:
+        raise UserError(
+            f"--teacher: {name} gives several labels for an image, but token labels are shares of one: train a teacher "
+            "on images with one label each."
+        )
+    if prepare.channels != RGB:
+        raise UserError(
+            f"--teacher: {name} reads {counted(prepare.channels, 'channel')}, but label maps are made from RGB images: "
+            "give another teacher."
+        )
+    run = run_or_name if isinstance(run_or_name, RunFolder) else None
+    size, normalisation = prepare.image_size, Normalisation(prepare.mean, prepare.std)
+    transform = WholeImage(size, normalisation, "bicubic" if run is None else prepare.interpolation)
+    dense = DenseTeacher(model.module, size).to(model.device)
+    return Teacher(name if run is None else str(run.path), dense, card.classes, transform, run)
+
+
+def report_maps(facts: MapFacts, count: int, output: Path, console: Console) -> None:
+    """Print the number of maps, their shape, size and folder."""
+    console.say(
+        f"{counted(count, 'map')} of {facts.grid[0]}x{facts.grid[1]} cells with {facts.top} of {len(facts.classes)} "
+        f"classes, {facts.bytes_per_image / 1024:.1f} KiB each, are in {output}"
+    )
+
+
+def _test_teacher(
+    images: ImageSet, teacher: Teacher, trained_keys: Collection[str], device: torch.device, batch_size: int
+) -> TeacherCheck:
+    """Test a teacher on a sample of images, without those that it was trained on unless there are no others."""
+    unknown = [name for name in images.classes if name not in set(teacher.classes)]
+    if unknown:
+        raise UserError(
+            f"--teacher: {teacher.name} does not know the class {unknown[0]!r} of {images.name}: train a teacher on "
+            "these images, for instance with 'paucal train DATA --model resnet50 --init timm'."
+        )
+    reordered = images.with_classes(teacher.classes)
+    unseen = [index for index, key in enumerate(images.keys) if key not in trained_keys]
+    pool = np.asarray(unseen or range(len(images)), dtype=np.int64)
+    sample = pool[_sample(len(pool))]
+    return check_teacher(teacher.dense, reordered, sample, teacher.transform, device, batch_size)
+
+
+def _sample(count: int) -> NDArray[np.int64]:
+    """Return at most `SAMPLE` positions spread over `range(count)`, with both ends."""
+    return np.linspace(0, count - 1, min(SAMPLE, count)).round().astype(np.int64)
+
+
+def require_knowledge(check: TeacherCheck, level: float, console: Console) -> None:
+    """Refuse maps whose accuracy is too low."""
+    if check.cells < level:
+        raise UserError(
+            f"the teacher's mean prediction over the cells is correct for {percent(check.cells)} of the images, "
+            f"below --min-accuracy {level:g}, so the maps would be mostly wrong: train a better teacher, or lower "
+            "--min-accuracy."
+        )
+    if check.cells < MIN_CELL_ACCURACY * check.whole:
+        console.say(
+            "note: the cells are less accurate than the whole image; a teacher that classifies the mean of its "
+            "cells (a ResNet, ConvNeXt or Swin) gives better maps than one with a class token"
+        )
+
+
+def convert_published(
+    images: ImageSet,
+    folder: Path,
+    output: Path,
+    console: Console,
+    classes: Sequence[str] | None = None,
+    min_accuracy: float = LEVEL,
+) -> Labeled:
+    """Convert published maps, one file per image in class folders, to a folder of label maps; existing ones are kept.
+
+    The maps keep their raw logits, where a missing class counts as zero, and cover the central square of each image;
+    the rest of the image is left out of the loss. Only images that have a map are kept, and all training images must
+    have one. `classes` are named in the order of their numbers; by default they are those of the set.
+    """
+    names = tuple(classes or images.classes)
+    if not 2 <= len(names) <= MAX_CLASSES:
+        raise UserError(f"published maps have 2 to {MAX_CLASSES} classes, but {len(names)} are named.")
+    positions, files = find_maps(images, folder)
+    labelled = images.select(positions)
+    check = _test_published(labelled, files, names) if labelled.labelled else None
+    if check is not None:
+        console.say(
+            f"maps: {folder}; their mean over the cells is correct for {percent(check.cells)} of {check.images} "
+            "labelled images"
+        )
+        require_knowledge(check, min_accuracy, console)
+    shape = read_map(files[0], len(names))[0].shape
+    facts = MapFacts(f"published maps in {folder.name}", names, (shape[1], shape[2]), shape[0], covered="square")
+    with console.progress("looking at images") as advance:
+        hashes = content_hashes(labelled, range(len(labelled)), advance)
+    with writing_maps(output, console, "converting") as advance:
+        writer = MapWriter(output, facts, labelled.keys, hashes)
+        missing = writer.missing
+        for first, values, indices in read_maps([files[row] for row in missing], len(names), shape):
+            writer.write(missing[first : first + len(values)].tolist(), values, indices)
+            advance(len(writer) - len(missing) + first + len(values), len(writer))
+    report_maps(facts, len(files), output, console)
+    return Labeled(output, len(files), facts, check)
+
+
+def _test_published(images: ImageSet, files: Sequence[Path], names: tuple[str, ...]) -> TeacherCheck:
+    unknown = sorted(set(images.classes) - set(names))
+    if unknown:
+        raise UserError(
+            f"--published-classes: {images.name} has a class {unknown[0]!r} that is not among the {len(names)} names: "
+            "name the maps' classes as the data does."
+        )
+    reordered, n_correct = images.with_classes(names), 0
+    sample = _sample(len(images))
+    for position in sample:
+        logits = mean_over_cells(*read_map(files[position], len(names)), len(names))
+        n_correct += int(logits.argmax()) == reordered.labels[position]
+    return TeacherCheck(len(sample), 0.0, n_correct / len(sample))
+
+
+@contextmanager
+def writing_maps(output: Path, console: Console, title: str) -> Iterator[Advance]:
+    """Lock a folder of maps for writing, with a progress bar; yield the function that advances the bar."""
+    with sole_writer(output, WHAT) as lock, console.progress(title) as advance:
+
+        def step(done: int, total: int) -> None:
+            lock.check()
+            advance(done, total)
+
+        yield step
