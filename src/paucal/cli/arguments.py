@@ -186,7 +186,6 @@ def parse_run(
 
 
 def _add_machine_flags(parser: VerbParser) -> None:
-    """Add the flags that choose the machines of a run."""
     clusters, scripts = typing.Literal["slurm", "ray"], typing.Literal["slurm", "kuberay"]
     parser.hints |= {"on": clusters, "slurm": list[str], "print_script": scripts}
     parser.flags_alone |= {"on", "slurm", "print_script"}  # otherwise the started command would start another
@@ -264,7 +263,6 @@ def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str,
 
 
 def _convert_argument(parser: VerbParser, name: str, value: Any) -> Any:
-    """Convert the text of an argument to the type of its setting."""
     hint = parser.hints.get(name)
     if hint is None or isinstance(value, bool):
         return value

@@ -98,7 +98,6 @@ def _is_for_streams(paths: Sequence[str], watch: str | None, given: Mapping[str,
 
 
 def _predict_classes(call: _Call) -> None:
-    """Write probabilities."""
     from paucal.verbs.predict.files import predict_to_files
 
     _refuse_flags(call.given, ["pictures"], "--{} draws detections, but this model is a classifier")
@@ -107,7 +106,6 @@ def _predict_classes(call: _Call) -> None:
 
 
 def _predict_boxes(call: _Call) -> None:
-    """Write objects and their boxes."""
     from paucal.verbs.predict.detection import find_objects
 
     _refuse_flags(call.given, OF_CLASSIFIERS, "--{} is for classifiers, but this model is a detector")
@@ -117,7 +115,6 @@ def _predict_boxes(call: _Call) -> None:
 
 
 def _predict_numbers(call: _Call) -> None:
-    """Write numbers and their intervals."""
     from paucal.export.reading import load_model
     from paucal.verbs.predict.launch import open_pictures
     from paucal.verbs.predict.regression import as_text, predict_numbers
@@ -129,7 +126,6 @@ def _predict_numbers(call: _Call) -> None:
 
 
 def _predict_masks(call: _Call) -> None:
-    """Write masks and print their folders."""
     from paucal.reading import named_path
     from paucal.runner.tables import FORMS, OTHER_FORMS
     from paucal.verbs.predict.segmentation import MASKS, OVERLAYS, segment_all
@@ -161,7 +157,6 @@ def _refuse_flags(given: Mapping[str, str], flags: Iterable[str], message: str) 
 
 
 def _write_table(text: str, output: "Path | None") -> None:
-    """Write a table to its file or to standard output."""
     from paucal.runs import write_text
 
     if output is None:

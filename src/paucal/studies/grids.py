@@ -65,7 +65,6 @@ def prepare_grids(call: Call) -> list[Grid]:
 
 
 def _arm_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any], images: GridImages | None) -> dict[str, Any]:
-    """Return the settings of a run's arm."""
     if images is None:
         return _training_settings(call, run, shared)
     if call.study.kind == "pretrain":
@@ -108,7 +107,6 @@ def _pretraining_settings(call: Call, run: PlannedRun, images: GridImages) -> di
 
 
 def _transfer_settings(call: Call, run: PlannedRun, images: GridImages) -> dict[str, Any]:
-    """Return the settings of a detector or segmenter."""
     small, evaluation = call.small, {}
     if any(column.metric == "mean_iou_scales" for column in call.study.trained_columns):
         scales = {"scales": list(SCALES), "mirror": True} if small is None else {"scales": list(SMALL_SCALES)}
@@ -129,7 +127,6 @@ def _feature_settings(call: Call, run: PlannedRun) -> dict[str, Any]:
 
 
 def _start_entry(call: Call, run: PlannedRun) -> dict[str, list[str]]:
-    """Return the entry for the start of a run at a smaller scale."""
     start = call.study.starts.get(run.row.start)
     return {} if start is None else {START: [start.verb, run.row.start]}
 

@@ -130,7 +130,6 @@ def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
 
 
 def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], all_settled: bool) -> StudyResult:
-    """Print and write the results so far."""
     study, runs, small, folder = call.study, call.runs, call.small, call.folder
     whole = plan_whole(study, call.settings.scale, data_sets(), call.settings.columns)
     all_runs = on_given_images(whole, call.settings)
@@ -207,7 +206,6 @@ def _count_or_time(study: Study, settings: StudySettings, command: str, console:
 
 
 def _write_and_print(study: Study, page: StudyPage, lines: Sequence[Line], folder: Path, console: Console) -> None:
-    """Write the table and the page, and print them."""
     write_results(folder, lines)
     write_standalone(folder / PAGE, page)
     console.show(terminal_table(study, page.rows))

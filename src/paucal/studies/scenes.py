@@ -148,7 +148,6 @@ def _write_scenes(folder: Path, scenes: Sequence[Scene]) -> None:
 
 
 def _coco_document(scenes: Sequence[Scene]) -> dict[str, Any]:
-    """Return the boxes of scenes as COCO's JSON, with the runs of each mask."""
     images, annotations = [], []
     for number, scene in enumerate(scenes):
         height, width = scene.pixels.shape

@@ -213,7 +213,6 @@ def _with_target(settings: CheckSettings, column: str) -> tuple[ImageSet, list[F
 
 
 def _has_only_paths(images: ImageSet, settings: CheckSettings) -> bool:
-    """Return whether a table has only the paths of its images."""
     is_table = settings.data.lower().endswith(TABLE_SUFFIXES)
     return is_table and bool(len(images)) and not images.columns and settings.label_column is None
 

@@ -158,6 +158,5 @@ Team = Processes | Slurm | Ray
 
 
 def _work_in_ray(folder: str, environment: Mapping[str, str]) -> bool:
-    """Work on a grid in a process that Ray has started."""
     os.environ.update(environment)
     return work_silently(folder)

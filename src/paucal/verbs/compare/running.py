@@ -168,7 +168,6 @@ def _run_seconds(run: RunFolder) -> float | None:
 
 
 def _share_done(run: RunFolder) -> float:
-    """Return the share of an unfinished run's epochs that is done."""
     try:
         epochs = run.settings.get("epochs")
         return min(1.0, len(run.read_rows()) / epochs) if isinstance(epochs, int) and epochs else 0.0

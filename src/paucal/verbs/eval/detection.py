@@ -113,7 +113,6 @@ def _evaluate_set(
     settings: EvalSettings,
     console: Console,
 ) -> DetectedSet:
-    """Evaluate a detector on some images, write the results into a folder, and print the scores."""
     indices = [int(index) for index in positions]
     batch_size = min(EVAL_BATCH, settings.batch_size or EVAL_BATCH)
     loader = evaluation_loader(boxed, positions, card, settings.workers, batch_size)

@@ -89,7 +89,6 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
 def _open_images(
     run: RunFolder, target: str | None, settings: EvalSettings, model: TrainedModel, console: Console
 ) -> ImageSet:
-    """Open the images of a table, or those of the run."""
     names = ("data_root", "image_column", "channels", "on_bad_image")
     opening_settings = {name: getattr(settings, name) for name in names}
     if target is None:

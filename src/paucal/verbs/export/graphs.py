@@ -166,7 +166,6 @@ class GraphWriter:
 
 
 def _folder_size(folder: Path) -> int:
-    """Return the bytes of all files of a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 

@@ -105,7 +105,6 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
 
 
 def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSettings, console: Console) -> Export:
-    """Write and compare each requested format, or the default ones."""
     formats = _choose_formats(settings, subject)
     output = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     paths: list[Path] = []
@@ -199,7 +198,6 @@ def _check_settings(formats: Sequence[str], settings: ExportSettings) -> None:
 
 
 def _check_subject(formats: Sequence[str], settings: ExportSettings, subject: Subject) -> None:
-    """Refuse formats that the model cannot be written in."""
     if isinstance(subject, DetectorSubject) and settings.int8:
         raise UserError("--int8 is for classifiers and segmenters, but this model is a detector: leave it out.")
     if isinstance(subject, DetectorSubject) and (fixed_size := _fixed_size(formats)):
@@ -226,7 +224,6 @@ def _check_subject(formats: Sequence[str], settings: ExportSettings, subject: Su
 def _write_folder(
     path: Path, run: RunFolder, subject: ClassifierSubject, settings: ExportSettings, for_hub: bool, console: Console
 ) -> list[Path]:
-    """Write the folder that timm reads, and upload it if requested."""
     path.mkdir(parents=True, exist_ok=True)
     network, card = subject.network, subject.card
     if for_hub:

@@ -216,6 +216,5 @@ def pooled_maps(maps: nn.Module) -> Iterator[Callable[[], Tensor]]:
 def _named_content(
     kind: Kind, images: ImageSet, items: list[Item], model: str, numbers: dict[str, int] | None = None
 ) -> Content:
-    """Return predicted labels as a set that can be written."""
     numbers = numbered(images.classes) if numbers is None else numbers
     return with_names(Content(kind, images, tuple(items), numbers, model=Path(model).resolve().name))

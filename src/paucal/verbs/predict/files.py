@@ -74,7 +74,6 @@ def _classify_missing(
     console: Console,
     targets: Targets,
 ) -> None:
-    """Classify the images without a stored prediction."""
     start = journal.resume(pictures)
     if start:
         console.say(f"{start} of {counted(len(pictures), 'image')} have predictions in {journal.folder}: continuing")

@@ -164,7 +164,6 @@ def _list_array(rows: Tensor, counts: np.ndarray) -> pa.ListArray:
 
 
 def _read_blocks(path: Path) -> Iterator[Block]:
-    """Yield the complete blocks of a stream."""
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
             if not reader.schema.equals(_SCHEMA):

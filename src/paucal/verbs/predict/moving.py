@@ -193,7 +193,6 @@ def _classify_video(
     settings: PredictSettings,
     console: Console,
 ) -> None:
-    """Classify the frames of one video or camera."""
     if is_live(source):
         _classify_frames(read_live(source, interval), predictor, table, console, at_once=True)
         return

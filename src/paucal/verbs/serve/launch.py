@@ -101,7 +101,6 @@ def _allowed_hosts(host: str) -> tuple[str, ...] | None:
 
 
 def _listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     except (socket.gaierror, UnicodeError) as problem:

@@ -139,7 +139,6 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
 
 
 def _check_named(name: str, settings: WeightsSettings) -> CheckedWeights:
-    """Check weights that are on this machine or can be fetched."""
     for flag in (key for key in OF_FILE if key != "licence_text" and getattr(settings, key) is not None):
         raise UserError(
             f"--{flag} is for weights in a file, but {name!r} is the name of published weights: leave it out."
