@@ -166,7 +166,13 @@ def _refuse_to_remove(path: Path, read_paths: Mapping[str, str]) -> None:
             )
 
 
-def require_empty(target: Path, flag: str = "--output") -> None:
-    """Refuse a folder that is not empty, or a file."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{flag}: {str(target)!r} is not empty: give a new or an empty folder.")
+def check_new_folder(
+    text: str, images: Mapping[str, str | None], root: str | None = None, flag: str = "--output"
+) -> Path:
+    """Return the path of a folder to fill, which is missing or empty, writable, and outside the images."""
+    path = named_path(text, flag)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{flag}: {str(path)!r} is not empty: give a new or an empty folder.")
+    refuse_inside_images(path, images, root, flag)
+    try_folder(path, flag)
+    return path

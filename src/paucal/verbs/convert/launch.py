@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from paucal.data.shards.writing import encode_image
-from paucal.reading import named_path
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data
-from paucal.runner.outputs import refuse_inside_images, require_empty
-from paucal.runs.files import folder_in_place, try_folder
+from paucal.runner.outputs import check_new_folder
+from paucal.runs import folder_in_place
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -68,11 +67,9 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
         raise UserError(f"--to is missing: give the layout to write, one of {', '.join(get_args(Form))}.")
     if settings.output is None:
         raise UserError("OUT is missing: give a new folder for the images and their labels.")
-    target, layout = named_path(settings.output, "OUT"), LAYOUTS[settings.to]
-    require_empty(target, "OUT")
+    layout = LAYOUTS[settings.to]
     places = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
-    refuse_inside_images(target, places, settings.data_root, "OUT")
-    try_folder(target, "OUT")
+    target = check_new_folder(settings.output, places, settings.data_root, "OUT")
     with console.progress("reading labels") as advance:
         content = read_content(settings, layout.kinds, advance)
     for note in content.images.notes:

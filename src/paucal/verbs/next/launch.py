@@ -18,10 +18,10 @@ from paucal.reading import named_path
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.images import load_images
 from paucal.runner.input_images import full_name
-from paucal.runner.outputs import check_file, refuse_inside_images, require_empty
+from paucal.runner.outputs import check_file, check_new_folder, refuse_inside_images
 from paucal.runner.tables import check_table
 from paucal.runs import RunFolder
-from paucal.runs.files import csv_text, try_folder, write_atomically, write_text
+from paucal.runs.files import csv_text, write_atomically, write_text
 from paucal.runs.folder import run_behind
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
@@ -169,10 +169,7 @@ def _check_targets(settings: NextSettings) -> None:
         missing = "--to, the layout of its files" if settings.to is None else "--folder, a new folder for the images"
         raise UserError(f"--to and --folder go together: give {missing}.")
     if settings.folder is not None:
-        target = named_path(settings.folder, "--folder")
-        require_empty(target, "--folder")
-        refuse_inside_images(target, places, settings.data_root, "--folder")
-        try_folder(target, "--folder")
+        check_new_folder(settings.folder, places, settings.data_root, "--folder")
 
 
 def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, console: Console) -> ImageSet:

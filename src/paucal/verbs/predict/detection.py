@@ -14,13 +14,11 @@ from torchvision import tv_tensors
 
 from paucal.data.arguments import ImageInMemory, list_sources
 from paucal.models.saved import read_card
-from paucal.reading import named_path
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.frames import Frame, images_of_frame, is_frame, to_pandas
 from paucal.runner.input_images import open_sources, read_all
-from paucal.runner.outputs import refuse_inside_images, require_empty
+from paucal.runner.outputs import check_new_folder, refuse_inside_images
 from paucal.runs import RunFolder, csv_text, open_model_folder, write_atomically
-from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.detections import EDGES, Detections, coco_document, rescale
 from paucal.tasks.detection.images import Boxes
@@ -127,12 +125,11 @@ def find_objects(
     source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, console: Console
 ) -> str:
     """Return the output of `paucal predict` for a detector, and write its pictures if there is a folder for them."""
-    folder = None if wanted.pictures is None else named_path(wanted.pictures, "--pictures")
-    if folder is not None:
-        require_empty(folder, "--pictures")
+    folder = None
+    if wanted.pictures is not None:
+        folder = check_new_folder(wanted.pictures, {}, flag="--pictures")
         for path in paths:
             refuse_inside_images(folder, {"PATHS": path}, flag="--pictures")
-        try_folder(folder)
     run = open_model_folder(Path(source))
     rows = detect_objects(run, paths, settings, console, drawn=folder is not None)
     if folder is not None:

@@ -17,9 +17,8 @@ from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION
 from paucal.reading import named_path
 from paucal.runner.console import Console, NullConsole
 from paucal.runner.input_images import InMemory, Pictures, full_name, open_sources
-from paucal.runner.outputs import refuse_inside_images, require_empty
+from paucal.runner.outputs import check_new_folder, refuse_inside_images
 from paucal.runs import open_model_folder
-from paucal.runs.files import try_folder
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.model import DetectorCard
 from paucal.tasks.detection.pictures import SHOWN
@@ -60,11 +59,9 @@ def predict_as_labels(
         raise UserError(
             f"this model predicts {NOUNS[kind]}, which --to {wanted.to} does not support: give one of {supported}."
         )
-    target = named_path(wanted.output, "--output")
-    require_empty(target)
+    target = check_new_folder(wanted.output, {})
     for path in paths:
         refuse_inside_images(target, {"PATHS": path})
-    try_folder(target)
     sets = [images for images in open_sources(paths, NullConsole(), WHOLE) if not isinstance(images, InMemory)]
     names = [full_name(images, key) for images in sets for key in images.keys]
     images = sets[0] if len(sets) == 1 else join_sets(sets, "+".join(paths))

@@ -12,11 +12,9 @@ from PIL import Image
 from paucal.data.arguments import list_sources, path_text
 from paucal.data.images import ImageSet
 from paucal.data.sources.joining import SEPARATOR
-from paucal.reading import named_path
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.input_images import InMemory, full_name, open_sources, read_all
-from paucal.runner.outputs import refuse_inside_images, require_empty
-from paucal.runs.files import try_folder
+from paucal.runner.outputs import check_new_folder, refuse_inside_images
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.tasks.segmentation.job import check_factors
@@ -87,11 +85,9 @@ def segment_all(
     segmenter = model if isinstance(model, SegmentationModel) else load_segmenter(model, settings.device)
     image_sets = open_sources(list(sources), console, segmenter.reading)
     names = _mask_names(image_sets)
-    output = named_path(str(output))
+    output = check_new_folder(str(output), {})
     for source in sources:
         refuse_inside_images(output, {"PATHS": source if SEPARATOR not in source else None})
-    require_empty(output)
-    try_folder(output)
     predictions: list[MaskPrediction] = []
     with console.progress("segmenting") as advance:
         for path, picture in read_all(image_sets, segmenter.reading, settings.on_bad_image, console):

@@ -16,13 +16,12 @@ from paucal.data.recognition import recognise
 from paucal.data.shards.folders import is_remote, upload
 from paucal.data.shards.writing import write_shards
 from paucal.data.stores import EncodedStore, locate
-from paucal.reading import named_path
 from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import as_read, find_images
-from paucal.runner.outputs import refuse_inside_images, require_empty
-from paucal.runs.files import folder_in_place, try_folder
+from paucal.runner.outputs import check_new_folder
+from paucal.runs import folder_in_place
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -94,10 +93,7 @@ def shard_set(settings: ShardSettings, console: Console) -> Sharded:
             result = _write_shards(settings, Path(folder), console)
             upload(Path(folder), settings.output)
     else:
-        target = named_path(settings.output, "OUT")
-        require_empty(target, "OUT")
-        refuse_inside_images(target, {"DATA": settings.data}, settings.data_root, "OUT")
-        try_folder(target, "OUT")
+        target = check_new_folder(settings.output, {"DATA": settings.data}, settings.data_root, "OUT")
         with folder_in_place(target) as folder:
             result = _write_shards(settings, folder, console)
     console.say(
