@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import fsspec
 import pytest
+from fsspec.spec import AbstractBufferedFile
 
 from data.shards.made_sets import URL, number_of
 from paucal.data.decode import Reading, UnreadableImage
@@ -42,6 +43,22 @@ def test_remote__is_opened_by_its_index_and_fetched_when_needed(storage, cache, 
     assert fetched_bytes(cache) > 4 * 25 * 512
     assert clear_fetched(cache) > 0
     assert shards_in(cache) == []
+
+
+def test_remote__an_index_is_requested_in_pieces(storage, cache, monkeypatch):
+    class InPieces(AbstractBufferedFile):
+        def _fetch_range(self, start, end):
+            sizes.append(end - start)
+            return storage.cat_file(self.path, start, end)
+
+    sizes, whole = [], open_images(URL)
+    monkeypatch.setattr(place_module, "_PIECE", 1000)
+    monkeypatch.setattr(
+        type(storage), "open", lambda self, path, mode, block_size: InPieces(self, path, mode, block_size)
+    )
+    assert list(open_images(URL).keys) == list(whole.keys)
+    assert sum(sizes) >= storage.size(f"/bucket/set/{NAME}") > 2000
+    assert max(sizes) <= 2000  # a piece, and one read ahead
 
 
 def test_remote__shards_make_room_for_each_other(storage, cache, fetched, monkeypatch):

@@ -30,7 +30,7 @@ _SHARE_OF_FREE = 0.5  # share of the free disk that downloaded shards may take
 _LATE, _MIN_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
 _LONGEST_SILENCE = 3600.0  # seconds without a new byte after which a download counts as abandoned
 _MAX_SPEEDS = 32  # downloads whose speed is remembered
-_PIECE = 16 << 20  # bytes of a small file that are read at once
+_PIECE = 4 << 20  # bytes of a file that are requested and kept at once
 # Entries of a file by which storages tell its versions apart: of S3, Google, Azure, web servers and disks.
 _VERSION = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime")
 _EXTRA = "pip install 'paucal[remote]'"
@@ -196,7 +196,8 @@ class RemoteShardFolder:
         """Write the content of a file, and return whether it exists."""
         files, root = self._storage()
         try:
-            with files.open(f"{root.rstrip('/')}/{checked_name(self.url, name)}", "rb") as file:
+            path = f"{root.rstrip('/')}/{checked_name(self.url, name)}"
+            with files.open(path, "rb", block_size=_PIECE) as file:  # by default, s3fs keeps 50 MiB
                 while piece := file.read(min(_PIECE, max_bytes + 1 - target.tell())):
                     target.write(piece)
         except FileNotFoundError:
