@@ -43,7 +43,7 @@ from paucal.backbones.families.cvt_layers import (
     QuickGelu,
     as_map,
     rename_tensors,
-    require_sound,
+    require_valid_sizes,
 )
 
 
@@ -132,7 +132,7 @@ class Cvt(CvtBackbone):
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        require_sound(embed_dims, depths, num_heads, mlp_ratio, drop_path_rate)
+        require_valid_sizes(embed_dims, depths, num_heads, mlp_ratio, drop_path_rate)
         rates: list[float] = calculate_drop_path_rates(drop_path_rate, depths[-1])  # type: ignore[assignment]
         last = len(depths) - 1
         make_norm = partial(LayerNormFp32, eps=1e-5)

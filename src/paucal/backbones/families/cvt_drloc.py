@@ -34,7 +34,7 @@ from paucal.backbones.families.cvt_layers import (
     Grid,
     as_map,
     rename_tensors,
-    require_sound,
+    require_valid_sizes,
 )
 
 EPS = 1e-5
@@ -130,7 +130,7 @@ class DrlocCvt(CvtBackbone):
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        require_sound(embed_dims, depths, num_heads, mlp_ratio, drop_path_rate)
+        require_valid_sizes(embed_dims, depths, num_heads, mlp_ratio, drop_path_rate)
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         make_norm = partial(LayerNormFp32, eps=EPS) if eps_in_root else DeviationNorm
 

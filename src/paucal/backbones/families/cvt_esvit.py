@@ -38,7 +38,7 @@ from paucal.backbones.families.cvt_layers import (
     QuickGelu,
     as_map,
     rename_tensors,
-    require_sound,
+    require_valid_sizes,
 )
 
 Padding = Literal["published", "masked", "shrunk"]
@@ -267,7 +267,7 @@ class EsvitCvt(CvtBackbone):
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        require_sound(embed_dims, depths, num_heads, mlp_ratio, drop_path_rate)
+        require_valid_sizes(embed_dims, depths, num_heads, mlp_ratio, drop_path_rate)
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         make_norm = partial(LayerNormFp32, eps=1e-5)
         windows = (window_size, padding, rel_pos_bias, proj_drop_rate, attn_drop_rate)

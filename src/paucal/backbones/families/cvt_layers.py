@@ -185,7 +185,7 @@ class CvtBackbone(StagedBackbone):
         return {name for name, _ in self.named_parameters() if name.endswith("cls_token")}
 
 
-def require_sound(
+def require_valid_sizes(
     embed_dims: Sequence[int],
     depths: Sequence[int],
     num_heads: Sequence[int],

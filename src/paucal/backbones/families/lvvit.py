@@ -35,7 +35,7 @@ from paucal.backbones.families.common.contract import (
     to_tokens,
 )
 from paucal.backbones.families.common.positions import record_input_size, resample_positions, with_fitting_positions
-from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_sound
+from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_valid_sizes
 from paucal.backbones.families.lvvit_layers import STEMS, LvVitBlock, LvVitStem, Size, first_convolution
 from paucal.backbones.families.mixtoken import Box, exchange_box
 
@@ -95,7 +95,7 @@ class LvVit(TokenBackbone):
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        require_sound(embed_dim, depth, num_heads, mlp_ratio)
+        require_valid_sizes(embed_dim, depth, num_heads, mlp_ratio)
         if not skip_lam > 0:
             raise ValueError(f"skip_lam is {skip_lam}; the divisor of residual branches must be above 0")
         if not 0 <= aux_weight < float("inf"):

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from paucal.backbones.families.common.contract import configuration, init_linear, register_variants
 from paucal.backbones.families.common.positions import record_input_size, resample_positions, with_fitting_positions
-from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_sound
+from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_valid_sizes
 from paucal.backbones.families.lvvit_layers import LvVitBlock
 from paucal.backbones.families.t2t_layers import FIRST, Size, TokensToToken
 
@@ -103,7 +103,7 @@ class T2tVit(TokenBackbone):
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        require_sound(embed_dim, depth, num_heads, mlp_ratio)
+        require_valid_sizes(embed_dim, depth, num_heads, mlp_ratio)
         super().__init__(
             num_classes=num_classes,
             in_chans=in_chans,

@@ -103,7 +103,7 @@ def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = N
     """
     yield csv_text(csv_header(card, top_k))
     for row in rows:
-        yield csv_text(csv_words(row, top_k))
+        yield csv_text(csv_cells(row, top_k))
 
 
 def csv_header(card: ModelCard, top_k: int | None = None) -> list[str]:
@@ -115,7 +115,7 @@ def csv_header(card: ModelCard, top_k: int | None = None) -> list[str]:
     return ["path", *answers, *(column for rank in ranks for column in (f"class_{rank}", f"p_{rank}"))]
 
 
-def csv_words(row: Prediction, top_k: int | None = None) -> list[str | None]:
+def csv_cells(row: Prediction, top_k: int | None = None) -> list[str | None]:
     """Return the cells of one line of `csv_lines`."""
     first_cells = [row.predicted, _format_share(row.confidence)] if row.thresholds is None else [";".join(row.labels)]
     if top_k is None:

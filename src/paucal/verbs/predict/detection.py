@@ -143,10 +143,10 @@ def find_objects(
 
 def as_csv(rows: Sequence[Objects], least: float = SHOWN) -> str:
     """Return a line for each object with at least this score: path, class, score, and its corners in pixels."""
-    return csv_text(HEADER, *([row.path, *cells] for row in rows for cells in object_words(row, least)))
+    return csv_text(HEADER, *([row.path, *cells] for row in rows for cells in object_cells(row, least)))
 
 
-def object_words(row: Objects, least: float = SHOWN) -> list[list[str]]:
+def object_cells(row: Objects, least: float = SHOWN) -> list[list[str]]:
     """Return the cells of a line for each object with at least this score, without the path."""
     confident = row.found.above(least)
     return [

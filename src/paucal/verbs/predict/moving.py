@@ -22,9 +22,9 @@ from paucal.tasks.detection.model import load_detector
 from paucal.types import UserError
 from paucal.verbs.predict.annotating import annotate_video
 from paucal.verbs.predict.answer_table import AnswerTable
-from paucal.verbs.predict.answers import Prediction, csv_header, csv_words
-from paucal.verbs.predict.detection import HEADER, detect_image, object_words, require_of_detectors
-from paucal.verbs.predict.regression import COLUMNS, number_rows, number_words
+from paucal.verbs.predict.answers import Prediction, csv_cells, csv_header
+from paucal.verbs.predict.detection import HEADER, detect_image, object_cells, require_of_detectors
+from paucal.verbs.predict.regression import COLUMNS, number_cells, number_rows
 from paucal.verbs.predict.settings import AnswerSettings, MovingSettings, PredictSettings
 from paucal.verbs.predict.video import Frame, VideoLedger, is_live, is_moving, read_frames, read_live
 from paucal.verbs.predict.watching import watched_pictures
@@ -52,7 +52,7 @@ class FramePredictor:
             self.header, self.batch_size, self.device = list(HEADER[1:]), 1, str(device)
             self.reading = replace(card.preprocessing.reading, side=None)  # boxes are in pixels of the original
             self._predict_frames = lambda images: [
-                object_words(detect_image(detector, card, None, image, device)) for image in images
+                object_cells(detect_image(detector, card, None, image, device)) for image in images
             ]
             return
         model = load_model(run, settings.device)
@@ -63,13 +63,13 @@ class FramePredictor:
         if isinstance(card, RegressionCard):
             self.header = [*COLUMNS[1:], *(f"p_{grade}" for grade in (card.grades.names if card.grades else ()))]
             self._predict_frames = lambda images: [
-                [number_words(row)[1:]] for row in number_rows(card, [None] * len(images), model.probabilities(images))
+                [number_cells(row)[1:]] for row in number_rows(card, [None] * len(images), model.probabilities(images))
             ]
             return
         model.require_classifier()
         self.header = csv_header(card, wanted.top_k)[1:]
         self._predict_frames = lambda images: [
-            [csv_words(Prediction(None, card.classes, shares, card.thresholds), wanted.top_k)[1:]]
+            [csv_cells(Prediction(None, card.classes, shares, card.thresholds), wanted.top_k)[1:]]
             for shares in model.probabilities(list(images))
         ]
 

@@ -102,13 +102,13 @@ def as_text(rows: Sequence[NumberPrediction], form: str) -> str:
     """Return predictions as "csv", or as "json": a list of mappings, where an interval without end is null."""
     if form == "csv":
         header = list(rows[0].cells) if rows else COLUMNS
-        return csv_text(header, *(number_words(row) for row in rows))
+        return csv_text(header, *(number_cells(row) for row in rows))
 
     ends = (-math.inf, math.inf)
     entries = [{name: None if value in ends else value for name, value in row.cells.items()} for row in rows]
     return json.dumps(entries, indent=2, ensure_ascii=False) + "\n"
 
 
-def number_words(row: NumberPrediction) -> list[Any]:
+def number_cells(row: NumberPrediction) -> list[Any]:
     """Return the cells of a prediction in a CSV."""
     return [row.path, *(f"{value:.9g}" for name, value in row.cells.items() if name != "path")]

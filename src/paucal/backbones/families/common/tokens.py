@@ -10,7 +10,7 @@ from paucal.backbones.families.common.contract import Classifying, Indices, take
 Grid = tuple[int, int]
 
 
-def require_sound(embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) -> None:
+def require_valid_sizes(embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) -> None:
     """Check the numbers that describe the blocks."""
     if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
         raise ValueError(f"embed_dim is {embed_dim} for {num_heads} heads; it must be a multiple of the heads")
