@@ -16,7 +16,6 @@ from paucal.wording import counted, was
 
 MAX_CLASSES = 10_000
 MAX_PIXELS = 1 << 28  # pixels of a mask from an annotation file
-ELLIPSE_POINTS = 72
 ROUNDING = 0.5  # pixels by which edges of a box may differ between two files if one file rounds them
 # COCO's text of run lengths: each character code, minus that of "0", has 5 bits and a flag that the number continues.
 ZERO, BITS, CONTINUES, SIGN = 48, 5, 0x20, 0x10
@@ -54,7 +53,7 @@ class AnnotatedImage:
     mark: str = "a crowd"
     tags: list[str] = field(default_factory=list)
 
-    def add(self, box: Corners, name: str, crowd: bool = False, outline: Any = None) -> None:
+    def add(self, name: str, box: Corners, outline: Any = None, crowd: bool = False) -> None:
         """Add an object."""
         self.boxes.append(box)
         self.names.append(name)
@@ -108,7 +107,7 @@ class Layout:
 
 
 def add_image(images: dict[str, AnnotatedImage], image: AnnotatedImage, place: str) -> None:
-    """Add an image to the images of a set."""
+    """Add an image to the images of a set; refuse a second description of an image."""
     first = images.setdefault(image.key, image)
     if first is not image:
         files = " and ".join(dict.fromkeys((repr(first.source), repr(image.source))))
@@ -159,27 +158,15 @@ def parse_number(text: str) -> float | None:
         return None
 
 
-def points_of_ellipse(
-    centre: tuple[float, float], radii: tuple[float, float], turned: float = 0.0
-) -> list[tuple[float, float]]:
-    """Return the corners of a polygon on an ellipse.
-
-    Args:
-        centre: x and y in pixels.
-        radii: Half of the width and of the height in pixels.
-        turned: Degrees of clockwise rotation around its centre.
-    """
-    angles = np.arange(ELLIPSE_POINTS) * 2 * np.pi / ELLIPSE_POINTS
-    with np.errstate(invalid="ignore"):  # points of an infinite ellipse are refused later
-        x, y, angle = radii[0] * np.cos(angles), radii[1] * np.sin(angles), np.deg2rad(turned)
-        across, down = x * np.cos(angle) - y * np.sin(angle), x * np.sin(angle) + y * np.cos(angle)
-    return list(zip((centre[0] + across).tolist(), (centre[1] + down).tolist(), strict=True))
-
-
-def box_of_points(points: Iterable[tuple[float, float]]) -> Corners:
+def box_of_points(points: Iterable[Sequence[float]]) -> Corners:
     """Return the smallest box around at least one point."""
     across, down = zip(*points, strict=True)
     return min(across), min(down), max(across), max(down)
+
+
+def polygon_of_points(points: Sequence[Sequence[float]]) -> tuple[Corners, list[list[float]]]:
+    """Return the box around a polygon, and its outline in the form of COCO's "segmentation"."""
+    return box_of_points(points), [list(chain(*points))]
 
 
 def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:

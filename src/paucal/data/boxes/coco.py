@@ -21,7 +21,6 @@ from paucal.data.boxes.annotations import (
 from paucal.data.boxes.naming import ImageNames, MissingImage, explain_foreign_path
 from paucal.data.boxes.tree import PEEKED, Tree, mentions
 from paucal.data.splits.part_names import part_of_file
-from paucal.reading import parse_json
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import brief, counted, was
 
@@ -62,14 +61,13 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     for content in contents:
         for image in content.images:
             add_image(images, image, tree.shown)
-    if len(files) > 1 and box_files is not files:
-        skipped_names = [PurePosixPath(file).name for file in tree.ending(".json") if _starts_with(file, *OTHERS)]
-        text = f"{counted(len(skipped_names), 'file')} beside {BOXES}_*.json {was(len(skipped_names))} skipped"
-        notes += [f"{text}: {', '.join(skipped_names)}"] if skipped_names else []
+    skipped = [PurePosixPath(file).name for file in tree.ending(".json") if _starts_with(file, *OTHERS)]
+    if skipped and len(files) > 1 and box_files is not files:
+        count = f"{counted(len(skipped), 'file')} beside {BOXES}_*.json {was(len(skipped))} skipped"
+        notes.append(f"{count}: {', '.join(skipped)}")
     numbers = _merge_numbers([content.numbers for content in contents], tree)
-    return AnnotationSet(
-        list(images.values()), numbers, (*(note for content in contents for note in content.notes), *notes)
-    )
+    file_notes = [note for content in contents for note in content.notes]
+    return AnnotationSet(list(images.values()), numbers, (*file_notes, *notes))
 
 
 LAYOUT = Layout(
@@ -109,12 +107,7 @@ class _File:
 
     def read(self) -> AnnotationSet:
         """Return the content of the file."""
-        text = self._tree.text(self._file, MAX_BYTES)
-        notes = [text.note] if text.note else []
-        try:
-            content = parse_json(text.text)
-        except ValueError as problem:
-            raise UserError(f"{self._shown!r} cannot be read ({problem}): give COCO's JSON of boxes.") from None
+        content, notes = self._tree.json(self._file, MAX_BYTES, "give COCO's JSON of boxes")
         if not isinstance(content, dict) or not set(ENTRIES) <= set(content):
             raise NoLabelsError(
                 f"{self._shown!r} lacks 'images', 'annotations' or 'categories': give COCO's JSON of boxes."
@@ -215,13 +208,11 @@ class _File:
             )
         outline = row.get("segmentation")  # polygons or run lengths
         crowd = bool(_finite_number(row.get("iscrowd")) or 0)
-        images[image].add(self._read_box(row.get("bbox"), outline), categories[category], crowd, outline)
+        images[image].add(categories[category], self._read_box(row.get("bbox"), outline), outline, crowd)
 
     def _read_box(self, box: Any, outline: Any) -> Corners:
-        if not box and outline:
-            outline_box = _box_of_outline(outline)
-            if outline_box is not None:
-                return outline_box
+        if not box and outline and (outline_box := _box_of_outline(outline)) is not None:
+            return outline_box
         if not isinstance(box, list) or len(box) != 4 or not all(type(n) in (int, float) for n in box):
             raise UserError(
                 f"{self._shown!r} has a 'bbox' {brief(box)}, expected left, top, width and height: correct it."

@@ -21,9 +21,9 @@ from paucal.data.boxes.annotations import (
     Corners,
     Layout,
     add_image,
-    box_of_points,
     box_of_runs,
     number_classes,
+    polygon_of_points,
     run_lengths_of,
     unread_shapes_notes,
 )
@@ -32,11 +32,11 @@ from paucal.data.boxes.tree import PEEKED, Tree, ascii_bytes
 from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import part_of_file
-from paucal.reading import parse_json
 from paucal.types import UserError
 from paucal.wording import counted
 
 MAX_BYTES = 1 << 29  # brushed masks take a megabyte per image
+EXPORT_AGAIN = "export Label Studio's JSON again"
 LABELS = ("rectanglelabels", "polygonlabels", "brushlabels", "ellipselabels", "labels")
 _VALUE, _COUNTS = 8, (3, 4, 8, 16)  # bits of a value and of counts, as Label Studio writes them
 CHOICES = ("choice", "choices", "class", "category")  # usual names of image-level labels in the short form
@@ -79,10 +79,10 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     unread: Counter[str] = Counter()
     notes: list[str] = []
     for file in files:
-        content = tree.text(file, MAX_BYTES)
-        notes += [content.note] if content.note else []
+        content, file_notes = tree.json(file, MAX_BYTES, EXPORT_AGAIN)
+        notes += file_notes
         place = tree.place_of(file)
-        tasks = list(_tasks(content.text, place, tally))
+        tasks = list(_tasks(content, place, tally))
         keys = _find_images(tasks, names, tree, file)
         store = tree.store(keys)
         for number, (task, key) in enumerate(zip(tasks, keys, strict=True)):
@@ -112,14 +112,10 @@ def _is_export(tree: Tree, file: str) -> bool:
     return bool(_LONG.match(content)) or any(suffix.encode() in content.lower() for suffix in IMAGE_SUFFIXES)
 
 
-def _tasks(text: str, place: str, tally: Counter[str]) -> Iterator[_Task]:
+def _tasks(rows: Any, place: str, tally: Counter[str]) -> Iterator[_Task]:
     """Yield the labelled images of a file; `tally` counts the others."""
-    try:
-        rows = parse_json(text)
-    except ValueError as problem:
-        raise UserError(f"{place!r} cannot be read ({problem}): export Label Studio's JSON again.") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{place!r} is not a list of tasks: export Label Studio's JSON again.")
+        raise UserError(f"{place!r} is not a list of tasks: {EXPORT_AGAIN}.")
     for row in rows:
         data = row.get("data")
         is_long = isinstance(data, dict)
@@ -228,11 +224,10 @@ def _add_region(image: AnnotatedImage, value: Mapping[str, Any], place: _Place, 
                 "is rotated, and rotated boxes" if turned == "rotation" else "belongs to a rotated image, and those"
             )
             raise place.problem(kind, f"that {description} are not read: draw it upright, or as a polygon")
-    box, outline = outlined
     for label in labels:
         if not (name := plain_name(str(label))):
             raise place.problem(kind, "without a label: correct it")
-        image.add(box, name, outline=outline)
+        image.add(name, *outlined)
 
 
 def _region_outline(value: Mapping[str, Any], place: _Place, kind: str) -> tuple[Corners, Any] | None:
@@ -250,8 +245,7 @@ def _region_outline(value: Mapping[str, Any], place: _Place, kind: str) -> tuple
         points = value["points"]
         if len(points) < 3 or not all(isinstance(point, list) and _are_numbers(point, 2) for point in points):
             raise damaged
-        pixels = [(x * width / 100, y * height / 100) for x, y in points]
-        return box_of_points(pixels), [[number for point in pixels for number in point]]
+        return polygon_of_points([(x * width / 100, y * height / 100) for x, y in points])
     sides = ("radiusX", "radiusY") if "radiusX" in value else ("width", "height")
     if not {"x", "y", *sides} <= value.keys():
         return None

@@ -12,13 +12,13 @@ from paucal.data.boxes.annotations import (
     Layout,
     box_of_points,
     number_classes,
+    polygon_of_points,
     shorten_notes,
     unread_shapes_notes,
 )
 from paucal.data.boxes.naming import assign_keys
 from paucal.data.boxes.tree import Tree, mentions
 from paucal.data.classes import plain_name
-from paucal.reading import parse_json
 from paucal.types import UserError
 
 MAX_BYTES = 1 << 28  # per image; the file may contain its pixels
@@ -54,17 +54,19 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     notes: list[str] = []
     unread: Counter[str] = Counter()
     for file in files:
-        text = tree.text(file, MAX_BYTES)
-        notes += [text.note] if text.note else []
+        content, file_notes = tree.json(file, MAX_BYTES, "give LabelMe's JSON")
+        notes += file_notes
         place = tree.place_of(file)
-        content, shapes = _parse(text.text, place)
+        shapes = content.get("shapes") if isinstance(content, dict) else None
+        if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
+            raise UserError(f"{place!r} has no list of 'shapes': give LabelMe's JSON.")
         path = content.get("imagePath")
         stated_names[file] = [path if isinstance(path, str) else ""]
         height, width = (content.get(name) for name in ("imageHeight", "imageWidth"))
         size = (height, width) if type(height) is int and type(width) is int and min(height, width) > 0 else None
         image = AnnotatedImage("", size=size, source=file)
-        for name, box, outline in _read_objects(shapes, place, unread):
-            image.add(box, name, outline=outline)
+        for entry in _read_objects(shapes, place, unread):
+            image.add(*entry)
         images.append(image)
     key_notes = assign_keys(images, stated_names, tree)
     notes = [*shorten_notes(notes), *key_notes, *unread_shapes_notes(unread)]
@@ -78,18 +80,6 @@ LAYOUT = Layout(
     find=find,
     read=read,
 )
-
-
-def _parse(text: str, place: str) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
-    """Return the content of a file and its shapes; `place` names the file in messages."""
-    try:
-        content = parse_json(text)
-    except ValueError as problem:
-        raise UserError(f"{place!r} cannot be read ({problem}): give LabelMe's JSON.") from None
-    shapes = content.get("shapes") if isinstance(content, dict) else None
-    if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
-        raise UserError(f"{place!r} has no list of 'shapes': give LabelMe's JSON.")
-    return content, shapes
 
 
 def _read_objects(shapes: Sequence[Mapping[str, Any]], place: str, unread: Counter[str]) -> list[_Entry]:
@@ -122,16 +112,14 @@ def _to_entry(shape: Mapping[str, Any], kind: str, place: str) -> _Entry:
             f"{place!r} has a {kind} of {str(name)!r} with the points {repr(points)[:80]}, expected at least two of x "
             "and y: correct it."
         )
-    box, outline = box_of_points([(float(x), float(y)) for x, y in points]), None
-    if kind == "polygon":
-        outline = [[float(value) for point in points for value in point]]
+    box, outline = polygon_of_points([(float(x), float(y)) for x, y in points])
     if kind == "circle":
         (x, y), edge = points[0], points[1]
         radius = math.dist(points[0], edge)
         box = (x - radius, y - radius, x + radius, y + radius)
     if kind == "mask":  # its corners are pixels inside the object, not edges
         box = (box[0], box[1], box[2] + 1, box[3] + 1)
-    return plain_name(str(name)), box, outline
+    return plain_name(str(name)), box, outline if kind == "polygon" else None
 
 
 def _is_point(point: Any) -> bool:

@@ -200,10 +200,8 @@ class ImageNames:
         if ending not in self._folders_of:
             namesakes = [other for other in self._tree.files if other.endswith(ending)]
             self._folders_of[ending] = {part for other in namesakes for part in other.split("/")[:-1]}
-        image_folders, file_folders = (
-            set(plain_folders(path.rpartition("/")[0])),
-            set(plain_folders(file.rpartition("/")[0])),
-        )
+        image_folders = set(plain_folders(path.rpartition("/")[0]))
+        file_folders = set(plain_folders(file.rpartition("/")[0]))
         return bool(
             (file_folders - image_folders) & self._image_folders
             or (image_folders - file_folders) & self._folders_of[ending]
@@ -265,21 +263,15 @@ def assign_images(tree: Tree, named: Mapping[str, Sequence[str]]) -> tuple[dict[
     images: dict[str, AnnotatedImage] = {}
     for file, key in keys.items():
         add_image(images, AnnotatedImage(key, source=file), tree.shown)
-    with_other_suffix = [
-        file for file, key in keys.items() if file not in corrected and _has_other_suffix(named[file], key)
-    ]
+    respelt = [file for file, key in keys.items() if file not in corrected and _has_other_suffix(named[file], key)]
     notes = []
-    if corrected:
-        subject = counted(len(corrected), "annotation file names", "annotation files name")
-        notes.append(
-            f"{subject} the image of another file, such as {corrected[0]}: the image with its own name was used"
-        )
-    if with_other_suffix:
-        subject = counted(len(with_other_suffix), "annotation file names", "annotation files name")
-        notes.append(
-            f"{subject} an image with another suffix, such as {with_other_suffix[0]}: {keys[with_other_suffix[0]]} was "
-            "used"
-        )
+    for files, problem, image in (
+        (corrected, "the image of another file", "the image with its own name"),
+        (respelt, "an image with another suffix", keys[respelt[0]] if respelt else ""),
+    ):
+        if files:
+            subject = counted(len(files), "annotation file names", "annotation files name")
+            notes.append(f"{subject} {problem}, such as {files[0]}: {image} was used")
     return keys, notes
 
 

@@ -52,10 +52,10 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
     parts: dict[str, str] = {}
     notes: list[str] = []
     for file in _find_lists(tree):
-        lines, note = tree.lines(file)
+        lines, file_notes = tree.lines(file)
+        notes += file_notes
         keys = [names.find(line, file) for line in lines]
         unknown = [line for line, key in zip(lines, keys, strict=True) if key is None]
-        notes += [note] if note else []
         if lines and len(unknown) == len(lines):
             place, first = tree.place_of(file), lines[0][:80]
             text = f"no line of {place!r} names an image with annotations; the first is {first!r}"
@@ -82,8 +82,7 @@ def _find_lists(tree: Tree) -> list[str]:
     """Return the lists in the first folder that has lists of train, val or test; "trainval" comes last."""
     lists = [file for file in tree.ending(".txt") if _plain_stem(file) in PARTS]
     for folder in LIST_FOLDERS:
-        folder_lists = [file for file in lists if file.rpartition("/")[0].lower() == folder]
-        if folder_lists:
+        if folder_lists := [file for file in lists if file.rpartition("/")[0].lower() == folder]:
             return sorted(folder_lists, key=lambda file: (_plain_stem(file) == TRAINVAL, file))
     return []
 

@@ -132,7 +132,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
                 height, width = size_of(key) if in_shares else (1, 1)
                 left, top, right, bottom = row.box
                 box = left * width, top * height, right * width, bottom * height
-                file_images[key].add(box, row.name, row.crowd)
+                file_images[key].add(row.name, box, crowd=row.crowd)
     return AnnotationSet(list(images.values()), number_classes(images.values(), tree.shown), tuple(notes))
 
 
@@ -223,12 +223,11 @@ def _read_cells(text: str, file: str) -> Any:  # csv's reader has no public type
 
 def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list[str]]:
     """Return the rows of a table, the columns that give its boxes, and notes."""
-    content = tree.text(file, MAX_BYTES)
+    text, notes = tree.text(file, MAX_BYTES)
     place = tree.place_of(file)
     part = part_of_file(file)
     rows: list[_Row] = []
-    notes = [content.note] if content.note else []
-    first = list(islice(_read_cells(content.text, file), HEAD_ROWS))
+    first = list(islice(_read_cells(text, file), HEAD_ROWS))
     named_columns = columns_of(first[0]) if first else None
     columns = named_columns or _columns_of_unnamed(first)
     if columns is None:
@@ -238,7 +237,7 @@ def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list
     form = next(form for form in FORMS if set(form) <= columns.keys())
     if "name" not in columns:
         notes.append(f"{file} has no column of classes, so all boxes are of one class, {ONE_CLASS!r}")
-    cells = _read_cells(content.text, file)
+    cells = _read_cells(text, file)
     try:
         for row in islice(cells, 1 if named_columns else 0, None):
             if any(cell.strip() for cell in row):

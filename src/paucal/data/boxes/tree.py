@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from paucal.data.sources.archive import ArchiveStore, archive_entries, shared_folder
 from paucal.data.sources.folder import find_files
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, FileStore
-from paucal.reading import DecodedText, decode_text, is_regular, read_bytes
+from paucal.reading import decode_text, is_regular, parse_json, read_bytes
 from paucal.types import UserError
 
 MAX_LIST_BYTES = 1 << 26
@@ -52,24 +53,33 @@ class Tree:
         """Return the files with any of the suffixes, in upper or lower case."""
         return [path for path in self.files if path.lower().endswith(suffixes)]
 
-    def text(self, path: str, max_bytes: int) -> DecodedText:
-        """Return the text of a file of at most `max_bytes` bytes; see `decode_text`.
+    def text(self, path: str, max_bytes: int) -> tuple[str, list[str]]:
+        """Return the text of a file of at most `max_bytes` bytes, and a note if its encoding was guessed."""
+        text, _, note = decode_text(self.read(path, max_bytes), self.place_of(path))
+        return text, [note] if note else []
 
-        Raises:
-            UserError: The file is larger, or is not text.
-        """
-        return decode_text(self.read(path, max_bytes), self.place_of(path))
-
-    def lines(self, path: str, blank: bool = False) -> tuple[list[str], str]:
+    def lines(self, path: str, blank: bool = False) -> tuple[list[str], list[str]]:
         """Return the lines of a text file without outer white space, and a note if its encoding was guessed.
 
         Args:
             path: Path of the file.
             blank: Whether to keep empty lines, so that lines can be counted.
         """
-        content = self.text(path, MAX_LIST_BYTES)
-        lines = [line.strip() for line in re.split(r"\r\n|\r|\n", content.text)]
-        return [line for line in lines if line or blank], content.note
+        text, notes = self.text(path, MAX_LIST_BYTES)
+        lines = [line.strip() for line in re.split(r"\r\n|\r|\n", text)]
+        return [line for line in lines if line or blank], notes
+
+    def json(self, path: str, max_bytes: int, advice: str) -> tuple[Any, list[str]]:
+        """Return the content of a JSON file, and a note if its encoding was guessed.
+
+        Raises:
+            UserError: The file is larger or is not JSON; `advice` ends the message.
+        """
+        text, notes = self.text(path, max_bytes)
+        try:
+            return parse_json(text), notes
+        except ValueError as problem:
+            raise UserError(f"{self.place_of(path)!r} cannot be read ({problem}): {advice}.") from None
 
     def place_of(self, path: str) -> str:
         """Return the name of a file for messages."""
@@ -115,9 +125,6 @@ def _archive_tree(file: Path) -> Tree:
         content = read(path, files[path].size)
         return content if len(content) <= 2 * count else content[:count] + content[-count:]
 
-    def store(keys: list[str]) -> ArchiveStore:
-        return ArchiveStore(file.resolve(), [files[key] for key in keys])
-
     return Tree(
         shown=str(file),
         name=file.stem,
@@ -125,7 +132,7 @@ def _archive_tree(file: Path) -> Tree:
         files=tuple(files),
         read=read,
         peek=peek,
-        store=store,
+        store=lambda keys: ArchiveStore(file.resolve(), [files[key] for key in keys]),
         is_inside=lambda path: True,
         notes=notes,
     )

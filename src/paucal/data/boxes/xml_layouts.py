@@ -15,10 +15,9 @@ from paucal.data.boxes.annotations import (
     Corners,
     Layout,
     add_image,
-    box_of_points,
     number_classes,
     parse_number,
-    points_of_ellipse,
+    polygon_of_points,
     run_lengths_of,
     shorten_notes,
     unread_shapes_notes,
@@ -34,6 +33,7 @@ XML = ".xml"
 MAX_BYTES = 1 << 28  # CVAT writes all images to one file, with some kilobytes per image
 _MAX_DIGITS = 9  # of a side in pixels
 HEAD = 1 << 13  # bytes that hold the name of the outermost element
+ELLIPSE_POINTS = 72
 VOC_EDGES, CVAT_EDGES = ("xmin", "ymin", "xmax", "ymax"), ("xtl", "ytl", "xbr", "ybr")
 _ENCODING = re.compile(rb"<\?xml[^>]*\sencoding\s*=\s*[\"']([A-Za-z0-9._:-]+)[\"']")
 _WIDE = ("utf-16", "utf16", "utf-32", "utf32", "ucs", "iso-10646")
@@ -59,10 +59,10 @@ def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     images: list[AnnotatedImage] = []
     notes: list[str] = []
     for file in files:
-        content, note = parse_xml(tree, file)
+        content, file_notes = parse_xml(tree, file)
         stated_names[file] = [(content.findtext(tag) or "").strip() for tag in ("filename", "path")]
         images.append(_voc_image(content, file, tree.place_of(file)))
-        notes += [note] if note else []
+        notes += file_notes
     key_notes = assign_keys(images, stated_names, tree)
     return AnnotationSet(images, number_classes(images, tree.shown), (*shorten_notes(notes), *key_notes))
 
@@ -84,8 +84,8 @@ def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     unread: Counter[str] = Counter()
     names = ImageNames(tree.images, tree)
     for file in files:
-        content, note = parse_xml(tree, file)
-        notes += [note] if note else []
+        content, file_notes = parse_xml(tree, file)
+        notes += file_notes
         for image in _cvat_images(content, tree, file, names, unread):
             add_image(images, image, tree.shown)
     all_images = list(images.values())
@@ -114,11 +114,10 @@ def _root_name(tree: Tree, file: str) -> str:
     return root[1].decode() if root else ""
 
 
-def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, str]:
-    """Parse an XML file of limited size without entities, since a few entities can expand to gigabytes.
+def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, list[str]]:
+    """Return the outermost element of an XML file, and a note if its encoding was guessed.
 
-    Returns:
-        The outermost element, and a note if the encoding was guessed.
+    Entities are refused, since a few of them can expand to gigabytes.
     """
     place = tree.place_of(file)
     content = tree.read(file, MAX_BYTES)
@@ -128,22 +127,18 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, str]:
     declared = encoding[1].decode() if encoding else None
     if declared is not None and declared.lower().startswith(_WIDE):
         declared = None  # a declaration readable as single bytes cannot be in UTF-16
-    text = decode_text(content, place, declared)
+    text, _, note = decode_text(content, place, declared)
     builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate("utf-8")
 
     def refuse(*_: object) -> None:
         raise UserError(f"{place!r} declares a document type, which annotations do not need: remove it.")
 
-    def end(name: str) -> None:
-        builder.end(name)
-
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
-    parser.StartElementHandler = builder.start
-    parser.EndElementHandler = end
-    parser.CharacterDataHandler = lambda data: builder.data(data)
+    parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
+    parser.CharacterDataHandler = builder.data
     try:
-        parser.Parse(text.text.encode(errors="surrogatepass"), True)
-        return builder.close(), text.note
+        parser.Parse(text.encode(errors="surrogatepass"), True)
+        return builder.close(), [note] if note else []
     except (expat.ExpatError, ValueError, AssertionError) as problem:
         raise UserError(f"{place!r} is not XML ({problem}): give annotations as XML.") from None
 
@@ -158,12 +153,11 @@ def _voc_image(content: ElementTree.Element, file: str, place: str) -> Annotated
             raise UserError(f"{place!r} has an object without a name: correct it.")
         is_difficult = (item.findtext("difficult") or "").strip().lower() in ("1", "true")
         if item.find("bndbox") is None and (corners := item.findall("polygon/pt")):
-            points = _points_of_labelme(corners, place)
+            box, outline = polygon_of_points(_points_of_labelme(corners, place))
             is_box = (item.findtext("type") or "").strip() == "bounding_box"
-            outline = None if is_box else [[value for point in points for value in point]]
-            image.add(box_of_points(points), name, is_difficult, outline)
+            image.add(name, box, None if is_box else outline, is_difficult)
         else:
-            image.add(_voc_box(item, place), name, is_difficult)
+            image.add(name, _voc_box(item, place), crowd=is_difficult)
     return image
 
 
@@ -268,7 +262,16 @@ def _add_cvat_shape(image: AnnotatedImage, shape: ElementTree.Element, place: st
             f"{place!r} has a {shape.tag} of {name!r} in {image.key!r} that is rotated by {angle:g} degrees, and "
             "rotated boxes are not read: draw it upright, or as a polygon."
         )
-    image.add(box, name, outline=outline)
+    image.add(name, box, outline)
+
+
+def _points_of_ellipse(x: float, y: float, across: float, down: float, degrees: float) -> list[tuple[float, float]]:
+    """Return points on an ellipse with a centre and radii in pixels, rotated clockwise around its centre."""
+    angles, rotation = np.arange(ELLIPSE_POINTS) * 2 * np.pi / ELLIPSE_POINTS, np.deg2rad(degrees)
+    with np.errstate(invalid="ignore"):  # points of an infinite ellipse are refused later
+        a, b = across * np.cos(angles), down * np.sin(angles)
+        xs, ys = a * np.cos(rotation) - b * np.sin(rotation), a * np.sin(rotation) + b * np.cos(rotation)
+    return list(zip((x + xs).tolist(), (y + ys).tolist(), strict=True))
 
 
 def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> tuple[Corners | None, object]:
@@ -283,12 +286,10 @@ def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> t
         return (left, top, right, bottom), None
     if shape.tag == "polygon":
         pairs = [pair.split(",") for pair in (shape.get("points") or "").split(";")]
-        points = [(float(x), float(y)) for x, y in pairs]
-        return box_of_points(points), [[value for point in points for value in point]]
+        return polygon_of_points([(float(x), float(y)) for x, y in pairs])
     if shape.tag == "ellipse":
-        x, y, across, down = (float(shape.get(name) or "") for name in ("cx", "cy", "rx", "ry"))
-        points = points_of_ellipse((x, y), (across, down), float(shape.get("rotation") or 0))
-        return box_of_points(points), [[value for point in points for value in point]]
+        centre_and_radii = (float(shape.get(name) or "") for name in ("cx", "cy", "rx", "ry"))
+        return polygon_of_points(_points_of_ellipse(*centre_and_radii, float(shape.get("rotation") or 0)))
     if shape.tag != "mask" or size is None:
         return None, None
     left, top, width, height = (int(shape.get(name) or "") for name in ("left", "top", "width", "height"))

@@ -13,7 +13,7 @@ from paucal.data.boxes.annotations import (
     AnnotatedImage,
     AnnotationSet,
     Layout,
-    box_of_points,
+    polygon_of_points,
     shorten_notes,
     unique_class_names,
 )
@@ -83,8 +83,8 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     encodings: list[str] = []
     for index, (file, key) in enumerate(keys.items()):
         image = AnnotatedImage(key, declared=parts.get(key, ""), source=file)
-        lines, note = tree.lines(file, blank=True)
-        encodings += [note] if note else []
+        lines, file_notes = tree.lines(file, blank=True)
+        encodings += file_notes
         for number, line in enumerate(lines, 1):
             if line:
                 _add_object(image, line, f"line {number} of {tree.place_of(file)!r}", store.size(index), config)
@@ -139,7 +139,7 @@ def _read_config(tree: Tree, files: Sequence[str]) -> Config:
         )
     file, place = configs[0], tree.place_of(configs[0])
     try:
-        content = parse_yaml(tree.text(file, MAX_CONFIG_BYTES).text)
+        content = parse_yaml(tree.text(file, MAX_CONFIG_BYTES)[0])
     except ValueError as problem:
         raise UserError(f"{place!r} cannot be read ({problem}): give the YAML of a YOLO set.") from None
     if not isinstance(content, dict):
@@ -310,10 +310,10 @@ def _add_object(image: AnnotatedImage, line: str, context: str, size: tuple[int,
     if len(values) == BOX - 1:
         x, y, across, down = values
         box = ((x - across / 2) * width, (y - down / 2) * height, (x + across / 2) * width, (y + down / 2) * height)
-        image.add(box, name)
+        image.add(name, box)
         return
     points = [(x * width, y * height) for x, y in zip(values[::2], values[1::2], strict=True)]
-    image.add(box_of_points(points), name, outline=[[value for point in points for value in point]])
+    image.add(name, *polygon_of_points(points))
 
 
 def _parse_line(line: str, context: str, config: Config) -> tuple[str, list[float]]:

@@ -57,8 +57,8 @@ def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str,
         if len(matches) != 1:
             return None
         image, name = matches[0]
-        spelled = [part for part in PurePosixPath(mask.key).parts[:-1] if fold(part) == name]
-        hits[mask.key] = image, (spelled or [name])[-1]
+        spellings = [part for part in PurePosixPath(mask.key).parts[:-1] if fold(part) == name]
+        hits[mask.key] = image, [name, *spellings][-1]
     return hits
 
 
@@ -92,5 +92,4 @@ def _match_by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, H
 
 def _class_name(text: str) -> str:
     """Return a name without the words that mean "mask"."""
-    parts = [part for part in _SIGNS.split(text) if part and not re.fullmatch(TOKENS, part, re.IGNORECASE)]
-    return " ".join(parts)
+    return " ".join(word for word in _SIGNS.split(text) if word and not re.fullmatch(TOKENS, word, re.IGNORECASE))

@@ -5,7 +5,6 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
@@ -77,14 +76,6 @@ class MaskCoding:
         """Number of classes."""
         return len(self.values)
 
-    @cached_property
-    def _order_of_values(self) -> NDArray[np.int64]:
-        return np.argsort(np.asarray(self.values))
-
-    @cached_property
-    def _sorted_values(self) -> NDArray[np.int64]:
-        return np.asarray(self.values, dtype=np.int64)[self._order_of_values]
-
     def encode(self, values: NDArray[np.int32], name: str) -> NDArray[np.uint8]:
         """Return the (H, W) class numbers of a mask's values; `IGNORED` for unlabelled pixels."""
         if self.kind == "binary":
@@ -93,8 +84,9 @@ class MaskCoding:
             threshold = 1 if labelled.max(initial=0) <= 1 else min(self.values[1], MIDDLE)
             is_class, classes = np.ones(values.shape, dtype=bool), (values >= threshold).astype(np.int64)
         else:
-            indices = np.searchsorted(self._sorted_values, values).clip(max=self.count - 1)
-            is_class, classes = self._sorted_values[indices] == values, self._order_of_values[indices]
+            order = np.argsort(self.values)
+            classes = order[np.searchsorted(self.values, values, sorter=order).clip(max=self.count - 1)]
+            is_class = np.asarray(self.values)[classes] == values
         ignored = np.zeros_like(is_class) if self.ignore is None else values == self.ignore
         if not (is_class | ignored).all():
             stray = self.format_value(int(values[~(is_class | ignored)][0]))

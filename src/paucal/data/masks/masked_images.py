@@ -363,8 +363,8 @@ def interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
         return []
     text = (
         f"in {counted(len(interpolated), 'mask')} ({interpolated[0].name}{', ...' if interpolated[1:] else ''}) "
-        "numbers change step by step at "
-        "edges, as after resizing by interpolation: the numbers in between are then not real classes"
+        "numbers change step by step at edges, as after resizing by interpolation: the numbers in between are then "
+        "not real classes"
     )
     return [Finding(RESIZED, "warning", text, "check them; resize masks with nearest-neighbour interpolation")]
 
@@ -381,10 +381,9 @@ def inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
         return []
     share = pixels[with_both_classes, 1] / labelled[with_both_classes]
     has_few, has_many = share <= FEW, share >= MANY
-    are_opposite = (
-        abs(share[has_few].mean() + share[has_many].mean() - 1) < 0.1 if has_few.any() and has_many.any() else False
-    )
-    if not are_opposite or not (has_few | has_many).all() or min(has_few.mean(), has_many.mean()) < SIDES:
+    if not (has_few | has_many).all() or min(has_few.mean(), has_many.mean()) < SIDES:
+        return []
+    if abs(share[has_few].mean() + share[has_many].mean() - 1) >= 0.1:
         return []
     minority = with_both_classes[has_many if has_many.sum() <= has_few.sum() else has_few]
     text = (

@@ -58,14 +58,12 @@ class Meaning(NamedTuple):
 
 def meaning_of_values(masks: GivenMasks, marked: Sequence[tuple[str, ...]]) -> Meaning:
     """Return the meaning of masks whose values give the classes; see `read_masks`."""
-    facts, pairs, given, ignore, named, coding = masks
-    notes: list[str] = []
-    if named is None and given is None:
-        named, notes = _find_names(facts, pairs, ignore, coding)
-    if coding is None:
-        coding = find_coding(facts, given, ignore, named)
-    else:
-        require_same_coding(coding, facts, ignore)
+    named, notes = masks.named, list[str]()
+    if named is None and masks.kind is None:
+        named, notes = _find_names(masks)
+    coding = masks.coding or find_coding(masks.facts, masks.kind, masks.ignore, named)
+    if masks.coding is not None:
+        require_same_coding(coding, masks.facts, masks.ignore)
     return Meaning(coding, coding, named, notes)
 
 
@@ -91,22 +89,13 @@ def meaning_by_class(masks: GivenMasks, marked: Sequence[tuple[str, ...]]) -> Me
     return Meaning(coding, files, NamedClasses(classes), [f"a file for each class: {', '.join(names)}"], numbers)
 
 
-def _find_names(
-    facts: MaskFacts, pairs: Pairs, ignore: Sequence[int] | None = None, coding: MaskCoding | None = None
-) -> tuple[NamedClasses | None, list[str]]:
-    """Return the classes in the first table of a set that fits its masks, and notes; None without such a table.
-
-    Args:
-        facts: Facts of all mask files.
-        pairs: Images and masks.
-        ignore: Value that means "not labelled", as set by the user.
-        coding: Meaning of the values in a resumed run; None to choose it.
-    """
+def _find_names(masks: GivenMasks) -> tuple[NamedClasses | None, list[str]]:
+    """Return the classes in the first table of a set that fits its masks, and notes; None without such a table."""
     notes: list[str] = []
-    for file in _class_tables(pairs):
+    for file in _class_tables(masks.pairs):
         try:
             class_names = read_class_names(file)
-            if _fits_masks(class_names, facts, ignore, coding):
+            if _fits_masks(class_names, masks):
                 return class_names, [*notes, f"the names of the classes are those in {file.name}"]
         except UserError:  # a file of this name may have other content
             pass
@@ -138,12 +127,11 @@ def _folders_above(file: Path, root: Path) -> list[Path]:
     return folders
 
 
-def _fits_masks(
-    class_names: NamedClasses, facts: MaskFacts, ignore: Sequence[int] | None, coding: MaskCoding | None
-) -> bool:
+def _fits_masks(class_names: NamedClasses, masks: GivenMasks) -> bool:
     """Return whether a table names every value in the masks, or has a name for each class in their order."""
-    coding = coding or find_coding(facts, None, ignore, None if class_names.values is None else class_names)
+    named = None if class_names.values is None else class_names
+    coding = masks.coding or find_coding(masks.facts, None, masks.ignore, named)
     if class_names.values is None:
         return len(class_names.names) == coding.count
-    facts = facts.as_colours() if coding.kind == "colour" else facts
+    facts = masks.facts.as_colours() if coding.kind == "colour" else masks.facts
     return coding.values == class_names.values and set(facts.values) <= {*coding.values, coding.ignore}

@@ -6,7 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+import numpy as np
+
+from paucal.data.decode import UnreadableImage
+from paucal.data.images import evenly_spaced
 from paucal.data.masks.by_class import match_classes
+from paucal.data.masks.mask_files import pack_colours
 from paucal.data.masks.mask_table import is_mask_table, read_mask_table
 from paucal.data.masks.matching import File, Matches, describe_left_out, match
 from paucal.data.masks.naming import (
@@ -20,15 +25,16 @@ from paucal.data.masks.naming import (
 )
 from paucal.data.masks.panoptic import NAME, draw_panoptic
 from paucal.data.masks.part_lists import read_part_lists
-from paucal.data.masks.twins import twin_folders
 from paucal.data.masks.unpacking import unpack
 from paucal.data.sources.archive import is_archive
 from paucal.data.sources.folder import find_images
 from paucal.data.splits.part_names import part_among_words
-from paucal.data.stores import FileStore
+from paucal.data.stores import FileStore, Store
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
 
+LOOKED_AT = 5  # pairs of files whose colours are counted
+MASK_COLOURS, PHOTO_COLOURS = 32, 256  # largest number of colours in a mask, and smallest in a photograph
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
 
 
@@ -113,7 +119,12 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
             note = f"the files of {mask_folder} have few colours, and are used as masks of those of {image_folder}"
             return replace(pairs, notes=(note, *pairs.notes))
         if not sides.images or not sides.masks:
-            raise NoLabelsError(_describe_missing_side(data, sides))
+            raise NoLabelsError(
+                f"DATA: {str(data)!r} has no {'masks' if sides.images else 'images'} in it: expected a folder of "
+                "images (images, JPEGImages, ...) and one of masks (masks, labels, annotations, ...) with files of the "
+                "same names, or masks beside their images (NAME_mask.png); or name the folders with --images and "
+                "--masks."
+            )
         return _match_and_split(data, data, sides, [data])
     for flag, folder in (("--images", images), ("--masks", masks)):
         _require_folder(folder, flag)
@@ -176,6 +187,37 @@ def _find_twins(files: Sequence[File]) -> list[File]:
     return [masks[0] for masks in mask_files] if are_pairs else []
 
 
+def twin_folders(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
+    """Return the folders of photographs and of their masks, if a set has only these two and they have any names.
+
+    Their files have the same names and sizes; masks are recognised by their few colours.
+    """
+    files_by_folder: dict[str, dict[str, int]] = {}
+    for index, key in enumerate(keys):
+        folder, _, path = key.partition("/")
+        files_by_folder.setdefault(folder, {})[str(PurePosixPath(path).with_suffix("")) if path else ""] = index
+        if len(files_by_folder) > 2:
+            return None
+    folders = list(files_by_folder)
+    if len(folders) != 2 or files_by_folder[folders[0]].keys() != files_by_folder[folders[1]].keys():
+        return None
+    names = sorted(files_by_folder[folders[0]])
+    if 2 * len(names) != len(keys) or "" in names:
+        return None
+    sampled = [names[int(index)] for index in evenly_spaced(len(names), LOOKED_AT)]
+    try:
+        pictures = [[np.asarray(store.read(files_by_folder[folder][name])) for name in sampled] for folder in folders]
+    except UnreadableImage:
+        return None
+    if any(first.shape[:2] != second.shape[:2] for first, second in zip(*pictures, strict=True)):
+        return None
+    colours = [[len(np.unique(pack_colours(picture))) for picture in side] for side in pictures]
+    for photos, masks in ((0, 1), (1, 0)):
+        if min(colours[photos]) > PHOTO_COLOURS and max(colours[masks]) <= MASK_COLOURS:
+            return folders[photos], folders[masks]
+    return None
+
+
 def _to_file(key: str, loose: bool = False, whole: bool = False) -> File:
     """Return a file in the form used to compare files.
 
@@ -217,22 +259,14 @@ def _match_and_split(root: Path, mask_root: Path, sides: Sides, bases: Iterable[
         )
     image_folders = {_folders_above(file.key) for file in sides.images} - {""}
     mask_folders = {_folders_above(file.key, below=1) for file in sides.masks} - {""}
-    bases = [
-        *bases,
-        *(root / path for path in sorted(image_folders)),
-        *(mask_root / path for path in sorted(mask_folders)),
-    ]
+    bases = [*bases, *(root / path for path in sorted(image_folders))]
+    bases += [mask_root / path for path in sorted(mask_folders)]
     parts, notes = _assign_parts(matches, sides, bases)
-    pairs = [
-        Pair(
-            key,
-            tuple(mask_root / mask for mask in masks),
-            parts[key],
-            tuple(classes[mask] for mask in masks if classes),
-        )
-        for key, masks in sorted(matches.masks.items())
-        if key in parts
-    ]
+    pairs = []
+    for key in sorted(matches.masks.keys() & parts.keys()):
+        masks = matches.masks[key]
+        mask_classes = tuple(classes[mask] for mask in masks if classes)
+        pairs.append(Pair(key, tuple(mask_root / mask for mask in masks), parts[key], mask_classes))
     return Pairs(root, tuple(pairs), (*matches.notes(bool(classes)), *notes))
 
 
@@ -288,15 +322,6 @@ def _assign_parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tupl
         )
         folders = dict.fromkeys(folders, "")
     return folders, notes
-
-
-def _describe_missing_side(data: Path, sides: Sides) -> str:
-    """Return the error message for a folder without masks, or with masks but no images."""
-    return (
-        f"DATA: {str(data)!r} has no {'masks' if sides.images else 'images'} in it: expected a folder of images "
-        "(images, JPEGImages, ...) and one of masks (masks, labels, annotations, ...) with files of the same names, or "
-        "masks beside their images (NAME_mask.png); or name the folders with --images and --masks."
-    )
 
 
 def _require_folder(path: Path, flag: str) -> None:

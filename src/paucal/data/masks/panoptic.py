@@ -6,7 +6,6 @@ green + 65,536 blue, and 0 is a pixel without a label. The JSON gives each segme
 
 import csv
 import hashlib
-import io
 import os
 import shutil
 import tempfile
@@ -26,7 +25,6 @@ from paucal.data.decoded.cache_folder import unpacked_folder
 from paucal.data.masks.coding import IGNORED
 from paucal.data.masks.mask_files import read_mask
 from paucal.data.splits.part_names import part_of_file
-from paucal.reading import parse_json
 from paucal.types import UserError
 from paucal.wording import counted, was
 
@@ -61,37 +59,27 @@ def draw_panoptic(root: Path) -> tuple[Drawn, list[str]]:
     if repeated := next((key for key, count in Counter(row[0] for row in entries).items() if count > 1), None):
         raise UserError(f"the panoptic files of {tree.shown!r} describe {repeated!r} twice: give each image one entry.")
     if not folder.is_dir():
-        _draw_masks(
-            tree, entries, {id_: index for index, id_ in enumerate(categories)}, list(categories.values()), folder
-        )
-    n_bare = sum(_count_unannotated(content) for content in contents.values())
+        _draw_masks(tree, entries, categories, folder)
+    n_bare = sum(
+        len({repr(row["id"]) for row in content["images"]} - {repr(row["image_id"]) for row in content["annotations"]})
+        for content in contents.values()
+    )
     notes = [f"{counted(n_bare, 'image')} without a mask {was(n_bare)} left out"] if n_bare else []
     mask_rows = [(key, folder / "masks" / f"{index}.png", part) for index, (key, _, _, part) in enumerate(entries)]
     return mask_rows, notes
 
 
-def _count_unannotated(content: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
-    """Return the number of images in a file that have no annotation."""
-    described = {repr(row["image_id"]) for row in content["annotations"]}
-    return len({repr(row["id"]) for row in content["images"]} - described)
-
-
 def _read_entries(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
-    place = tree.place_of(file)
-    try:
-        content = parse_json(tree.text(file, MAX_BYTES).text)
-    except ValueError as problem:
-        raise UserError(f"{place!r} cannot be read ({problem}): give {NAME}.") from None
-    rows = {name: content.get(name) if isinstance(content, dict) else None for name in _ENTRIES}
-    for name, entries in _ENTRIES.items():
-        entry_rows = rows[name]
-        if not isinstance(entry_rows, list) or not all(
-            isinstance(row, dict) and entries <= row.keys() for row in entry_rows
+    content, _ = tree.json(file, MAX_BYTES, f"give {NAME}")
+    rows: dict[str, Any] = {name: content.get(name) if isinstance(content, dict) else None for name in _ENTRIES}
+    for name, keys in _ENTRIES.items():
+        if not isinstance(rows[name], list) or not all(
+            isinstance(row, dict) and keys <= row.keys() for row in rows[name]
         ):
             raise UserError(
-                f"{place!r} lacks a list {name!r} of entries with {', '.join(sorted(entries))}: give {NAME}."
+                f"{tree.place_of(file)!r} lacks a list {name!r} of entries with {', '.join(sorted(keys))}: give {NAME}."
             )
-    return rows  # type: ignore[return-value]
+    return rows
 
 
 _ENTRIES = {
@@ -140,12 +128,9 @@ def _plan_masks(
 
 
 def _draw_masks(
-    tree: Tree,
-    entries: Sequence[tuple[str, str, Any, str]],
-    classes: Mapping[Any, int],
-    names: Sequence[str],
-    folder: Path,
+    tree: Tree, entries: Sequence[tuple[str, str, Any, str]], categories: Mapping[Any, str], folder: Path
 ) -> None:
+    classes = {category: index for index, category in enumerate(categories)}
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     target = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
     try:
@@ -153,9 +138,8 @@ def _draw_masks(
         for index, (_, png, segments, _) in enumerate(entries):
             mask = _draw_mask(Path(tree.location, png), png, segments, classes)
             Image.fromarray(mask).save(target / "masks" / f"{index}.png")
-        text = io.StringIO(newline="")
-        csv.writer(text).writerows([("name", "value"), *((name, index) for index, name in enumerate(names))])
-        (target / "classes.csv").write_text(text.getvalue(), encoding="utf-8")
+        with (target / "classes.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("name", "value"), *zip(categories.values(), classes.values(), strict=True)])
         try:
             os.replace(target, folder)
         except OSError:
@@ -170,8 +154,7 @@ def _draw_mask(path: Path, name: str, segments: Any, classes: Mapping[Any, int])
     packed = read_mask(path, name).values_for(True, name)  # red is the highest byte
     numbers = (packed >> 16) | (packed & 0xFF00) | (packed & 0xFF) << 16
     mask = np.full(numbers.shape, IGNORED, dtype=np.uint8)
-    segment_list: list[Any] = segments if isinstance(segments, list) else [segments]
-    for segment in segment_list:
+    for segment in segments if isinstance(segments, list) else [segments]:
         has_id = isinstance(segment, dict) and type(segment.get("id")) is int
         if not has_id or repr(segment.get("category_id")) not in classes:
             raise UserError(

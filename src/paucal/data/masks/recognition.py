@@ -12,8 +12,7 @@ from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.masks.mask_files import pack_colours
 from paucal.data.masks.matching import match
 from paucal.data.masks.naming import TOKENS, folder_role
-from paucal.data.masks.pairs import find_image_and_mask_folders
-from paucal.data.masks.twins import twin_folders
+from paucal.data.masks.pairs import find_image_and_mask_folders, twin_folders
 from paucal.data.stores import Store
 from paucal.types import UserError
 from paucal.wording import counted, was
@@ -88,9 +87,9 @@ def without_masks(images: ImageSet) -> ImageSet:
 def _may_have_masks(keys: Sequence[str]) -> bool:
     """Whether a quick check of some of the names allows for masks; a set may have millions of images."""
     folders = {key.rpartition("/")[0] for key in keys}
-    if any(_is_sided(f"{folder}/", side) for folder in folders for side in ("mask", "other")) or any(
-        map(_WORD.search, folders)
-    ):
+    if any(map(_WORD.search, folders)):
+        return True
+    if any(_is_sided(f"{folder}/", side) for folder in folders for side in ("mask", "other")):
         return True
     sample = [keys[int(index)] for index in evenly_spaced(len(keys), SAMPLE)]
     n_named = sum(_WORD.search(key.rpartition("/")[2].rpartition(".")[0]) is not None for key in sample)
@@ -100,10 +99,8 @@ def _may_have_masks(keys: Sequence[str]) -> bool:
 def _is_sided(key: str, side: str) -> bool:
     """Whether the folders above a file name a side; if they name only a split (`train/`), the side is "image"."""
     roles = [folder_role(name) for name in PurePosixPath(key.rpartition("/")[0]).parts]
-    named_side = next(
-        (role.side for role in reversed(roles) if role.side), "image" if any(r.part for r in roles) else ""
-    )
-    return named_side == side
+    default = "image" if any(role.part for role in roles) else ""
+    return next((role.side for role in reversed(roles) if role.side), default) == side
 
 
 def _have_few_colours(keys: Sequence[str], masks: frozenset[str], store: Store) -> bool:
