@@ -13,7 +13,7 @@ from lightning.pytorch import Callback
 
 import paucal
 from paucal.cli.main import main
-from paucal.data.decoded.cache_folder import STORED_RUNS, VARIABLE, clear_stored_runs, stored_runs_bytes
+from paucal.data.decoded.cache_folder import STORED_RUNS, VARIABLE, clear_stored_runs, folder_bytes
 from paucal.data.shards import requests
 from paucal.runner import snapshots, storage_lock, stored_runs
 from paucal.runner.console import SilentConsole
@@ -255,7 +255,7 @@ def test_run__is_resumed_on_another_machine_as_if_nothing_had_happened(tmp_path,
     copies = list((tmp_path / "another" / STORED_RUNS).glob("*/run"))
     assert [RunFolder(copy).place for copy in copies] == [URL]
     cache = tmp_path / "another"
-    size = stored_runs_bytes(cache)
+    size = folder_bytes(cache / STORED_RUNS)
     (copies[0].parent / stored_runs.UNSENT).write_text("{}")
     assert (clear_stored_runs(cache), size > 1_000_000) == (0, True)  # it could not be sent
     (copies[0].parent / stored_runs.UNSENT).unlink()

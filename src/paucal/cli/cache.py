@@ -37,13 +37,13 @@ def run(argv: Sequence[str]) -> int:
         most = f"of at most {cache.MAX_BYTES // 2**30} GiB, in {folder}"
         text = f"{counted(len(entries), 'set')}, {total / MIB:.0f} MiB {most}"
         show("decoded images", text, total, lambda: cache.clear_cache(folder), "decoded images")
-        if fetched := cache.fetched_bytes(folder):
+        if fetched := cache.folder_bytes(folder / cache.SHARDS):
             text = f"{fetched / MIB:.0f} MiB of fetched ones and of indices, in {folder}"
             show("shards", text, fetched, lambda: cache.clear_fetched(folder), "shards")
-        if copies := cache.stored_runs_bytes(folder):
+        if copies := cache.folder_bytes(folder / cache.STORED_RUNS):
             text = f"{copies / MIB:.0f} MiB of copies of runs on object storage, in {folder}"
             show("runs", text, copies, lambda: cache.clear_stored_runs(folder), "copies of runs")
-    if unpacked := cache.unpacked_bytes():
+    if unpacked := cache.folder_bytes(cache.unpacked_folder()):
         place = cache.unpacked_folder()
         text = f"{unpacked / MIB:.0f} MiB of unpacked masks, in {place}"
         show("archives", text, unpacked, lambda: shutil.rmtree(place, ignore_errors=True), "unpacked masks")

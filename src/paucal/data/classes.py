@@ -4,6 +4,7 @@ import difflib
 import io
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib import resources
@@ -191,9 +192,8 @@ def read_class_list(source: str | Path) -> list[str]:
     names = [plain_name(line) for line in lines if line and not line.startswith("#")]
     if not names:
         raise UserError(f"{source} names no classes; expected one name per line")
-    repeated = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
-    if repeated is not None:
-        raise UserError(f"{source} names the class '{repeated}' more than once; keep one of the lines")
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise UserError(f"{source} names the class '{repeated[0]}' more than once; keep one of the lines")
     return names
 
 
@@ -216,14 +216,12 @@ def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
         raise UserError(f"{source} names only one class ('{names[0]}'); training a classifier needs at least two")
     wanted_names = set(names)
     used_classes = tuple(name for name in images.classes if name in wanted_names)
-    numbers = np.asarray(
-        [used_classes.index(name) if name in wanted_names else -1 for name in images.classes], dtype=np.int64
-    )
+    new_numbers = {name: number for number, name in enumerate(used_classes)}
+    numbers = np.asarray([new_numbers.get(name, -1) for name in images.classes], dtype=np.int64)
     note = f"{len(used_classes)} of {len(images.classes)} classes are used ({Path(source).name})"
     if images.multi_hot is not None:
-        return replace(
-            images, classes=used_classes, multi_hot=images.multi_hot[:, numbers >= 0], notes=(*images.notes, note)
-        )
+        rows = images.multi_hot[:, numbers >= 0]
+        return replace(images, classes=used_classes, multi_hot=rows, notes=(*images.notes, note))
     labels = np.where(images.labels >= 0, numbers[images.labels], -1)
     selected = images.select(np.flatnonzero(labels >= 0), note)
     return replace(selected, classes=used_classes, labels=labels[labels >= 0])

@@ -32,7 +32,6 @@ _DRAFTED = ("JPEG", "MPO")  # MPO: JPEG with further pictures, as some phones wr
 # Images are reduced only if they are more than this many times as large as their reduced size.
 _WORTH_REDUCING = 1.5
 _TAG = 0x0112  # EXIF tag of the orientation
-_SHOWN = 5  # maximum number of images named in a note
 # Transposition that undoes each value of the EXIF orientation (EXIF 2.3, table 6).
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -306,10 +305,11 @@ def decoding_errors(name: str) -> Iterator[None]:
             f"image {name} has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels, the limit against "
             "decompression bombs; make it smaller."
         ) from None
-    # Decoders raise almost any exception on damaged data: OSError, SyntaxError, ValueError, struct.error,
-    # IndexError.
+    # Decoders raise almost any exception on damaged data: OSError, SyntaxError, ValueError, struct.error, IndexError.
     except Exception as error:
-        raise UnreadableImage(f"image {name} cannot be decoded: {_failure_reason(error)}") from None
+        is_unknown = isinstance(error, Image.UnidentifiedImageError)
+        reason = "it is empty or in no known image format" if is_unknown else str(error) or type(error).__name__
+        raise UnreadableImage(f"image {name} cannot be decoded: {reason}") from None
 
 
 @lru_cache(maxsize=1)
@@ -323,12 +323,6 @@ def _readable_formats() -> tuple[str, ...]:
     except ImportError:  # photos of recent phones need the extra `heif`
         pass
     return tuple(name for name in _FORMATS if name in Image.OPEN)
-
-
-def _failure_reason(error: Exception) -> str:
-    if isinstance(error, Image.UnidentifiedImageError):
-        return "it is empty or in no known image format"
-    return str(error) or type(error).__name__
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -358,9 +352,9 @@ def ambiguity_note(names: Sequence[str], annotations: str) -> str:
         names: Names of the images whose `Orientation.is_ambiguous`, at least one.
         annotations: Noun for the annotations, such as "masks" or "boxes".
     """
-    examples = first_few(names, _SHOWN)
     subject = counted(len(names), "image is turned by its EXIF tag", "images are turned by their EXIF tags")
     return (
-        f"{subject} ({examples}), and the size does not show whether the {annotations} were drawn before or after the "
-        "turn: they are read as drawn after it; check some of them, or store the images upright without the tag"
+        f"{subject} ({first_few(names)}), and the size does not show whether the {annotations} were drawn before or "
+        "after the turn: they are read as drawn after it; check some of them, or store the images upright without the "
+        "tag"
     )

@@ -128,9 +128,8 @@ def make_eval_loader(
     `Batch.labels` is None if an image has no label. `Batch.ids` allows results of several processes to be put in order.
     """
     own_indices = np.asarray(indices, dtype=np.int64)[rank::world]
-    labelled = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
-    labelled = labelled or image_set.multi_hot is not None
-    dataset = ViewDataset(image_set, [(transform, 1)], seed=0, labels=labelled)
+    has_labels = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
+    dataset = ViewDataset(image_set, [(transform, 1)], seed=0, labels=has_labels or image_set.multi_hot is not None)
     return make_ordered_loader(dataset, own_indices, batch_size, collate, workers, pin_memory)
 
 
@@ -145,9 +144,8 @@ class _OrderedBatches(Sampler[list[SampleKey]]):
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
         for first in range(0, len(self._positions), self._size):
-            yield [
-                SampleKey(self._epoch, position) for position in self._positions[first : first + self._size].tolist()
-            ]
+            positions = self._positions[first : first + self._size].tolist()
+            yield [SampleKey(self._epoch, position) for position in positions]
 
 
 def _is_resource_limit(problem: BaseException) -> bool:
@@ -167,7 +165,7 @@ def _terminate_workers(problem: BaseException) -> None:
                 process.join()
 
 
-def _settings(workers: int, pin_memory: bool, into_batch: Callable[[list[Any]], Any] = collate) -> dict[str, Any]:
+def _settings(workers: int, pin_memory: bool, into_batch: Callable[[list[Any]], Any]) -> dict[str, Any]:
     return {
         "num_workers": workers,
         "collate_fn": into_batch,

@@ -49,9 +49,10 @@ class Kind:
     advice: Mapping[str, str] = field(default_factory=dict)
 
 
-def recognise(path: Path) -> dict[str, str]:
-    """Return a description of the labels in a place for each verb that could learn them."""
-    return {kind.verb: description for kind in KINDS if (description := _describe_kind(kind, path))}
+def recognise(path: Path, without: str = "") -> dict[str, str]:
+    """Return a description of the labels in a place for each verb that could learn them, except one verb."""
+    descriptions = {kind.verb: _describe_kind(kind, path) for kind in KINDS if kind.verb != without}
+    return {verb: description for verb, description in descriptions.items() if description}
 
 
 def refuse_other_kinds(path: Path, verb: str) -> None:
@@ -60,10 +61,7 @@ def refuse_other_kinds(path: Path, verb: str) -> None:
     Raises:
         UserError: The place has labels of another kind; the message says which, and which verb learns them.
     """
-    other_kinds = {
-        kind.verb: description for kind in KINDS if kind.verb != verb and (description := _describe_kind(kind, path))
-    }
-    if other_kinds:
+    if other_kinds := recognise(path, without=verb):
         raise _refusal(str(path), other_kinds, verb)
 
 
@@ -98,12 +96,9 @@ def refuse_structure(path: Path, names: tuple[str, ...]) -> None:
 def _refusal(location: str, other_kinds: dict[str, str], verb: str) -> UserError:
     wanted_kind = next(kind for kind in KINDS if kind.verb == verb)
     verbs = ", ".join(f"`paucal {kind.verb}` learns {kind.noun}" for kind in KINDS if kind.verb in other_kinds)
-    advice = "".join(
-        f"; {text}" for text in dict.fromkeys(wanted_kind.advice.get(verb, "") for verb in other_kinds) if text
-    )
-    return UserError(
-        f"{location} has {' and '.join(other_kinds.values())}, and no {wanted_kind.noun}: {verbs}{advice}."
-    )
+    advice = dict.fromkeys(wanted_kind.advice[other] for other in other_kinds if other in wanted_kind.advice)
+    problem = f"{location} has {' and '.join(other_kinds.values())}, and no {wanted_kind.noun}"
+    return UserError(f"{problem}: {'; '.join([verbs, *advice])}.")
 
 
 def _describe_kind(kind: Kind, path: Path) -> str:
@@ -117,8 +112,9 @@ def _describe_boxes(path: Path) -> str:
     annotation_files = find_boxes(path)
     with suppress(UserError):  # opening it reports what is wrong
         annotation_files = None if open_tagged_images(path) is not None else annotation_files
-    file_note = f" ({annotation_files.shown})" if annotation_files and path.is_dir() else ""
-    return f"boxes{file_note} as {annotation_files.name}" if annotation_files else ""
+    if annotation_files is None:
+        return ""
+    return f"boxes{f' ({annotation_files.shown})' if path.is_dir() else ''} as {annotation_files.name}"
 
 
 def _describe_masks(path: Path) -> str:
@@ -145,9 +141,8 @@ def _describe_classes(path: Path) -> str:
             return f"labels of whole images ({images.notes[0]})"
     annotation_files = find_boxes(path)  # a table of boxes has columns of images and classes too
     if is_file:
-        is_table = path.suffix.lower() in TABLE_SUFFIXES and annotation_files is None and not is_mask_table(path)
-        is_table = is_table and describes_images(path, SourceOptions())
-        return "a table of classes" if is_table else ""
+        is_other = path.suffix.lower() not in TABLE_SUFFIXES or annotation_files is not None or is_mask_table(path)
+        return "" if is_other or not describes_images(path, SourceOptions()) else "a table of classes"
     if path.is_dir():
         boxes = set(annotation_files.files) if annotation_files else set()
         tables = find_tables(path, SourceOptions())

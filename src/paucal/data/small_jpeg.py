@@ -31,8 +31,8 @@ def decode_small(content: bytes) -> Image.Image | None:
     try:
         *sides, colours, _ = simplejpeg.decode_jpeg_header(content)
         shorter, longer = sorted(map(int, sides))
-        too_large = shorter * longer > MAX_PIXELS
-        if too_large or shorter == 1 or colours not in ("YCbCr", "Gray"):  # a row may be longer than `decode` accepts
+        # An image of one row may be longer than `decode_jpeg` accepts.
+        if shorter * longer > MAX_PIXELS or shorter == 1 or colours not in ("YCbCr", "Gray"):
             return None
         return Image.fromarray(simplejpeg.decode_jpeg(content))
     except ValueError:  # damaged, or of a kind that it does not read

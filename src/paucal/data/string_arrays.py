@@ -41,7 +41,7 @@ class StringArray(Sequence[str]):
         name_rows = pa.array(np.repeat(np.arange(len(names)), counts))
         numbers = np.concatenate([np.arange(count) for count in counts]) if len(counts) else np.zeros(0, np.int64)
         digits = pc.cast(pc.cast(pa.array(numbers), pa.string()), _KIND)
-        return cls(_join_elements(prefixes.take(name_rows), digits, b""))
+        return cls(_join_pairs(prefixes.take(name_rows), digits))
 
     @classmethod
     def from_buffers(cls, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> "StringArray":
@@ -82,7 +82,7 @@ class StringArray(Sequence[str]):
 
     def prefixed(self, prefix: str) -> "StringArray":
         """Return the strings with a common beginning."""
-        return StringArray(_join_elements(pa.scalar(_encode(prefix), _KIND), self._values, b""))
+        return StringArray(_join_pairs(pa.scalar(_encode(prefix), _KIND), self._values))
 
     def order(self) -> NDArray[np.int64]:
         """Return the positions that sort the strings by code points."""
@@ -224,8 +224,8 @@ def sorted_positions(strings: Sequence[str]) -> NDArray[np.int64]:
     return np.asarray(sorted(range(len(strings)), key=strings.__getitem__), dtype=np.int64)
 
 
-def _join_elements(first: pa.Array | pa.Scalar, second: pa.Array, between: bytes) -> pa.Array:
-    return pc.call_function("binary_join_element_wise", [first, second, pa.scalar(between, _KIND)])
+def _join_pairs(first: pa.Array | pa.Scalar, second: pa.Array) -> pa.Array:
+    return pc.call_function("binary_join_element_wise", [first, second, pa.scalar(b"", _KIND)])
 
 
 def _encode(text: str) -> bytes:

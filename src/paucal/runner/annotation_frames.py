@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from paucal.data.boxes.table import columns_of as columns_of_boxes
-from paucal.data.masks.mask_table import MASK_COLUMNS, plain_column
-from paucal.data.sources.table_columns import IMAGE_COLUMNS
+from paucal.data.masks.mask_table import MASK_COLUMNS
+from paucal.data.sources.table_columns import IMAGE_COLUMNS, plain_column
 from paucal.runner.frames import (
     F,
     columns_of,

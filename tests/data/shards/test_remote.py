@@ -12,7 +12,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from data.shards.made_sets import URL, number_of
 from paucal.data.decode import Reading, UnreadableImage
-from paucal.data.decoded.cache_folder import VARIABLE, clear_fetched, fetched_bytes
+from paucal.data.decoded.cache_folder import SHARDS, VARIABLE, clear_fetched, folder_bytes
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.shards import folders as place_module
 from paucal.data.shards import requests
@@ -40,7 +40,7 @@ def test_remote__is_opened_by_its_index_and_fetched_when_needed(storage, cache, 
     again = open_images(URL)
     assert number_of(again.store.read(99)) % 3 == again.labels[99]
     assert len(fetched) == 4
-    assert fetched_bytes(cache) > 4 * 25 * 512
+    assert folder_bytes(cache / SHARDS) > 4 * 25 * 512
     assert clear_fetched(cache) > 0
     assert shards_in(cache) == []
 

@@ -288,8 +288,8 @@ def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> t
         pairs = [pair.split(",") for pair in (shape.get("points") or "").split(";")]
         return polygon_of_points([(float(x), float(y)) for x, y in pairs])
     if shape.tag == "ellipse":
-        centre_and_radii = (float(shape.get(name) or "") for name in ("cx", "cy", "rx", "ry"))
-        return polygon_of_points(_points_of_ellipse(*centre_and_radii, float(shape.get("rotation") or 0)))
+        x, y, across, down = (float(shape.get(name) or "") for name in ("cx", "cy", "rx", "ry"))
+        return polygon_of_points(_points_of_ellipse(x, y, across, down, float(shape.get("rotation") or 0)))
     if shape.tag != "mask" or size is None:
         return None, None
     left, top, width, height = (int(shape.get(name) or "") for name in ("left", "top", "width", "height"))

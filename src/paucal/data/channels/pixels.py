@@ -37,10 +37,9 @@ class Planes(Image.Image):
 
     def __init__(self, planes: Sequence[Image.Image]) -> None:
         super().__init__()
-        if not planes or any(plane.mode != "L" or plane.size != planes[0].size for plane in planes):
-            raise ValueError(
-                f"expected grey pictures of one size, got {[(plane.mode, plane.size) for plane in planes]}"
-            )
+        kinds = [(plane.mode, plane.size) for plane in planes]
+        if len(set(kinds)) != 1 or kinds[0][0] != "L":
+            raise ValueError(f"expected grey pictures of one size, got {kinds}")
         self.planes = tuple(planes)
         rgb_planes = [*self.planes[:RGB]] if len(planes) > 1 else [planes[0]] * RGB
         rgb_planes += [Image.new("L", planes[0].size)] * (RGB - len(rgb_planes))
@@ -76,14 +75,12 @@ class Planes(Image.Image):
 
     def rotate(self, angle: float, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
         """Return the rotated image; `fillcolor` has a value for each channel."""
-        return self._change_planes(
-            lambda plane, fill: plane.rotate(angle, *arguments, fillcolor=fill, **options), fillcolor
-        )
+        return self._filled(fillcolor, lambda plane, fill: plane.rotate(angle, *arguments, fillcolor=fill, **options))
 
     def transform(self, size: Any, method: Any, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
         """Return the image after a transform of Pillow; `fillcolor` has a value for each channel."""
-        return self._change_planes(
-            lambda plane, fill: plane.transform(size, method, *arguments, fillcolor=fill, **options), fillcolor
+        return self._filled(
+            fillcolor, lambda plane, fill: plane.transform(size, method, *arguments, fillcolor=fill, **options)
         )
 
     def on_page(self, size: tuple[int, int], place: tuple[int, int], colour: Sequence[int]) -> "Planes":
@@ -93,7 +90,7 @@ class Planes(Image.Image):
             page.paste(plane, place)
         return Planes(pages)
 
-    def _change_planes(self, change: Callable[[Image.Image, Any], Image.Image], fill: Any) -> "Planes":
+    def _filled(self, fill: Any, change: Callable[[Image.Image, Any], Image.Image]) -> "Planes":
         values = fill if isinstance(fill, Sequence) else [fill] * len(self.planes)
         return Planes([change(plane, value) for plane, value in zip(self.planes, values, strict=True)])
 

@@ -1,6 +1,6 @@
 """The `Finding` of a check, and the findings about labels, splits and names, which need no pixels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,12 +91,7 @@ def label_findings(checked: CheckedSet) -> list[Finding]:
     images = checked.images
     findings = [Finding("source", "note", note.rstrip(".;")) for note in images.notes]
     if images.classes:
-        findings += [
-            *_class_name_findings(images),
-            *_missing_class_findings(checked),
-            *_rare_class_findings(checked),
-            *_imbalance_findings(checked),
-        ]
+        findings += [*_class_name_findings(images), *_class_count_findings(checked)]
     return [*findings, *_name_group_findings(checked)]
 
 
@@ -119,119 +114,78 @@ def size_findings(sizes: np.ndarray, wanted: int, positions: np.ndarray) -> list
     small_images = np.flatnonzero(shorter_sides * _ENLARGED < wanted)
     if not len(small_images):
         return []
-    among, share, groups = (
-        f"of {len(shorter_sides)}",
-        len(small_images) / len(shorter_sides),
-        tuple((int(positions[i]),) for i in small_images),
+    among = f"of {len(shorter_sides)}"
+    text = (
+        f"{counted(len(small_images), f'image {among} is', f'images {among} are')} less than half as large as "
+        f"--img-size {wanted}, which paucal train would choose (the smallest is {int(shorter_sides.min())} "
+        "pixels); they are enlarged, and have less detail than the network could use"
     )
-    return [
-        Finding(
-            "small-images",
-            "warning" if share < 0.5 else "note",
-            f"{counted(len(small_images), f'image {among} is', f'images {among} are')} less than half as large as "
-            f"--img-size {wanted}, which paucal train would choose (the smallest is {int(shorter_sides.min())} "
-            "pixels); they are enlarged, and have less detail than the network could use",
-            "take larger copies if there are any",
-            groups,
-        )
-    ]
+    level = "warning" if len(small_images) < 0.5 * len(shorter_sides) else "note"
+    groups = tuple((int(positions[index]),) for index in small_images)
+    return [Finding("small-images", level, text, "take larger copies if there are any", groups)]
 
 
-def _class_name_findings(images: ImageSet) -> list[Finding]:
-    """Return findings on class names that look the same, stand for a missing label, or are measurements."""
-    findings, quoted = [], [" and ".join(map(repr, group)) for group in alike_names(images.classes)]
-    if quoted:
-        findings.append(
-            Finding(
-                "alike-classes",
-                "warning",
-                f"{counted(len(quoted), 'group of classes has', 'groups of classes have')} names that look the same "
-                f"({first_few(quoted)})",
-                "give them one name if one class is meant",
-            )
-        )
+def _class_name_findings(images: ImageSet) -> Iterator[Finding]:
+    """Yield findings on class names that look the same, stand for a missing label, or are measurements."""
+    if alike := [" and ".join(map(repr, group)) for group in alike_names(images.classes)]:
+        groups = counted(len(alike), "group of classes has", "groups of classes have")
+        text = f"{groups} names that look the same ({first_few(alike)})"
+        yield Finding("alike-classes", "warning", text, "give them one name if one class is meant")
     if missing := [repr(name) for name in images.classes if name in NO_LABEL]:
         are = "is" if len(missing) == 1 else "are"
         text = f"{first_few(missing)} {are} learnt as a class, and may mean images without a label"
-        findings.append(Finding("missing-labels", "warning", text, "leave the label of such images empty"))
+        yield Finding("missing-labels", "warning", text, "leave the label of such images empty")
     if are_measurements(images.classes, 0.0):
-        text = f"the classes look like measurements ({first_few(list(images.classes))}), but are used as classes"
-        findings.append(Finding("measurements", "warning", text, "join them to ranges, such as 'low' and 'high'"))
-    return findings
+        text = f"the classes look like measurements ({first_few(images.classes)}), but are used as classes"
+        yield Finding("measurements", "warning", text, "join them to ranges, such as 'low' and 'high'")
 
 
-def _missing_class_findings(checked: CheckedSet) -> list[Finding]:
-    """Return findings on classes that are missing in train, or in val or test."""
-    images, findings = checked.images, []
+def _class_count_findings(checked: CheckedSet) -> Iterator[Finding]:
+    """Yield findings on classes that are missing in a part, and on rare and unbalanced classes in train."""
+    images = checked.images
     counts = {part: images.class_counts(np.flatnonzero(checked.parts == part)) for part in _PARTS}
     parts = [part for part in _PARTS if (checked.parts == part).any()]
-    if "train" in parts:
-        unseen = [name for index, name in enumerate(images.classes) if not counts["train"][index]]
-        if unseen:
-            findings.append(
-                Finding(
-                    "untrained-classes",
-                    "misleads",
-                    f"{counted(len(unseen), 'class is', 'classes are')} in other parts and not in train "
-                    f"({first_few(unseen)}): no model can learn {'it' if len(unseen) == 1 else 'them'}",
-                    "check the spelling of the class folders, or move images of these classes to train",
-                )
-            )
+    in_train = counts["train"]
+    unseen = [name for name, count in zip(images.classes, in_train, strict=True) if not count]
+    if unseen and "train" in parts:
+        text = (
+            f"{counted(len(unseen), 'class is', 'classes are')} in other parts and not in train "
+            f"({first_few(unseen)}): no model can learn {'it' if len(unseen) == 1 else 'them'}"
+        )
+        advice = "check the spelling of the class folders, or move images of these classes to train"
+        yield Finding("untrained-classes", "misleads", text, advice)
     for part in parts[1:]:
-        missing = [
-            name for index, name in enumerate(images.classes) if counts["train"][index] and not counts[part][index]
-        ]
-        if missing:
-            findings.append(
-                Finding(
-                    "unjudged-classes",
-                    "warning",
-                    f"{counted(len(missing), 'class has', 'classes have')} no images in {part} "
-                    f"({first_few(missing)}), so nothing is known of {'it' if len(missing) == 1 else 'them'} there",
-                    f"add images of these classes to {part}, or let paucal divide the images (one folder per class)",
-                )
+        if missing := [images.classes[label] for label in np.flatnonzero((in_train > 0) & (counts[part] == 0))]:
+            text = (
+                f"{counted(len(missing), 'class has', 'classes have')} no images in {part} "
+                f"({first_few(missing)}), so nothing is known of {'it' if len(missing) == 1 else 'them'} there"
             )
-    return findings
-
-
-def _rare_class_findings(checked: CheckedSet) -> list[Finding]:
-    images = checked.images
-    counts = images.class_counts(np.flatnonzero(checked.parts == "train"))
-    rare = [f"{name}: {count}" for name, count in zip(images.classes, counts.tolist(), strict=True) if 0 < count < FEW]
-    if not rare:
-        return []
-    return [
-        Finding(
-            "rare-classes",
-            "warning",
+            advice = f"add images of these classes to {part}, or let paucal divide the images (one folder per class)"
+            yield Finding("unjudged-classes", "warning", text, advice)
+    if rare := [f"{name}: {count}" for name, count in zip(images.classes, in_train, strict=True) if 0 < count < FEW]:
+        text = (
             f"{counted(len(rare), 'class has', 'classes have')} fewer than {FEW} images to train on "
-            f"({first_few(rare)}): a score of {'it' if len(rare) == 1 else 'one of them'} says little",
-            "add images, join classes, or look at the intervals before believing a score",
+            f"({first_few(rare)}): a score of {'it' if len(rare) == 1 else 'one of them'} says little"
         )
-    ]
+        advice = "add images, join classes, or look at the intervals before believing a score"
+        yield Finding("rare-classes", "warning", text, advice)
+    if in_train.min() > 0 and in_train.max() >= UNBALANCED * in_train.min():
+        yield _imbalance_finding(images, in_train)
 
 
-def _imbalance_findings(checked: CheckedSet) -> list[Finding]:
-    images = checked.images
-    counts = images.class_counts(np.flatnonzero(checked.parts == "train"))
-    if not counts.any() or counts.min() == 0 or counts.max() < UNBALANCED * counts.min():
-        return []
+def _imbalance_finding(images: ImageSet, counts: NDArray[np.int64]) -> Finding:
+    """Return the finding on the (K,) unequal numbers of training images per class."""
     largest, smallest, ratio = int(counts.argmax()), int(counts.argmin()), counts.max() / counts.min()
-    always = (
-        f"; always answering '{images.classes[largest]}' would be right for {percent(counts[largest] / counts.sum())}"
-        if images.multi_hot is None else ""
-    )  # fmt: skip
-    better = "balanced accuracy, and try --class-weights auto or --sampling balanced"
-    multi_advice = "average precision of each class, and try --class-weights auto"
-    return [
-        Finding(
-            "imbalance",
-            "warning" if ratio >= VERY_UNBALANCED else "note",
-            f"the classes are unbalanced: '{images.classes[largest]}' has {ratio:.0f} times the training images of "
-            f"'{images.classes[smallest]}' ({counts[largest]} and {counts[smallest]}){always}",
-            f"look at the {better if images.multi_hot is None else multi_advice}",
-        )
-    ]
+    text = (
+        f"the classes are unbalanced: '{images.classes[largest]}' has {ratio:.0f} times the training images of "
+        f"'{images.classes[smallest]}' ({counts[largest]} and {counts[smallest]})"
+    )
+    advice = "look at the average precision of each class, and try --class-weights auto"
+    if images.multi_hot is None:
+        share = percent(counts[largest] / counts.sum())
+        text += f"; always answering '{images.classes[largest]}' would be right for {share}"
+        advice = "look at the balanced accuracy, and try --class-weights auto or --sampling balanced"
+    return Finding("imbalance", "warning" if ratio >= VERY_UNBALANCED else "note", text, advice)
 
 
 def _name_group_findings(checked: CheckedSet) -> list[Finding]:
@@ -249,15 +203,12 @@ def _name_group_findings(checked: CheckedSet) -> list[Finding]:
         advice = f"if that is so, keep groups together: --group-by '{groups.pattern}'"
         if groups.across:
             advice += f"; if '{groups.shared}' is one group in all of its folders: --group-by '{groups.across}'"
-    return [
-        Finding(
-            "name-groups",
-            "misleads" if torn and checked.declared else "warning" if torn else "note",
-            f"the names of the files suggest {groups.count} groups of up to {groups.largest} images that belong "
-            f"together, such as frames of one video (as {groups.examples[0]} and {groups.examples[1]}){parts}",
-            advice,
-        )
-    ]
+    text = (
+        f"the names of the files suggest {groups.count} groups of up to {groups.largest} images that belong "
+        f"together, such as frames of one video (as {groups.examples[0]} and {groups.examples[1]}){parts}"
+    )
+    level = "note" if not torn else "misleads" if checked.declared else "warning"
+    return [Finding("name-groups", level, text, advice)]
 
 
 def classes_table(images: ImageSet, parts: np.ndarray) -> dict[str, dict[str, int]]:

@@ -1,8 +1,9 @@
 """Findings about the images of a set: unreadable, duplicate and blank images, and files that give the class away."""
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -37,104 +38,73 @@ def picture_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair])
     """
     exact = exact_groups(survey.digests)
     confirmed = [pair for pair in pairs if pair.features is None or pair.features >= SAME]
-    findings = [
+    return [
         *_unreadable_findings(survey, checked),
         *exact_findings(checked, exact),
-        *_near_findings(checked, confirmed, exact),
+        *(_near_findings(checked, confirmed, exact) if confirmed else ()),
+        *_blank_findings(survey),
+        *_mode_findings(survey),
+        *giveaway_findings(checked, survey),
     ]
-    return [*findings, *_blank_findings(survey), *_mode_findings(survey), *giveaway_findings(checked, survey)]
 
 
 def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
     """Return findings about images with the same bytes: in several parts, with different labels, or plain copies."""
-    across = [group for group in groups if checked.is_divided(group)]
-    conflicts = [group for group in groups if len(checked.labels_of(group)) > 1]
-    plain_copies = [group for group in groups if not checked.is_divided(group) and len(checked.labels_of(group)) < 2]
+    across, conflicts, copies = _sort_groups(checked, groups)
     findings = []
     if across:
         location = "lie in several parts" if checked.declared else "would fall into several parts"
-        findings.append(
-            Finding(
-                "duplicates-across-parts",
-                "misleads",
-                f"{_count_copies(across)} the same as another image, and {location}: the test would contain training "
-                "images",
-                _copy_advice(checked),
-                _as_tuples(across),
-            )
-        )
+        text = f"{_count_copies(across)}, and {location}: the test would contain training images"
+        findings.append(Finding("duplicates-across-parts", "misleads", text, _copy_advice(checked), across))
     if conflicts:
+        text = f"{_count_copies(conflicts)} with another label: one of the labels is wrong"
         findings.append(
-            Finding(
-                "conflicting-labels",
-                "misleads",
-                f"{_count_copies(conflicts)} the same as another image with another label: one of the labels is wrong",
-                "keep the copy with the right label",
-                _as_tuples(conflicts),
-            )
+            Finding("conflicting-labels", "misleads", text, "keep the copy with the right label", conflicts)
         )
-    if plain_copies:
-        findings.append(
-            Finding(
-                "duplicates",
-                "warning",
-                f"{_count_copies(plain_copies)} the same as another image of the same part and class: it counts more "
-                "than once",
-                "remove the copies",
-                _as_tuples(plain_copies),
-            )
-        )
+    if copies:
+        text = f"{_count_copies(copies)} of the same part and class: it counts more than once"
+        findings.append(Finding("duplicates", "warning", text, "remove the copies", copies))
     return findings
 
 
-def _near_findings(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> list[Finding]:
-    """Return findings on pairs of similar images; a pair represents all exact copies of its two images."""
-    if not pairs:
-        return []
+def _count_copies(groups: Sequence[Sequence[int]]) -> str:
+    n_copies = sum(len(group) - 1 for group in groups)
+    return f"{counted(n_copies, 'image is', 'images are')} the same as another image"
+
+
+def _sort_groups(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], ...]]:
+    """Return the groups of copies that lie in several parts, those with several labels, and those with neither."""
+    is_divided = [checked.is_divided(group) for group in groups]
+    has_conflict = [len(checked.labels_of(group)) > 1 for group in groups]
+    is_plain = [not divided and not conflict for divided, conflict in zip(is_divided, has_conflict, strict=True)]
+    return [tuple(map(tuple, compress(groups, flags))) for flags in (is_divided, has_conflict, is_plain)]
+
+
+def _near_findings(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> Iterator[Finding]:
+    """Yield findings on pairs of similar images; a pair represents all exact copies of its two images."""
     copies = {group[0]: group for group in exact}
     groups = merge_groups([[*copies.get(p.first, [p.first]), *copies.get(p.second, [p.second])] for p in pairs])
     confirmed = "" if pairs[0].features is None else " (as frozen features confirm)"
-    findings, across = [], [group for group in groups if checked.is_divided(group)]
+    across, differing, plain = _sort_groups(checked, groups)
     if across:
         test = np.flatnonzero(checked.parts == "test")
         leaked = {i for group in across if any(checked.parts[j] == "train" for j in group) for i in group}
         share = len(leaked & set(test.tolist())) / max(len(test), 1)
         lie = "would fall" if not checked.declared else "lies" if len(across) == 1 else "lie"
         twins = f" ({percent(share)} of the test images have a twin to train on)" if share else ""
-        findings.append(
-            Finding(
-                "near-duplicates-across-parts",
-                "misleads" if share >= MANY_NEAR else "warning",
-                f"{counted(len(across), 'group')} of images that look alike{confirmed} {lie} in several parts{twins}",
-                f"look at them on the page; {_copy_advice(checked)}",
-                _as_tuples(across),
-            )
-        )
-    differing = [group for group in groups if len(checked.labels_of(group)) > 1]
+        level = "misleads" if share >= MANY_NEAR else "warning"
+        text = f"{counted(len(across), 'group')} of images that look alike{confirmed} {lie} in several parts{twins}"
+        advice = f"look at them on the page; {_copy_advice(checked)}"
+        yield Finding("near-duplicates-across-parts", level, text, advice, across)
     if differing:
-        findings.append(
-            Finding(
-                "alike-with-other-labels",
-                "warning",
-                f"{counted(len(differing), 'group')} of images that look alike{confirmed} "
-                f"{'has' if len(differing) == 1 else 'have'} several labels",
-                "look at them on the page, and correct the labels that are wrong",
-                _as_tuples(differing),
-            )
-        )
-    plain_copies = [group for group in groups if not checked.is_divided(group) and len(checked.labels_of(group)) < 2]
-    if plain_copies:
-        findings.append(
-            Finding(
-                "near-duplicates",
-                "note",
-                f"{counted(len(plain_copies), 'group')} of images of one part and class "
-                f"{'looks' if len(plain_copies) == 1 else 'look'} alike{confirmed}",
-                "look at them on the page; copies add no information",
-                _as_tuples(plain_copies),
-            )
-        )
-    return findings
+        have = "has" if len(differing) == 1 else "have"
+        text = f"{counted(len(differing), 'group')} of images that look alike{confirmed} {have} several labels"
+        advice = "look at them on the page, and correct the labels that are wrong"
+        yield Finding("alike-with-other-labels", "warning", text, advice, differing)
+    if plain:
+        look = "looks" if len(plain) == 1 else "look"
+        text = f"{counted(len(plain), 'group')} of images of one part and class {look} alike{confirmed}"
+        yield Finding("near-duplicates", "note", text, "look at them on the page; copies add no information", plain)
 
 
 def _unreadable_findings(survey: Survey, checked: CheckedSet) -> list[Finding]:
@@ -152,47 +122,29 @@ def _blank_findings(survey: Survey) -> list[Finding]:
     blank = np.flatnonzero(dull | extreme)  # nan compares as False
     if not len(blank):
         return []
-    return [
-        Finding(
-            "blank",
-            "warning",
-            f"{counted(len(blank), 'image')} {'is' if len(blank) == 1 else 'are'} blank "
-            "(one colour, nearly black or nearly white)",
-            "look at them on the page, and remove those without content",
-            tuple((int(position),) for position in blank),
-        )
-    ]
+    text = f"{counted(len(blank), 'image is', 'images are')} blank (one colour, nearly black or nearly white)"
+    advice = "look at them on the page, and remove those without content"
+    return [Finding("blank", "warning", text, advice, tuple((int(position),) for position in blank))]
 
 
-def _mode_findings(survey: Survey) -> list[Finding]:
-    """Return findings on modes that differ within the set, since a model may learn the mode, and on deep images."""
+def _mode_findings(survey: Survey) -> Iterator[Finding]:
+    """Yield findings on modes that differ within the set, since a model may learn the mode, and on deep images."""
     counts = Counter(mode for mode in survey.modes if mode)
-    findings = []
     if len(counts) > 1:
         usual = counts.most_common(1)[0][0]
         unusual = tuple((i,) for i, mode in enumerate(survey.modes) if mode and mode != usual)
         kinds = ", ".join(f"{mode}: {count}" for mode, count in counts.most_common())
         text = f"the files have pixels of {len(counts)} kinds ({kinds}); all are read as RGB"
-        findings.append(Finding("modes", "note", text, "make sure that no class has its own kind", unusual))
-    if any(mode.startswith(_DEEP) for mode in counts):
-        n_deep = sum(count for mode, count in counts.items() if mode.startswith(_DEEP))
-        text = f"{counted(n_deep, 'image')} have more than 8 bits per channel"
-        findings.append(Finding("deep", "note", text, "see the documentation on how their range is chosen"))
-    return findings
-
-
-def _count_copies(groups: Sequence[Sequence[int]]) -> str:
-    return counted(sum(len(group) - 1 for group in groups), "image is", "images are")
+        yield Finding("modes", "note", text, "make sure that no class has its own kind", unusual)
+    if n_deep := sum(count for mode, count in counts.items() if mode.startswith(_DEEP)):
+        text = f"{counted(n_deep, 'image has', 'images have')} more than 8 bits per channel"
+        yield Finding("deep", "note", text, "see the documentation on how their range is chosen")
 
 
 def _copy_advice(checked: CheckedSet) -> str:
     if checked.declared:
         return "remove the copies from train, or from the other part"
     return "remove the copies, or keep them together with --group-by duplicates"
-
-
-def _as_tuples(groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(group) for group in groups)
 
 
 def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
@@ -213,17 +165,15 @@ def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
     for kind, values in kinds.items():
         examples = []
         for label in classes_given_away(values, labels):
-            usual = Counter(
-                value for value, image_label in zip(values, labels, strict=True) if image_label == label
-            ).most_common(1)
-            examples.append(f"{images.classes[label]} {usual[0][0]}")
+            (usual, _), *_ = Counter(compress(values, labels == label)).most_common(1)
+            examples.append(f"{images.classes[label]} {usual}")
         if examples:
             clues.append(f"the {kind} of the files ({first_few(examples, _SHOWN)})")
     if not clues:
         return []
+    predicted_from = " and from ".join(clues)
     text = (
-        f"classes can be predicted from {' and from '.join(clues)}: a model may learn that instead of the content "
-        "of the images"
+        f"classes can be predicted from {predicted_from}: a model may learn that instead of the content of the images"
     )
     advice = "save the images of all classes in the same way, or make sure that new images differ in the same way"
     return [Finding("giveaway", "note", text, advice)]

@@ -189,9 +189,7 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
     within, across = _group_patterns(images)
     names = [group_name(key, within) for key in images.keys]
     across_names = [group_name(key, across) for key in images.keys]
-    folders = {
-        name: last for name, last in zip(names, across_names, strict=True) if name is not None and last is not None
-    }
+    folders = {name: last for name, last in zip(names, across_names, strict=True) if name and last}
     shared = [name for name, count in Counter(folders.values()).items() if count > 1]
     if not shared:
         within, names = across, across_names

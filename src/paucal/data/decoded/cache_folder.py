@@ -48,9 +48,7 @@ def cache_folder() -> Path | None:
     setting = os.environ.get(VARIABLE, "").strip()
     if setting.lower() == OFF:
         return None
-    if setting:
-        return Path(setting).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "paucal" / "images"
+    return Path(setting).expanduser() if setting else features_folder().with_name("images")
 
 
 def frames_folder() -> Path:
@@ -63,9 +61,9 @@ def unpacked_folder() -> Path:
     return frames_folder().with_name("unpacked")
 
 
-def unpacked_bytes() -> int:
-    """Return the size in bytes of the unpacked archives."""
-    return sum(file.stat().st_size for file in unpacked_folder().rglob("*") if file.is_file())
+def folder_bytes(folder: Path) -> int:
+    """Return the size in bytes of all files below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def usable_folder() -> Path | None:
@@ -145,21 +143,11 @@ def clear_cache(folder: Path) -> int:
     return freed
 
 
-def fetched_bytes(folder: Path) -> int:
-    """Return the size in bytes of the downloaded shards and stored indices in a cache folder."""
-    return sum(file.stat().st_size for file in (folder / SHARDS).rglob("*") if file.is_file())
-
-
 def clear_fetched(folder: Path) -> int:
     """Remove downloaded shards and stored indices from a cache folder, and return the bytes that this freed."""
-    total = fetched_bytes(folder)
+    total = folder_bytes(folder / SHARDS)
     shutil.rmtree(folder / SHARDS, ignore_errors=True)
-    return total - fetched_bytes(folder)
-
-
-def stored_runs_bytes(folder: Path) -> int:
-    """Return the size in bytes of the copies of runs on object storage in a cache folder."""
-    return sum(file.stat().st_size for file in (folder / STORED_RUNS).rglob("*") if file.is_file())
+    return total - folder_bytes(folder / SHARDS)
 
 
 def clear_stored_runs(folder: Path) -> int:
@@ -167,8 +155,8 @@ def clear_stored_runs(folder: Path) -> int:
 
     Runs that are being written, and states that could not be sent, stay.
     """
-    total = stored_runs_bytes(folder)
+    total = folder_bytes(folder / STORED_RUNS)
     for run_cache in (folder / STORED_RUNS).glob("*"):
         if not (run_cache / "run" / "lock.json").exists() and not any(run_cache.glob("unsent*")):
             shutil.rmtree(run_cache, ignore_errors=True)
-    return total - stored_runs_bytes(folder)
+    return total - folder_bytes(folder / STORED_RUNS)

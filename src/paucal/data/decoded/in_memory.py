@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from paucal.data.channels.pixels import RGB, image_from_pixels, pixels_of
+from paucal.data.decoded.on_disk import FullError
 from paucal.data.images import ImageSet
 from paucal.data.processes import start_method
 from paucal.data.stores import DecodedCopies, Store
@@ -103,18 +104,13 @@ def cache_images(
     filler = _Filler(image_set.store, pixels)
     try:
         problems = for_each(len(image_set), filler, workers, progress)
-    except _FullError:
+    except FullError:  # the sample gave too low an estimate
         return verify_images(image_set, on_bad, workers, progress)
     readable_set, names = drop_unreadable(image_set, problems, on_bad)
     readable = np.asarray([i for i in range(len(image_set)) if i not in problems], dtype=np.int64)
-    tables = [torch.from_numpy(table[readable]).share_memory_() for table in (filler.offsets, filler.shapes)]
-    return replace(
-        readable_set, store=CachedStore(pixels, tables[0], tables[1], readable_set.store, image_set.reading.channels)
-    ), names
-
-
-class _FullError(Exception):
-    """The decoded images take more memory than estimated from the sample."""
+    offsets, shapes = (torch.from_numpy(table[readable]).share_memory_() for table in (filler.offsets, filler.shapes))
+    store = CachedStore(pixels, offsets, shapes, readable_set.store, image_set.reading.channels)
+    return replace(readable_set, store=store), names
 
 
 class _Filler:
@@ -131,7 +127,7 @@ class _Filler:
             start = self._used
             self._used = end = start + image.size
         if end > self._pixels.size:
-            raise _FullError
+            raise FullError
         self._pixels[start:end] = image.reshape(-1)
         self.offsets[index], self.shapes[index] = start, image.shape[:2]
 

@@ -152,12 +152,14 @@ class MappedStore(DecodedCopies):
 def find_entry(folder: Path, key: str) -> Entry | None:
     """Open an entry and mark it as used; None if it is missing or damaged."""
     index, pixels = folder / f"{key}{INDEX}", folder / f"{key}{PIXELS}"
-    table_and_reading = read_table(index)
+    if (stored := read_table(index)) is None:
+        return None
+    table, _, mark = stored
     try:
-        if table_and_reading is None or not table_and_reading[0].fits(pixels.stat().st_size):
+        if not table.fits(pixels.stat().st_size):
             return None
         os.utime(index)
-        return Entry(pixels, table_and_reading[0], table_and_reading[2])
+        return Entry(pixels, table, mark)
     except (OSError, ValueError):
         return None
 

@@ -7,6 +7,7 @@ or extended is not decoded again.
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -113,20 +114,18 @@ class _PreparationPass:
             self._store_images()
         self._report(len(self.places))
         readable_set, names = drop_unreadable(self.seen, self.bad, on_bad)
-        entry = self._entry()
-        return (
-            readable_set if entry is None else replace(readable_set, store=MappedStore(readable_set.store, entry))
-        ), names
+        if (entry := self._entry()) is not None:
+            readable_set = replace(readable_set, store=MappedStore(readable_set.store, entry))
+        return readable_set, names
 
     def _store_images(self) -> None:
         other_entries = _OtherEntries(self.folder, self.about)
         with EntryWriter(self.folder, len(self.places), self.room, self.seen.reading.channels) as writer:
-            self._for_each(np.flatnonzero(~self.known), lambda index: self._store_image(index, writer, other_entries))
+            store_image = partial(self._store_image, writer=writer, other_entries=other_entries)
+            self._for_each(np.flatnonzero(~self.known), store_image)
             readable = self._readable_positions()
             if not self._entry():  # the entry exists already if all new images are unreadable, or if the set is a copy
-                self._for_each(
-                    np.flatnonzero(self.known), lambda index: self._store_image(index, writer, other_entries)
-                )
+                self._for_each(np.flatnonzero(self.known), store_image)
                 readable = self._readable_positions()
                 if len(readable):
                     writer.table.digests[:] = self.digests
@@ -140,14 +139,13 @@ class _PreparationPass:
         assert isinstance(store, EncodedStore)
         if self.known[index] and other_entries.copy_to(writer, index, self.digests[index].tobytes()):
             return
-        name = store.name(position)
         source = _read_content(store, position)
         if not self.known[index]:
             digest = source_digest(source)
             self.digests[index] = np.frombuffer(digest, dtype=np.uint8)
             if other_entries.copy_to(writer, index, digest):
                 return
-        image = decode_image(source, name, self.seen.reading)
+        image = decode_image(source, store.name(position), self.seen.reading)
         # An image with any other shorter side was not reduced, so its header need not be read again.
         reduced = min(image.size) == self.seen.reading.side
         writer.add(index, image, store.size(position) if reduced else (image.height, image.width))
@@ -184,14 +182,11 @@ class _OtherEntries:
     def __init__(self, folder: Path, about: str) -> None:
         self._places: dict[bytes, tuple[Entry, int]] = {}
         for index in folder.glob(f"*{INDEX}"):
-            table_and_reading = None if index.name.endswith(f"{KNOWN}{INDEX}") else read_table(index)
-            entry = (
-                find_entry(folder, index.name.removesuffix(INDEX))
-                if table_and_reading and table_and_reading[1] == about
-                else None
-            )
-            if entry is not None:
-                self._places.update({row.tobytes(): (entry, index) for index, row in enumerate(entry.table.digests)})
+            stored = None if index.name.endswith(f"{KNOWN}{INDEX}") else read_table(index)
+            if stored is None or stored[1] != about:
+                continue
+            if (entry := find_entry(folder, index.name.removesuffix(INDEX))) is not None:
+                self._places.update({digest.tobytes(): (entry, row) for row, digest in enumerate(entry.table.digests)})
 
     def copy_to(self, writer: EntryWriter, index: int, digest: bytes) -> bool:
         """Copy the image with a digest into an entry; return whether there was such an image."""
@@ -226,10 +221,10 @@ def stream_images(
     tested = converted_set.sample(TRIED)
     problems = for_each(len(tested), lambda row: converted_set.store.check(int(tested[row])), workers, progress)
     if problems:
-        key = image_set.keys[int(tested[min(problems)])]
+        first = min(problems)
         raise UserError(
-            f"{len(problems)} of {counted(len(tested), 'image')} that were tested cannot be read ({key}); "
-            f"{problems[min(problems)]}; "
-            "make the shards again, or leave such images out with --on-bad-image skip, which decodes all of them first."
+            f"{len(problems)} of {counted(len(tested), 'image')} that were tested cannot be read "
+            f"({image_set.keys[int(tested[first])]}); {problems[first]}; make the shards again, or leave such images "
+            "out with --on-bad-image skip, which decodes all of them first."
         )
     return converted_set, []

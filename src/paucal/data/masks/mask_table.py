@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paucal.data.sources.locating import leads_out, plain_path
-from paucal.data.sources.table_columns import IMAGE_COLUMNS, SPLIT_COLUMNS, refuse_repeated_columns
+from paucal.data.sources.table_columns import (
+    IMAGE_COLUMNS,
+    SPLIT_COLUMNS,
+    first_position,
+    plain_column,
+    refuse_repeated_columns,
+)
 from paucal.data.sources.table_rows import TABLE_SUFFIXES, read_table
 from paucal.data.splits.part_names import PARTS
 from paucal.types import UserError
@@ -40,7 +46,7 @@ def read_mask_table(file: Path) -> MaskTable:
     assert columns is not None
     image_at, mask_at, part_at = columns
     used = [place for place in columns if place is not None]
-    refuse_repeated_columns(file, [plain_column(cell) for cell in header.cells], used)
+    refuse_repeated_columns(file, list(map(plain_column, header.cells)), used)
     masks_of: dict[str, tuple[list[Path], str]] = {}
     n_bare = n_repeated = 0
     for row in rows:
@@ -73,19 +79,10 @@ def read_mask_table(file: Path) -> MaskTable:
     return MaskTable(root, [(keys[i], tuple(masks), part) for i, (masks, part) in masks_of.items()], tuple(notes))
 
 
-def plain_column(cell: str) -> str:
-    """Return a column name in the form in which names are compared."""
-    return cell.strip().lower().replace(" ", "_").replace("-", "_")
-
-
 def _column_positions(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
     """Return the positions of the columns of images, masks and parts; None for other tables."""
-    plain = [plain_column(cell) for cell in cells]
-    positions = [
-        next((plain.index(name) for name in names if name in plain), None)
-        for names in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS)
-    ]
-    image, mask, part = positions
+    plain = list(map(plain_column, cells))
+    image, mask, part = (first_position(plain, names) for names in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS))
     return None if image is None or mask is None else (image, mask, part)
 
 

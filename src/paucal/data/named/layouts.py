@@ -37,14 +37,12 @@ class FacesFile:
 
     def __init__(self, root: str, usage: str) -> None:
         self.classes = EMOTIONS
-        rows = []
         path = _require_small(Path(root) / "fer2013" / "fer2013.csv")
         with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                if row["Usage"] == usage:
-                    rows.append((int(row["emotion"]), _parse_face(row["pixels"])))
-        self.labels = [label for label, _ in rows]
-        self.pixels = np.stack([face for _, face in rows]) if rows else np.zeros((0, SIDE, SIDE), dtype=np.uint8)
+            rows = (row for row in csv.DictReader(file) if row["Usage"] == usage)
+            faces = [(int(row["emotion"]), _parse_face(row["pixels"])) for row in rows]
+        self.labels = [label for label, _ in faces]
+        self.pixels = np.asarray([face for _, face in faces], dtype=np.uint8).reshape(-1, SIDE, SIDE)
 
 
 class MiddleFrames:
@@ -57,8 +55,7 @@ class MiddleFrames:
     """
 
     def __init__(self, root: str, split: str) -> None:
-        base = Path(root) / "ucf101"
-        lists = base / "ucfTrainTestlist"
+        base, lists = Path(root) / "ucf101", Path(root) / "ucf101" / "ucfTrainTestlist"
         self.classes = tuple(line.split()[1] for line in _lines_of_file(lists / "classInd.txt"))
         # The test list has no numbers, so the class is read from the folder in both lists.
         videos = [line.split()[0] for line in _lines_of_file(lists / f"{split}list01.txt")]

@@ -110,22 +110,17 @@ def _open_keyed(data: WebVisionList | OpenImagesFolders, root: Path, key: str) -
     return Piece(FileStore(root, data.keys), data.keys, data.labels, data.classes)
 
 
+def _channels_last(data: Any) -> NDArray[np.uint8]:
+    return data.data.transpose(0, 2, 3, 1)
+
+
 _Read = Callable[[Any, Path, str], Piece]
 _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
     "cifar10": (datasets.CIFAR10, _open_cifar),
     "cifar100": (datasets.CIFAR100, _open_cifar),
-    "mnist": (
-        datasets.MNIST,
-        lambda data, _, key: _array(data.data.numpy(), data.targets.numpy(), DIGITS, key),
-    ),
-    "svhn": (
-        datasets.SVHN,
-        lambda data, _, key: _array(data.data.transpose(0, 2, 3, 1), data.labels, DIGITS, key),
-    ),
-    "stl10": (
-        datasets.STL10,
-        lambda data, _, key: _array(data.data.transpose(0, 2, 3, 1), data.labels, data.classes, key),
-    ),
+    "mnist": (datasets.MNIST, lambda data, _, key: _array(data.data.numpy(), data.targets, DIGITS, key)),
+    "svhn": (datasets.SVHN, lambda data, _, key: _array(_channels_last(data), data.labels, DIGITS, key)),
+    "stl10": (datasets.STL10, lambda data, _, key: _array(_channels_last(data), data.labels, data.classes, key)),
     "food101": (datasets.Food101, _open_image_files),
     "dtd": (datasets.DTD, _open_image_files),
     "pets": (datasets.OxfordIIITPet, lambda data, root, _: _file_piece(root, data._images, data._labels, data.classes)),

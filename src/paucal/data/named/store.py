@@ -113,14 +113,13 @@ def _set_notes(entry: NamedSet, pieces: Sequence[Piece]) -> tuple[str, ...]:
     notes = [f"{entry.title}: {entry.note}"] if entry.note else []
     published, available = [portion.count for portion in entry.portions], [len(piece.keys) for piece in pieces]
     if published != available:
-        notes.append(
-            f"{entry.title} was published with {_format_sum(published)} images; {_format_sum(available)} are here"
-        )
+        notes.append(_count_note(entry.title, published, available))
     return tuple(notes)
 
 
-def _format_sum(counts: Iterable[int]) -> str:
-    return " + ".join(f"{count:,}" for count in counts)
+def _count_note(title: str, *counts: Iterable[int]) -> str:
+    published, available = (" + ".join(f"{count:,}" for count in side) for side in counts)
+    return f"{title} was published with {published} images; {available} are here"
 
 
 def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
@@ -139,7 +138,7 @@ def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSe
     if len(missing) == len(files):
         advice = _where_to_put(lists, root)
         note = f"{entry.title}: paucal has divided the images into parts; for the {lists.title} {advice}"
-        hints = replace(images.hints, official_parts=_where_to_put(lists, root))
+        hints = replace(images.hints, official_parts=advice)
         return replace(images, notes=(*images.notes, note), hints=hints)
     if missing:
         raise UserError(f"the lists of {entry.title} lack {' and '.join(missing)}: {_where_to_put(lists, root)}.")
@@ -149,8 +148,7 @@ def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSe
     available_counts = {part: declared.count(part) for part in lists.counts}
     notes = [f"{entry.title}: the parts are those of the {lists.title}; its other images are not used"]
     if available_counts != dict(lists.counts):
-        published, available = _format_sum(lists.counts.values()), _format_sum(available_counts.values())
-        notes.append(f"the {lists.title} was published with {published} images; {available} are here")
+        notes.append(_count_note(f"the {lists.title}", lists.counts.values(), available_counts.values()))
     return replace(listed_set, declared=declared, notes=(*images.notes, *notes))
 
 

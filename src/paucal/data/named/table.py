@@ -140,8 +140,8 @@ def how_to_get(name: str, root: Path, tried: bool = False) -> str:
     return f"{obstacle}{download}{place_files}{unpack}, or name the folder that has the set with --data-root"
 
 
-def _split_portions(*named: tuple[str, int], **arguments: Any) -> tuple[Portion, ...]:
-    return tuple(Portion(part, count, {"split": part, **arguments}) for part, count in named)
+def _split_portions(**counts: int) -> tuple[Portion, ...]:
+    return tuple(Portion(part, count, {"split": part}) for part, count in counts.items())
 
 
 def _cifar_set(title: str, number: int) -> NamedSet:
@@ -171,7 +171,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "svhn": NamedSet(
         title="Street View House Numbers",
-        portions=_split_portions(("train", 73_257), ("test", 26_032)),
+        portions=_split_portions(train=73_257, test=26_032),
         files="train_32x32.mat and test_32x32.mat",
         source="http://ufldl.stanford.edu/housenumbers/",
         folder="",
@@ -181,7 +181,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "stl10": NamedSet(
         title="STL-10",
-        portions=_split_portions(("train", 5_000), ("test", 8_000)),
+        portions=_split_portions(train=5_000, test=8_000),
         files="stl10_binary.tar.gz",
         source="https://cs.stanford.edu/~acoates/stl10/",
         folder="",
@@ -190,7 +190,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "food101": NamedSet(
         title="Food-101",
-        portions=_split_portions(("train", 75_750), ("test", 25_250)),
+        portions=_split_portions(train=75_750, test=25_250),
         files="food-101.tar.gz",
         source="https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
         folder="",
@@ -198,7 +198,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "dtd": NamedSet(
         title="Describable Textures",
-        portions=_split_portions(("train", 1_880), ("val", 1_880), ("test", 1_880)),
+        portions=_split_portions(train=1_880, val=1_880, test=1_880),
         files="dtd-r1.0.1.tar.gz",
         source="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
         folder="dtd",
@@ -215,11 +215,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "flowers102": NamedSet(
         title="Oxford 102 Flowers",
-        portions=(
-            Portion("train", 1_020, {"split": "train"}),
-            Portion("train", 1_020, {"split": "val"}),
-            Portion("test", 6_149, {"split": "test"}),
-        ),
+        portions=(Portion("train", 1_020, {"split": "val"}), *_split_portions(train=1_020, test=6_149)),
         files="102flowers.tgz, imagelabels.mat and setid.mat",
         source="https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
         folder="flowers-102",
@@ -229,7 +225,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "gtsrb": NamedSet(
         title="German Traffic Signs",
-        portions=_split_portions(("train", 26_640), ("test", 12_630)),
+        portions=_split_portions(train=26_640, test=12_630),
         files="GTSRB-Training_fixed.zip, GTSRB_Final_Test_Images.zip and GTSRB_Final_Test_GT.zip",
         source="https://benchmark.ini.rub.de/",
         folder="gtsrb",
@@ -238,7 +234,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "pcam": NamedSet(
         title="PatchCamelyon",
-        portions=_split_portions(("train", 262_144), ("val", 32_768), ("test", 32_768)),
+        portions=_split_portions(train=262_144, val=32_768, test=32_768),
         files="the six files camelyonpatch_level_2_split_{train,valid,test}_{x,y}.h5.gz, unpacked,",
         source="https://github.com/basveeling/pcam",
         folder="pcam",
@@ -277,7 +273,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "aircraft": NamedSet(
         title="FGVC-Aircraft",
-        portions=_split_portions(("train", 3_334), ("val", 3_333), ("test", 3_333)),
+        portions=_split_portions(train=3_334, val=3_333, test=3_333),
         files="fgvc-aircraft-2013b.tar.gz",
         source="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
         folder="",
@@ -286,7 +282,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "cars": NamedSet(
         title="Stanford Cars",
-        portions=_split_portions(("train", 8_144), ("test", 8_041)),
+        portions=_split_portions(train=8_144, test=8_041),
         files="the folders cars_train, cars_test and devkit and the file cars_test_annos_withlabels.mat",
         source="https://ai.stanford.edu/~jkrause/cars/car_dataset.html",
         folder="stanford_cars",
@@ -299,13 +295,10 @@ NAMED: dict[str, NamedSet] = {
     ),
     "fer2013": NamedSet(
         title="FER2013",
-        portions=tuple(
-            Portion(part, count, {"usage": usage})
-            for part, count, usage in (
-                ("train", 28_709, "Training"),
-                ("val", 3_589, "PublicTest"),
-                ("test", 3_589, "PrivateTest"),
-            )
+        portions=(
+            Portion("train", 28_709, {"usage": "Training"}),
+            Portion("val", 3_589, {"usage": "PublicTest"}),
+            Portion("test", 3_589, {"usage": "PrivateTest"}),
         ),
         files="fer2013.csv (out of fer2013.tar.gz)",
         source="https://www.kaggle.com/c/challenges-in-representation-learning-facial-expression-recognition-challenge",
@@ -316,7 +309,7 @@ NAMED: dict[str, NamedSet] = {
     ),
     "ucf101": NamedSet(
         title="UCF101",
-        portions=_split_portions(("train", 9_537), ("test", 3_783)),
+        portions=_split_portions(train=9_537, test=3_783),
         files="the folder ucfTrainTestlist and each video's middle frame, as UCF-101/<class>/<video>.jpg,",
         source="https://www.crcv.ucf.edu/data/UCF101.php",
         folder="ucf101",

@@ -42,16 +42,8 @@ REMAKE = f"remove {NAME}, so that the shards are indexed again, or write them ag
 _NAMES_SHOWN = 3
 # Exceptions that reading a damaged index may raise.
 _DAMAGE = (
-    zipfile.BadZipFile,
-    struct.error,
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    EOFError,
-    AttributeError,
-    RecursionError,
-    NotImplementedError,
+    *(zipfile.BadZipFile, struct.error, OSError, ValueError, KeyError, TypeError, EOFError, AttributeError),
+    *(RecursionError, NotImplementedError),
 )
 
 
@@ -214,12 +206,12 @@ def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str
     """
     if not damaged:
         return []
-    names, reason = list(damaged), next(iter(damaged.values()))
-    examples = first_few(names, _NAMES_SHOWN)
-    subject = f"{len(names)} of {counted(total, 'shard')} cannot be read ({examples})"
+    names, reason = list(damaged), next(iter(damaged.values())).rstrip(".")
+    subject = f"{len(names)} of {counted(total, 'shard')} cannot be read ({first_few(names, _NAMES_SHOWN)})"
     if len(names) == total:
-        raise UserError(f"{shown}: {subject}; {reason.rstrip('.')}.")
-    return [f"{subject}; {reason.split(';')[0].rstrip('.')}; {counted(len(names), 'shard')} {was(len(names))} left out"]
+        raise UserError(f"{shown}: {subject}; {reason}.")
+    left_out = f"{counted(len(names), 'shard')} {was(len(names))} left out"
+    return [f"{subject}; {reason.split(';')[0].rstrip('.')}; {left_out}"]
 
 
 def read_index(path: Path, shown: str) -> ShardIndex:

@@ -274,9 +274,8 @@ def _image_set(folder: ShardFolder, index: ShardIndex, labelled: bool, single_sh
     parts = ("", "train", "val", "test")
     codes = np.repeat(np.asarray([parts.index(shard.part) for shard in index.files], dtype=np.uint8), index.counts)
     mean_bytes = sum(int(index.lengths[slice(*span)].sum()) for span in index.spans.tolist()) / len(index)
-    streamed = isinstance(folder, RemoteShardFolder) or is_streamed(
-        len(index), sum(shard.size for shard in index.files)
-    )
+    n_bytes = sum(shard.size for shard in index.files)
+    streamed = isinstance(folder, RemoteShardFolder) or is_streamed(len(index), n_bytes)
     return ImageSet(
         name=folder.name if single_shard is None else Path(single_shard).stem,
         location=folder.location if single_shard is None else f"{folder.location}/{single_shard}",

@@ -30,10 +30,8 @@ def retry(work: Callable[[], T]) -> T:
     Raises:
         GaveUp: No try succeeded.
     """
-    start_time, jitter = (
-        time.monotonic(),
-        random.Random(),
-    )  # unlike other random numbers, these must differ between processes
+    start_time = time.monotonic()
+    jitter = random.Random()  # unlike other random numbers, these must differ between processes
     for attempt in itertools.count():
         try:
             return work()

@@ -90,9 +90,8 @@ def open_arrays(path: Path) -> dict[str, StoredArray]:
             if member.compress_type != zipfile.ZIP_STORED:
                 raise ValueError(f"{member.filename} is compressed")
             file.seek(member.header_offset)
-            header_end = (
-                member.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size)))
-            )
+            lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+            header_end = member.header_offset + _LOCAL_HEADER.size + sum(lengths)
             file.seek(header_end)
             if np.lib.format.read_magic(file) != (1, 0):
                 raise ValueError(f"{member.filename} is not an array")

@@ -162,10 +162,8 @@ def is_streamed(count: int, n_bytes: int) -> bool:
 
 def streaming_note(count: int, shards: int) -> str:
     """Return the note for the user that a set is streamed."""
-    return (
-        f"{count} images in {counted(shards, 'shard')} are streamed: they are not decoded before the run, and an "
-        "unreadable one ends it"
-    )
+    images = f"{count} images in {counted(shards, 'shard')}"
+    return f"{images} are streamed: they are not decoded before the run, and an unreadable one ends it"
 
 
 def window_for(mean_bytes: float) -> int:

@@ -74,15 +74,13 @@ def write_shards(
         OSError: The disk is full.
     """
     _require_writable_labels(images, form)
-    parquet = form == "parquet"
-    if parquet:
+    if form == "parquet":
         writer = _ParquetWriter(folder, images.classes, images.multi_hot is not None)
     else:
         writer = _TarWriter(folder, bool(images.classes))
     n_done, problems = 0, {}
     for part in ("", "test", "train", "val"):  # in the order of the shards' names
-        order = shard_order(images, part, seed)
-        count = 0
+        order, count = shard_order(images, part, seed), 0
         for member in read_members(images, order, problems, n_done, progress):
             if problems and on_bad == "refuse":
                 break
@@ -281,9 +279,8 @@ class _ParquetWriter:
     def __init__(self, folder: Path, classes: Sequence[str], multi_label: bool) -> None:
         self.shards: list[Shard] = []
         self._folder, self._labelled = folder, bool(classes)
-        image = pa.field("image", pa.struct({"bytes": pa.binary(), "path": pa.string()}))
         features: dict[str, object] = {"image": {"_type": "Image"}}
-        fields = [image]
+        fields = [pa.field("image", pa.struct({"bytes": pa.binary(), "path": pa.string()}))]
         if classes:
             label = {"names": list(classes), "_type": "ClassLabel"}
             fields.append(pa.field("label", pa.list_(pa.int64()) if multi_label else pa.int64()))
@@ -304,11 +301,9 @@ class _ParquetWriter:
 
     def add(self, member: Member, label: Label) -> int:
         """Add an image and its label; return the size of the shard's images in bytes."""
-        path = member.key.encode(errors="replace").decode()
-        self._images.append({"bytes": member.content, "path": path})
+        self._images.append({"bytes": member.content, "path": member.key.encode(errors="replace").decode()})
         self._labels.append(label)
-        self._waiting += len(member.content)
-        self._size += len(member.content)
+        self._waiting, self._size = self._waiting + len(member.content), self._size + len(member.content)
         if len(self._labels) >= _GROUP_IMAGES or self._waiting >= _GROUP_BYTES:
             self._flush()
         return self._size

@@ -12,9 +12,10 @@ import zipfile
 import zlib
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path, PureWindowsPath
+from typing import NamedTuple
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
@@ -33,13 +34,12 @@ MAX_IMAGE = 512 << 20  # largest unpacked size of an image; a larger one is a de
 _ENCRYPTED, _UTF8 = 1, 0x800  # bits of a zip entry's flags
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A file in an archive: the offset of its bytes (in a zip: of its header), and its size.
+class _Entry(NamedTuple):
+    """A file in an archive.
 
     Attributes:
         name: Path within the archive.
-        offset: Position of the first byte.
+        offset: Position of its first byte; in a zip, of its header.
         size: Number of bytes, unpacked.
         stored: Name by which `zipfile` knows the entry, which may have been decoded wrongly; "" in a tar.
     """
@@ -118,12 +118,12 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
         UserError: The archive is damaged, compressed as a whole, holds a name that leads out of it, or has no images.
     """
     entries, notes = archive_entries(file)
-    images = sorted(
-        (entry for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)), key=lambda entry: entry.name
+    images, others = (
+        [entry for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES) == is_image]
+        for is_image in (True, False)
     )
-    passed_over = Counter(
-        os.path.splitext(entry.name)[1].lower() for entry in entries if not entry.name.lower().endswith(IMAGE_SUFFIXES)
-    )
+    images.sort(key=lambda entry: entry.name)
+    passed_over = Counter(os.path.splitext(entry.name)[1].lower() for entry in others)
     base = shared_folder([entry.name for entry in images], 2)
     entries_by_key = {entry.name.removeprefix(base): entry for entry in images}
     place = Place(
@@ -146,8 +146,7 @@ def archive_entries(file: Path) -> tuple[list[_Entry], tuple[str, ...]]:
             "images as .zip or plain .tar."
         )
     try:
-        read_entries = _zip_entries if file.suffix.lower() == ".zip" else _tar_entries
-        entries = read_entries(file, links)
+        entries = (_zip_entries if file.suffix.lower() == ".zip" else _tar_entries)(file, links)
     except (zipfile.BadZipFile, tarfile.TarError, OSError, ValueError, EOFError, NotImplementedError) as problem:
         raise UserError(f"{file} cannot be read as an archive ({problem}); download or make it again.") from None
     entries = [entry for entry in entries if not _is_hidden(entry.name)]
@@ -168,8 +167,7 @@ def _zip_entries(file: Path, links: list[str]) -> list[_Entry]:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         _refuse_many(file, len(members))
-        locked = next((member.filename for member in members if member.flag_bits & _ENCRYPTED), None)
-        if locked is not None:
+        if locked := next((member.filename for member in members if member.flag_bits & _ENCRYPTED), None):
             raise UserError(f"{file} is encrypted ({locked!r}): unpack it with its password.")
         # A link in a zip is a file that holds a path.
         is_link = [stat.S_ISLNK(member.external_attr >> 16) for member in members]
@@ -204,7 +202,7 @@ def _tar_entries(file: Path, links: list[str]) -> list[_Entry]:
                 entries[name] = _Entry(name, member.offset_data, member.size)  # the last entry of a name counts
             elif member.islnk() and member.linkname in entries:  # tar stores a file with two names once
                 name = checked_name(file, member.name)
-                entries[name] = replace(entries[member.linkname], name=name)
+                entries[name] = entries[member.linkname]._replace(name=name)
             elif member.issym() or member.islnk():
                 links.append(member.name)
         require_end(archive)
@@ -220,7 +218,7 @@ def require_end(archive: tarfile.TarFile) -> None:
 
 
 def checked_name(file: Path | str, name: str) -> str:
-    """Return the name of an entry; raises a UserError where it leads out of the archive."""
+    """Return the name of an entry; raise a `UserError` if it leads out of the archive."""
     plain = name.replace("\\", "/")
     if plain.startswith("/") or PureWindowsPath(plain).drive or ".." in plain.split("/") or "\0" in plain:
         raise UserError(f"{file} holds the name {name[:80]!r}, which leads out of it: do not trust this archive")

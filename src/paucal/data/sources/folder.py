@@ -62,15 +62,16 @@ def open_folder(root: Path, labelled: bool = True) -> ImageSet:
         name=real_root.name,
         location=str(real_root),
         store=lambda keys: FileStore(real_root, keys),
-        subfolders=lambda subfolder: sorted(
-            entry.name for entry in (root / subfolder).iterdir() if entry.is_dir() and not is_ignored(entry.name)
-        ),
+        subfolders=lambda subfolder: subfolders_of(root / subfolder),
     )
     images = open_place(place, keys, passed_over, labelled, shown=root)
-    notes = [
-        f"the folders {link} and {folder} are the same, and were read once" for link, folder in sorted(links.items())
-    ]
-    return replace(images, notes=(*images.notes, *notes))
+    notes = (f"the folders {link} and {folder} are the same, and were read once" for link, folder in links.items())
+    return replace(images, notes=(*images.notes, *sorted(notes)))
+
+
+def subfolders_of(folder: Path) -> list[str]:
+    """Return the sorted names of the folders in a folder, without hidden and system folders."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not is_ignored(entry.name))
 
 
 def open_place(
@@ -115,11 +116,11 @@ def open_place(
 
 
 def _has_parts(root: Path, tops: list[str], parts: list[str], keys: list[str]) -> bool:
-    """Distinguish train/val/test folders from classes that happen to be called "train" or "test"."""
-    filled = {key.split("/")[0] for key in keys}
-    other_folders = [top for top in tops if top not in parts and top in filled]
+    """Return whether folders are the parts of a set, not classes that happen to be called "train" or "test"."""
     if not parts:
         return False
+    filled = {key.split("/")[0] for key in keys}
+    other_folders = [top for top in tops if top not in parts and top in filled]
     nested = any(key.count("/") >= 2 for key in keys if key.split("/")[0] in parts)
     if other_folders and nested:
         raise UserError(
@@ -155,10 +156,8 @@ def _refuse_empty_classes(root: Path, folders: list[str], names: list[str]) -> N
     """Refuse class folders (given as paths) that hold no images: their names are not among the image classes."""
     empty = sorted(folder for folder in folders if folder.rpartition("/")[2] not in names)
     for folder in empty:
-        twin = next(
-            (other for other in folders if other != folder and _is_same_file(root / folder, root / other)), None
-        )
-        if twin is not None:
+        others = (other for other in folders if other != folder)
+        if twin := next((other for other in others if _is_same_file(root / folder, root / other)), ""):
             raise UserError(
                 f"the class folders '{folder}' and '{twin}' of {root} are the same folder: remove the link."
             )
@@ -229,12 +228,9 @@ def find_files(root: Path, links: dict[str, str] | None = None) -> Iterator[str]
         real_path, prefix = os.path.realpath(folder), Path(folder).relative_to(root).as_posix()
         if real_path in visited:
             subfolders.clear()
-            if (
-                links is not None
-                and not f"{prefix}/".startswith(f"{visited[real_path]}/")
-                and visited[real_path] != "."
-            ):
-                links[prefix] = visited[real_path]
+            first = visited[real_path]
+            if links is not None and first != "." and not f"{prefix}/".startswith(f"{first}/"):
+                links[prefix] = first
             continue
         visited[real_path] = prefix
         subfolders[:] = sorted(name for name in subfolders if not is_ignored(name))
@@ -269,12 +265,10 @@ def _note_on_passed_over(counts: Counter[str]) -> list[str]:
     ranked = sorted(counts.items(), key=lambda kind: (-kind[1], not kind[0], kind[0]))
     kinds = [f"{count} {suffix or 'without a suffix'}" for suffix, count in ranked[:_KINDS_SHOWN]]
     kinds += ["..."] if len(counts) > _KINDS_SHOWN else []
-    total = sum(counts.values())
-    help = sorted({text for suffix in counts if (text := advice(suffix))})
-    return [
-        f"{counted(total, 'file')} {was(total)} skipped for having no known image format ({', '.join(kinds)})"
-        + (f"; to read them: {', '.join(help)}" if help else "")
-    ]
+    total = counts.total()
+    note = f"{counted(total, 'file')} {was(total)} skipped for having no known image format ({', '.join(kinds)})"
+    commands = sorted({command for suffix in counts if (command := advice(suffix))})
+    return [f"{note}; to read them: {', '.join(commands)}" if commands else note]
 
 
 def _left_out(keys: list[str]) -> str:

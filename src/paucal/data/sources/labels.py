@@ -18,7 +18,6 @@ MISSING = ("nan", "-nan", "<na>", "nat", "#n/a")  # usual markers of missing val
 _MARKS = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0, "-1": UNKNOWN, "-1.0": UNKNOWN, "": UNKNOWN}
 _MARKS |= dict.fromkeys(MISSING, UNKNOWN)
 _MAX_SHOWN = 60
-_COLUMNS_SHOWN = 5
 _ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^\s,'\"]+)")  # an item of an array printed by NumPy, without commas
 
 
@@ -101,20 +100,16 @@ def _list_items(cell: str) -> list[str] | None:
 
 def _separates_names(sign: str, distinct: Collection[str]) -> bool:
     cells = [cell for cell in distinct if cell]
-    pieces = [_split_names(cell, sign) for cell in cells]
+    pieces = [split_names(cell, sign) for cell in cells]
     if not all(pieces) or all(len(set(names)) == 1 for names in pieces):  # a cell of only separators is a name
         return False
     names = [name for cell_names in pieces for name in set(cell_names)]
     if len(set(names)) < len(cells):
         return True
-    lengths = {len(_split_names(cell, sign)) for cell in distinct}
+    lengths = {len(split_names(cell, sign)) for cell in distinct}
     name_positions = {(index, name) for cell_names in pieces for index, name in enumerate(dict.fromkeys(cell_names))}
     is_reordered = len(name_positions) > len(set(names))
     return sign != "," and len(set(names)) < len(names) and (len(lengths) > 1 or is_reordered)
-
-
-def _split_names(cell: str, separator: str) -> list[str]:
-    return [name for piece in cell.split(separator) if (name := piece.strip())]
 
 
 def from_cells(cells: Sequence[str], separator: str) -> Labels:
@@ -130,7 +125,7 @@ def from_cells(cells: Sequence[str], separator: str) -> Labels:
 
 def split_names(cell: str, separator: str) -> list[str]:
     """Return the names in a cell; without a separator, the whole cell."""
-    return _split_names(cell, separator) if separator else [cell]
+    return [name for piece in cell.split(separator) if (name := piece.strip())] if separator else [cell]
 
 
 def separator_words(cells: Sequence[str], separator: str) -> str:
@@ -159,15 +154,14 @@ def from_names(rows: Sequence[Sequence[str]], several: bool, where: str) -> Labe
 
 def class_columns(rows: Sequence[Sequence[str]], width: int, known: Collection[int | None]) -> tuple[int, ...]:
     """Return the positions of the columns of 1 and 0, one per class; empty if there are fewer than two."""
-    marks = [
+    marks = tuple(
         index
         for index in range(width)
         if index not in known
-        and rows
         and all(len(row) > index and row[index].strip().lower() in _MARKS for row in rows)
         and any(row[index].strip() for row in rows)
-    ]
-    return tuple(marks) if len(marks) > 1 else ()
+    )
+    return marks if len(marks) > 1 else ()
 
 
 def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Labels:
@@ -182,15 +176,10 @@ def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Lab
     marks = np.asarray([[_MARKS[cell.lower()] for cell in row] for row in rows], dtype=np.int8)
     if not (marks == 0).any():
         marks[np.asarray([[not cell for cell in row] for row in rows])] = 0
+    source = f"{len(classes)} columns of 1 and 0 ({first_few(classes)})"
     if (marks != UNKNOWN).all() and (marks.sum(1) == 1).all():
-        note = f"one label per image, from {_describe_classes(classes)}"
-        return Labels(classes, marks.argmax(1).astype(np.int64), notes=(note,))
-    return _multi_labels(classes, marks, f"in {_describe_classes(classes)}")
-
-
-def _describe_classes(classes: Sequence[str]) -> str:
-    examples = first_few(classes, _COLUMNS_SHOWN)
-    return f"{len(classes)} columns of 1 and 0 ({examples})"
+        return Labels(classes, marks.argmax(1).astype(np.int64), notes=(f"one label per image, from {source}",))
+    return _multi_labels(classes, marks, f"in {source}")
 
 
 def _multi_labels(classes: tuple[str, ...], multi_hot: NDArray[np.int8], source: str) -> Labels:

@@ -6,6 +6,7 @@ import shlex
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 from urllib.parse import unquote
@@ -126,9 +127,8 @@ def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, "F
     table_folder = file.resolve().parent
     bases = [table_folder, table_folder.parent] if root is None else [root.resolve()]
     entered = bases if table_folder.name.lower() in FOLDERS_OF_TABLES or root is not None else bases[:1]
-    for folder in dict.fromkeys(
-        [*bases, *(subfolder for base in entered for subfolder in _likely_subfolders(base, file, part, finders))]
-    ):
+    subfolders = (subfolder for base in entered for subfolder in _likely_subfolders(base, file, part, finders))
+    for folder in dict.fromkeys([*bases, *subfolders]):
         yield finders.setdefault(folder, FileFinder(folder))
 
 
@@ -139,12 +139,10 @@ def _likely_subfolders(
     names = finders.setdefault(folder, FileFinder(folder)).folders()
     usual = (*IMAGE_FOLDERS, file.stem.lower(), *(("train",) if part == "" else ()))
     folders = [folder / name for name in names if name.lower() in usual or names_part(name, part)]
-    if depth > 1:
-        folders += [
-            inner for subfolder in folders for inner in _likely_subfolders(subfolder, file, part, finders, depth - 1)
-        ]
-        folders += [folder / names[0]] if len(names) == 1 else []
-    return folders
+    if depth == 1:
+        return folders
+    inner_folders = [_likely_subfolders(subfolder, file, part, finders, depth - 1) for subfolder in folders]
+    return [*folders, *chain(*inner_folders), *([folder / names[0]] if len(names) == 1 else [])]
 
 
 def _choose_folder(
@@ -162,8 +160,7 @@ def _choose_folder(
             break
     if best is not None:
         return best, ""
-    url = next((row for row in rows if _URL.match(row.path)), None)
-    if url is not None:
+    if url := next((row for row in rows if _URL.match(row.path)), None):
         url_text = url.path[:_SHOWN].replace(":/", "://", 1)
         raise UserError(
             f"line {url.line} of {url.file} has the URL {url_text!r}: fetch the images, and give their paths."
@@ -250,7 +247,7 @@ class FileFinder:
     def folders(self, path: str = "") -> Sequence[str]:
         """Return the names of the folders in a folder, sorted, without hidden ones."""
         names = self._names(path)
-        return [] if names is None else sorted(name for name in names.folders if not name.startswith("."))
+        return sorted(name for name in names.folders if not name.startswith(".")) if names else []
 
     def _folder(self, path: str) -> str | None:
         """Return the folder that a path refers to; None if none or several match."""
@@ -260,10 +257,8 @@ class FileFinder:
             names = None if folder is None else self._names(folder)
             matches: list[str] = []
             if names is not None:
-                plain_name = comparison_key(name)
-                matches = (
-                    [name] if name in names.folders else [f for f in names.folders if comparison_key(f) == plain_name]
-                )
+                alike = (other for other in names.folders if comparison_key(other) == comparison_key(name))
+                matches = [name] if name in names.folders else list(alike)
             elif folder is not None and os.path.isdir(self.root / folder / name):  # may be entered but not listed
                 matches = [name]
             self._folders[path] = f"{folder}/{matches[0]}".lstrip("/") if len(matches) == 1 else None
@@ -289,10 +284,8 @@ class _Names:
     @cached_property
     def stems(self) -> dict[str, list[str]]:
         """The images by the `comparison_key` of their names without the suffix."""
-        split = ((*os.path.splitext(name), name) for name in sorted(self.files))
-        return _group_pairs(
-            (comparison_key(stem), name) for stem, suffix, name in split if suffix.lower() in IMAGE_SUFFIXES
-        )
+        images = [name for name in sorted(self.files) if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES]
+        return _group_pairs((comparison_key(os.path.splitext(name)[0]), name) for name in images)
 
 
 def comparison_key(name: str) -> str:

@@ -15,8 +15,8 @@ from paucal.data.named.table import NAMED, is_named
 from paucal.data.recognition import are_parts, boxes_note, refuse_masks, refuse_other_kinds, refuse_structure
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, is_remote
 from paucal.data.shards.opening import find_shards, is_shard, open_shards
-from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, open_archive
-from paucal.data.sources.folder import is_ignored, open_folder
+from paucal.data.sources.archive import is_archive, open_archive
+from paucal.data.sources.folder import open_folder, subfolders_of
 from paucal.data.sources.joining import join_sets, roots_of
 from paucal.data.sources.parquet import (
     PARQUET_SUFFIXES,
@@ -69,8 +69,7 @@ def open_images(  # noqa: PLR0913 (a caller may choose any of them)
         label_column: Column of a table or Parquet file that holds the class; None finds it.
         image_column: Column that holds the path or the image; None finds it.
         root: Folder of all published sets (None for `named.data_root`), which makes a name take precedence over a path;
-            or, for a
-            table or list file, the folder that its paths are relative to.
+            or, for a table or list file, the folder that its paths are relative to.
         download: Whether a published set may be downloaded.
         label_separator: Separator between several labels in a cell of a table, "none" for one label per cell; None
             finds it.
@@ -101,12 +100,9 @@ def open_images(  # noqa: PLR0913 (a caller may choose any of them)
         refuse_masks(images)
     images = with_plain_classes(images)
     if len(images.classes) < 2:
-        path, only_class = (
-            Path(images.location if is_remote(location) else location).expanduser(),
-            "".join(images.classes),
-        )
+        path = Path(images.location if is_remote(location) else location).expanduser()
         raise UserError(
-            f"{path} has only one class ('{only_class}'); training a classifier needs at least two "
+            f"{path} has only one class ('{''.join(images.classes)}'); training a classifier needs at least two "
             f"class folders{_suggest_subfolder(path)}"
         )
     folder = Path(location).expanduser()
@@ -140,7 +136,7 @@ def _open_piece(location: str | Path, options: SourceOptions) -> ImageSet:
     except UserError:
         if options.labelled and (images := _open_tagged_or_refuse(path)) is not None:
             return images
-        elif path.is_file() and find_boxes(path):
+        if path.is_file() and find_boxes(path):
             return open_boxed_images(path)
         raise
 
@@ -221,7 +217,7 @@ def _open_classes(path: Path, _: Any, options: SourceOptions) -> ImageSet:
         tables = find_tables(path, options)
         if not tables:
             refuse_masks(open_folder(path, labelled=False))
-            refuse_structure(path, tuple(_subfolders(path)))
+            refuse_structure(path, tuple(subfolders_of(path)))
             raise
         return open_tables(tables, options)
     # Train/val/test folders without classes look like classes themselves.
@@ -268,7 +264,7 @@ SOURCES = (
     ),
     Source(
         "an archive of a folder (.zip, .tar)", "file",
-        lambda path, options: path.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED)),
+        lambda path, options: is_archive(path),
         lambda path, found, options: open_archive(path, options.labelled),
     ),
     Source("an image", "file", _has_suffix(*IMAGE_SUFFIXES), _open_image),
@@ -315,10 +311,6 @@ def _suggest_names(path: Path) -> str:
     names += [] if path.name != str(path) else [*NAMED, BUILT_IN]
     similar = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(similar)}?" if similar else "; check the spelling."
-
-
-def _subfolders(path: Path) -> list[str]:
-    return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not is_ignored(entry.name))
 
 
 def _suggest_subfolder(path: Path) -> str:

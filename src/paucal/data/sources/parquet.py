@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from paucal.data.images import ImageSet
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, stamp_file
 from paucal.data.shards.index import DamagedShard, damage_notes
+from paucal.data.shards.requests import first_line
 from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_for
 from paucal.data.sources.folder import is_ignored, require_readable
 from paucal.data.sources.labels import Labels
@@ -29,6 +30,7 @@ from paucal.data.sources.parquet_columns import (
     is_plain,
     label_column_of,
     read_values,
+    unreadable_column,
 )
 from paucal.data.sources.parquet_store import ARROW_SUFFIX, PARQUET_SUFFIX, ArrowStore, ParquetStore, RowFile
 from paucal.data.sources.source import SourceOptions
@@ -63,7 +65,7 @@ def find_parquet(folder: Path) -> list[Path]:
             return files_here or files_in_data
         if files_below and (
             len({path.parent for path in files_below}) == 1
-            or all(_part_of_file(_relative_name(path, folder)) for path in files_below)
+            or all(_part_of_file(path.relative_to(folder).as_posix()) for path in files_below)
         ):
             require_readable(folder)
             return files_below
@@ -91,9 +93,10 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
             or labels lie outside of the class names.
     """
     folder = LocalShardFolder(root)
-    row_files = [RowFile(folder, stamp_file(require_regular(file), _relative_name(file, root))) for file in files]
-    name = Path(files[0]).stem if len(files) == 1 else root.resolve().name
-    return _open_files(row_files, name, str((files[0] if len(files) == 1 else root).resolve()), options)
+    shards = [stamp_file(require_regular(file), file.relative_to(root).as_posix()) for file in files]
+    location = files[0].resolve() if len(files) == 1 else root.resolve()
+    name = files[0].stem if len(files) == 1 else location.name
+    return _open_files([RowFile(folder, shard) for shard in shards], name, str(location), options)
 
 
 def find_remote_parquet(folder: RemoteShardFolder) -> list[RowFile]:
@@ -125,25 +128,20 @@ def _open_files(files: list[RowFile], name: str, location: str, options: SourceO
     columns = find_columns(str(files[0]), files[0].schema(), options)
     groups, values = _read_labels(files, columns)
     counts = [sum(lengths) for lengths in groups]
-    table = np.concatenate(  # (N, 2) file numbers and rows
-        [np.stack([np.full(count, number), np.arange(count)], axis=1) for number, count in enumerate(counts)]
-    ).astype(np.int64)
+    file_numbers = np.repeat(np.arange(len(counts)), counts)
+    table = np.stack([file_numbers, np.concatenate([np.arange(count) for count in counts])], axis=1)  # (N, 2)
     labels, labelled_rows = Labels.none(len(table)), np.arange(len(table))
     if columns.label is not None:
-        source_name = str(files[0]) if len(files) == 1 else location
-        labels = encode(values, columns, source_name, options.separator)
-        labelled_rows = np.flatnonzero(
-            labels.numbers >= 0 if labels.multi_hot is None else (labels.multi_hot >= 0).any(1)
-        )
+        labels = encode(values, columns, str(files[0]) if len(files) == 1 else location, options.separator)
+        is_labelled = labels.numbers >= 0 if labels.multi_hot is None else (labels.multi_hot >= 0).any(1)
+        labelled_rows = np.flatnonzero(is_labelled)
     if len(labelled_rows) == 0:
         raise UserError(f"{files[0]} has no rows with an image and a label; choose another file.")
     if n_unlabelled := len(table) - len(labelled_rows):
         notes.append(f"{counted(n_unlabelled, 'row')} without a label {was(n_unlabelled)} left out")
     parts, hidden = _file_parts(files, options.labelled)
-    table, keys = (
-        table[labelled_rows],
-        StringArray.numbered([file.shard.name for file in files], counts).take(labelled_rows),
-    )
+    table = table[labelled_rows]
+    keys = StringArray.numbered([file.shard.name for file in files], counts).take(labelled_rows)
     stream = _make_stream(files, groups, table)
     streamed = [streaming_note(len(labelled_rows), len(files))] if stream is not None else []
     declared = RepeatedStrings(parts, table[:, 0])
@@ -168,18 +166,18 @@ def _further_columns(files: Sequence[RowFile], columns: Columns, rows: NDArray[n
 
     Damaged columns are left out, since most runs do not need them.
     """
-    columns_found: dict[str, list[str]] = {}
+    further: dict[str, list[str]] = {}
     schemas = [file.schema() for file in files]
     for field in schemas[0]:
+        if len(further) == MAX_COLUMNS:
+            break
         are_unique = all(schema.names.count(field.name) == 1 for schema in schemas)
         have_same_types = are_unique and all(schema.field(field.name).type == field.type for schema in schemas)
-        if len(columns_found) == MAX_COLUMNS:
-            break
         if have_same_types and field.name not in (columns.image, columns.label) and is_plain(field.type):
             with suppress(pa.ArrowException, OSError):
                 cells = [cell for file in files for cell in cells_of(file.rows(field.name).column)]
-                columns_found[field.name] = [cells[row] for row in rows.tolist()]
-    return columns_found
+                further[field.name] = [cells[row] for row in rows.tolist()]
+    return further
 
 
 def _readable_files(files: list[RowFile], location: str) -> tuple[list[RowFile], list[str]]:
@@ -208,10 +206,6 @@ def _notes_on_missing(files: Sequence[RowFile]) -> list[str]:
     ]
 
 
-def _relative_name(file: Path, root: Path) -> str:
-    return file.relative_to(root).as_posix()
-
-
 def _read_labels(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], list[Values]]:
     """Return the lengths of the row groups of each file, and its labels if `columns` has a label column."""
     groups: list[list[int]] = []
@@ -230,10 +224,7 @@ def _read_labels(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[
         try:
             rows = file.rows(columns.label)
         except (pa.ArrowException, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(
-                f"column '{columns.label}' of {file} cannot be read ({reason}); give another file."
-            ) from None
+            raise unreadable_column(str(columns.label), str(file), error) from None
         groups.append(rows.groups)
         if rows.column is not None:
             labels.append(read_values(rows.column, str(columns.label), str(file)))
@@ -333,10 +324,9 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
         try:
             root = _download(repository, revision, download)
         except Exception as error:  # missing network, set or permission: each has its own error
-            problem = str(error).split("\n")[0].strip() or type(error).__name__
+            problem = first_line(error)
             continue
-        files = sorted(root.rglob("*.parquet"))
-        if files:
+        if files := sorted(root.rglob("*.parquet")):
             return root, _select_configuration(root, files, configuration[0], location)
         problem = "it has no Parquet files"
     advice = "check the name and the network" if download else "fetch it with --download"

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from paucal.data.images import UNKNOWN
+from paucal.data.shards.requests import first_line
 from paucal.data.sources.labels import ONE_LABEL, Labels, from_cells, is_missing, several_notes
 from paucal.data.sources.source import SourceOptions
 from paucal.types import NoLabelsError, UserError
@@ -71,13 +72,8 @@ def cells_of(column: Any) -> list[str]:
         >>> cells_of(pa.array([1.5, None, 3.0]))
         ['1.5', '', '3']
     """
-
-    def cell(value: Any) -> str:
-        if value is None or value != value:
-            return ""
-        return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-    return [cell(value) for value in column.to_pylist()]
+    values = ["" if value is None or value != value else value for value in column.to_pylist()]
+    return [str(int(value) if isinstance(value, float) and value.is_integer() else value) for value in values]
 
 
 def features_of(schema: pa.Schema) -> Features:
@@ -174,8 +170,12 @@ def read_values(column: pa.ChunkedArray, name: str, shown: str) -> Values:
             return _list_values(column, name, shown)
         return Values(_plain_values(column, kind, name, shown))
     except pa.ArrowException as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"column '{name}' of {shown} cannot be read ({reason}); give another file.") from None
+        raise unreadable_column(name, shown, error) from None
+
+
+def unreadable_column(name: str, shown: str, problem: Exception) -> UserError:
+    """Return the error for a damaged column of a file."""
+    return UserError(f"column '{name}' of {shown} cannot be read ({first_line(problem)}); give another file.")
 
 
 def _plain_values(column: pa.ChunkedArray, whole: pa.DataType, name: str, shown: str) -> NDArray[Any]:
@@ -296,9 +296,8 @@ def _from_marks(values: NDArray[np.int64], lengths: NDArray[np.int64], columns: 
     multi_hot = np.full((len(lengths), width), UNKNOWN, dtype=np.int8)
     multi_hot[lengths >= 0] = values.reshape(-1, width)
     classes = columns.names or tuple(str(index) for index in range(width))
-    return _multi_labels(
-        classes, multi_hot, lengths, f"lists of a 1 or 0 for every class in the column '{columns.label}'"
-    )
+    source = f"lists of a 1 or 0 for every class in the column '{columns.label}'"
+    return _multi_labels(classes, multi_hot, lengths, source)
 
 
 def _multi_labels(

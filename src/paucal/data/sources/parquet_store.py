@@ -4,9 +4,8 @@ import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,8 +27,7 @@ _STREAMED_BYTES = 2 * WINDOW_BYTES  # kept bytes when streaming
 _MAX_OPEN = 16  # maximum number of open files; a downloaded file must be closed before its space can be freed
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """Row counts of a file, and the values of one column.
 
     Attributes:
@@ -86,10 +84,12 @@ class RowFile:
         try:
             file = pq.ParquetFile(self.place.local_path(self.shard), memory_map=True)
         except (pa.ArrowException, OSError) as problem:
-            reason = first_line(problem)
-            raise DamagedShard(f"{self} cannot be read as a Parquet file ({reason}); give another one.") from None
+            raise self._damaged(problem) from None
         with file:
             return query(file)
+
+    def _damaged(self, problem: Exception) -> DamagedShard:
+        return DamagedShard(f"{self} cannot be read as a Parquet file ({first_line(problem)}); give another one.")
 
     def _query_remote(self, folder: RemoteShardFolder, query: Callable[[pq.ParquetFile], Any]) -> Any:
         def attempt() -> Any:
@@ -99,8 +99,7 @@ class RowFile:
             except (pa.ArrowInvalid, OSError) as problem:
                 if isinstance(problem, OSError) and _DAMAGED_FOOTER not in str(problem):  # a request failed
                     raise
-                reason = first_line(problem)
-                raise DamagedShard(f"{self} cannot be read as a Parquet file ({reason}); give another one.") from None
+                raise self._damaged(problem) from None
 
         try:
             return retry(attempt)
@@ -109,8 +108,7 @@ class RowFile:
         except FileNotFoundError:
             raise UserError(f"{self} no longer exists; check the address.") from None
         except Exception as problem:  # every storage has its own errors
-            reason = str(problem).split("\n")[0].strip() or type(problem).__name__
-            raise UserError(f"{self} cannot be read ({reason}); check the network.") from None
+            raise UserError(f"{self} cannot be read ({first_line(problem)}); check the network.") from None
 
 
 def read_arrow(file: Path) -> pa.Table:
@@ -127,7 +125,7 @@ def read_arrow(file: Path) -> pa.Table:
             source.seek(0)
             return pa.ipc.open_file(source).read_all()
     except (pa.ArrowException, OSError, EOFError) as problem:
-        reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+        reason = first_line(problem)
         raise DamagedShard(f"{file} cannot be read as an Arrow file ({reason}); save the data set again.") from None
 
 
@@ -232,8 +230,7 @@ class ParquetStore(RowStore):
         group = int(np.searchsorted(starts, row, side="right")) - 1
         images = self._groups.get((file, group))
         if images is None:
-            images = self._read_group(self._reader(file), group)
-            self._groups[file, group] = images
+            images = self._groups[file, group] = self._read_group(self._reader(file), group)
             total = sum(images.nbytes for images in self._groups.values())
             max_bytes = _STREAMED_BYTES if is_streamed(len(self._rows), 0) else _KEPT_BYTES
             while total > max_bytes and len(self._groups) > 1:

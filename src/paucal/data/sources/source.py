@@ -11,19 +11,10 @@ from paucal.data.unreadable import ReportProgress
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Options of `open_images` for one location.
+    """Options of `open_images` for one location, which describes them.
 
-    Attributes:
-        labelled: False opens the images without labels.
-        label_column: Column of the classes in a table or Parquet file; None finds it.
-        image_column: Column of the paths or images; None finds it.
-        root: Folder that the paths of a table or list are relative to; None for the folder of the table, its parent, or
-            a folder `images` (or the only folder) beside it, whichever has the images; the images of a part may be in
-            a folder with its name.
-        separator: Separator between several labels in a cell, "none" for one label per cell; None finds it.
-        progress: Function called with (shards read, total shards) while shards without an index are read.
-        download: Whether a published set or a set on the Hugging Face hub may be downloaded.
-        skip_damaged: Whether shards that cannot be read are left out, with a note; otherwise they are refused.
+    If `root` is None, the paths of a table or list are relative to its folder, its parent, or a folder `images` (or the
+    only folder) beside it, whichever has the images; the images of a part may be in a folder with its name.
     """
 
     labelled: bool = True
@@ -43,8 +34,7 @@ class Source:
     Attributes:
         noun: Term for such a location in messages, such as "a list (.txt)".
         kind: Type of the location: "name" for a name that takes precedence over a path, "address" for a remote
-            location, or "file"
-            or "folder" for a path.
+            location, or "file" or "folder" for a path.
         find: Function (location, options) that recognises a location; it returns a true value (True, or files for
             `open`), or a false value if the location is not of this kind.
         open: Function (location, result of `find`, options) that opens the images.

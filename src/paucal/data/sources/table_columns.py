@@ -76,7 +76,7 @@ class Columns:
     @property
     def boxes(self) -> str:
         """Names of the columns of boxes; "" if there are none."""
-        plain = [_plain_name(name) for name in self.names]
+        plain = [plain_column(name) for name in self.names]
         return next((", ".join(names) for names in BOX_COLUMNS if set(names) <= set(plain)), "")
 
 
@@ -102,11 +102,11 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
     first, label_column = rows[0].cells, options.label_column
     if first[0].lower().endswith(IMAGE_SUFFIXES) and not (options.image_column or label_column):
         return _unnamed_columns(file, rows, options.labelled)
-    plain = [_plain_name(name) for name in first]
+    plain = [plain_column(name) for name in first]
     if options.image_column:
         image = _column_position(file, first, options.image_column, "--image-column")
     else:
-        image = _first_position(plain, IMAGE_COLUMNS)
+        image = first_position(plain, IMAGE_COLUMNS)
     if first[: len(SPLIT_CSV_COLUMNS)] == SPLIT_CSV_COLUMNS and label_column is None:
         label_column = "class"
     if image is None:
@@ -120,7 +120,7 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
         return columns
     if label_column is not None:
         return replace(columns, label=_column_position(file, first, label_column, "--label-column"))
-    label = _first_position(plain, LABEL_COLUMNS)
+    label = first_position(plain, LABEL_COLUMNS)
     if label is not None:
         name_column = _names_of_numbers(plain, cells, label)
         if name_column != label:
@@ -143,19 +143,15 @@ def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
     They are the train table and its companions, or the only table with a path and a class, in the folder or in a
     subfolder called `annotations` or the like; or one table in each train/val/test folder.
     """
-    table_folders = [
-        subfolder
-        for subfolder in sorted(folder.iterdir())
-        if subfolder.name.lower() in FOLDERS_OF_TABLES and subfolder.is_dir()
-    ]
+    table_folders, part_folders = (
+        [entry for entry in sorted(folder.iterdir()) if entry.name.lower() in names and entry.is_dir()]
+        for names in (FOLDERS_OF_TABLES, PARTS)
+    )
     for place in (folder, *table_folders):
         if (file := _find_table(place, options)) is not None:
             return tables_of_set(file, options)
     tables: dict[str, Path] = {}
-    folders = [
-        subfolder for subfolder in sorted(folder.iterdir()) if subfolder.name.lower() in PARTS and subfolder.is_dir()
-    ]
-    for subfolder in sorted(folders, key=lambda subfolder: PARTS[subfolder.name.lower()] != "train"):
+    for subfolder in sorted(part_folders, key=lambda subfolder: PARTS[subfolder.name.lower()] != "train"):
         part, table = PARTS[subfolder.name.lower()], _find_table(subfolder, options)
         if table is None and "train" in tables and (namesake := subfolder / tables["train"].name).exists():
             table = namesake if describes_images(namesake, options, refuse=True) else None
@@ -205,12 +201,11 @@ def describes_images(file: Path, options: SourceOptions, refuse: bool = False) -
     if not rows:
         return False
     names = rows[0].cells
-    plain = [_plain_name(name) for name in names]
-    image = (
-        _first_position(plain, IMAGE_COLUMNS)
-        if options.image_column is None
-        else _first_position(names, [options.image_column])
-    )
+    plain = [plain_column(name) for name in names]
+    if options.image_column is None:
+        image = first_position(plain, IMAGE_COLUMNS)
+    else:
+        image = first_position(names, [options.image_column])
     if image is None:
         return False
     if options.label_column is not None:
@@ -218,10 +213,11 @@ def describes_images(file: Path, options: SourceOptions, refuse: bool = False) -
     cells = [row.cells for row in rows[1:]]
     split, flags, _ = _part_columns(plain, plain, cells)
     used_columns = (image, split, *(column for column, _ in flags))
-    return _first_position(plain, LABEL_COLUMNS) is not None or bool(class_columns(cells, len(plain), used_columns))
+    return first_position(plain, LABEL_COLUMNS) is not None or bool(class_columns(cells, len(plain), used_columns))
 
 
-def _plain_name(name: str) -> str:
+def plain_column(name: str) -> str:
+    """Return a column name in the form in which names are compared."""
     return re.sub(r"[\s-]+", "_", name.strip().lower())
 
 
@@ -241,21 +237,20 @@ def _part_columns(
     plain: Sequence[str], names: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> tuple[int | None, tuple[tuple[int, str], ...], list[str]]:
     """Return the column of parts, or else the flag columns, and notes on columns that are not read."""
-    split = _first_position(plain, SPLIT_COLUMNS)
+    split = first_position(plain, SPLIT_COLUMNS)
     flags = [
         (index, FLAG_COLUMNS[name])
         for index, name in enumerate(plain)
         if name in FLAG_COLUMNS and all(len(row) <= index or row[index].lower() in FLAGS for row in cells)
     ]
-    part_columns = [column for column, _ in flags if split is None]
-    notes = [f"the parts are in the column {names[index]!r}" for index in part_columns]
-    unread = [names[index] for index, name in enumerate(plain) if name in FLAG_COLUMNS and index not in part_columns]
-    notes += [
-        f"the column {name!r} is not read: expected true and false, without another column of parts" for name in unread
-    ]
+    flags = flags if split is None else []
+    read = [index for index, _ in flags]
+    notes = [f"the parts are in the column {names[index]!r}" for index in read]
+    unread = [names[index] for index, name in enumerate(plain) if name in FLAG_COLUMNS and index not in read]
+    reason = "expected true and false, without another column of parts"
+    notes += [f"the column {name!r} is not read: {reason}" for name in unread]
     folds = [names[index] for index, name in enumerate(plain) if name in FOLD_COLUMNS]
-    notes += [f"the column {name!r} is not read: use --folds" for name in folds]
-    return split, () if split is not None else tuple(flags), notes
+    return split, tuple(flags), [*notes, *(f"the column {name!r} is not read: use --folds" for name in folds)]
 
 
 def _names_of_numbers(plain: Sequence[str], cells: Sequence[Sequence[str]], label: int) -> int:
@@ -284,5 +279,6 @@ def _quote_names(names: Sequence[str]) -> str:
     return ", ".join(repr(name[:_SHOWN]) for name in names[:12])
 
 
-def _first_position(names: Sequence[str], known: Sequence[str]) -> int | None:
+def first_position(names: Sequence[str], known: Sequence[str]) -> int | None:
+    """Return the position of the first known name that is among the names; None if none is."""
     return next((names.index(name) for name in known if name in names), None)

@@ -83,15 +83,14 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
     rows, notes = _with_parts_of_folders(placed.rows)
     if columns.boxes:
         notes.append(f"the boxes ({columns.boxes}) are not read, only one label per image")
+    placed = placed._replace(rows=rows, notes=[*placed.notes, *notes])
     labels = Labels.none(len(rows))
     if columns.marks:
         labels = from_columns(tuple(columns.classes), [row.marks for row in rows])
     elif options.labelled:
         labels = from_names([row.names for row in rows], several, where_labels)
-    images = _image_set(files, placed._replace(rows=rows, notes=[*placed.notes, *notes]), labels, tables.notes)
-    return _with_further_columns(
-        images, placed._replace(rows=rows), dict(zip(files.values(), tables.columns, strict=True))
-    )
+    images = _image_set(files, placed, labels, tables.notes)
+    return _with_further_columns(images, placed, dict(zip(files.values(), tables.columns, strict=True)))
 
 
 def _with_further_columns(images: ImageSet, placed: _PlacedRows, columns: Mapping[Path, Columns]) -> ImageSet:
@@ -148,10 +147,8 @@ def _read_table(
     used = [columns.image, columns.label, columns.split, *(column for column, _ in columns.flags)]
     refuse_repeated_columns(file, columns.names, [index for index in used if index is not None and columns.names])
     notes += [text for text in (note, *columns.notes) if text]
-    further_columns = columns.others
-    return [
-        _listed_image(file, row, columns, further_columns, own_part) for row in rows[1 if columns.names else 0 :]
-    ], columns
+    others = columns.others
+    return [_listed_image(file, row, columns, others, own_part) for row in rows[bool(columns.names) :]], columns
 
 
 def _listed_image(file: Path, row: TableRow, columns: Columns, others: Sequence[int], own_part: str) -> ListedImage:
@@ -170,7 +167,7 @@ def _listed_image(file: Path, row: TableRow, columns: Columns, others: Sequence[
         part = PARTS.get(word, word)
     if columns.flags:
         part = next((part for column, part in columns.flags if FLAGS[cells[column].lower()]), "train")
-    further, marks = (tuple([cells[index] for index in columns_]) for columns_ in (others, columns.marks))
+    further, marks = (tuple([cells[index] for index in indices]) for indices in (others, columns.marks))
     return ListedImage(plain_path(path), part, row.line, file, label, further, marks)
 
 
@@ -214,8 +211,8 @@ def open_list(file: Path, options: SourceOptions) -> ImageSet:
     `train.txt`) is opened together with the val and test lists of the same name beside it, which are then the parts;
     any other list has all of its images and declares no part. Classes are numbered once over all lists, in
     the order of the numbers in the lists, so labels do not depend on classes that are missing in a part. A class has
-    the name of
-    its image folder if there is one folder per class and one class per folder; otherwise its name is its number.
+    the name of its image folder if there is one folder per class and one class per folder; otherwise its name is its
+    number.
 
     Raises:
         UserError: A line is not of this form or leads out of the root, an image is listed with two parts or labels, or
@@ -241,14 +238,9 @@ def _classes_of_numbers(rows: Sequence[ListedImage], numbers: Sequence[int]) -> 
     folders: dict[str, set[str]] = {}
     for row in rows:
         folders.setdefault(row.names[0], set()).add(row.key.rpartition("/")[0].rpartition("/")[2])
-    names = ["/".join(folders[str(number)]) for number in numbers]
-    if (
-        all(len(folders_of_class) == 1 for folders_of_class in folders.values())
-        and "" not in names
-        and len(set(names)) == len(names)
-    ):
-        return tuple(names)
-    return tuple(map(str, numbers))
+    names = [name for number in numbers for name in folders[str(number)]]
+    has_one_each = "" not in names and len(names) == len(set(names)) == len(numbers)
+    return tuple(names) if has_one_each else tuple(map(str, numbers))
 
 
 def find_train_list(folder: Path, root: Path | None = None) -> Path | None:

@@ -50,14 +50,9 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
     several = labelled and any(len(names) > 1 for names in shown.values())
     unlabelled = [image for image, names in shown.items() if labelled and not several and not names]
     labelled_names = sorted(set(shown) - set(unlabelled))
-    notes = [
-        *encoding_notes,
-        *(
-            [f"{counted(len(unlabelled), 'image')} without a class {was(len(unlabelled))} left out"]
-            if unlabelled
-            else []
-        ),
-    ]
+    notes = list(encoding_notes)
+    if unlabelled:
+        notes.append(f"{counted(len(unlabelled), 'image')} without a class {was(len(unlabelled))} left out")
     finder = FileFinder((root / IMAGES).resolve())
     files = {image: _file_of(finder, image, root) for image in labelled_names}
     missing = [image for image in labelled_names if not files[image]]

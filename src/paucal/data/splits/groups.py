@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,18 +50,16 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
     try:
         names = [group_name(key, by) for key in images.keys]
     except re.error as problem:
-        raise UserError(
-            f"--group-by: {by!r} is neither a column nor a regular expression ({problem}){columns}"
-        ) from None
+        text = f"--group-by: {by!r} is neither a column nor a regular expression ({problem}){columns}"
+        raise UserError(text) from None
     matches = sum(name is not None for name in names)
     if matches < _MIN_SHARE * len(names):
         raise UserError(
             f"--group-by: {by!r} is not a column and matches {matches} of {len(names)} names (such as "
             f"{images.keys[0]!r}){columns}; give a pattern that most names match, such as 'patient[0-9]+'"
         )
-    group_names = [
-        f"group {name}" if name is not None else f"image {key}" for name, key in zip(names, images.keys, strict=True)
-    ]
+    pairs = zip(names, images.keys, strict=True)
+    group_names = [f"image {key}" if name is None else f"group {name}" for name, key in pairs]
     return np.unique(np.asarray(group_names, dtype=object).astype(str), return_inverse=True)[1]
 
 
@@ -104,9 +103,7 @@ def cut_groups(
     total = _class_counts(images, pool, n_classes)
     left = total.copy()
     for n_later, (part, share) in zip(reversed(range(len(wanted_parts))), wanted_parts.items(), strict=True):
-        moved_groups = _choose_groups(
-            total.astype(np.float64) * share, left, counts, [group for group in order if group in counts]
-        )
+        moved_groups = _choose_groups(total * share, left, counts, [group for group in order if group in counts])
         while len(moved_groups) > 1 and not _leaves_enough(left, counts, moved_groups, n_later):
             moved_groups.pop()
         for group in moved_groups:
@@ -137,14 +134,12 @@ def _choose_groups(
     """
     moved_groups, reached_counts = [], np.zeros(len(wanted))
     for group in order:
-        if not ((left - counts[group]) > 0)[left > 0].all():
+        if not _keeps_classes(left, counts[group]):
             continue
         if np.abs(wanted - reached_counts - counts[group]).sum() < np.abs(wanted - reached_counts).sum():
             moved_groups.append(group)
             reached_counts, left = reached_counts + counts[group], left - counts[group]
-    if not moved_groups:
-        moved_groups = [group for group in reversed(order) if ((left - counts[group]) > 0)[left > 0].all()][:1]
-    return moved_groups
+    return moved_groups or [group for group in reversed(order) if _keeps_classes(left, counts[group])][:1]
 
 
 def _leaves_enough(
@@ -152,22 +147,19 @@ def _leaves_enough(
 ) -> bool:
     """Return whether every part that is cut later can still get a group after these groups have moved."""
     remaining = left - sum(counts[group] for group in moved_groups)
-    movable = [
-        group
-        for group in counts
-        if group not in moved_groups and ((remaining - counts[group]) > 0)[remaining > 0].all()
-    ]
-    return len(movable) >= parts
+    return sum(_keeps_classes(remaining, counts[group]) for group in counts.keys() - moved_groups) >= parts
+
+
+def _keeps_classes(left: NDArray[np.int64], moved: NDArray[np.int64]) -> bool:
+    """Return whether each class with training images keeps some if a group with these (K,) counts moves."""
+    return bool(((left - moved) > 0)[left > 0].all())
 
 
 def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) -> None:
     """Refuse groups with images in several of the data's own parts (such as train and test)."""
     own_parts = sorted(set(parts.tolist()) - {"unused"})
     groups_by_part = [set(groups[parts == part].tolist()) for part in own_parts]
-    divided = set().union(
-        *(ids & earlier_ids for index, ids in enumerate(groups_by_part) for earlier_ids in groups_by_part[:index])
-    )
-    if divided:
+    if divided := set().union(*(one & other for one, other in combinations(groups_by_part, 2))):
         raise UserError(
             f"--group-by: {counted(len(divided), 'group')} lie in several of the data's own parts "
             f"({', '.join(own_parts)}), which --group-by does not change: move each group into one part, or give "
@@ -205,15 +197,13 @@ def fold_parts(
     if groups is not None and len(np.unique(groups)) < folds:
         raise UserError(f"--group-by makes {counted(len(np.unique(groups)), 'group')}, too few for {folds} folds")
     # As in all splits, the order of the keys counts, not the order of the files.
-    order = sorted_positions(images.keys)
+    order, parts = sorted_positions(images.keys), np.full(len(images), "train", dtype="<U6")
     if images.multi_hot is not None:
         fold_numbers = iterative_parts(images.multi_hot[order], [1 / folds] * folds, derive_seed(seed, folds))
-        parts = np.full(len(images), "train", dtype="<U6")
         parts[order[fold_numbers == fold - 1]] = "test"
         return parts
-    state = derive_seed(seed, folds) % 2**32
     kind = StratifiedKFold if groups is None else StratifiedGroupKFold
-    splitter = kind(folds, shuffle=True, random_state=state)
+    splitter = kind(folds, shuffle=True, random_state=derive_seed(seed, folds) % 2**32)
     pairs = list(splitter.split(order, images.labels[order], None if groups is None else groups[order]))
     for rows, _ in pairs:
         if missing := np.setdiff1d(images.labels, images.labels[order[rows]]).tolist():
@@ -221,7 +211,6 @@ def fold_parts(
                 f"--group-by: all images of class {images.classes[missing[0]]!r} are in the same one of {folds} folds, "
                 "so none is left to train on: give a finer pattern, or more groups"
             )
-    parts = np.full(len(images), "train", dtype="<U6")
     parts[order[pairs[fold - 1][1]]] = "test"
     return parts
 
@@ -269,9 +258,7 @@ def iterative_parts(multi_hot: Targets, shares: Sequence[float], seed: int) -> N
     while left.any():
         label = int(np.where(left > 0, left, len(rows) + 1).argmin())
         for index in order[(parts[order] < 0) & rows[order, label]]:
-            part = max(
-                range(len(shares)), key=lambda candidate: (wanted_counts[candidate, label], wanted_images[candidate])
-            )
+            part = max(range(len(shares)), key=lambda part: (wanted_counts[part, label], wanted_images[part]))
             parts[index] = part
             wanted_counts[part] -= rows[index]
             wanted_images[part] -= 1

@@ -39,10 +39,7 @@ class Split:
     """
 
     def __init__(
-        self,
-        parts: NDArray[np.str_] | RepeatedStrings,
-        description: str,
-        groups: NDArray[np.int64] | None = None,
+        self, parts: NDArray[np.str_] | RepeatedStrings, description: str, groups: NDArray[np.int64] | None = None
     ) -> None:
         self.description = description
         self.groups = groups
@@ -124,10 +121,9 @@ def make_split(
         return _own_parts(image_set, val_fraction, groups)
     parts, cut, description = _plan_cut(image_set, seed, val_fraction, test_fraction)
     if groups is not None:
-        description = (
-            f"{description.replace('cut per class', 'cut by class')}, in {describe_groups(group_by or '', groups)}"
-        )
-        return Split(cut_groups(image_set, parts, cut, seed, groups), description, groups)
+        text = description.replace("cut per class", "cut by class")
+        text = f"{text}, in {describe_groups(group_by or '', groups)}"
+        return Split(cut_groups(image_set, parts, cut, seed, groups), text, groups)
     return Split(_cut_parts(image_set, parts, cut, seed), _description(description, image_set))
 
 
@@ -232,9 +228,8 @@ def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
     used_text = counted(per_class, "training image of each class is", "training images of each class are")
     text = f"{used_text} used (seed {seed})"
     if n_short:
-        text += (
-            f", all of them for the {'one class that has' if n_short == 1 else f'{n_short} classes that have'} fewer"
-        )
+        have = "one class that has" if n_short == 1 else f"{n_short} classes that have"
+        text += f", all of them for the {have} fewer"
     return _keep_counts(split, labels, {label: min(per_class, count) for label, count in counts.items()}, seed, text)
 
 
@@ -248,22 +243,20 @@ def limit_val(split: Split, labels: Targets, seed: int) -> Split:
     n_train, n_val = len(split.indices("train")), len(split.indices("val"))
     if n_val <= n_train:
         return split
+    text = "no more validation than training images"
     if labels.ndim == 2:
-        return _keep_rows(split, labels, n_train / n_val, seed, "no more validation than training images", part="val")
+        return _keep_rows(split, labels, n_train / n_val, seed, text, part="val")
     counts = _count_labels(split, labels, "val")
     kept_counts = {label: max(1, count * n_train // n_val) for label, count in counts.items()}
     while sum(kept_counts.values()) > n_train and max(kept_counts.values()) > 1:  # rare classes were rounded up to one
         kept_counts[max(kept_counts, key=kept_counts.__getitem__)] -= 1
-    return _keep_counts(split, labels, kept_counts, seed, "no more validation than training images", part="val")
+    return _keep_counts(split, labels, kept_counts, seed, text, part="val")
 
 
 def _description(cut_text: str, image_set: ImageSet) -> str:
     """Return a description of a split, which names the method for images with several labels."""
-    return (
-        cut_text
-        if image_set.multi_hot is None
-        else cut_text.replace("cut per class", "cut by iterative stratification")
-    )
+    method = "per class" if image_set.multi_hot is None else "by iterative stratification"
+    return cut_text.replace("cut per class", f"cut {method}")
 
 
 def _describe_cut(cut: Mapping[str, float], seed: int, source: str) -> str:
@@ -290,38 +283,25 @@ def _refuse_small_classes(image_set: ImageSet, pool: NDArray[np.bool_], min_imag
 def _cut_parts(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float], seed: int) -> NDArray[np.str_]:
     """Move shares of every class of the train part to the parts named in `cut`."""
     cut = {part: share for part, share in cut.items() if share > 0}
-    min_images = len({"train", *cut})
-    pool = parts == "train"
-    if image_set.multi_hot is not None:
-        return _cut_several(image_set, parts, cut, seed)
-    if image_set.classes:
-        _refuse_small_classes(image_set, pool, min_images)
-    elif pool.sum() < min_images:
+    min_images, is_single_label = len({"train", *cut}), image_set.multi_hot is None
+    pool, parts = parts == "train", parts.copy()
+    if pool.sum() < min_images and not (image_set.classes and is_single_label):
         raise UserError(f"{image_set.location} has {counted(int(pool.sum()), 'image')}; expected at least {min_images}")
-    parts = parts.copy()
+    if image_set.classes:
+        _refuse_small_classes(image_set, pool, min_images if is_single_label else 1)
     sorted_rows = sorted_positions(image_set.keys)
     sorted_rows = sorted_rows[pool[sorted_rows]]
+    if image_set.multi_hot is not None:
+        # Train comes first: it gets the image of a class with only one.
+        names, shares = ["train", *cut], [1 - sum(cut.values()), *cut.values()]
+        part_numbers = iterative_parts(image_set.multi_hot[sorted_rows], shares, derive_seed(seed, len(sorted_rows)))
+        parts[sorted_rows] = np.asarray(names)[part_numbers]
+        return parts
     for label in np.unique(image_set.labels[sorted_rows]):
         members = _shuffle(sorted_rows[image_set.labels[sorted_rows] == label], seed, int(label))
         for part, size in _part_sizes(len(members), cut).items():
             parts[members[:size]] = part
             members = members[size:]
-    return parts
-
-
-def _cut_several(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float], seed: int) -> NDArray[np.str_]:
-    assert image_set.multi_hot is not None
-    pool, min_images = parts == "train", len({"train", *cut})
-    if pool.sum() < min_images:
-        raise UserError(f"{image_set.location} has {counted(int(pool.sum()), 'image')}; expected at least {min_images}")
-    _refuse_small_classes(image_set, pool, 1)
-    sorted_rows = sorted_positions(image_set.keys)
-    sorted_rows = sorted_rows[pool[sorted_rows]]
-    # Train first: it gets the image of a class with only one.
-    names, shares = ["train", *cut], [1 - sum(cut.values()), *cut.values()]
-    part_numbers = iterative_parts(image_set.multi_hot[sorted_rows], shares, derive_seed(seed, len(sorted_rows)))
-    parts = parts.copy()
-    parts[sorted_rows] = np.asarray(names)[part_numbers]
     return parts
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from PIL import Image
@@ -21,11 +21,7 @@ Crop = Literal["random-resized", "padded", "none"]
 Interpolation = Literal["bicubic", "bilinear", "lanczos"]
 Resize = Literal["crop", "letterbox", "squash"]
 
-RESAMPLING = {
-    "bicubic": Image.Resampling.BICUBIC,
-    "bilinear": Image.Resampling.BILINEAR,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+RESAMPLING = {name: Image.Resampling[name.upper()] for name in get_args(Interpolation)}
 
 # timm silently ignores sections that it cannot parse and truncates numbers, so descriptions are checked here.
 _SECTION = re.compile(r"(mstd|mmax|inc|m|n|p)(\d+(?:\.\d+)?)")
@@ -51,8 +47,7 @@ class Augmentation:
         padding: Pixels on each side under "padded".
         hflip: Probability of mirroring left and right.
         rand_augment: RandAugment description in timm's syntax; None for no RandAugment.
-        erase_prob: Probability of erasing one box with noise after normalisation (random erasing, mode
-            "pixel").
+        erase_prob: Probability of erasing one box with noise after normalisation (random erasing, mode "pixel").
         interpolation: Filter of every resize.
     """
 
@@ -66,17 +61,16 @@ class Augmentation:
     interpolation: Interpolation = "bicubic"
 
     def __post_init__(self) -> None:
-        _check_choice("crop", self.crop, ("random-resized", "padded", "none"))
-        _check_choice("interpolation", self.interpolation, tuple(RESAMPLING))
+        _check_choice("crop", self.crop, get_args(Crop))
+        _check_choice("interpolation", self.interpolation, get_args(Interpolation))
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise UserError(f"scale is {self.scale}; expected two rising numbers above 0, at most 1")
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise UserError(f"ratio is {self.ratio}; expected two rising numbers above 0")
         if self.padding < 0:
             raise UserError(f"padding is {self.padding}; expected 0 or more pixels")
-        for name, value in (("hflip", self.hflip), ("erase_prob", self.erase_prob)):
-            if not 0 <= value <= 1:
-                raise UserError(f"{name} is {value}; expected a probability from 0 to 1")
+        check_probability("hflip", self.hflip)
+        check_probability("erase_prob", self.erase_prob)
 
 
 def build_rand_augment(
@@ -144,6 +138,12 @@ def _one_bit_or_more(level: Callable[..., tuple[int]], *args: object) -> tuple[i
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UserError(f"{name} is '{value}'; expected one of {', '.join(choices)}")
+
+
+def check_probability(name: str, value: float) -> None:
+    """Refuse a setting that is not a probability."""
+    if not 0 <= value <= 1:
+        raise UserError(f"{name} is {value}; expected a probability from 0 to 1")
 
 
 # Affine map of each geometric operation of timm by its name, in PIL's convention.
@@ -252,9 +252,8 @@ class Mixing:
                 f"mixup is {self.mixup} and cutmix {self.cutmix}; expected 0 (off) or a number from {ALPHAS[0]:g} to "
                 f"{ALPHAS[1]:g}"
             )
-        for name, value in (("mixing probability", self.prob), ("switch_prob", self.switch_prob)):
-            if not 0 <= value <= 1:
-                raise UserError(f"{name} is {value}; expected a probability from 0 to 1")
+        check_probability("mixing probability", self.prob)
+        check_probability("switch_prob", self.switch_prob)
 
     def mix(self, batch: Batch, num_classes: int) -> Batch:
         """Mix the images and turn the labels into (B, K) shares; return an unmixed batch unchanged.

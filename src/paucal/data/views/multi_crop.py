@@ -16,9 +16,9 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import adjust_hue
 
 from paucal.data.channels.pixels import Planes
-from paucal.data.views.augmentation import Augmentation, Resize
+from paucal.data.views.augmentation import Augmentation, Resize, check_probability
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.transforms import Size, TrainTransform, ViewTransform, box_geometry, fit_shape
+from paucal.data.views.transforms import Size, TrainTransform, ViewTransform, fit_shape, random_resized_crop
 from paucal.types import Crops, UserError
 
 Pipeline = Literal["dino", "alike", "deit"]
@@ -78,7 +78,7 @@ class DinoCrop:
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
-        view, theta = self._crop_view(image)
+        view, theta = random_resized_crop(self._crop, image, self.size, "bicubic")
         draws = torch.rand(len(self._probs)).tolist()
         flip, jitter, grey, blur, solarise = (draw < prob for draw, prob in zip(draws, self._probs, strict=True))
         if flip:
@@ -94,13 +94,6 @@ class DinoCrop:
         if solarise and coloured:
             view = view.point(SOLARISED)
         return self.normalisation.apply(view), theta
-
-    def _crop_view(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
-        params = self._crop.make_params([image])
-        left, top, width, height = (params[name] for name in ("left", "top", "width", "height"))
-        box = (left, top, left + width, top + height)
-        view = image.crop(box).resize((self.size[1], self.size[0]), Image.Resampling.BICUBIC)
-        return view, box_geometry(box, image.size)
 
 
 class FittedFirst:
@@ -132,9 +125,8 @@ def jittered(view: Image.Image) -> Image.Image:
     """
     *factors, hue = ((2 * draw - 1) * strength for draw, strength in zip(torch.rand(4).tolist(), JITTER, strict=True))
     kinds = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
-    changes: list[Callable[..., Any]] = [
-        partial(_enhance, kind, 1 + factor) for kind, factor in zip(kinds, factors, strict=True)
-    ]
+    pairs = zip(kinds, factors, strict=True)
+    changes: list[Callable[..., Any]] = [partial(_enhance, kind, 1 + factor) for kind, factor in pairs]
     changes.append(partial(adjust_hue, hue_factor=hue))
     for number in torch.randperm(4).tolist():
         view = changes[number](view)
@@ -178,8 +170,8 @@ def crop_views(
         [1, 1, 8]
     """
     _check_crops(pipeline, groups, image_size, blur)
-    _check_probability("hflip", hflip)
-    _check_probability("jitter_prob", jitter_prob)
+    check_probability("hflip", hflip)
+    check_probability("jitter_prob", jitter_prob)
     views: list[tuple[ViewTransform, int]] = []
     for number, crops in enumerate(groups):
         size = crops.sides or image_size
@@ -187,14 +179,13 @@ def crop_views(
             change = Augmentation(scale=crops.scale or DEIT_SCALE, hflip=hflip)
             views.append((TrainTransform(size, change, normalisation), crops.count))
             continue
-        local_scale, global_scale = (
-            (ALIKE_LOCAL_SCALE, ALIKE_GLOBAL_SCALE) if pipeline == "alike" else (LOCAL_SCALE, GLOBAL_SCALE)
-        )
-        scale = crops.scale or (global_scale if number == 0 else local_scale)
         if pipeline == "alike":
-            kinds = [(ALIKE, crops.count)]
+            scale, kinds = (ALIKE_LOCAL_SCALE if number else ALIKE_GLOBAL_SCALE), [(ALIKE, crops.count)]
+        elif number == 0:
+            scale, kinds = GLOBAL_SCALE, [(FIRST, 1), (FURTHER, crops.count - 1)]
         else:
-            kinds = [(FIRST, 1), (FURTHER, crops.count - 1)] if number == 0 else [(LOCAL, crops.count)]
+            scale, kinds = LOCAL_SCALE, [(LOCAL, crops.count)]
+        scale = crops.scale or scale
         for probs, count in kinds:
             views.append((DinoCrop(size, scale, normalisation, *probs, blur, hflip, jitter_prob), count))
     nonempty = [(transform, count) for transform, count in views if count]
@@ -228,8 +219,3 @@ def _check_crops(pipeline: str, groups: Sequence[Crops], image_size: Size, blur:
             raise UserError(f"the area of a crop is {crops.scale}; expected two rising shares above 0, at most 1.")
     if not 0 <= blur[0] <= blur[1]:
         raise UserError(f"the radius of the blur is {blur}; expected two rising numbers of pixels, 0 or more.")
-
-
-def _check_probability(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise UserError(f"{name} is {value}; expected a probability from 0 to 1.")

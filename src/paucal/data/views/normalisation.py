@@ -34,14 +34,12 @@ class Normalisation:
 
     def apply(self, image: Image.Image) -> Tensor:
         """Return an image as a normalised (C, H, W) float tensor."""
-        # Transposing bytes before they become floats, then one subtraction and one product, is three times as fast as
-        # the plain formula on interleaved floats.
-        pixels = torch.from_numpy(np.array(pixels_of(image))).permute(2, 0, 1).contiguous().float()
-        mean, factor = self._factors
-        return pixels.sub_(mean).mul_(factor)
+        return self.apply_all(np.array(pixels_of(image))[None])[0]
 
     def apply_all(self, images: NDArray[np.uint8]) -> Tensor:
-        """Return (N, H, W, C) pixels as normalised (N, C, H, W) floats, equal to `apply` on each image."""
+        """Return (N, H, W, C) pixels as normalised (N, C, H, W) floats."""
+        # Transposing bytes before they become floats, then one subtraction and one product, is three times as fast as
+        # the plain formula on interleaved floats.
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().float()
         mean, factor = self._factors
         return pixels.sub_(mean).mul_(factor)
@@ -84,12 +82,8 @@ def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_i
     moments = np.zeros((2, image_set.reading.channels))
     for index in sampled:
         store, position = locate(image_set.store, int(index))
-        stored_moments = store.entry.table.moments[position] if isinstance(store, MappedStore) else None
-        moments += (
-            moments_of(store.read(position))
-            if stored_moments is None or np.isnan(stored_moments).any()
-            else stored_moments
-        )
+        stored = store.entry.table.moments[position] if isinstance(store, MappedStore) else None
+        moments += moments_of(store.read(position)) if stored is None or np.isnan(stored).any() else stored
     mean, square = moments / len(sampled)
     std = np.sqrt(np.maximum(square - np.square(mean), _SMALLEST_STD**2))
     return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))

@@ -164,11 +164,7 @@ class TrainTransform:
             return cover_and_centre(image, self.size, self.size, interpolation)
         if self.augmentation.crop == "padded":
             return self._padded_crop(image)
-        params = self._crop.make_params([image])
-        left, top, width, height = (params[name] for name in ("left", "top", "width", "height"))
-        box = (left, top, left + width, top + height)
-        view = _resize(image.crop(box), self.size, interpolation)
-        return view, box_geometry(box, image.size)
+        return random_resized_crop(self._crop, image, self.size, interpolation)
 
     def _padded_crop(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
         height, width = self.size
@@ -245,6 +241,16 @@ class WholeImage:
         """Return the (C, H, W) view and its (2, 3) geometry, the identity."""
         view = _resize(image, self.size, self.interpolation)
         return self.normalisation.apply(view), box_geometry((0, 0, *image.size), image.size)
+
+
+def random_resized_crop(
+    crop: v2.RandomResizedCrop, image: Image.Image, size: Size, interpolation: Interpolation
+) -> tuple[Image.Image, Tensor]:
+    """Return a random crop of an image, resized to (height, width), and its geometry."""
+    params = crop.make_params([image])
+    left, top, width, height = (params[name] for name in ("left", "top", "width", "height"))
+    box = (left, top, left + width, top + height)
+    return _resize(image.crop(box), size, interpolation), box_geometry(box, image.size)
 
 
 def cover_and_centre(
