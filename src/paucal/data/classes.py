@@ -256,9 +256,6 @@ def numbered_names(lines: Sequence[str], place: str) -> list[str]:
     Args:
         lines: Lines of a file.
         place: Path of the file, for the message.
-
-    Raises:
-        UserError: A line before a name is empty.
     """
     names = [line.strip() for line in lines]
     while names and not names[-1]:

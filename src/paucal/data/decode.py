@@ -200,40 +200,24 @@ def _exif_transposition(image: Image.Image) -> Image.Transpose | None:
 
 
 def raw_values(source: ImageSource, name: str) -> np.ndarray | None:
-    """Return the (H, W) or (H, W, 3) values of an image of more than 8 bits per channel; None for any other.
-
-    Raises:
-        UnreadableImage: As in `decode_rgb`.
-    """
+    """Return the (H, W) or (H, W, 3) values of an image of more than 8 bits per channel; None for any other."""
     with open_image(source, name) as image:
         return deep_values(image) if is_deep(image) else None
 
 
 def image_size(source: ImageSource, name: str) -> tuple[int, int]:
-    """Return the upright (height, width) from the header, without decoding the pixels.
-
-    Raises:
-        UnreadableImage: The header cannot be read.
-    """
+    """Return the upright (height, width) from the header, without decoding the pixels."""
     return read_orientation(source, name).upright
 
 
 def read_orientation(source: ImageSource, name: str) -> Orientation:
-    """Return the EXIF orientation of an image and its sizes from the header, without decoding the pixels.
-
-    Raises:
-        UnreadableImage: The header cannot be read.
-    """
+    """Return the EXIF orientation of an image and its sizes from the header, without decoding the pixels."""
     with open_image(source, name) as image:
         return _orientation(image)
 
 
 def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> None:
-    """Read an image to its last byte as cheaply as its format allows (JPEG: at an eighth of its size).
-
-    Raises:
-        UnreadableImage: As in `decode_rgb`.
-    """
+    """Read an image to its last byte as cheaply as its format allows (JPEG: at an eighth of its size)."""
     with open_image(source, name) as image:
         if is_deep(image):
             to_8_bits(deep_values(image), reading.value_range)
@@ -258,9 +242,6 @@ def decode_reduced(
     Returns:
         The upright RGB image, the mode of its pixels in the file ("L", "RGB", "CMYK", "I;16", ...), and its upright
         (height, width).
-
-    Raises:
-        UnreadableImage: As in `decode_rgb`.
     """
     with open_image(source, name) as image:
         mode, full = image.mode, _orientation(image).upright

@@ -46,12 +46,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read the JSON files of a set; each may belong to one of train, val and test.
-
-    Raises:
-        UserError: A file is not such JSON, two files describe one image, a box refers to an image or a category that
-            its file does not list, or an image is missing.
-    """
+    """Read the JSON files of a set; each may belong to one of train, val and test."""
     box_files = files
     if any(_starts_with(file, BOXES) for file in files):
         box_files = [file for file in files if not _starts_with(file, *OTHERS)]

@@ -68,10 +68,6 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read the JSON files of a set: rectangles, polygons, ellipses, brushed masks, and choices for whole images.
 
     Of several annotations of an image, the one marked as ground truth counts, or else the last.
-
-    Raises:
-        UserError: A file is not such JSON, an image is missing or is described twice, or a region is rotated or
-            damaged.
     """
     names = ImageNames(tree.images, tree)
     images: dict[str, AnnotatedImage] = {}
@@ -169,11 +165,7 @@ def _short_values(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _find_images(tasks: Sequence[_Task], names: ImageNames, tree: Tree, file: str) -> list[str]:
-    """Return the images of tasks: those that they name, or else those that were uploaded.
-
-    Raises:
-        MissingImage: An image is missing.
-    """
+    """Return the images of tasks: those that they name, or else those that were uploaded."""
     part = part_of_file(file)
     local = [_LOCAL.sub("", task.image) for task in tasks]
     # Addresses may be percent-encoded; a file of exactly that name is preferred.

@@ -44,11 +44,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read the JSON files of a set: rectangles, polygons, circles, and the boxes of masks.
-
-    Raises:
-        UserError: A file is not such JSON, has a rotated box or a damaged shape, or has no image.
-    """
+    """Read the JSON files of a set: rectangles, polygons, circles, and the boxes of masks."""
     stated_names: dict[str, list[str]] = {}
     images: list[AnnotatedImage] = []
     notes: list[str] = []

@@ -244,9 +244,6 @@ def assign_images(tree: Tree, named: Mapping[str, Sequence[str]]) -> tuple[dict[
     Args:
         tree: Files of the set.
         named: Names that each annotation file gives its image, the likeliest first.
-
-    Raises:
-        UserError: Several files describe one image, or a file may describe several.
     """
     names = ImageNames(tree.images, tree)
     described = ((file, names.find_described_image(file, image_names)) for file, image_names in named.items())
@@ -282,9 +279,6 @@ def assign_keys(images: Iterable[AnnotatedImage], named: Mapping[str, Sequence[s
         images: Images whose `source` is their annotation file.
         named: Names that each annotation file gives its image, the likeliest first.
         tree: Files of the set.
-
-    Raises:
-        UserError: An image is missing, several files describe one image, or a file may describe several.
     """
     keys, notes = assign_images(tree, named)
     for file, image_names in named.items():

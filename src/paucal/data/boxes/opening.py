@@ -246,11 +246,7 @@ def _read_fullest(groups: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSe
 
 
 def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
-    """Read one annotation file, with the images beside it or below its parent folder.
-
-    Raises:
-        UserError: The file has no boxes, or its images are not found.
-    """
+    """Read one annotation file, with the images beside it or below its parent folder."""
     layouts = [layout for layout in LAYOUTS if file.suffix.lower() in layout.suffixes]
     _refuse_unsupported(folder_tree(file.parent, [file.name]))
     if not layouts:

@@ -97,11 +97,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read the tables of a set; each may belong to one of train, val and test.
-
-    Raises:
-        UserError: A cell cannot be read, or an image is missing or is in several tables.
-    """
+    """Read the tables of a set; each may belong to one of train, val and test."""
     names = ImageNames(tree.images, tree)
     images: dict[str, AnnotatedImage] = {}
     notes: list[str] = []
@@ -349,11 +345,7 @@ def _is_word(edge: str) -> bool:
 
 
 def _row_keys(tree: Tree, names: ImageNames, file: str, rows: Sequence[_Row]) -> list[str]:
-    """Return the image of each row; the name in the row may lack a suffix.
-
-    Raises:
-        MissingImage: An image is missing.
-    """
+    """Return the image of each row; the name in the row may lack a suffix."""
     unique = list(dict.fromkeys(row.image for row in rows))
     keys = dict(zip(unique, names.find_images(unique, file, part_of_file(file)), strict=True))
     for row in rows:

@@ -87,11 +87,7 @@ class Tree:
 
 
 def open_tree(path: Path) -> Tree:
-    """List the files of a folder or an archive.
-
-    Raises:
-        UserError: The archive is damaged or compressed as a whole.
-    """
+    """List the files of a folder or an archive."""
     return folder_tree(path) if path.is_dir() else _archive_tree(path)
 
 

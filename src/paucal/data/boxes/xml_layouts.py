@@ -51,9 +51,6 @@ def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read Pascal VOC's XML files.
 
     Corners are read as the edges of the box; if a tool counts pixels from 1, its edges are then off by at most one.
-
-    Raises:
-        UserError: A file is not an annotation, declares a document type, has a rotated box, or has no image.
     """
     stated_names: dict[str, list[str]] = {}
     images: list[AnnotatedImage] = []
@@ -73,12 +70,7 @@ def find_cvat(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read CVAT's XML files: boxes, polygons and masks.
-
-    Raises:
-        UserError: A file is not an annotation, is of a video, has a rotated box or a damaged shape, or an image is
-            missing or described twice.
-    """
+    """Read CVAT's XML files: boxes, polygons and masks."""
     images: dict[str, AnnotatedImage] = {}
     notes: list[str] = []
     unread: Counter[str] = Counter()

@@ -66,10 +66,6 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read the label files of a set; an empty file means an image without objects.
 
     So does a missing file if a YAML file names the images of the parts, as in Ultralytics' code.
-
-    Raises:
-        UserError: A label file cannot be read, has an unnamed class or numbers beyond the image, or the configuration
-            does not fit the files.
     """
     config = _read_config(tree, files)
     parts, notes = _images_by_part(config, tree, ImageNames(tree.images, tree)) if config.parts else ({}, [])

@@ -66,11 +66,7 @@ def npy_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
 
 
 def read_npy(source: ImageSource, channels: int | None = None) -> NDArray[np.generic]:
-    """Return the (H, W, C) values of a NumPy array.
-
-    Raises:
-        ValueError: As `npy_shape`.
-    """
+    """Return the (H, W, C) values of a NumPy array."""
     with _open_source(source) as file:
         shape = _npy_header(file, channels)
         file.seek(0)
@@ -93,11 +89,7 @@ def read_tiff(source: ImageSource, channels: int | None = None) -> NDArray[np.ge
 
 
 def tiff_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
-    """Return the shape of a TIFF from its header.
-
-    Raises:
-        ValueError: As `read_tiff`.
-    """
+    """Return the shape of a TIFF from its header."""
     with _tifffile(source) as file:
         return _tiff_shape(file.series[0], channels)
 

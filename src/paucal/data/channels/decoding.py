@@ -53,21 +53,13 @@ def decode_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Im
 
 
 def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
-    """Return the upright (height, width) from the header, without decoding the pixels.
-
-    Raises:
-        UnreadableImage: The header cannot be read.
-    """
+    """Return the upright (height, width) from the header, without decoding the pixels."""
     array = array_shape(source, name)
     return image_size(source, name) if array is None else (array.height, array.width)
 
 
 def check_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> None:
-    """Read an image to its last byte as cheaply as its format allows.
-
-    Raises:
-        UnreadableImage: As `decode_image`.
-    """
+    """Read an image to its last byte as cheaply as its format allows."""
     if reading.channels == RGB and not is_npy(source):
         _or_report_channels(lambda: check_decodes(source, name, reading), source)
     else:
@@ -80,9 +72,6 @@ def decode_for_display(
     """Decode an image for display, and return its original mode and size; see `decode_reduced`.
 
     The values of an array are stretched to their own range, since the value range of the set is unknown.
-
-    Raises:
-        UnreadableImage: As `decode_image`.
     """
     array = array_shape(source, name)
     if array is None:
@@ -96,11 +85,7 @@ def decode_for_display(
 
 
 def array_shape(source: ImageSource, name: str, channels: int | None = None) -> ArrayShape | None:
-    """Return the shape of an image that is read as an array, from its header; None if Pillow reads it.
-
-    Raises:
-        UnreadableImage: The header is damaged, or the array is not an image.
-    """
+    """Return the shape of an image that is read as an array, from its header; None if Pillow reads it."""
     with decoding_errors(name):
         if is_npy(source):
             return npy_shape(source, channels)
@@ -110,11 +95,7 @@ def array_shape(source: ImageSource, name: str, channels: int | None = None) -> 
 
 
 def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic]:
-    """Return the (H, W, channels) values of an image; a grey channel is repeated if `channels` is 3.
-
-    Raises:
-        UnreadableImage: The image cannot be decoded, or has another number of channels.
-    """
+    """Return the (H, W, channels) values of an image; a grey channel is repeated if `channels` is 3."""
     with decoding_errors(name):
         if is_npy(source):
             values = read_npy(source, channels)
@@ -132,11 +113,7 @@ def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.
 
 
 def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> NDArray[np.generic] | None:
-    """Return the values of an image of more than 8 bits per channel, (H, W), (H, W, 3) or (H, W, channels); else None.
-
-    Raises:
-        UnreadableImage: As `decode_image`.
-    """
+    """Return the (H, W[, C]) values of an image of more than 8 bits per channel; None for any other."""
     if channels == RGB and not is_npy(source):
         return raw_values(source, name)
     values = channel_values(source, name, channels)

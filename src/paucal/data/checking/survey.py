@@ -121,9 +121,6 @@ def digest_of(store: Store, index: int) -> bytes:
     """Return a digest that only equal images share: of the file's bytes, or of size and pixels if there is no file.
 
     A decoded copy has the digest of its original.
-
-    Raises:
-        UnreadableImage: The image cannot be read.
     """
     store, index = locate(store, index)
     if isinstance(store, DecodedCopies) and (stored_digest := store.digest(index)) is not None:

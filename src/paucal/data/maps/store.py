@@ -174,9 +174,6 @@ def content_hashes(
 
     Files of the same path, size and time of change are not decoded again: the hashes are kept in the cache of images,
     like the digests of the files' bytes.
-
-    Raises:
-        UnreadableImage: An image cannot be read.
     """
     stamps = [_stamp(images, int(position)) for position in positions]
     memory = _stored_hashes(images)

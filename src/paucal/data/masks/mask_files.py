@@ -48,9 +48,6 @@ class RawMask:
         Args:
             in_colour: Whether the masks of the set are in colour; grey levels and palette indices become colours then.
             name: Name of the mask for messages.
-
-        Raises:
-            UnreadableImage: The mask is stored differently from the masks of this set.
         """
         if not in_colour:
             if self.kind == COLOUR:

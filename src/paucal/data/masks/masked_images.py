@@ -61,11 +61,7 @@ class MaskStore:
         return len(self._files)
 
     def read(self, index: int) -> NDArray[np.uint8]:
-        """Return the (H, W) class numbers of an image; `IGNORED` for unlabelled pixels.
-
-        Raises:
-            UserError: The file has changed since it was checked.
-        """
+        """Return the (H, W) class numbers of an image; `IGNORED` for unlabelled pixels."""
         if self._kept is not None:
             return self._kept[index]
         return self.read_files(index)[0]

@@ -271,11 +271,7 @@ class _Index:
                 self._stripped[place, fold(base)].append(image)
 
     def exact(self, place: Place, stem: str, mask: File) -> File | None:
-        """Return the image with a name; if several differ only in case, return the image with the same case.
-
-        Raises:
-            UserError: Several images have the name.
-        """
+        """Return the image with a name; if several differ only in case, return the image with the same case."""
         return self._single_image(self._exact.get((place, fold(stem)), []), stem, mask)
 
     def stripped(self, place: Place, base: str, mask: File) -> File | None:

@@ -98,9 +98,6 @@ class WebVisionList:
         keys: Paths relative to the root; empty if the folder of the images is missing.
         labels: (N,) numbers of the classes, -1 if they are not read.
         classes: Names of the classes, or their numbers if `info` does not have the names.
-
-    Raises:
-        UserError: A line is not of this form, or leads out of the root.
     """
 
     def __init__(self, root: str, file: str, folder: str, inside: bool = False, labelled: bool = True) -> None:

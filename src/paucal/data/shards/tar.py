@@ -220,11 +220,7 @@ class TarStore(ReopenedStore, EncodedStore):
         self._folder.fetch_ahead(self._index.files[self._index.locate(index)[0]])
 
     def source(self, index: int) -> bytes:
-        """Return the bytes of an image.
-
-        Raises:
-            UnreadableImage: The shard is missing, cannot be downloaded, or differs from the indexed one.
-        """
+        """Return the bytes of an image."""
         number, row = self._index.locate(index)
         rows = self._index.rows(number)
         length, start = int(rows.lengths[row]), int(rows.offsets[row]) - HEADER

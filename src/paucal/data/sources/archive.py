@@ -67,11 +67,7 @@ class ArchiveStore(ReopenedStore, EncodedStore):
         return self._entries[index].name
 
     def source(self, index: int) -> bytes:
-        """Return the bytes of an image.
-
-        Raises:
-            UnreadableImage: They are damaged, encrypted, or longer than the archive states.
-        """
+        """Return the bytes of an image."""
         entry = self._entries[index]
         if entry.size > MAX_IMAGE:
             raise UnreadableImage(f"image {entry.name} has more than {MAX_IMAGE:,} bytes, the limit")

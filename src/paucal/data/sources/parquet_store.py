@@ -54,11 +54,7 @@ class RowFile:
         return self.shard.name.endswith(ARROW_SUFFIX)
 
     def schema(self) -> pa.Schema:
-        """Return the columns.
-
-        Raises:
-            UserError: The file is neither Parquet nor Arrow, or cannot be downloaded.
-        """
+        """Return the columns."""
         if self.is_arrow:
             return read_arrow(self.place.local_path(self.shard)).schema
         return self._query(lambda file: file.schema_arrow)
@@ -112,11 +108,7 @@ class RowFile:
 
 
 def read_arrow(file: Path) -> pa.Table:
-    """Return the memory-mapped table of an Arrow file, in the stream or the file format.
-
-    Raises:
-        UserError: It is not an Arrow file.
-    """
+    """Return the memory-mapped table of an Arrow file, in the stream or the file format."""
     try:
         source = pa.memory_map(str(file))
         try:
@@ -171,11 +163,7 @@ class RowStore(ReopenedStore, EncodedStore):
         self._folder.fetch_ahead(self._files[int(self._rows[index, 0])])
 
     def source(self, index: int) -> bytes:
-        """Return the encoded bytes of a row.
-
-        Raises:
-            UnreadableImage: The row has no bytes, or its file is damaged, missing or cannot be downloaded.
-        """
+        """Return the encoded bytes of a row."""
         file, row = (int(number) for number in self._rows[index])
         try:
             with self._lock:

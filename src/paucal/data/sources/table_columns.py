@@ -173,11 +173,7 @@ def _find_table(folder: Path, options: SourceOptions) -> Path | None:
 
 
 def tables_of_set(file: Path, options: SourceOptions) -> dict[str, Path]:
-    """Return a table and the tables of other parts beside it, by part; the key is "" for a single table.
-
-    Raises:
-        UserError: Two tables are of the same part, or one cannot be read.
-    """
+    """Return a table and the tables of other parts beside it, by part; the key is "" for a single table."""
     # The test table of a competition has no labels.
     return files_of_set(file, lambda other: describes_images(other, options, refuse=True), "tables")
 

@@ -273,9 +273,6 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
 
     As in `open_list` and `make_split`, the val list beside a train list counts as a test list if there is no other. All
     sets of lists are used, since a later run may be trained on any of them.
-
-    Raises:
-        UserError: A line of such a list is not a path.
     """
     lists = [file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root, False)]
     names = {file: part_name(file) for file in lists}
@@ -305,9 +302,6 @@ def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = ""
         rows: All rows, with the names of their classes.
         root: Folder that the paths are relative to, as in `locate`.
         boxes: Names of the columns of boxes; "" for none.
-
-    Raises:
-        UserError: Rows of one image differ, or as in `locate`.
     """
     located = locate(rows, root)
     row_of_key: dict[str, ListedImage] = {}

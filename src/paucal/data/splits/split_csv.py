@@ -125,11 +125,7 @@ def _label_numbers(image_set: ImageSet) -> Iterator[object]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a split file as text, whichever images they name.
-
-    Raises:
-        UserError: The file is missing or not as `write_split` writes it.
-    """
+    """Return the rows of a split file as text, whichever images they name."""
     try:
         lines = read_table(path, exact=True).rows
     except OSError as error:
