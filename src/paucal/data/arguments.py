@@ -17,12 +17,7 @@ PATHS = "files, folders or patterns as text or paths"
 
 
 def list_images(images: Any) -> list[ImageInMemory]:
-    """Return images in memory as a list.
-
-    Args:
-        images: One PIL image or array, or several: a list, another iterable, or an array of (images, height, width,
-            channels).
-    """
+    """Return one or several images in memory (an iterable, or an array (N, H, W, C)) as a list."""
     expected = f"expected {IMAGES}"
     entries: list[ImageInMemory] = []
     for number, image in enumerate(_as_iterable(images, expected), start=1):
@@ -42,12 +37,7 @@ def list_sources(images: Any) -> list[str | ImageInMemory]:
 
 
 def path_text(path: Any, what: str) -> str:
-    """Return a path as text.
-
-    Args:
-        path: Text, or an object with a path, such as the result of `paucal.train`.
-        what: Name of the argument in messages.
-    """
+    """Return a path, or an object with one such as the result of `paucal.train`, as text; messages call it `what`."""
     try:
         return os.fsdecode(path)
     except TypeError:

@@ -177,12 +177,10 @@ def shipped_lists() -> list[str]:
 
 
 def read_class_list(source: str | Path) -> list[str]:
-    """Read the names of classes from a file with one name per line.
+    """Read the names of classes from a file with one name per line, or from a list that comes with paucal.
 
-    Blank lines and lines that begin with '#' are skipped; a '#' further on belongs to the name.
-
-    Args:
-        source: Path of the file, or name of a list that comes with paucal; a path that exists wins.
+    A path that exists wins over the name of a list. Blank lines and lines that begin with '#' are skipped; a '#'
+    further on belongs to the name.
 
     Example:
         >>> len(read_class_list("imagenet100")), read_class_list("imagenet100")[0]
@@ -251,12 +249,7 @@ def _suggest_classes(name: str, classes: tuple[str, ...]) -> str:
 
 
 def numbered_names(lines: Sequence[str], place: str) -> list[str]:
-    """Return the names of classes that are numbered by their lines; empty lines after the last name do not count.
-
-    Args:
-        lines: Lines of a file.
-        place: Path of the file, for the message.
-    """
+    """Return the names of classes that are numbered by their lines; refuse an empty line before the last name."""
     names = [line.strip() for line in lines]
     while names and not names[-1]:
         names.pop()

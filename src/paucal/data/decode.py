@@ -231,17 +231,11 @@ def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> N
 def decode_reduced(
     source: ImageSource, name: str, side: int, value_range: tuple[float, float] | None = None
 ) -> tuple[Image.Image, str, tuple[int, int]]:
-    """Decode an image, at a reduced size if its format allows that (JPEG), and return its original mode and size.
-
-    Args:
-        source: Encoded bytes, or path of the file.
-        name: Name of the image in messages.
-        side: Length in pixels; the reduction leaves no side shorter than this.
-        value_range: Value range of the set, for images of more than 8 bits per channel.
+    """Decode an image, at a reduced size if its format allows that (JPEG), with no side shorter than `side` pixels.
 
     Returns:
         The upright RGB image, the mode of its pixels in the file ("L", "RGB", "CMYK", "I;16", ...), and its upright
-        (height, width).
+        (height, width) at full size.
     """
     with open_image(source, name) as image:
         mode, full = image.mode, _orientation(image).upright
@@ -327,12 +321,7 @@ def orientation_of(image: Image.Image) -> int:
 
 
 def ambiguity_note(names: Sequence[str], annotations: str) -> str:
-    """Return the note on annotations that may have been drawn before the images were rotated upright.
-
-    Args:
-        names: Names of the images whose `Orientation.is_ambiguous`, at least one.
-        annotations: Noun for the annotations, such as "masks" or "boxes".
-    """
+    """Return the note on annotations ("masks", "boxes") that may have been drawn before images were rotated upright."""
     subject = counted(len(names), "image is turned by its EXIF tag", "images are turned by their EXIF tags")
     return (
         f"{subject} ({first_few(names)}), and the size does not show whether the {annotations} were drawn before or "

@@ -167,12 +167,8 @@ class ImageNames:
     def find_described_image(self, file: str, named: Sequence[str]) -> str | None:
         """Return the image of an annotation file that describes one image; None if it is missing.
 
-        Images in the same or the parallel folder are preferred. Among those, the image that the file names is preferred
-        to one with the file's own stem.
-
-        Args:
-            file: Path of the annotation file.
-            named: Names that the file gives its image, the likeliest first.
+        Images in the same or the parallel folder are preferred. Among those, an image that the file names, the likeliest
+        name first, is preferred to one with the file's own stem.
         """
         stem = PurePosixPath(file).stem
         names = [name for name in named if name]
@@ -273,13 +269,7 @@ def assign_images(tree: Tree, named: Mapping[str, Sequence[str]]) -> tuple[dict[
 
 
 def assign_keys(images: Iterable[AnnotatedImage], named: Mapping[str, Sequence[str]], tree: Tree) -> list[str]:
-    """Set the keys of images with one annotation file each, and return notes.
-
-    Args:
-        images: Images whose `source` is their annotation file.
-        named: Names that each annotation file gives its image, the likeliest first.
-        tree: Files of the set.
-    """
+    """Set the keys of images with one annotation file each, their `source`, and return notes; see `assign_images`."""
     keys, notes = assign_images(tree, named)
     for file, image_names in named.items():
         if file not in keys:

@@ -61,9 +61,7 @@ class Tree:
     def lines(self, path: str, blank: bool = False) -> tuple[list[str], list[str]]:
         """Return the lines of a text file without outer white space, and a note if its encoding was guessed.
 
-        Args:
-            path: Path of the file.
-            blank: Whether to keep empty lines, so that lines can be counted.
+        Empty lines are left out unless `blank`, so that lines can be counted.
         """
         text, notes = self.text(path, MAX_LIST_BYTES)
         lines = [line.strip() for line in re.split(r"\r\n|\r|\n", text)]

@@ -37,11 +37,6 @@ MODES = {GREY: "L", GREY_ALPHA: "LA", RGBA: "RGBA"}  # Pillow's modes by number 
 def decode_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Image.Image:
     """Decode an image to `reading.channels` channels: an RGB image of Pillow, or `Planes`.
 
-    Args:
-        source: Encoded bytes, or path of the file.
-        name: Name of the image in messages.
-        reading: Size, number of channels and value range of the result.
-
     Raises:
         UnreadableImage: As in `decode_rgb`, or the image has another number of channels.
     """
@@ -140,12 +135,7 @@ def image_from_values(values: NDArray[np.generic], reading: Reading) -> Image.Im
 
 
 def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image.Image:
-    """Convert an image or array in memory in the way that images of a set are read.
-
-    Args:
-        image: Image opened by Pillow, `Planes`, or values (H, W) or (H, W, C).
-        reading: Size, number of channels and value range of the result.
-    """
+    """Convert an image or (H, W[, C]) values in memory in the way that images of a set are read."""
     if isinstance(image, np.ndarray):
         values = image[..., None] if image.ndim == 2 else image
         if values.ndim != 3:

@@ -68,13 +68,7 @@ def describe_channels(channels: int) -> str:
 
 
 def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
-    """Return whether an image has more or fewer bits per channel than a model's training images.
-
-    Args:
-        source: Encoded bytes, or path of the file.
-        name: Name of the image.
-        reading: Reading of the model's images; it has value ranges if they had more than 8 bits per channel.
-    """
+    """Return whether an image has more or fewer bits per channel than a model's training images."""
     try:
         values = deep_channel_values(source, name, reading.channels)
     except UnreadableImage:

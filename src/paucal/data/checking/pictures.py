@@ -29,13 +29,7 @@ _SAME = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
 
 
 def picture_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair]) -> list[Finding]:
-    """Return the findings about images, after every image has been read.
-
-    Args:
-        checked: Set and its split.
-        survey: Survey of all its images.
-        pairs: Pairs of similar images, with the cosines of frozen features if these were computed.
-    """
+    """Return the findings about images, after every image has been read, from pairs of similar images among others."""
     exact = exact_groups(survey.digests)
     confirmed = [pair for pair in pairs if pair.features is None or pair.features >= SAME]
     return [
@@ -150,9 +144,7 @@ def _copy_advice(checked: CheckedSet) -> str:
 def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
     """Return a finding if the format, the size or the mode of the files gives classes away.
 
-    Args:
-        checked: The set and its split; images without a label, or with several, are ignored.
-        survey: Survey of its images.
+    Images without a label, or with several, are ignored.
     """
     images = checked.images
     rows = survey.readable[images.labels[survey.readable] >= 0]

@@ -66,12 +66,9 @@ def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
     """Return pairs of similar images with different bytes, in the order of the set.
 
     Candidates have similar perceptual hashes; their pixels at 24 x 24 must correlate by 0.9 or more, which excludes
-    images that share only a layout. The first of a group of equal files represents all. Images below 16 pixels are
-    left out, since two digits of 8 x 8 pixels are as similar as two copies.
-
-    Args:
-        survey: Survey of the set.
-        store: Pixels of the set; only candidates are read again, and 64 pixels per side are enough.
+    images that share only a layout. Only candidates are read from the store again, for which 64 pixels per side are
+    enough. The first of a group of equal files represents all. Images below 16 pixels are left out, since two digits of
+    8 x 8 pixels are as similar as two copies.
     """
     first_of = {survey.digests[group[0]]: group[0] for group in exact_groups(survey.digests)}
     usable = [

@@ -114,12 +114,7 @@ def _map_file(path: Path, mark: bytes) -> NDArray[np.uint8]:
 
 
 class MappedStore(DecodedCopies):
-    """Decoded images in a memory-mapped file, which all processes share.
-
-    Args:
-        original: Store of the original images, which is read if the file is gone.
-        entry: Entry with the same number of images.
-    """
+    """Decoded images in a memory-mapped file, which all processes share; if it is gone, the original store is read."""
 
     def __init__(self, original: Store, entry: Entry) -> None:
         super().__init__(original)

@@ -251,13 +251,7 @@ def find_coding(
 
 
 def require_same_coding(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[int] | None = None) -> None:
-    """Refuse masks whose coding differs from that of a run in ways that `MaskCoding.encode` would not notice.
-
-    Args:
-        coding: Meaning of the values in the run.
-        facts: Counts of the values in all files.
-        ignore: Value that means "not labelled", as set by the user.
-    """
+    """Refuse masks whose coding differs from that of a run in ways that `MaskCoding.encode` would not notice."""
     if coding.kind == "binary":
         refuse_faint(facts, coding.ignore)
     elif coding.kind == "index" and ignore is None and not facts.has_colour:

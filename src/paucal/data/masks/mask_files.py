@@ -45,9 +45,7 @@ class RawMask:
     def values_for(self, in_colour: bool, name: str) -> NDArray[np.int32]:
         """Return the values in the form that the whole set of masks uses: grey levels and indices, or colours.
 
-        Args:
-            in_colour: Whether the masks of the set are in colour; grey levels and palette indices become colours then.
-            name: Name of the mask for messages.
+        Grey levels and palette indices become colours if the masks of the set are in colour.
         """
         if not in_colour:
             if self.kind == COLOUR:

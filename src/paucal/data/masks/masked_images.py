@@ -269,11 +269,7 @@ def _require_joinable(files: Sequence[tuple[Path, ...]], coding: MaskCoding) -> 
 
 
 def join_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Join the masks of an image: a pixel is marked if any mask marks it, else unlabelled if it is so in any mask.
-
-    Args:
-        masks: (H, W) class numbers of two classes.
-    """
+    """Join (H, W) masks of two classes: a pixel is marked if any mask marks it, else unlabelled if it is so in any."""
     if len(masks) == 1:
         return masks[0]
     stacked = np.stack(masks)
@@ -366,11 +362,7 @@ def interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
 
 
 def inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
-    """Find masks of two classes that fall into two groups, as if some were inverted.
-
-    Args:
-        pixels: (N, K) numbers of pixels of each class in each image.
-    """
+    """Find masks of two classes that fall into two groups, as if some were inverted; `pixels` counts (N, K) pixels."""
     labelled = pixels.sum(1)
     with_both_classes = np.flatnonzero((pixels > 0).all(1)) if pixels.shape[1] == 2 else np.zeros(0, dtype=np.int64)
     if len(with_both_classes) < 4:

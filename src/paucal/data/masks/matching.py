@@ -61,11 +61,7 @@ class Matches:
     decoys: list[str] = field(default_factory=list)
 
     def notes(self, by_class: bool = False) -> list[str]:
-        """Return sentences on the files that are left out, and on masks that are joined.
-
-        Args:
-            by_class: Whether each mask marks a single class.
-        """
+        """Return sentences on files that are left out, and on masks that are joined unless each marks a class."""
         notes = [
             *describe_left_out(self.alone, "image without a mask", "images without masks"),
             *describe_left_out(self.lost, "mask without an image", "masks without images"),
@@ -236,12 +232,7 @@ class _Matching:
             )
 
     def _ordered_masks(self, image: File, decoys: list[File]) -> list[str]:
-        """Return the masks of an image in order.
-
-        Args:
-            image: Image with one mask or more.
-            decoys: List to which unused masks are added.
-        """
+        """Return the masks of an image that has some, in order; unused ones are added to `decoys`."""
         hits = self._assigned[image.key]
         kinds = {name.kind for _, name in hits}
         if len(kinds) > 1 and all(kind.endswith("ids") for kind in kinds):  # Cityscapes' labelIds and labelTrainIds

@@ -242,13 +242,9 @@ def _side_of_folders(key: str) -> str:
 
 
 def _match_and_split(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) -> Pairs:
-    """Match images and masks, and find the split of each image.
+    """Match images and masks, and find the split of each image in its folders or in lists in the folders `bases`.
 
-    Args:
-        root: Folder to which the keys of the images are relative.
-        mask_root: Folder to which the keys of the masks are relative.
-        sides: Images and masks.
-        bases: Folders that may contain lists of the images of train, val or test.
+    The keys of images are relative to `root`, those of masks to `mask_root`.
     """
     matches, classes = _match_masks(sides)
     if not matches.masks:

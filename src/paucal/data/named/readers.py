@@ -38,11 +38,7 @@ class Piece:
 def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True) -> Piece:
     """Open a portion whose files exist; raises whatever torchvision raises about unsuitable files.
 
-    Args:
-        name: Name of the set.
-        root: Folder that its paths are relative to.
-        portion: Portion of the set to open.
-        labelled: Whether to read its labels; most portions return them in any case.
+    Most portions have labels even if not `labelled`.
     """
     kind, read_files = _READERS[name]
     options = {"labelled": labelled} if kind is WebVisionList else {}

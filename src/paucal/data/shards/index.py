@@ -142,12 +142,7 @@ class ShardIndex:
     def without(self, damaged: Mapping[int, str], shown: str) -> "ShardIndex":
         """Return the index without the images of damaged shards, with a note; the files keep their positions.
 
-        Args:
-            damaged: Reason why each damaged shard cannot be read, by its position in `files`.
-            shown: Name of the set in messages.
-
-        Raises:
-            UserError: No image is left.
+        Each damaged shard has a reason, by its position in `files`. It is an error if no image is left.
         """
         if not damaged:
             return self
@@ -197,13 +192,7 @@ def smallest_labels(labels: NDArray[np.integer], n_classes: int) -> NDArray[np.i
 
 
 def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str]:
-    """Return the note that shards were left out because they cannot be read; empty for none.
-
-    Args:
-        damaged: Reason why each damaged shard cannot be read, by its name.
-        total: Number of all shards.
-        shown: Name of the set in messages.
-    """
+    """Return the note that shards were left out because they cannot be read, from reasons by name; empty for none."""
     if not damaged:
         return []
     names, reason = list(damaged), next(iter(damaged.values())).rstrip(".")

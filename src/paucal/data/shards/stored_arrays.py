@@ -40,14 +40,7 @@ class OpenFile:
 
 
 class StoredArray:
-    """An array of one axis in a file.
-
-    Args:
-        file: File that holds the array.
-        start: Position of its first byte.
-        dtype: Type of its values.
-        count: Number of its values.
-    """
+    """An array of one axis in a file: `count` values from the byte `start` on."""
 
     def __init__(self, file: OpenFile, start: int, dtype: np.dtype[Any], count: int) -> None:
         self.dtype, self._file, self._start, self._count = dtype, file, start, count

@@ -179,9 +179,7 @@ def window_for(mean_bytes: float) -> int:
 def concatenate_streams(streams: list["Stream | None"], counts: list[int]) -> "Stream | None":
     """Return the stream of several sets as one; None if none of them is streamed.
 
-    Args:
-        streams: Stream of each set; None for a set that is decoded before a run, which counts as one shard here.
-        counts: Number of images in each set.
+    A set that is decoded before a run has no stream, and counts as one shard here.
     """
     if not any(stream is not None for stream in streams):
         return None

@@ -133,13 +133,7 @@ def _parse_label(content: bytes, ending: str, label_field: str, shown: str) -> s
 
 
 def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: Sequence[str] = ()) -> ShardIndex:
-    """Return the index of all shards.
-
-    Args:
-        files: Shards.
-        contents: Images of each shard.
-        names: Class names by number; empty if the labels are the names.
-    """
+    """Return the index of all shards; `names` has the class names by number, or is empty if labels are names."""
     counts = [len(shard.offsets) for shard in contents]
     if not sum(counts):
         raise UserError(

@@ -229,9 +229,7 @@ def _refuse_many(file: Path, count: int) -> None:
 def shared_folder(names: list[str], depth: int) -> str:
     """Return the prefix of folders that all files share, up to any folder named "train" or the like.
 
-    Args:
-        names: Paths of the files.
-        depth: Number of folders that every path must keep after the prefix.
+    Every path keeps `depth` folders after the prefix.
     """
     base = ""
     while names:

@@ -113,12 +113,7 @@ def _separates_names(sign: str, distinct: Collection[str]) -> bool:
 
 
 def from_cells(cells: Sequence[str], separator: str) -> Labels:
-    """Return the labels that cells name, several in a cell if there is a separator.
-
-    Args:
-        cells: Cell of each image; no cell may be empty unless there is a separator.
-        separator: Separator as `find_separator` returns it.
-    """
+    """Return the labels that cells name, several in a cell if there is a separator, else exactly one."""
     rows = [split_names(cell, separator) for cell in cells]
     return from_names(rows, bool(separator), separator_words(cells, separator))
 
@@ -188,12 +183,7 @@ def _multi_labels(classes: tuple[str, ...], multi_hot: NDArray[np.int8], source:
 
 
 def several_notes(multi_hot: NDArray[np.int8], where: str) -> tuple[str, ...]:
-    """Return notes on a set whose images may have several labels.
-
-    Args:
-        multi_hot: (N, K) of 1, 0 and -1 (unknown).
-        where: How the labels are given.
-    """
+    """Return notes on an (N, K) set whose images may have several labels, given in the way that `where` describes."""
     label_counts = (multi_hot == 1).sum(1)
     n_unlabelled, n_unknown = int((label_counts == 0).sum()), int((multi_hot == UNKNOWN).sum())
     notes = [f"images carry several labels ({where}): {label_counts.mean():.2g} on average, up to {label_counts.max()}"]

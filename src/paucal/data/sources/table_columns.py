@@ -81,13 +81,7 @@ class Columns:
 
 
 def refuse_repeated_columns(place: object, names: Sequence[str], used: Iterable[int]) -> None:
-    """Refuse a table in which a column that is used has the name of another one.
-
-    Args:
-        place: Path of the table, for the message.
-        names: Names of all columns, as they are compared.
-        used: Positions of the columns that are used.
-    """
+    """Refuse a table in which one of the columns at the positions `used` has the name of another one."""
     if repeated := next((names[index] for index in used if names.count(names[index]) > 1), ""):
         raise UserError(repeated_column_text(place, repeated))
 

@@ -296,13 +296,7 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
 
 
 def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = "") -> _PlacedRows:
-    """Find the files of all rows, and leave out rows that repeat an earlier one.
-
-    Args:
-        rows: All rows, with the names of their classes.
-        root: Folder that the paths are relative to, as in `locate`.
-        boxes: Names of the columns of boxes; "" for none.
-    """
+    """Find the files of all rows, and leave out rows that repeat an earlier one; `boxes` names columns of boxes."""
     located = locate(rows, root)
     row_of_key: dict[str, ListedImage] = {}
     differing: dict[tuple[Path, int], tuple[ListedImage, ListedImage]] = {}

@@ -79,13 +79,6 @@ def cut_groups(
 
     Groups are visited in an order that depends on the seed, large ones first; a group moves if that brings the counts
     of its part, class by class, nearer to the wanted shares.
-
-    Args:
-        images: N images.
-        parts: (N,) declared parts.
-        cut: Share of each part.
-        seed: Seed of the order.
-        groups: (N,) numbers of the groups.
     """
     parts, n_classes = parts.copy(), max(1, len(images.classes))
     pool = np.flatnonzero(parts == "train")
@@ -170,17 +163,10 @@ def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) ->
 def fold_parts(
     images: ImageSet, fold: int, folds: int, seed: int, groups: NDArray[np.int64] | None
 ) -> NDArray[np.str_]:
-    """Return (N,) parts: "test" for the images of one fold, and "train" for those of all other folds.
+    """Return (N,) parts: "test" for the images of one fold, from 1 to `folds`, and "train" for those of the others.
 
-    Every image is tested in exactly one fold. Folds have about the same share of every class, and keep groups whole.
-    Unlabelled images are divided as one class.
-
-    Args:
-        images: N images; their declared parts are ignored.
-        fold: Number of the test fold, from 1 to `folds`.
-        folds: Number of folds.
-        seed: Seed of the draw.
-        groups: (N,) numbers of the groups; None for no groups.
+    Every image is tested in exactly one fold, whatever its declared part. Folds have about the same share of every
+    class, and keep groups whole. Unlabelled images are divided as one class.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # slow to import, and rarely needed
 

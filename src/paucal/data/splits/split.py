@@ -190,15 +190,10 @@ def _split_fold(
 
 
 def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
-    """Keep a share of every class of the train part, at least one image; the rest becomes "unused".
+    """Keep a share (0, 1] of every class of the train part, at least one image; the rest becomes "unused".
 
-    With the same seed a smaller share is a subset of a larger one, if each image has one label.
-
-    Args:
-        split: Split of all images.
-        labels: (N,) labels, or (N, K) multi-hot rows, which are reduced by iterative stratification.
-        fraction: Share in (0, 1].
-        seed: Seed of the draw.
+    With the same seed a smaller share is a subset of a larger one, if each image has one label. Images with several
+    labels, given as (N, K) rows, are reduced by iterative stratification.
     """
     if not 0 < fraction <= 1:
         raise UserError(f"the fraction of training images is {fraction}; expected a number above 0, at most 1")

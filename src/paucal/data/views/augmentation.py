@@ -78,12 +78,8 @@ def build_rand_augment(
 ) -> RandAugment | None:
     """Build timm's RandAugment as timm's own training transform does; return None if it is off.
 
-    Images without exactly three channels get only the operations that move pixels, no colour operations.
-
-    Args:
-        augmentation: Settings; only `rand_augment` and `interpolation` are used.
-        size: (height, width) of the view in pixels.
-        normalisation: Normalisation whose mean fills the uncovered regions.
+    The normalisation's mean fills uncovered regions. Images without exactly three channels get only the operations that
+    move pixels, no colour operations.
     """
     description = augmentation.rand_augment
     if description is None:

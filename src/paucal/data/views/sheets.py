@@ -23,12 +23,9 @@ Place = tuple[int, int, int, int]  # left, top, width, height
 
 
 def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) -> Image.Image:
-    """Draw up to 32 augmented training images of a batch.
+    """Draw up to 32 augmented training images: the first view of a batch, with captions unless there are no classes.
 
-    Args:
-        batch: Batch whose first view is drawn; captions of mixed labels show their shares.
-        normalisation: Normalisation of the views, which is undone.
-        classes: Class names in label order; empty for no captions.
+    Captions of mixed labels show their shares.
     """
     views = normalisation.shown(batch.views[0][:MAX_IMAGES].detach().float().cpu())
     zoom = max(1, math.ceil(_SMALLEST_TILE / min(views.shape[-2:])))

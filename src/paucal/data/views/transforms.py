@@ -224,13 +224,7 @@ class EvalTransform:
 
 
 class WholeImage:
-    """Resize a whole image to (H, W), whatever its shape, and normalise.
-
-    Args:
-        size: (height, width) of the view in pixels.
-        normalisation: Normalisation, applied last.
-        interpolation: Filter of the resize.
-    """
+    """Resize a whole image to (H, W), whatever its shape, and normalise."""
 
     def __init__(self, size: Size, normalisation: Normalisation, interpolation: Interpolation = "bicubic") -> None:
         _check_size(size)
