@@ -199,17 +199,6 @@ def _exif_transposition(image: Image.Image) -> Image.Transpose | None:
     return None if image.format == "TIFF" else UPRIGHT.get(orientation_of(image))
 
 
-def raw_values(source: ImageSource, name: str) -> np.ndarray | None:
-    """Return the (H, W) or (H, W, 3) values of an image of more than 8 bits per channel; None for any other."""
-    with open_image(source, name) as image:
-        return deep_values(image) if is_deep(image) else None
-
-
-def image_size(source: ImageSource, name: str) -> tuple[int, int]:
-    """Return the upright (height, width) from the header, without decoding the pixels."""
-    return read_orientation(source, name).upright
-
-
 def read_orientation(source: ImageSource, name: str) -> Orientation:
     """Return the EXIF orientation of an image and its sizes from the header, without decoding the pixels."""
     with open_image(source, name) as image:

@@ -125,15 +125,6 @@ class Stamp(NamedTuple):
     changed: int
 
 
-def stamp_of(file: Path) -> Stamp | None:
-    """Return the stamp of a file; None if the file cannot be accessed."""
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return Stamp(str(file), status.st_size, status.st_mtime_ns)
-
-
 class EncodedStore(ABC):
     """A store of encoded images; subclasses provide their bytes and names."""
 
@@ -203,8 +194,13 @@ class FileStore(EncodedStore):
         return self._keys[index]
 
     def stamp(self, index: int) -> Stamp | None:
-        """Return the path, size and modification time of the file."""
-        return stamp_of(self.source(index))
+        """Return the path, size and modification time of the file; None if it cannot be accessed."""
+        file = self.source(index)
+        try:
+            status = file.stat()
+        except OSError:
+            return None
+        return Stamp(str(file), status.st_size, status.st_mtime_ns)
 
 
 class ArrayStore:

@@ -4,6 +4,7 @@ import numpy as np
 from PIL import Image
 
 from paucal.data.images import ImageSet
+from paucal.data.shards.stream import Stream
 from paucal.data.stores import EncodedStore
 
 CLASSES = ("even", "odd", "third")
@@ -42,3 +43,7 @@ def numbered(count: int, parts: tuple[str, ...] = ("",)) -> ImageSet:
 def number_of(image: Image.Image) -> int:
     """Which image of a numbered set this is."""
     return int.from_bytes(bytes(image.getpixel((1, 2))), "big")  # type: ignore[arg-type]
+
+
+def shards_of(stream: Stream, images: np.ndarray) -> np.ndarray:
+    return stream.shards[np.searchsorted(stream.ends, images, side="right")]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.shards.made_sets import number_of, numbered
+from data.shards.made_sets import number_of, numbered, shards_of
 from data.shards.test_streamed import Which
 from paucal.data.dataset import ViewDataset
 from paucal.data.decode import Reading
@@ -99,7 +99,7 @@ def test_million__reads_the_images_that_are_wanted_from_few_shards(images):
     assert images.stream is not None
     ids = shown(images, 40)
     assert (
-        len(set(images.stream.shards_of(np.asarray(ids)).tolist())) <= 8
+        len(set(shards_of(images.stream, np.asarray(ids)).tolist())) <= 8
     )  # a window of 65,536 spans seven or eight shards
     for position in ids[:200]:
         assert number_of(images.store.read(position)) % 3 == images.labels[position]

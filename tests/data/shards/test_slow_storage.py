@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.shards.made_sets import URL, number_of
+from data.shards.made_sets import URL, number_of, shards_of
 from paucal.data.shards import ahead as ahead_module
 from paucal.data.shards import folders as place_module
 from paucal.data.shards import requests as requests_module
@@ -123,7 +123,7 @@ def test_ahead__fetches_the_shards_of_the_next_steps(storage, cache, fetched, mo
     assert images.stream is not None
     stream = replace(images.stream, window=20)
     order = stream.order(0)
-    used = list(dict.fromkeys(stream.shards_of(order[np.arange(len(images))]).tolist()))
+    used = list(dict.fromkeys(shards_of(stream, order[np.arange(len(images))]).tolist()))
     assert used == order.shards.tolist()
     ahead = ShardsAhead(images.store, np.arange(len(images)))
     monkeypatch.setattr(ahead_module, "AHEAD", 1)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from data.shards.made_sets import shards_of
 from paucal.data.randomness import derive_seed
 from paucal.data.sampler import StepSampler
 from paucal.data.shards.stream import Stream, concatenate_streams, is_streamed, window_for
@@ -21,7 +22,7 @@ def naive_order(stream: Stream, generator: np.random.Generator) -> list[int]:
     shard_ranks = generator.permutation(stream.shards.max() + 1).tolist()
     block_ranks = generator.permutation(stream.blocks.max() + 1).tolist()
     images, line = np.arange(len(stream)), []
-    shards, blocks = stream.shards_of(images), stream.blocks[np.searchsorted(stream.ends, images, side="right")]
+    shards, blocks = shards_of(stream, images), stream.blocks[np.searchsorted(stream.ends, images, side="right")]
     for rank in range(len(shard_ranks)):
         mine = [n for n in range(len(stream)) if shards[n] == shard_ranks.index(rank)]
         for place in range(len(block_ranks)):
@@ -52,10 +53,10 @@ def test_order__shows_each_image_once_and_reads_few_shards_at_a_time():
     stream = made_stream()
     order = ordered(stream, 0)
     assert sorted(order.tolist()) == list(range(420))
-    per_window = [set(stream.shards_of(order[first : first + 64]).tolist()) for first in range(0, 420, 64)]
+    per_window = [set(shards_of(stream, order[first : first + 64]).tolist()) for first in range(0, 420, 64)]
     assert max(map(len, per_window)) <= 3  # 64 images of shards of 60
     everywhere = np.random.default_rng(0).permutation(420)[:64]
-    assert len(set(stream.shards_of(everywhere).tolist())) == 7
+    assert len(set(shards_of(stream, everywhere).tolist())) == 7
 
 
 def test_order__mixes_within_a_window():
@@ -106,7 +107,7 @@ def test_sample__lies_in_few_runs_spread_over_all():
     found = stream.sample(320)
     assert len(found) == 320
     assert (np.diff(found) != 1).sum() == 31
-    assert len(set(stream.shards_of(found).tolist())) == 32
+    assert len(set(shards_of(stream, found).tolist())) == 32
     assert stream.sample(20_000).tolist() == list(range(10_000))
 
 

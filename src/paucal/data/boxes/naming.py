@@ -167,8 +167,8 @@ class ImageNames:
     def find_described_image(self, file: str, named: Sequence[str]) -> str | None:
         """Return the image of an annotation file that describes one image; None if it is missing.
 
-        Images in the same or the parallel folder are preferred. Among those, an image that the file names, the likeliest
-        name first, is preferred to one with the file's own stem.
+        Images in the same or the parallel folder are preferred. Among those, an image that the file names, the
+        likeliest name first, is preferred to one with the file's own stem.
         """
         stem = PurePosixPath(file).stem
         names = [name for name in named if name]

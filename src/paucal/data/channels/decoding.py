@@ -22,9 +22,8 @@ from paucal.data.decode import (
     decode_reduced,
     decode_rgb,
     decoding_errors,
-    image_size,
     open_image,
-    raw_values,
+    read_orientation,
     turned_upright,
     upright_rgb,
 )
@@ -50,7 +49,7 @@ def decode_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Im
 def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
     """Return the upright (height, width) from the header, without decoding the pixels."""
     array = array_shape(source, name)
-    return image_size(source, name) if array is None else (array.height, array.width)
+    return read_orientation(source, name).upright if array is None else (array.height, array.width)
 
 
 def check_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> None:
@@ -110,7 +109,8 @@ def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.
 def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> NDArray[np.generic] | None:
     """Return the (H, W[, C]) values of an image of more than 8 bits per channel; None for any other."""
     if channels == RGB and not is_npy(source):
-        return raw_values(source, name)
+        with open_image(source, name) as image:
+            return deep_values(image) if is_deep(image) else None
     values = channel_values(source, name, channels)
     return None if values.dtype.itemsize == 1 else values
 

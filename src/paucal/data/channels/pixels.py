@@ -83,13 +83,6 @@ class Planes(Image.Image):
             fillcolor, lambda plane, fill: plane.transform(size, method, *arguments, fillcolor=fill, **options)
         )
 
-    def on_page(self, size: tuple[int, int], place: tuple[int, int], colour: Sequence[int]) -> "Planes":
-        """Return a page (width, height) of one colour with the image on it."""
-        pages = [Image.new("L", size, value) for value in colour]
-        for page, plane in zip(pages, self.planes, strict=True):
-            page.paste(plane, place)
-        return Planes(pages)
-
     def _filled(self, fill: Any, change: Callable[[Image.Image, Any], Image.Image]) -> "Planes":
         values = fill if isinstance(fill, Sequence) else [fill] * len(self.planes)
         return Planes([change(plane, value) for plane, value in zip(self.planes, values, strict=True)])
@@ -125,7 +118,10 @@ def paste_on_page(
 ) -> Image.Image:
     """Return a page (width, height) of one colour (a value for each channel) with an image on it."""
     if isinstance(image, Planes):
-        return image.on_page(size, place, colour)
+        pages = [Image.new("L", size, value) for value in colour]
+        for page, plane in zip(pages, image.planes, strict=True):
+            page.paste(plane, place)
+        return Planes(pages)
     page = Image.new("RGB", size, tuple(colour))
     page.paste(image, place)
     return page

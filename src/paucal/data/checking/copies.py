@@ -16,13 +16,13 @@ def copies_among(images: ImageSet, known: ImageSet | None = None) -> tuple[NDArr
     Raises:
         UserError: A set is streamed from shards.
     """
-    sets = [_without_labels(image_set) for image_set in (known, images) if image_set is not None]
+    sets = [
+        replace(image_set, classes=(), labels=np.full(len(image_set), -1), multi_hot=None, columns={})
+        for image_set in (known, images)
+        if image_set is not None
+    ]
     numbers = group_numbers(join_sets(sets, images.location) if len(sets) > 1 else sets[0], DUPLICATES)
     other_numbers, own_numbers = np.split(numbers, [len(numbers) - len(images)])
     first = np.zeros(len(own_numbers), dtype=bool)
     first[np.unique(own_numbers, return_index=True)[1]] = True
     return np.isin(own_numbers, other_numbers), ~first
-
-
-def _without_labels(images: ImageSet) -> ImageSet:
-    return replace(images, classes=(), labels=np.full(len(images), -1, dtype=np.int64), multi_hot=None, columns={})

@@ -95,6 +95,10 @@ def _join_pieces(name: str, root: Path, pieces: Sequence[Piece], labelled: bool)
         raise ValueError("an image is listed twice")
     if labelled and (labels.min(initial=0) < 0 or labels.max(initial=0) >= len(classes)):
         raise ValueError(f"a label is not among its {len(classes)} classes")
+    notes = [f"{entry.title}: {entry.note}"] if entry.note else []
+    published, available = [portion.count for portion in entry.portions], [len(piece.keys) for piece in pieces]
+    if published != available:  # its archives may have been unpacked in part
+        notes.append(_count_note(entry.title, published, available))
     return ImageSet(
         name=name,
         location=str(root),
@@ -104,17 +108,8 @@ def _join_pieces(name: str, root: Path, pieces: Sequence[Piece], labelled: bool)
         declared=[portion.part for portion, piece in zip(entry.portions, pieces, strict=True) for _ in piece.keys],
         store=JoinedStore([piece.store for piece in pieces]),
         hints=entry.hints,
-        notes=_set_notes(entry, pieces),
+        notes=tuple(notes),
     )
-
-
-def _set_notes(entry: NamedSet, pieces: Sequence[Piece]) -> tuple[str, ...]:
-    """Return notes on a set, and on its number of images if it is not the published one (interrupted unpacking)."""
-    notes = [f"{entry.title}: {entry.note}"] if entry.note else []
-    published, available = [portion.count for portion in entry.portions], [len(piece.keys) for piece in pieces]
-    if published != available:
-        notes.append(_count_note(entry.title, published, available))
-    return tuple(notes)
 
 
 def _count_note(title: str, *counts: Iterable[int]) -> str:

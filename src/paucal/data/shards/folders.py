@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.cache_folder import OFF, SHARDS, VARIABLE, usable_folder
@@ -36,55 +36,12 @@ _VERSION = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated
 _EXTRA = "pip install 'paucal[remote]'"
 
 
-class ShardFolder(Protocol):
-    """A folder of shards; picklable, so that loader workers can be spawned."""
-
-    @property
-    def name(self) -> str:
-        """Short name for messages."""
-        ...
-
-    @property
-    def location(self) -> str:
-        """Full path or URL, as in `ImageSet.location`."""
-        ...
-
-    def list_files(self) -> list[Shard] | None:
-        """Return all files in the folder, sorted by name, with `part` empty; None if the storage cannot list files."""
-        ...
-
-    def read_small_file(self, name: str, max_bytes: int) -> bytes | None:
-        """Return the content of a file of at most `max_bytes` bytes; None if it is missing. Raises a `UserError`."""
-        ...
-
-    def local_copy(self, name: str, max_bytes: int) -> Path | None:
-        """Return the path on this machine of a file of at most `max_bytes` bytes; otherwise as `read_small_file`."""
-        ...
-
-    def local_path(self, shard: Shard) -> Path:
-        """Return the path of a shard on this machine, after downloading it if needed; raises `UnreadableImage`."""
-        ...
-
-    def fetch_ahead(self, shard: Shard) -> None:
-        """Download a shard that will be needed soon; a failure is ignored, since `local_path` tries again."""
-        ...
-
-
 class LocalShardFolder:
-    """A folder of shards on this machine."""
+    """A folder of shards on this machine; picklable like `RemoteShardFolder`, so that loader workers can be spawned."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-
-    @property
-    def name(self) -> str:
-        """Name of the folder."""
-        return self.root.name
-
-    @property
-    def location(self) -> str:
-        """Full path."""
-        return str(self.root)
+        self.name, self.location = self.root.name, str(self.root)
 
     def list_files(self) -> list[Shard]:
         """Return the files of the folder and of its direct subfolders."""
@@ -124,29 +81,20 @@ class RemoteShardFolder:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        self.location = url.rstrip("/")
+        self.name = self.location.rsplit("/", 1)[-1]
         folder = usable_folder()
         if folder is None:
             raise UserError(
                 f"shards of {url} are downloaded into the image cache, which is off or cannot be written: set "
                 f"{VARIABLE} to a folder (not {OFF!r})."
             )
-        self.cache = folder / SHARDS / hashlib.blake2b(self.url.encode(), digest_size=16).hexdigest()
+        self.cache = folder / SHARDS / hashlib.blake2b(self.location.encode(), digest_size=16).hexdigest()
         self._opened: tuple[int, Any, str] | None = None
         self._speeds: deque[float] = deque(maxlen=_MAX_SPEEDS)  # bytes per second
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_opened": None}
-
-    @property
-    def name(self) -> str:
-        """Last part of the URL."""
-        return self.url.rsplit("/", 1)[-1]
-
-    @property
-    def location(self) -> str:
-        """The URL."""
-        return self.url
 
     def list_files(self) -> list[Shard] | None:
         """Return the files below the URL; None if the storage cannot list files, like most web servers."""
@@ -156,16 +104,13 @@ class RemoteShardFolder:
         except NotImplementedError:
             return None
         except Exception as problem:  # every storage has its own types of errors
-            raise UserError(f"{self.url} cannot be listed ({first_line(problem)}); check the address.") from None
-        sizes = {path.rstrip("/"): entry.get("size") for path, entry in entries.items()}
-        if not sizes or any(size is None for size in sizes.values()):
+            raise UserError(f"{self.location} cannot be listed ({first_line(problem)}); check the address.") from None
+        if not entries or any(entry.get("size") is None for entry in entries.values()):
             return None
-        names = {path: path.removeprefix(root.rstrip("/")).lstrip("/") for path in sizes}
-        versions = {path.rstrip("/"): _version_of(entry) for path, entry in entries.items()}
-        shards = [
-            Shard(checked_name(self.url, name), int(sizes[path] or 0), changed=versions[path])
-            for path, name in names.items()
-        ]
+        shards = []
+        for path, entry in entries.items():
+            name = path.rstrip("/").removeprefix(root.rstrip("/")).lstrip("/")
+            shards.append(Shard(checked_name(self.location, name), int(entry["size"]), changed=_version_of(entry)))
         return sorted(shards, key=lambda shard: shard.name)
 
     def read_small_file(self, name: str, max_bytes: int) -> bytes | None:
@@ -196,16 +141,18 @@ class RemoteShardFolder:
         """Write the content of a file, and return whether it exists."""
         files, root = self._storage()
         try:
-            path = f"{root.rstrip('/')}/{checked_name(self.url, name)}"
+            path = f"{root.rstrip('/')}/{checked_name(self.location, name)}"
             with files.open(path, "rb", block_size=_PIECE) as file:  # by default, s3fs keeps 50 MiB
                 while piece := file.read(min(_PIECE, max_bytes + 1 - target.tell())):
                     target.write(piece)
         except FileNotFoundError:
             return False
         except Exception as problem:  # every storage has its own types of errors
-            raise UserError(f"{self.url}/{name} cannot be read ({first_line(problem)}); check the address.") from None
+            raise UserError(
+                f"{self.location}/{name} cannot be read ({first_line(problem)}); check the address."
+            ) from None
         if target.tell() > max_bytes:
-            raise UserError(f"{self.url}/{name} has more than {max_bytes:,} bytes, the limit for such a file.")
+            raise UserError(f"{self.location}/{name} has more than {max_bytes:,} bytes, the limit for such a file.")
         return True
 
     def local_path(self, shard: Shard) -> Path:
@@ -251,13 +198,15 @@ class RemoteShardFolder:
         """Return a shard by its name, also on storage that cannot list files."""
         files, root = self._storage()
         try:
-            entry = files.info(f"{root.rstrip('/')}/{checked_name(self.url, name)}")
+            entry = files.info(f"{root.rstrip('/')}/{checked_name(self.location, name)}")
         except FileNotFoundError:
-            raise UserError(f"{self.url}/{name} does not exist; check the address.") from None
+            raise UserError(f"{self.location}/{name} does not exist; check the address.") from None
         except Exception as problem:  # every storage has its own types of errors
-            raise UserError(f"{self.url}/{name} cannot be read ({first_line(problem)}); check the address.") from None
+            raise UserError(
+                f"{self.location}/{name} cannot be read ({first_line(problem)}); check the address."
+            ) from None
         if entry.get("size") is None:
-            raise UserError(f"{self.url} does not report the size of {name}: download it, and give the file.")
+            raise UserError(f"{self.location} does not report the size of {name}: download it, and give the file.")
         return Shard(name, int(entry["size"]), changed=_version_of(entry))
 
     def _target(self, shard: Shard) -> Path:
@@ -275,8 +224,10 @@ class RemoteShardFolder:
             return temporary
 
         def get_hedged() -> Path:
-            begin = time.monotonic()
-            path = send_hedged(get, self._hedge_delay(shard.size), lambda late: late.unlink(missing_ok=True))
+            begin, patience = time.monotonic(), _FIRST_PATIENCE
+            if self._speeds:
+                patience = max(_MIN_PATIENCE, _LATE * shard.size / statistics.median(self._speeds))
+            path = send_hedged(get, patience, lambda late: late.unlink(missing_ok=True))
             self._speeds.append(shard.size / max(1e-6, time.monotonic() - begin))
             return path
 
@@ -284,7 +235,7 @@ class RemoteShardFolder:
             try_to(get_hedged).replace(target)
         except FileNotFoundError:
             raise UnreadableImage(
-                f"the shard {shard.name} is missing in {self.url}, although the index names it; put it there, or index "
+                f"the shard {shard.name} is missing in {self.location}, although the index names it; put it there, or index "
                 "the shards again."
             ) from None
         except UserError:
@@ -292,19 +243,11 @@ class RemoteShardFolder:
         except Exception as problem:  # every storage has its own types of errors
             if isinstance(problem, OSError) and problem.errno in FULL:
                 raise UserError(
-                    f"the disk of {self.cache} is full, and the shard {shard.name} of {self.url} does not fit: free "
+                    f"the disk of {self.cache} is full, and the shard {shard.name} of {self.location} does not fit: free "
                     f"some space, or set {VARIABLE} to a folder on another disk; the run can then be resumed."
                 ) from None
-            reason = first_line(problem)
-            raise UnreadableImage(
-                f"the shard {shard.name} cannot be downloaded from {self.url} ({reason}); check the network."
-            ) from None
-
-    def _hedge_delay(self, size: int) -> float:
-        """Return the seconds after which a shard of `size` bytes is requested a second time."""
-        if not self._speeds:
-            return _FIRST_PATIENCE
-        return max(_MIN_PATIENCE, _LATE * size / statistics.median(self._speeds))
+            text = f"the shard {shard.name} cannot be downloaded from {self.location} ({first_line(problem)})"
+            raise UnreadableImage(f"{text}; check the network.") from None
 
     def _get_whole(self, shard: Shard, target: Path) -> None:
         """Download a shard; a transfer that ended early is a failed request, unlike a shard that was changed."""
@@ -317,7 +260,7 @@ class RemoteShardFolder:
         if remote_size == shard.size:
             raise ConnectionError(f"{size} of {shard.size} bytes arrived")
         raise UnreadableImage(
-            f"the shard {shard.name} of {self.url} has {size} bytes, and the index says {shard.size}; index the "
+            f"the shard {shard.name} of {self.location} has {size} bytes, and the index says {shard.size}; index the "
             "shards again."
         )
 
@@ -328,8 +271,11 @@ class RemoteShardFolder:
     def _storage(self) -> tuple[Any, str]:
         """Return the file system and the path in it; each process opens its own."""
         if self._opened is None or self._opened[0] != os.getpid():  # file systems do not survive a fork
-            self._opened = os.getpid(), *open_storage(self.url)
+            self._opened = os.getpid(), *open_storage(self.location)
         return self._opened[1:]
+
+
+ShardFolder = LocalShardFolder | RemoteShardFolder
 
 
 def _version_of(entry: Mapping[str, Any]) -> int:

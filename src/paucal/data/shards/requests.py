@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from paucal.types import UserError
 
@@ -89,7 +89,9 @@ def send_hedged(work: Callable[[int], T], patience: float, discard: Callable[[T]
             if response[1] is not None:
                 response = responses.get()
     except BaseException:
-        _discard_all(responses, lock, won, discard)
+        with lock:
+            won.set()
+        _discard_all(responses, discard)
         raise
     value, problem = response
     if problem is not None:
@@ -97,18 +99,11 @@ def send_hedged(work: Callable[[int], T], patience: float, discard: Callable[[T]
     return value  # type: ignore[return-value]  # set where there is no problem
 
 
-def _discard_all(
-    responses: "queue.SimpleQueue[tuple[T | None, BaseException | None]]",
-    lock: threading.Lock,
-    won: threading.Event,
-    discard: Callable[[T], None],
-) -> None:
-    with lock:
-        won.set()
+def _discard_all(responses: "queue.SimpleQueue[Any]", discard: Callable[[T], None]) -> None:
     while not responses.empty():
         value, problem = responses.get()
         if problem is None:
-            discard(value)  # type: ignore[arg-type]  # as above
+            discard(value)
 
 
 def first_line(problem: BaseException) -> str:

@@ -63,10 +63,6 @@ class Stream:
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
-    def shards_of(self, indices: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the shard of each image."""
-        return self.shards[np.searchsorted(self.ends, indices, side="right")]
-
     def take(self, indices: NDArray[np.int64]) -> "Stream":
         """Return the stream of some of the images."""
         ends, runs = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]

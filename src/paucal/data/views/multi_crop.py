@@ -5,9 +5,8 @@ from timm's training transform. Unlike in the published code, all pipelines take
 LeJEPA (arXiv:2511.08544, the README of its code) augments all crops alike, with DINO's operations.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from PIL import Image, ImageEnhance, ImageFilter
@@ -90,7 +89,8 @@ class DinoCrop:
         if grey and coloured:
             view = view.convert("L").convert("RGB")
         if blur:
-            view = view.filter(ImageFilter.GaussianBlur(_uniform(*self._blur)))
+            low, high = self._blur
+            view = view.filter(ImageFilter.GaussianBlur(low + (high - low) * torch.rand(()).item()))
         if solarise and coloured:
             view = view.point(SOLARISED)
         return self.normalisation.apply(view), theta
@@ -123,13 +123,13 @@ def jittered(view: Image.Image) -> Image.Image:
     It uses the same Pillow operations without torchvision's unpacking of arguments, which at 32 pixels costs as much as
     the operations.
     """
-    *factors, hue = ((2 * draw - 1) * strength for draw, strength in zip(torch.rand(4).tolist(), JITTER, strict=True))
-    kinds = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
-    pairs = zip(kinds, factors, strict=True)
-    changes: list[Callable[..., Any]] = [partial(_enhance, kind, 1 + factor) for kind, factor in pairs]
-    changes.append(partial(adjust_hue, hue_factor=hue))
+    factors = [(2 * draw - 1) * strength for draw, strength in zip(torch.rand(4).tolist(), JITTER, strict=True)]
+    enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
     for number in torch.randperm(4).tolist():
-        view = changes[number](view)
+        if number < len(enhancers):
+            view = enhancers[number](view).enhance(1 + factors[number])
+        else:
+            view = adjust_hue(view, factors[number])
     return view
 
 
@@ -192,14 +192,6 @@ def crop_views(
     if resize == "crop":
         return nonempty
     return [(FittedFirst(transform, image_size, resize, normalisation), count) for transform, count in nonempty]
-
-
-def _enhance(kind: type, factor: float, view: Image.Image) -> Image.Image:
-    return kind(view).enhance(factor)
-
-
-def _uniform(low: float, high: float) -> float:
-    return low + (high - low) * torch.rand(()).item()
 
 
 def _check_crops(pipeline: str, groups: Sequence[Crops], image_size: Size, blur: tuple[float, float]) -> None:

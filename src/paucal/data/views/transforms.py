@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,23 +27,6 @@ Pixels = NDArray[np.uint8]
 Size = tuple[int, int]
 ViewTransform = Callable[[Image.Image], tuple[Tensor, Tensor]]
 EVAL_CROP_RATIO = 224 / 256
-
-
-@runtime_checkable
-class BatchTransform(Protocol):
-    """A view transform that can transform several small images at once.
-
-    For an image of 32 pixels, the overhead of the calls that crop, mirror and normalise exceeds the work. If nothing
-    else is done and images have the size of the view, a batch takes a fifth of the time, with equal results.
-    """
-
-    def supports(self, pixels: Pixels) -> bool:
-        """Whether an image (H, W, C) can be in such a batch."""
-        ...
-
-    def transform_batch(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
-        """Return (N, C, H, W) views and their (N, 2, 3) geometry; `seeds` has one seed per image."""
-        ...
 
 
 def fit_shape(
@@ -135,7 +117,20 @@ class TrainTransform:
 
     def transform_batch(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
         """Return the (N, C, H, W) views and (N, 2, 3) geometry that single calls would return."""
-        return padded_crops(images, seeds, self.augmentation.padding, self.augmentation.hflip, self.normalisation)
+        (height, width, channels), padding = images[0].shape, self.augmentation.padding
+        page = np.zeros((height + 2 * padding, width + 2 * padding, channels), dtype=np.uint8)
+        views = np.empty((len(images), height, width, channels), dtype=np.uint8)
+        corners, mirrored = np.empty((len(images), 2)), np.ones(len(images))
+        generator = torch.Generator()
+        for index, (image, seed) in enumerate(zip(images, seeds, strict=True)):
+            generator.manual_seed(seed)
+            left, top = (int(torch.randint(2 * padding + 1, (), generator=generator)) for _ in range(2))
+            page[padding : padding + height, padding : padding + width] = image
+            view = page[top : top + height, left : left + width]
+            if torch.rand((), generator=generator).item() < self.augmentation.hflip:
+                view, mirrored[index] = view[:, ::-1], -1
+            views[index], corners[index] = view, (left - padding, top - padding)
+        return self.normalisation.apply_all(views), _box_geometries(corners, mirrored, height, width)
 
     def _crop_then_augment(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
         view, theta = self._crop_view(image)
@@ -220,7 +215,15 @@ class EvalTransform:
 
     def transform_batch(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
         """Return the (N, C, H, W) views and (N, 2, 3) geometry that single calls would return."""
-        return whole_views(images, self.normalisation)
+        height, width, _ = images[0].shape
+        geometry = _box_geometries(np.zeros((len(images), 2)), np.ones(len(images)), height, width)
+        return self.normalisation.apply_all(np.stack(images)), geometry
+
+
+# Transforms of several small images at once: for an image of 32 pixels, the overhead of the calls that crop, mirror and
+# normalise exceeds the work. If nothing else is done and images have the size of the view, a batch takes a fifth of the
+# time, with equal results.
+BatchTransform = TrainTransform | EvalTransform
 
 
 class WholeImage:
@@ -303,44 +306,6 @@ def random_int(low: int, high: int) -> int:
 def _check_size(size: Size) -> None:
     if min(size) < 1:
         raise UserError(f"the image size is {size}; expected a height and a width of at least 1 pixel")
-
-
-def padded_crops(
-    images: Sequence[Pixels], seeds: Iterable[int], padding: int, hflip: float, normalisation: Normalisation
-) -> tuple[Tensor, Tensor]:
-    """Return random crops of images padded with black, some of them mirrored, as usual for 32-pixel images.
-
-    Args:
-        images: N images of one shape (H, W, C), the same as that of the views.
-        seeds: Seed of each image, as torch's generators take it.
-        padding: Pixels on each side.
-        hflip: Probability of mirroring left and right.
-        normalisation: Normalisation, applied last.
-
-    Returns:
-        (N, C, H, W) views and their (N, 2, 3) geometry, as `types.Batch.geometry` defines it.
-    """
-    height, width, channels = images[0].shape
-    page = np.zeros((height + 2 * padding, width + 2 * padding, channels), dtype=np.uint8)
-    views = np.empty((len(images), height, width, channels), dtype=np.uint8)
-    corners, mirrored = np.empty((len(images), 2)), np.ones(len(images))
-    generator = torch.Generator()
-    for index, (image, seed) in enumerate(zip(images, seeds, strict=True)):
-        generator.manual_seed(seed)
-        left, top = (int(torch.randint(2 * padding + 1, (), generator=generator)) for _ in range(2))
-        page[padding : padding + height, padding : padding + width] = image
-        view = page[top : top + height, left : left + width]
-        if torch.rand((), generator=generator).item() < hflip:
-            view, mirrored[index] = view[:, ::-1], -1
-        views[index], corners[index] = view, (left - padding, top - padding)
-    return normalisation.apply_all(views), _box_geometries(corners, mirrored, height, width)
-
-
-def whole_views(images: Sequence[Pixels], normalisation: Normalisation) -> tuple[Tensor, Tensor]:
-    """Return (N, C, H, W) views that show N images of one shape in full, and their (N, 2, 3) geometry."""
-    height, width, _ = images[0].shape
-    geometry = _box_geometries(np.zeros((len(images), 2)), np.ones(len(images)), height, width)
-    return normalisation.apply_all(np.stack(images)), geometry
 
 
 def _box_geometries(corners: NDArray[np.float64], mirrored: NDArray[np.float64], height: int, width: int) -> Tensor:
