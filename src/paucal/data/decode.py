@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
 
 from paucal.data.channels.pixels import deep_values, is_deep, to_8_bits

@@ -235,16 +235,16 @@ class RemoteShardFolder:
             try_to(get_hedged).replace(target)
         except FileNotFoundError:
             raise UnreadableImage(
-                f"the shard {shard.name} is missing in {self.location}, although the index names it; put it there, or index "
-                "the shards again."
+                f"the shard {shard.name} is missing in {self.location}, although the index names it; put it there, or "
+                "index the shards again."
             ) from None
         except UserError:
             raise
         except Exception as problem:  # every storage has its own types of errors
             if isinstance(problem, OSError) and problem.errno in FULL:
                 raise UserError(
-                    f"the disk of {self.cache} is full, and the shard {shard.name} of {self.location} does not fit: free "
-                    f"some space, or set {VARIABLE} to a folder on another disk; the run can then be resumed."
+                    f"the disk of {self.cache} is full, and the shard {shard.name} of {self.location} does not fit: "
+                    f"free some space, or set {VARIABLE} to a folder on another disk; the run can then be resumed."
                 ) from None
             text = f"the shard {shard.name} cannot be downloaded from {self.location} ({first_line(problem)})"
             raise UnreadableImage(f"{text}; check the network.") from None
