@@ -112,13 +112,7 @@ class JoinedStore(NestedStore):
 
 
 class Stamp(NamedTuple):
-    """Identity of an encoded image, obtained without reading it.
-
-    Attributes:
-        name: Location on this machine.
-        size: Size of the file in bytes.
-        changed: Time of the file's last change in nanoseconds.
-    """
+    """Identity of an encoded image without reading it: file, size in bytes, and time of change in nanoseconds."""
 
     name: str
     size: int

@@ -70,13 +70,7 @@ class AnnotatedImage:
 
 @dataclass(frozen=True)
 class AnnotationSet:
-    """The content of the annotation files of a set.
-
-    Attributes:
-        images: Annotated images, each once.
-        numbers: Number of each class in the files, by class name.
-        notes: Sentences on what was left out or assumed.
-    """
+    """The content of the annotation files of a set: each image once, the number of each class by name, and notes."""
 
     images: list[AnnotatedImage]
     numbers: Mapping[str, int]

@@ -36,11 +36,8 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
     certain = {file for file in json_files if all(mentions(tree.peek(file, HEAD), name) for name in ENTRIES)}
     folders = {file.rpartition("/")[0] for file in certain}
     stems = {image.rpartition(".")[0] for image in tree.images} if certain else set()
-    return [
-        file
-        for file in json_files
-        if file in certain or (file.rpartition("/")[0] in folders and file.rpartition(".")[0] in stems)
-    ]
+    beside = {file for file in json_files if file.rpartition("/")[0] in folders and file.rpartition(".")[0] in stems}
+    return [file for file in json_files if file in certain | beside]
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:

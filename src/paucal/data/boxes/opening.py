@@ -151,14 +151,12 @@ def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
     folders = {key.rpartition("/")[0] for key in keys}
     n_bare = sum(image.rpartition("/")[0] in folders and image not in keys for image in tree.images)
     text = f"{counted(n_bare, 'image')} without an annotation {'is' if n_bare == 1 else 'are'} left out"
-    notes = (*tree.notes, *annotations.notes, *([text] if n_bare else []))
+    notes = [*tree.notes, *annotations.notes, *([text] if n_bare else [])]
     if foreign_files := [file for group in groups for file in group.files if root_of_set(file)]:
         count = counted(len(foreign_files), "annotation file")
-        notes = (
-            *notes,
-            f"{count} of another set, in {root_of_set(foreign_files[0])!r}, {was(len(foreign_files))} skipped",
-        )
-    return tree, with_parts(replace(annotations, notes=notes), tree)
+        other_set = f"of another set, in {root_of_set(foreign_files[0])!r}"
+        notes.append(f"{count} {other_set}, {was(len(foreign_files))} skipped")
+    return tree, with_parts(replace(annotations, notes=tuple(notes)), tree)
 
 
 def open_boxed_images(path: Path) -> ImageSet:

@@ -179,11 +179,8 @@ def columns_of(cells: Sequence[str]) -> Columns | None:
         return None
     spans = {columns[kind] for kind in ("across", "down")} if form == SPANS else set()
     unused_kinds = {kind for kinds in FORMS for kind in kinds} - set(form)
-    return {
-        kind: place
-        for kind, place in columns.items()
-        if kind not in unused_kinds and (kind in form or place not in spans)
-    }
+    used_columns = {kind: place for kind, place in columns.items() if kind in form or place not in spans}
+    return {kind: place for kind, place in used_columns.items() if kind not in unused_kinds}
 
 
 def _plain_names(cells: Sequence[str]) -> list[str]:

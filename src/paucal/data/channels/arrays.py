@@ -25,14 +25,7 @@ _KINDS = "buif"  # NumPy kinds: bool, unsigned, signed and float
 
 
 class ArrayShape(NamedTuple):
-    """Shape of an image, from the header of an array.
-
-    Attributes:
-        height: Height in pixels.
-        width: Width in pixels.
-        channels: Number of channels.
-        axis: Axis of the channels in the file, 0 or 2; None for a two-dimensional array.
-    """
+    """Shape of an image, from the header of an array; `axis` is that of the channels, 0 or 2, or None for two axes."""
 
     height: int
     width: int

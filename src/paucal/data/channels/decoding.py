@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.channels.arrays import ArrayShape, is_npy, is_tiff, npy_shape, read_npy, read_tiff, tiff_shape
-from paucal.data.channels.pixels import RGB, Planes, deep_values, is_deep, to_8_bits
+from paucal.data.channels.pixels import RGB, Planes, deep_values, image_from_pixels, is_deep, to_8_bits
 from paucal.data.decode import (
     WHOLE,
     ImageSource,
@@ -124,14 +124,10 @@ def image_from_values(values: NDArray[np.generic], reading: Reading) -> Image.Im
     ranges = reading.channel_ranges or (reading.value_range,) * values.shape[2]
     if values.dtype.kind == "b":
         values = values.astype(np.uint8) * 255
-    planes = [
-        Image.fromarray(np.ascontiguousarray(values[..., channel]))
-        if values.dtype == np.uint8
-        else to_8_bits(values[..., channel], ranges[channel])
-        for channel in range(values.shape[2])
-    ]
-    picture = Image.merge("RGB", planes) if len(planes) == RGB else Planes(planes)
-    return resize_as_read(picture, reading)
+    if values.dtype == np.uint8:
+        return resize_as_read(image_from_pixels(values), reading)
+    planes = [to_8_bits(values[..., channel], ranges[channel]) for channel in range(values.shape[2])]
+    return resize_as_read(Image.merge("RGB", planes) if len(planes) == RGB else Planes(planes), reading)
 
 
 def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image.Image:

@@ -33,13 +33,9 @@ _RUNNING = re.compile(rf"\.tar/.*-(\d{{8}}){_ENDING}")  # number of an image in 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two similar images.
+    """Two similar images: their positions in the set, and the correlation of their pixels at 24 x 24, at most 1.
 
-    Attributes:
-        first: Position in the set.
-        second: Later position in the set.
-        likeness: Correlation of their pixels at 24 x 24, at most 1.
-        features: Cosine of their frozen features; None without features.
+    `features` is the cosine of their frozen features, if these were computed.
     """
 
     first: int

@@ -21,13 +21,7 @@ _ABANDONED = 24 * 3600  # age in seconds at which an unfinished file is removed
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The decoded images of one set, on disk.
-
-    Attributes:
-        pixels: File with the decoded images.
-        n_bytes: Size of the file in bytes.
-        used: Time of the last use by a run, in seconds since 1970.
-    """
+    """The decoded images of one set: file, size of the file, and time of its last use in seconds since 1970."""
 
     pixels: Path
     n_bytes: int

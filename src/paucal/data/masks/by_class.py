@@ -49,11 +49,8 @@ def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str,
     hits: dict[str, Hit] = {}
     for mask in masks:
         folder_splits = [(mask.place[:n] + mask.place[n + 1 :], mask.place[n]) for n in range(len(mask.place))]
-        matches = [
-            (image_keys[place, fold(mask.stem)], name)
-            for place, name in folder_splits
-            if (place, fold(mask.stem)) in image_keys
-        ]
+        matches = [(image_keys.get((place, fold(mask.stem))), name) for place, name in folder_splits]
+        matches = [(image, name) for image, name in matches if image is not None]
         if len(matches) != 1:
             return None
         image, name = matches[0]

@@ -210,11 +210,7 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class MaskFacts:
-    """Counts of the values in all mask files of a set.
-
-    Attributes:
-        files: Facts of each file.
-    """
+    """Counts of the values in all mask files of a set."""
 
     files: tuple[FileFacts, ...]
 

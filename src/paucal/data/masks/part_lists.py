@@ -25,13 +25,7 @@ _TWO_PATHS = re.compile(rf"(.+?(?:{_ENDINGS}))[\s,;]+\S.*", re.IGNORECASE)  # pa
 
 @dataclass(frozen=True)
 class ListedParts:
-    """The split of images into parts (train, val, test) according to lists.
-
-    Attributes:
-        parts: Part of each listed image by key; empty without lists.
-        missing: Lines that match no image, each with the name of its list, for messages.
-        notes: Sentences on the lists.
-    """
+    """Parts of listed images by key, lines that match no image, each with the name of its list, and notes."""
 
     parts: Mapping[str, str]
     missing: tuple[str, ...] = ()

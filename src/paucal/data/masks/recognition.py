@@ -26,12 +26,7 @@ _WORD = re.compile(rf"(?:^|[\W_])(?:{TOKENS})(?:$|[\W_]|\d)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class MasksAmong:
-    """The masks in a set of images.
-
-    Attributes:
-        keys: Keys of the masks.
-        example: Key of an image and of its mask; "" for both if their names do not match.
-    """
+    """The keys of the masks in a set of images; if names match, `example` has an image and its mask."""
 
     keys: frozenset[str]
     example: tuple[str, str] = ("", "")

@@ -27,13 +27,7 @@ MAX_SYNSET_BYTES = 1 << 20
 
 
 class FacesFile:
-    """The rows of FER2013's `fer2013.csv` that have one usage.
-
-    Attributes:
-        pixels: (N, 48, 48) uint8, grey.
-        labels: (N,) positions in `classes`.
-        classes: Seven emotions, in the order of their numbers.
-    """
+    """The rows of FER2013's `fer2013.csv` that have one usage, with (N, 48, 48) grey pixels."""
 
     def __init__(self, root: str, usage: str) -> None:
         self.classes = EMOTIONS
@@ -46,13 +40,7 @@ class FacesFile:
 
 
 class MiddleFrames:
-    """A part of UCF101's first official split, as pictures with the names of their videos.
-
-    Attributes:
-        paths: Paths of the pictures.
-        labels: Positions in `classes`.
-        classes: Classes of `classInd.txt`, in its order.
-    """
+    """A part of UCF101's first official split, as pictures with the names of their videos."""
 
     def __init__(self, root: str, split: str) -> None:
         base, lists = Path(root) / "ucf101", Path(root) / "ucf101" / "ucfTrainTestlist"
@@ -64,13 +52,7 @@ class MiddleFrames:
 
 
 class Memes:
-    """A list of Hateful Memes.
-
-    Attributes:
-        paths: Paths of the pictures.
-        labels: 1 for a hateful meme, else 0.
-        classes: Names of the two classes.
-    """
+    """A list of Hateful Memes; the label 1 means hateful."""
 
     def __init__(self, root: str, file: str) -> None:
         base = Path(root) / "hateful_memes"
@@ -112,13 +94,7 @@ class WebVisionList:
 
 
 class OpenImagesFolders:
-    """The training images of Open Images, in the folders `train_0` to `train_f` or in one folder `train`.
-
-    Attributes:
-        keys: Paths relative to the root.
-        labels: (N,), all -1.
-        classes: Empty tuple.
-    """
+    """The unlabelled training images of Open Images, in the folders `train_0` to `train_f` or in one folder `train`."""
 
     def __init__(self, root: str) -> None:
         folders = [name for name in OPEN_IMAGES if (Path(root) / name).is_dir()]

@@ -20,12 +20,9 @@ _DIGITS_OR_SIGNS = Hints(flip=False, image_size=32)  # a mirrored digit or sign 
 
 @dataclass(frozen=True)
 class Portion:
-    """A piece of a data set that torchvision opens in one call.
+    """A piece of a data set that torchvision opens in one call with some arguments, and its published number of images.
 
-    Attributes:
-        part: "train", "val" or "test"; "" if the set has no official parts.
-        count: Number of images, as published.
-        arguments: Arguments with which torchvision's class opens it.
+    The part is "" if the set has no official parts.
     """
 
     part: str

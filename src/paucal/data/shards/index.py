@@ -29,15 +29,10 @@ MAX_BYTES = 4 << 30  # largest index
 MIN_SHARDS, MAX_SHARDS, MAX_ROWS = 4, 256, 1 << 17
 _ROWS_AT_ONCE = 1 << 16
 _ARRAYS = {
-    "shards": np.dtype(np.int32),
-    "offsets": np.dtype(np.int64),
-    "lengths": np.dtype(np.int32),
-    "labels": np.dtype(np.int32),
+    **{name: np.dtype(np.int32) for name in ("shards", "lengths", "labels")},
+    **{name: np.dtype(np.int64) for name in ("offsets", "key_ends")},
     "key_bytes": np.dtype(np.uint8),
-    "key_ends": np.dtype(np.int64),
 }
-
-
 REMAKE = f"remove {NAME}, so that the shards are indexed again, or write them again with 'paucal shard'"
 _NAMES_SHOWN = 3
 # Exceptions that reading a damaged index may raise.
@@ -161,14 +156,9 @@ class ShardIndex:
         files = [asdict(file) for file in self.files]
         header = {"format": FORMAT, "files": files, "classes": self.classes, "notes": self.notes}
         key_bytes, key_ends = self.names.to_buffers()
-        arrays = {
-            "shards": np.repeat(np.arange(len(self.files), dtype=np.int32), self.counts),
-            "offsets": self.offsets,
-            "lengths": self.lengths,
-            "labels": self.labels.astype(np.int32),
-            "key_bytes": key_bytes,
-            "key_ends": key_ends,
-        }
+        shards = np.repeat(np.arange(len(self.files), dtype=np.int32), self.counts)
+        arrays = {"shards": shards, "offsets": self.offsets, "lengths": self.lengths}
+        arrays |= {"labels": self.labels.astype(np.int32), "key_bytes": key_bytes, "key_ends": key_ends}
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             with temporary.open("wb") as file:

@@ -140,15 +140,12 @@ def _read_shipped_index(folder: ShardFolder, single_shard: str | None, skip_dama
     for number, shard in enumerate(index.files):
         current = shards.pop(shard.name, None)
         if current is None:
-            damaged[number] = (
-                f"the shard {shard.name} is missing in {folder.location}, although {NAME} names it; put it there, or "
-                f"{REMAKE}"
-            )
+            problem = f"is missing in {folder.location}, although {NAME} names it; put it there, or"
+            damaged[number] = f"the shard {shard.name} {problem} {REMAKE}"
         elif current.size != shard.size or (current.changed != shard.changed and not _is_same(folder, index, number)):
-            damaged[number] = (
-                f"the shard {shard.name} of {folder.location} was changed after it was indexed ({current.size} bytes, "
-                f"{shard.size} in {NAME}); {REMAKE}"
-            )
+            sizes = f"{current.size} bytes, {shard.size} in {NAME}"
+            place = f"the shard {shard.name} of {folder.location}"
+            damaged[number] = f"{place} was changed after it was indexed ({sizes}); {REMAKE}"
     if damaged and not skip_damaged:
         raise UserError(f"{next(iter(damaged.values()))}{_SKIP}.")
     if shards:

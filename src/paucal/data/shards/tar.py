@@ -39,14 +39,7 @@ _IMAGES, _LABELS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)
 
 @dataclass(frozen=True, eq=False)
 class TarContents:
-    """The images of one shard.
-
-    Attributes:
-        names: Names of the members.
-        offsets: (N,) byte positions of their contents.
-        lengths: (N,) sizes in bytes.
-        labels: Labels as written; None for an unlabelled image.
-    """
+    """Names, byte positions, sizes in bytes and labels (None for unlabelled) of the N images of one shard."""
 
     names: StringArray
     offsets: NDArray[np.int64]

@@ -125,14 +125,7 @@ def _label_of(images: ImageSet, position: int) -> Label:
 
 @dataclass(frozen=True)
 class Member:
-    """An image to be written into a shard.
-
-    Attributes:
-        position: Position in its set.
-        content: Encoded bytes.
-        suffix: Suffix of its file name, such as ".jpg".
-        key: Key in its set.
-    """
+    """An image to be written into a shard, with its position and key in its set, and a suffix such as ".jpg"."""
 
     position: int
     content: bytes

@@ -49,10 +49,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         )
     names = _set_names(sets)
     classes = tuple(sorted({name for image_set in sets for name in image_set.classes}))
-    renumbered = [
-        replace(image_set, classes=()) if not image_set.classes else image_set.with_classes(classes)
-        for image_set in sets
-    ]
+    renumbered = [image_set.with_classes(classes) if image_set.classes else image_set for image_set in sets]
     multi_hot = [image_set.multi_hot for image_set in renumbered if image_set.multi_hot is not None]
     parts = any(part for image_set in sets for part in image_set.declared)
     column_names = dict.fromkeys(name for image_set in sets for name in image_set.columns)

@@ -28,12 +28,7 @@ _MAX_OPEN = 16  # maximum number of open files; a downloaded file must be closed
 
 
 class Rows(NamedTuple):
-    """Row counts of a file, and the values of one column.
-
-    Attributes:
-        groups: Number of rows in each row group, the smallest piece that can be read.
-        column: Values of the requested column; None if none was requested.
-    """
+    """Numbers of rows in the row groups of a file, and the values of one column, if one was requested."""
 
     groups: list[int]
     column: pa.ChunkedArray | None

@@ -8,15 +8,9 @@ from typing import NamedTuple
 from paucal.types import UserError
 
 PARTS = {
-    "train": "train",
-    "training": "train",
-    "trainval": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
+    **dict.fromkeys(("train", "training", "trainval"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 TRAINVAL = "trainval"  # name of a list of the train and val images
 # Words in names of mask folders: alone, or beside other words (nnU-Net's `imagesTr`).
