@@ -86,8 +86,7 @@ class ViewDataset(Dataset[Sample]):
 
         The global generators are restored once for all samples, since that takes ten times as long as seeding them.
         """
-        samples = self._batched_samples(keys)
-        if samples is not None:
+        if (samples := self._batched_samples(keys)) is not None:
             return samples
         with preserve_generators():
             return [self._sample(key) for key in keys]

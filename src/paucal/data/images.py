@@ -9,7 +9,7 @@ from PIL import Image
 
 from paucal.data.decode import WHOLE, Reading, UnreadableImage
 from paucal.data.shards.stream import Stream
-from paucal.data.stores import ConvertedStore, DecodedCopies, Store, StoreSelection, locate
+from paucal.data.stores import ConvertedStore, DecodedCopies, Store, StoreSelection, locate_original
 from paucal.data.string_arrays import take_strings
 from paucal.types import UserError
 
@@ -216,9 +216,7 @@ def full_size_image(images: ImageSet, index: int) -> Image.Image:
     """Return an image of a set at its original size."""
     if images.reading.side is None:
         return images.store.read(index)
-    store, position = locate(images.store, index)
-    if isinstance(store, DecodedCopies) and store.original is not None:
-        store, position = locate(store.original, position)
+    store, position = locate_original(images.store, index)
     return ConvertedStore(store, replace(images.reading, side=None)).read(position)
 
 

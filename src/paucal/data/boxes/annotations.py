@@ -76,6 +76,15 @@ class AnnotationSet:
     numbers: Mapping[str, int]
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def numbered(cls, images: Iterable[AnnotatedImage], place: str, notes: Iterable[str]) -> "AnnotationSet":
+        """Return the content of files without class numbers: classes are numbered in alphabetical order from 1."""
+        images = list(images)
+        names = sorted({name for image in images for name in image.names})
+        if len(names) > MAX_CLASSES:
+            raise UserError(f"{place!r} names {len(names):,} classes; at most {MAX_CLASSES:,} are read.")
+        return cls(images, {name: number for number, name in enumerate(names, 1)}, tuple(notes))
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -121,14 +130,6 @@ def unread_shapes_notes(counts: Counter[str]) -> list[str]:
         return []
     kinds = ", ".join(f"{name} {count}" for name, count in counts.most_common())
     return [f"{counted(counts.total(), 'shape')} without a box {was(counts.total())} not read: {kinds}"]
-
-
-def number_classes(images: Iterable[AnnotatedImage], place: str) -> dict[str, int]:
-    """Number the classes in alphabetical order from 1, for files without class numbers."""
-    names = sorted({name for image in images for name in image.names})
-    if len(names) > MAX_CLASSES:
-        raise UserError(f"{place!r} names {len(names):,} classes; at most {MAX_CLASSES:,} are read.")
-    return {name: number for number, name in enumerate(names, 1)}
 
 
 def unique_class_names(names: Mapping[int, str]) -> dict[int, str]:

@@ -22,7 +22,6 @@ from paucal.data.boxes.annotations import (
     Layout,
     add_image,
     box_of_runs,
-    number_classes,
     polygon_of_points,
     run_lengths_of,
     unread_shapes_notes,
@@ -88,8 +87,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
                 _add_region(image, value, _Place(place, key, image.size or store.size(number)), unread)
             add_image(images, image, tree.shown)
     notes += [f"{counted(tally[reason], 'image')} {reason}" for reason in tally]
-    all_images = list(images.values())
-    return AnnotationSet(all_images, number_classes(all_images, tree.shown), (*notes, *unread_shapes_notes(unread)))
+    return AnnotationSet.numbered(images.values(), tree.shown, [*notes, *unread_shapes_notes(unread)])
 
 
 LAYOUT = Layout(

@@ -11,7 +11,6 @@ from paucal.data.boxes.annotations import (
     Corners,
     Layout,
     box_of_points,
-    number_classes,
     polygon_of_points,
     shorten_notes,
     unread_shapes_notes,
@@ -61,9 +60,8 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         for entry in _read_objects(shapes, place, unread):
             image.add(*entry)
         images.append(image)
-    key_notes = assign_keys(images, stated_names, tree)
-    notes = [*shorten_notes(notes), *key_notes, *unread_shapes_notes(unread)]
-    return AnnotationSet(images, number_classes(images, tree.shown), tuple(notes))
+    notes = [*shorten_notes(notes), *assign_keys(images, stated_names, tree), *unread_shapes_notes(unread)]
+    return AnnotationSet.numbered(images, tree.shown, notes)
 
 
 LAYOUT = Layout(

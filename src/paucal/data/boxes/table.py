@@ -18,7 +18,6 @@ from paucal.data.boxes.annotations import (
     Corners,
     Layout,
     add_image,
-    number_classes,
     parse_number,
 )
 from paucal.data.boxes.naming import ImageNames, MissingImage
@@ -129,7 +128,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
                 left, top, right, bottom = row.box
                 box = left * width, top * height, right * width, bottom * height
                 file_images[key].add(row.name, box, crowd=row.crowd)
-    return AnnotationSet(list(images.values()), number_classes(images.values(), tree.shown), tuple(notes))
+    return AnnotationSet.numbered(images.values(), tree.shown, notes)
 
 
 def tree_of_paths(file: Path) -> Tree | None:

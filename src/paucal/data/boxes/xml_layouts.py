@@ -15,7 +15,6 @@ from paucal.data.boxes.annotations import (
     Corners,
     Layout,
     add_image,
-    number_classes,
     parse_number,
     polygon_of_points,
     run_lengths_of,
@@ -61,7 +60,7 @@ def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         images.append(_voc_image(content, file, tree.place_of(file)))
         notes += file_notes
     key_notes = assign_keys(images, stated_names, tree)
-    return AnnotationSet(images, number_classes(images, tree.shown), (*shorten_notes(notes), *key_notes))
+    return AnnotationSet.numbered(images, tree.shown, [*shorten_notes(notes), *key_notes])
 
 
 def find_cvat(tree: Tree, files: Sequence[str]) -> list[str]:
@@ -80,8 +79,7 @@ def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         notes += file_notes
         for image in _cvat_images(content, tree, file, names, unread):
             add_image(images, image, tree.shown)
-    all_images = list(images.values())
-    return AnnotationSet(all_images, number_classes(all_images, tree.shown), (*notes, *unread_shapes_notes(unread)))
+    return AnnotationSet.numbered(images.values(), tree.shown, [*notes, *unread_shapes_notes(unread)])
 
 
 VOC = Layout(

@@ -180,13 +180,13 @@ class EntryWriter:
     Args:
         folder: Cache folder.
         count: Largest number of images.
-        room: Largest size in bytes.
+        max_bytes: Largest size of the file.
         channels: Number of channels of every image.
     """
 
-    def __init__(self, folder: Path, count: int, room: int, channels: int = RGB) -> None:
+    def __init__(self, folder: Path, count: int, max_bytes: int, channels: int = RGB) -> None:
         self.table = EntryTable(count, channels)
-        self._folder, self._room, self._used, self._lock = folder, room, 0, threading.Lock()
+        self._folder, self._max_bytes, self._used, self._lock = folder, max_bytes, 0, threading.Lock()
         self._mark = os.urandom(_MARK)
         self._path = folder / f".{os.getpid()}-{threading.get_ident()}-{self._mark.hex()}{UNFINISHED}"
         self._index_path = self._path.with_suffix(f"{INDEX}{UNFINISHED}")
@@ -233,7 +233,7 @@ class EntryWriter:
     ) -> None:
         data = pixels.reshape(-1).data
         with self._lock:
-            if self._used + len(data) > self._room:
+            if self._used + len(data) > self._max_bytes:
                 raise FullError
             self.table.offsets[index] = self._used
             self._file.write(data)

@@ -93,16 +93,17 @@ class _PreparationPass:
     def __init__(
         self,
         image_set: ImageSet,
-        seen: ImageSet,
+        converted_set: ImageSet,
         folder: Path,
-        room: int,
+        max_bytes: int,
         workers: int | None,
         progress: ReportProgress | None,
     ) -> None:
-        self.seen, self.folder, self.room, self.workers, self.progress = seen, folder, room, workers, progress
+        self.converted_set, self.folder, self.max_bytes = converted_set, folder, max_bytes
+        self.workers, self.progress = workers, progress
         self.places = [locate(image_set.store, index) for index in range(len(image_set))]
         self.stamps = [store.stamp(place) for store, place in self.places if isinstance(store, EncodedStore)]
-        self.about = f"{FORMAT} {PIL.__version__} {seen.reading}"
+        self.about = f"{FORMAT} {PIL.__version__} {converted_set.reading}"
         self.memory = StoredDigests(folder, image_set.location)
         self.digests, self.known = self.memory.look_up(self.stamps)
         self.bad: dict[int, str] = {}
@@ -113,14 +114,14 @@ class _PreparationPass:
         if not (self.known.all() and self._entry()):
             self._store_images()
         self._report(len(self.places))
-        readable_set, names = drop_unreadable(self.seen, self.bad, on_bad)
+        readable_set, names = drop_unreadable(self.converted_set, self.bad, on_bad)
         if (entry := self._entry()) is not None:
             readable_set = replace(readable_set, store=MappedStore(readable_set.store, entry))
         return readable_set, names
 
     def _store_images(self) -> None:
         other_entries = _OtherEntries(self.folder, self.about)
-        with EntryWriter(self.folder, len(self.places), self.room, self.seen.reading.channels) as writer:
+        with EntryWriter(self.folder, len(self.places), self.max_bytes, self.converted_set.reading.channels) as writer:
             store_image = partial(self._store_image, writer=writer, other_entries=other_entries)
             self._for_each(np.flatnonzero(~self.known), store_image)
             readable = self._readable_positions()
@@ -145,9 +146,9 @@ class _PreparationPass:
             self.digests[index] = np.frombuffer(digest, dtype=np.uint8)
             if other_entries.copy_to(writer, index, digest):
                 return
-        image = decode_image(source, store.name(position), self.seen.reading)
+        image = decode_image(source, store.name(position), self.converted_set.reading)
         # An image with any other shorter side was not reduced, so its header need not be read again.
-        reduced = min(image.size) == self.seen.reading.side
+        reduced = min(image.size) == self.converted_set.reading.side
         writer.add(index, image, store.size(position) if reduced else (image.height, image.width))
 
     def _for_each(self, indices: NDArray[np.int64], work: Callable[[int], None]) -> None:

@@ -83,7 +83,14 @@ class MapWriter:
                 )
         else:
             require_maps(folder)
-            _create(folder, facts, len(keys))
+            folder.mkdir(parents=True, exist_ok=True)
+            shape = (len(keys), facts.top, *facts.grid)
+            for name, kind, size in (
+                (VALUES, np.dtype(np.float16), shape),
+                (CLASSES, _class_dtype(len(facts.classes)), shape),
+                (DONE, np.dtype(np.uint8), shape[:1]),
+            ):
+                np.lib.format.open_memmap(folder / name, "w+", kind, size).flush()
             (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
         self._values, self._indices, self._done = (open_array(folder / name, "r+") for name in (VALUES, CLASSES, DONE))
         require_shapes(folder, len(keys), facts, (self._values, self._indices, self._done))
@@ -154,17 +161,6 @@ def require_maps(folder: Path) -> None:
 
 def _class_dtype(classes: int) -> np.dtype:
     return np.dtype(np.uint8 if classes <= 256 else np.uint16 if classes <= 65536 else np.int32)
-
-
-def _create(folder: Path, facts: MapFacts, count: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    shape = (count, facts.top, *facts.grid)
-    for name, kind, size in (
-        (VALUES, np.dtype(np.float16), shape),
-        (CLASSES, _class_dtype(len(facts.classes)), shape),
-        (DONE, np.dtype(np.uint8), (count,)),
-    ):
-        np.lib.format.open_memmap(folder / name, "w+", kind, size).flush()
 
 
 def content_hashes(

@@ -1,5 +1,6 @@
 """Mask files: their stored values without any conversion, and counts that show how a set encodes its classes."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -202,9 +203,9 @@ class FileFacts:
         else:
             unit = {COLOUR: 1, GREY: WHITE if self.bits == 1 else GREY_UNIT}[self.kind]
             table = {value: value * unit for value in self.pixels}
-        pixels: dict[int, int] = {}
+        pixels: Counter[int] = Counter()
         for value, count in self.pixels.items():
-            pixels[table[value]] = pixels.get(table[value], 0) + count
+            pixels[table[value]] += count
         return replace(self, pixels=pixels, solid=frozenset(table[value] for value in self.solid))
 
 
@@ -217,10 +218,9 @@ class MaskFacts:
     @cached_property
     def pixels(self) -> dict[int, int]:
         """Number of pixels of each value in all files, sorted by value."""
-        total: dict[int, int] = {}
+        total: Counter[int] = Counter()
         for file in self.files:
-            for value, count in file.pixels.items():
-                total[value] = total.get(value, 0) + count
+            total.update(file.pixels)
         return dict(sorted(total.items()))
 
     @property

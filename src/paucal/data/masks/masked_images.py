@@ -155,9 +155,8 @@ def read_masks(
     orientations = [_orientation(pairs.root / key, size) for key, size in zip(images.keys, sizes.tolist(), strict=True)]
     facts, smaller, ambiguous = _measure_files(files, orientations, lambda done: report(done, 2 * total))
     mask_classes = [pairs_by_key[key].classes for key in images.keys]
-    meaning = (meaning_of_values if not any(mask_classes) else meaning_by_class)(
-        GivenMasks(facts, pairs, given, ignore, named, coding), mask_classes
-    )
+    given_masks = GivenMasks(facts, pairs, given, ignore, named, coding)
+    meaning = meaning_by_class(given_masks, mask_classes) if any(mask_classes) else meaning_of_values(given_masks)
     coding, named, mask_notes = meaning.coding, meaning.named, meaning.notes
     if meaning.numbers is None:
         _require_joinable(files, coding)

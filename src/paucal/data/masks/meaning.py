@@ -56,7 +56,7 @@ class Meaning(NamedTuple):
     numbers: list[tuple[int, ...]] | None = None
 
 
-def meaning_of_values(masks: GivenMasks, marked: Sequence[tuple[str, ...]]) -> Meaning:
+def meaning_of_values(masks: GivenMasks) -> Meaning:
     """Return the meaning of masks whose values give the classes; see `read_masks`."""
     named, notes = masks.named, list[str]()
     if named is None and masks.kind is None:

@@ -322,7 +322,10 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
     repository, problem = f"{owner}/{name}", ""
     for revision in (None, CONVERTED):
         try:
-            root = _download(repository, revision, download)
+            from huggingface_hub import snapshot_download  # imported late: it takes a second, and is seldom needed
+
+            options: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": ["*.parquet"]}
+            root = Path(snapshot_download(repository, local_files_only=not download, **options))
         except Exception as error:  # missing network, set or permission: each has its own error
             problem = first_line(error)
             continue
@@ -333,21 +336,13 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
     raise UserError(f"the data set {repository} is not on this machine, or cannot be opened ({problem}); {advice}.")
 
 
-def _download(repository: str, revision: str | None, download: bool) -> Path:
-    from huggingface_hub import snapshot_download  # imported late: it takes a second, and most data does not need it
-
-    options: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": ["*.parquet"]}
-    return Path(snapshot_download(repository, local_files_only=not download, **options))
-
-
 def _select_configuration(root: Path, files: list[Path], configuration: str, location: str) -> list[Path]:
     """Return the files of one configuration, which is the first folder of their paths."""
     tops = sorted({file.relative_to(root).parts[0] for file in files if len(file.relative_to(root).parts) > 1})
     if configuration:
-        matching = [file for file in files if file.relative_to(root).parts[0] == configuration]
-        if not matching:
-            raise UserError(f"{location} has no configuration {configuration!r}; it has {', '.join(tops[:8])}.")
-        return matching
+        if matching := [file for file in files if file.relative_to(root).parts[0] == configuration]:
+            return matching
+        raise UserError(f"{location} has no configuration {configuration!r}; it has {', '.join(tops[:8])}.")
     if len(tops) > 1 and not all(map(_part_of_folder, tops)):
         raise UserError(
             f"{location} has several configurations ({', '.join(tops[:8])}); name one: {location}/{tops[0]}."

@@ -92,12 +92,10 @@ def _csv_rows(file: Path, text: str, exact: bool) -> Iterator[TableRow]:
         delimiter, text = delimiter[4], f"\n{later_lines}"
     else:
         delimiter = _delimiter(file, text)
-    strict, broken = True, 0
-    while True:
-        lines = csv.reader(
-            io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=not exact, strict=strict
-        )
-        begin, rows = 1, []
+    for strict in (True, False):
+        content = io.StringIO(text, newline="")
+        lines = csv.reader(content, delimiter=delimiter, skipinitialspace=not exact, strict=strict)
+        begin, broken, rows = 1, 0, []
         try:
             for cells in lines:
                 if not strict and lines.line_num > begin and broken == 0:
@@ -107,7 +105,6 @@ def _csv_rows(file: Path, text: str, exact: bool) -> Iterator[TableRow]:
                 begin = lines.line_num + 1
         except csv.Error as problem:
             if strict and "expected after" in str(problem):  # white space after a quote, or an earlier unclosed quote
-                strict = False
                 continue
             if "unexpected end" not in str(problem):
                 raise UserError(f"line {begin} of {file} cannot be read ({problem}): save it as CSV again.") from None

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from PIL import Image
-from timm.data.auto_augment import AugmentOp, RandAugment, rand_augment_transform
+from timm.data.auto_augment import RandAugment, rand_augment_transform
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -173,7 +173,7 @@ class LocatedRandAugment:
         self._theta = torch.eye(3)
         for operation in policy.ops:
             if operation.name in _MOVES:
-                operation.aug_fn = _RecordedOperation(self, operation)
+                operation.aug_fn = partial(self._record_and_call, operation.name, operation.aug_fn)
 
     def __call__(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
         """Return the augmented image, of the same size, and the (3, 3) map from its points to the original ones.
@@ -183,20 +183,12 @@ class LocatedRandAugment:
         self._theta = torch.eye(3)
         return self.policy(image), self._theta
 
-    def note(self, move: Affine, size: tuple[int, int]) -> None:
-        """Record an affine map within an image of (width, height) pixels."""
-        self._theta = self._theta @ normalise_map(move, size)
-
-
-class _RecordedOperation:
-    """Replaces the function of an operation: records its affine map, then calls it."""
-
-    def __init__(self, policy: LocatedRandAugment, operation: AugmentOp) -> None:
-        self.policy, self.name, self.function = policy, operation.name, operation.aug_fn
-
-    def __call__(self, image: Image.Image, level: float, **settings: Any) -> Image.Image:
-        self.policy.note(_MOVES[self.name](level, *image.size), image.size)
-        return self.function(image, level, **settings)
+    def _record_and_call(
+        self, name: str, function: Callable[..., Image.Image], image: Image.Image, level: float, **settings: Any
+    ) -> Image.Image:
+        """Apply an operation of timm after recording its affine map."""
+        self._theta = self._theta @ normalise_map(_MOVES[name](level, *image.size), image.size)
+        return function(image, level, **settings)
 
 
 def turn(degrees: float, width: int, height: int) -> Affine:
