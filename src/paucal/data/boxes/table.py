@@ -65,6 +65,8 @@ UNNAMED = {
 _SIGNS = re.compile(r"[\s_.-]")
 _LIST = re.compile(r"[\[({]?\s*([^,\s]+)[,\s]+([^,\s]+)[,\s]+([^,\s]+)[,\s]+([^,\s\])}]+)\s*[\])}]?")
 Columns = Mapping[str, int]
+_Placed = tuple[Corners, str]  # a box, and the key of its image
+_SizeOf = Callable[[str], tuple[int, int]]  # from the key of an image to its (height, width)
 
 
 class _Row(NamedTuple):
@@ -105,11 +107,12 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         keys = _row_keys(tree, names, file, rows)
         file_images: dict[str, AnnotatedImage] = {}
         size_of = _size_reader(tree, keys)
+        boxes = [(row.box, key) for row, key in zip(rows, keys, strict=True) if row.box is not None]
         if form == LISTS:
-            form, note = _form_of_lists(rows, keys, size_of, file)
+            form, note = _form_of_lists(boxes, size_of, file)
             row_notes.append(note)
         if form == SPANS:
-            _refuse_centres(rows, keys, size_of, tree.place_of(file))
+            _refuse_centres(boxes, size_of, tree.place_of(file))
             rows = [row if row.box is None else row._replace(box=_edges_of_span(row.box)) for row in rows]
         notes += row_notes
         in_shares = _are_shares(rows, tree.place_of(file))
@@ -279,18 +282,15 @@ def _edges_of_span(box: Corners) -> Corners:
     return left, top, left + across, top + down
 
 
-def _size_reader(tree: Tree, keys: Sequence[str]) -> Callable[[str], tuple[int, int]]:
+def _size_reader(tree: Tree, keys: Sequence[str]) -> _SizeOf:
     """Return a function that gives the (height, width) of an image; each header is read when it is first needed."""
     unique = list(dict.fromkeys(keys))
     positions, store = {key: index for index, key in enumerate(unique)}, tree.store(unique)
     return cache(lambda key: store.size(positions[key]))
 
 
-def _form_of_lists(
-    rows: Sequence[_Row], keys: Sequence[str], size_of: Callable[[str], tuple[int, int]], file: str
-) -> tuple[tuple[str, ...], str]:
+def _form_of_lists(boxes: Sequence[_Placed], size_of: _SizeOf, file: str) -> tuple[tuple[str, ...], str]:
     """Return whether boxes in lists are edges or spans, whichever keeps all boxes within their images, and a note."""
-    boxes = [(row.box, key) for row, key in zip(rows, keys, strict=True) if row.box is not None]
     # Spans are seldom edges for long, so the headers of a few images usually suffice.
     are_edges = all(_is_within(box, size_of(key)) for box, key in boxes)
     are_spans = not are_edges or all(_is_within(_edges_of_span(box), size_of(key)) for box, key in boxes)
@@ -299,11 +299,8 @@ def _form_of_lists(
     return form, f"the boxes of {file} are read as {meaning}"
 
 
-def _refuse_centres(
-    rows: Sequence[_Row], keys: Sequence[str], size_of: Callable[[str], tuple[int, int]], place: str
-) -> None:
+def _refuse_centres(boxes: Sequence[_Placed], size_of: _SizeOf, place: str) -> None:
     """Refuse spans if some of them end outside of their images, and none does if x and y are the centre of a box."""
-    boxes = [(row.box, key) for row, key in zip(rows, keys, strict=True) if row.box is not None]
     in_shares = all(max(box) <= 1 for box, _ in boxes)
 
     def ends_inside(box: Corners, key: str) -> bool:

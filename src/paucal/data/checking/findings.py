@@ -196,8 +196,8 @@ def _name_group_findings(checked: CheckedSet) -> list[Finding]:
     split: dict[str, set[str]] = {}
     for name, part in zip(groups.names, checked.parts.tolist(), strict=True):
         split.setdefault(name, set()).add(part)
-    torn = sum(len(parts - {"unused"}) > 1 for parts in split.values())
-    parts = f"; {counted(torn, 'group lies', 'groups lie')} in several parts" if torn else ""
+    n_divided = sum(len(parts - {"unused"}) > 1 for parts in split.values())
+    parts = f"; {counted(n_divided, 'group lies', 'groups lie')} in several parts" if n_divided else ""
     advice = "if that is so, divide the images again so that no group is in two parts"
     if not checked.declared:
         advice = f"if that is so, keep groups together: --group-by '{groups.pattern}'"
@@ -207,7 +207,7 @@ def _name_group_findings(checked: CheckedSet) -> list[Finding]:
         f"the names of the files suggest {groups.count} groups of up to {groups.largest} images that belong "
         f"together, such as frames of one video (as {groups.examples[0]} and {groups.examples[1]}){parts}"
     )
-    level = "note" if not torn else "misleads" if checked.declared else "warning"
+    level = "note" if not n_divided else "misleads" if checked.declared else "warning"
     return [Finding("name-groups", level, text, advice)]
 
 

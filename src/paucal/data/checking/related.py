@@ -113,11 +113,11 @@ def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.flo
     images, inverse = np.unique(candidates, return_inverse=True)
     pictures = np.zeros((len(images), _SIDE * _SIDE * 3), dtype=np.uint8)
 
-    def look(place: int) -> None:
+    def reduce_image(place: int) -> None:
         picture = store.read(int(images[place])).resize((_SIDE, _SIDE), Image.Resampling.BOX)
         pictures[place] = np.asarray(picture).reshape(-1)
 
-    for_each(len(images), look, None, None)  # images removed after the survey stay black and match nothing
+    for_each(len(images), reduce_image, None, None)  # images removed after the survey stay black and match nothing
     rows = inverse.reshape(-1, 2)
     # Pairs are compared in pieces that fit in memory: a set of video frames has millions of pairs.
     pieces = [rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE)]

@@ -89,7 +89,7 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
         unreadable={},
     )
 
-    def look(index: int) -> None:
+    def measure(index: int) -> None:
         picture, mode, size = _read_for_display(images.store, index, images.reading.value_range)
         if images.reading.channels != RGB:
             images.store.check(index)  # a decodable image may have channels that a run cannot read
@@ -99,7 +99,7 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
         survey.hashes[index] = hash_of(grey)
         survey.brightness[index], survey.contrast[index] = grey.mean() / 255, grey.std() / 255
 
-    survey.unreadable.update(for_each(count, look, workers, progress))
+    survey.unreadable.update(for_each(count, measure, workers, progress))
     return survey
 
 

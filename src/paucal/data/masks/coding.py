@@ -12,19 +12,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.masks.consistency import (
-    HIGH,
-    VOID,
-    is_black_and_white,
-    refuse_blurred_colours,
-    refuse_blurred_levels,
-    refuse_faint,
-    refuse_lossy,
-    refuse_mixed_codings,
-    refuse_mixed_kinds,
-    refuse_near_levels,
-    refuse_specks,
-)
+from paucal.data.masks import consistency
+from paucal.data.masks.consistency import HIGH, VOID
 from paucal.data.masks.mask_files import MaskFacts, pack_colours, unpack_colour
 from paucal.reading import read_decoded
 from paucal.types import UserError
@@ -212,13 +201,13 @@ def find_coding(
     """
     has_named_colours = named is not None and named.colours
     if given is None and not has_named_colours:
-        refuse_mixed_kinds(facts)
+        consistency.refuse_mixed_kinds(facts)
     in_colour = facts.has_colour or (facts.has_palette and (given == "colour" or has_named_colours))
     facts = facts.as_colours() if in_colour else facts
     void = _ignored_value(ignore, in_colour)
     if given in (None, "index") and not in_colour:
-        refuse_mixed_codings(facts, void)
-        refuse_specks(facts, void)
+        consistency.refuse_mixed_codings(facts, void)
+        consistency.refuse_specks(facts, void)
     if named is not None and named.values is not None:
         if named.colours != in_colour:
             raise UserError(
@@ -231,11 +220,11 @@ def find_coding(
         return MaskCoding(kind, named.values, void)
     values = [value for value in facts.values if value != void]
     if given is None and values:
-        refuse_lossy(facts)
+        consistency.refuse_lossy(facts)
     kind = given or _infer_kind(facts, values, in_colour)
     _require_kind(kind, facts, values, in_colour)
     if kind == "binary":
-        refuse_faint(facts, void)
+        consistency.refuse_faint(facts, void)
         coding = _binary_coding(values, void)
     elif kind == "index":
         coding = _index_coding(values, void, len(named.names) if named else 0)
@@ -253,10 +242,10 @@ def find_coding(
 def require_same_coding(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[int] | None = None) -> None:
     """Refuse masks whose coding differs from that of a run in ways that `MaskCoding.encode` would not notice."""
     if coding.kind == "binary":
-        refuse_faint(facts, coding.ignore)
+        consistency.refuse_faint(facts, coding.ignore)
     elif coding.kind == "index" and ignore is None and not facts.has_colour:
-        refuse_mixed_kinds(facts)
-        refuse_mixed_codings(facts)
+        consistency.refuse_mixed_kinds(facts)
+        consistency.refuse_mixed_codings(facts)
         nonzero = set(facts.values) - {0}
         if coding.ignore == VOID and nonzero == {VOID}:
             raise UserError(
@@ -280,15 +269,15 @@ def _infer_kind(facts: MaskFacts, values: list[int], in_colour: bool) -> Coding:
     """Infer the kind of masks from their values."""
     if in_colour:
         if len(values) <= MAX_CLASSES:
-            refuse_blurred_colours(facts)
+            consistency.refuse_blurred_colours(facts)
         return "colour"
-    if is_black_and_white(facts, values):
+    if consistency.is_black_and_white(facts, values):
         return "binary"
     if facts.has_palette:
         return "index"
     if not any(file.bits == 16 for file in facts.files):
-        refuse_near_levels(facts, values)
-        refuse_blurred_levels(facts, values)
+        consistency.refuse_near_levels(facts, values)
+        consistency.refuse_blurred_levels(facts, values)
     class_values = [value for value in values if value != VOID]
     gaps = [b - a for a, b in pairwise(values)]
     are_levels = len(values) > 1 and min(gaps) >= SPREAD and len(values) <= FEW_LEVELS and max(class_values) >= HIGH

@@ -234,71 +234,36 @@ def _has_suffix(*suffixes: str) -> Any:
 
 # For each kind of location, the first source that recognises it opens it.
 SOURCES = (
-    Source(
-        "the built-in digits", "name",
-        lambda name, options: name == BUILT_IN,
-        lambda name, found, options: open_digits(options.labelled),
-    ),
+    Source("the built-in digits", "name", lambda name, options: name == BUILT_IN,
+           lambda name, found, options: open_digits(options.labelled)),
     Source("a published set", "name", lambda name, options: is_named(name, options.root), _open_named),
     Source("a set of the Hugging Face hub", "address", lambda name, options: is_on_hub(name), open_hub),
     Source("Parquet files or shards at a URL", "address", lambda url, options: is_remote(url), _open_remote),
-    Source(
-        "a Parquet or Arrow file (.parquet, .arrow)", "file",
-        _has_suffix(*PARQUET_SUFFIXES),
-        lambda path, found, options: open_parquet(path.parent, [path], options),
-    ),
-    Source(
-        "a list file (.txt)", "file",
-        _has_suffix(LIST_SUFFIX),
-        lambda path, found, options: open_list(path, options),
-    ),
-    Source(
-        "a table (.csv, .tsv, .jsonl)", "file",
-        _has_suffix(*TABLE_SUFFIXES),
-        lambda path, found, options: open_tables(tables_of_set(path, options), options),
-    ),
-    Source(
-        "a shard (.tar)", "file",
-        lambda path, options: path.suffix.lower() == ".tar" and is_shard(path),
-        lambda path, found, options: open_shards(LocalShardFolder(path.parent), options, path.name),
-    ),
-    Source(
-        "an archive of a folder (.zip, .tar)", "file",
-        lambda path, options: is_archive(path),
-        lambda path, found, options: open_archive(path, options.labelled),
-    ),
+    Source("a Parquet or Arrow file (.parquet, .arrow)", "file", _has_suffix(*PARQUET_SUFFIXES),
+           lambda path, found, options: open_parquet(path.parent, [path], options)),
+    Source("a list file (.txt)", "file", _has_suffix(LIST_SUFFIX),
+           lambda path, found, options: open_list(path, options)),
+    Source("a table (.csv, .tsv, .jsonl)", "file", _has_suffix(*TABLE_SUFFIXES),
+           lambda path, found, options: open_tables(tables_of_set(path, options), options)),
+    Source("a shard (.tar)", "file", lambda path, options: path.suffix.lower() == ".tar" and is_shard(path),
+           lambda path, found, options: open_shards(LocalShardFolder(path.parent), options, path.name)),
+    Source("an archive of a folder (.zip, .tar)", "file", lambda path, options: is_archive(path),
+           lambda path, found, options: open_archive(path, options.labelled)),
     Source("an image", "file", _has_suffix(*IMAGE_SUFFIXES), _open_image),
     Source("a folder of Parquet files", "folder", lambda path, options: find_parquet(path), open_parquet),
-    Source(
-        "a folder of images with a table", "folder",
-        lambda path, options: options.image_column is not None,
-        _open_tables_of,
-    ),
-    Source(
-        "PASCAL VOC's lists", "folder",
-        lambda path, options: is_voc(path),
-        lambda path, found, options: open_voc(path, options.labelled),
-    ),
-    Source(
-        "a folder of shards", "folder",
-        lambda path, options: find_shards(path),
-        lambda path, found, options: open_shards(LocalShardFolder(path), options),
-    ),
-    Source(  # without labels a folder means all images below it, listed or not
-        "a folder of unlabelled images", "folder",
-        lambda path, options: not options.labelled,
-        lambda path, found, options: open_folder(path, labelled=False),
-    ),
-    Source(
-        "a folder of images with a train list", "folder",
-        lambda path, options: find_train_list(path, options.root),
-        lambda path, train_list, options: open_list(train_list, options),
-    ),
-    Source(
-        "a folder of images with a table", "folder",
-        lambda path, options: options.label_column is not None or options.separator is not None,
-        _open_tables_of,
-    ),
+    Source("a folder of images with a table", "folder", lambda path, options: options.image_column is not None,
+           _open_tables_of),
+    Source("PASCAL VOC's lists", "folder", lambda path, options: is_voc(path),
+           lambda path, found, options: open_voc(path, options.labelled)),
+    Source("a folder of shards", "folder", lambda path, options: find_shards(path),
+           lambda path, found, options: open_shards(LocalShardFolder(path), options)),
+    # Without labels a folder means all images below it, listed or not.
+    Source("a folder of unlabelled images", "folder", lambda path, options: not options.labelled,
+           lambda path, found, options: open_folder(path, labelled=False)),
+    Source("a folder of images with a train list", "folder", lambda path, options: find_train_list(path, options.root),
+           lambda path, train_list, options: open_list(train_list, options)),
+    Source("a folder of images with a table", "folder",
+           lambda path, options: options.label_column is not None or options.separator is not None, _open_tables_of),
     Source("class folders", "folder", lambda path, options: True, _open_classes),
 )  # fmt: skip
 
