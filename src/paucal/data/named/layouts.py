@@ -7,14 +7,18 @@ WebVision 1.0 and Open Images V4 are found by lists and folders.
 
 import csv
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paucal.data.named.table import OPEN_IMAGES
 from paucal.data.sources.folder import find_images
 from paucal.data.sources.locating import leads_out
 from paucal.data.sources.table_rows import read_list
+from paucal.data.stores import ArrayStore, FileStore, Store
 from paucal.reading import is_regular, read_text
 from paucal.types import UserError
 
@@ -26,48 +30,66 @@ N_CLASSES = 1000
 MAX_SYNSET_BYTES = 1 << 20
 
 
-class FacesFile:
-    """The rows of FER2013's `fer2013.csv` that have one usage, with (N, 48, 48) grey pixels."""
+class Piece(NamedTuple):
+    """The contents of one portion: the store, a key and a label for each image, and the class names."""
 
-    def __init__(self, root: str, usage: str) -> None:
-        self.classes = EMOTIONS
-        path = _require_small(Path(root) / "fer2013" / "fer2013.csv")
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = (row for row in csv.DictReader(file) if row["Usage"] == usage)
-            faces = [(int(row["emotion"]), _parse_face(row["pixels"])) for row in rows]
-        self.labels = [label for label, _ in faces]
-        self.pixels = np.asarray([face for _, face in faces], dtype=np.uint8).reshape(-1, SIDE, SIDE)
+    store: Store
+    keys: list[str]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
 
 
-class MiddleFrames:
-    """A part of UCF101's first official split, as pictures with the names of their videos."""
-
-    def __init__(self, root: str, split: str) -> None:
-        base, lists = Path(root) / "ucf101", Path(root) / "ucf101" / "ucfTrainTestlist"
-        self.classes = tuple(line.split()[1] for line in _lines_of_file(lists / "classInd.txt"))
-        # The test list has no numbers, so the class is read from the folder in both lists.
-        videos = [line.split()[0] for line in _lines_of_file(lists / f"{split}list01.txt")]
-        self.labels = [self.classes.index(video.split("/")[0]) for video in videos]
-        self.paths = [base / "UCF-101" / video.replace(".avi", ".jpg") for video in videos]
+def array_piece(pixels: NDArray[np.uint8], labels: Any, classes: Sequence[str], key: str) -> Piece:
+    """Return images in an array as a piece, with keys that begin with `key`."""
+    keys = [f"{key}#{row}" for row in range(len(pixels))]
+    return Piece(ArrayStore(pixels), keys, np.asarray(labels, dtype=np.int64), tuple(classes))
 
 
-class Memes:
-    """A list of Hateful Memes; the label 1 means hateful."""
+def file_piece(root: Path, paths: Iterable[str | Path], labels: Iterable[int], classes: Sequence[str]) -> Piece:
+    """Return image files below `root` as a piece."""
+    keys = [Path(path).relative_to(root).as_posix() for path in paths]
+    # Sorted, because torchvision lists some sets in the order of the file system.
+    rows = sorted((key, int(label)) for key, label in zip(keys, labels, strict=True))
+    for key, _ in rows:
+        if ".." in key.split("/"):
+            raise ValueError(f"{key} leads out of the folder")
+    keys = [key for key, _ in rows]
+    return Piece(FileStore(root, keys), keys, np.asarray([label for _, label in rows], dtype=np.int64), tuple(classes))
 
-    def __init__(self, root: str, file: str) -> None:
-        base = Path(root) / "hateful_memes"
-        self.classes = ("not hateful", "hateful")
-        rows = [json.loads(line) for line in _lines_of_file(base / file)]
-        self.labels = [int(row["label"]) for row in rows]
-        self.paths = [base / str(row["img"]) for row in rows]
+
+def read_faces(root: Path, key: str, usage: str) -> Piece:
+    """Read the rows of FER2013's `fer2013.csv` that have one usage."""
+    with _require_small(root / "fer2013" / "fer2013.csv").open(newline="", encoding="utf-8") as file:
+        rows = (row for row in csv.DictReader(file) if row["Usage"] == usage)
+        faces = [(int(row["emotion"]), _parse_face(row["pixels"])) for row in rows]
+    pixels = np.asarray([face for _, face in faces], dtype=np.uint8).reshape(-1, SIDE, SIDE)
+    return array_piece(pixels, [label for label, _ in faces], EMOTIONS, key)
 
 
-class WebVisionList:
-    """A list of WebVision 1.0, from its archive `info`.
+def read_middle_frames(root: Path, _: str, split: str) -> Piece:
+    """Read a part of UCF101's first official split, as pictures with the names of their videos."""
+    base, lists = root / "ucf101", root / "ucf101" / "ucfTrainTestlist"
+    classes = [line.split()[1] for line in _lines_of_file(lists / "classInd.txt")]
+    # The test list has no numbers, so the class is read from the folder in both lists.
+    videos = [line.split()[0] for line in _lines_of_file(lists / f"{split}list01.txt")]
+    labels = [classes.index(video.split("/")[0]) for video in videos]
+    return file_piece(root, [base / "UCF-101" / video.replace(".avi", ".jpg") for video in videos], labels, classes)
+
+
+def read_memes(root: Path, _: str, file: str) -> Piece:
+    """Read a list of Hateful Memes."""
+    base = root / "hateful_memes"
+    rows = [json.loads(line) for line in _lines_of_file(base / file)]
+    labels = [int(row["label"]) for row in rows]
+    return file_piece(root, [base / str(row["img"]) for row in rows], labels, ("not hateful", "hateful"))
+
+
+def read_webvision(root: Path, _: str, file: str, folder: str, inside: bool = False, labelled: bool = True) -> Piece:
+    """Read a list of WebVision 1.0, from its archive `info`; there are no images if their folder is missing.
 
     A line has the path of an image and the number of its class, from 0 to 999; `info/synsets.txt` has a line for each
-    class, beginning with its WordNet id. Paths of training images begin with `google/` or `flickr/`; paths of
-    validation images are relative to their folder.
+    class, beginning with its WordNet id. Without that file the classes are called by their numbers. Paths of training
+    images begin with `google/` or `flickr/`; paths of validation images are relative to their folder.
 
     Args:
         root: Folder that has `info`.
@@ -75,32 +97,20 @@ class WebVisionList:
         folder: Folder of its images.
         inside: Whether its paths are relative to that folder, not to the root.
         labelled: Whether to read its labels; if so, every line must have a label.
-
-    Attributes:
-        keys: Paths relative to the root; empty if the folder of the images is missing.
-        labels: (N,) numbers of the classes, -1 if they are not read.
-        classes: Names of the classes, or their numbers if `info` does not have the names.
     """
-
-    def __init__(self, root: str, file: str, folder: str, inside: bool = False, labelled: bool = True) -> None:
-        info = Path(root) / "info"
-        self.classes = _listed_classes(info / SYNSETS)
-        self.keys: list[str] = []
-        self.labels = np.zeros(0, dtype=np.int64)
-        if (Path(root) / folder).is_dir():
-            rows = dict.fromkeys(_numbered_paths(info / file, labelled, len(self.classes)))
-            self.keys = [f"{folder}/{path}" if inside else path for path, _ in rows]
-            self.labels = np.asarray([label for _, label in rows], dtype=np.int64)
+    classes = _listed_classes(root / "info" / SYNSETS)
+    rows: dict[tuple[str, int], None] = {}
+    if (root / folder).is_dir():
+        rows = dict.fromkeys(_numbered_paths(root / "info" / file, labelled, len(classes)))
+    keys = [f"{folder}/{path}" if inside else path for path, _ in rows]
+    return Piece(FileStore(root, keys), keys, np.asarray([label for _, label in rows], dtype=np.int64), classes)
 
 
-class OpenImagesFolders:
-    """The unlabelled training images of Open Images, in the folders `train_0` to `train_f` or in one folder `train`."""
-
-    def __init__(self, root: str) -> None:
-        folders = [name for name in OPEN_IMAGES if (Path(root) / name).is_dir()]
-        self.keys = [f"{name}/{path}" for name in folders for path in find_images(Path(root) / name)]
-        self.labels = np.full(len(self.keys), -1, dtype=np.int64)
-        self.classes: tuple[str, ...] = ()
+def read_open_images(root: Path, _: str) -> Piece:
+    """Read the unlabelled training images of Open Images, in the folders `train_0` to `train_f` or in `train`."""
+    folders = [name for name in OPEN_IMAGES if (root / name).is_dir()]
+    keys = [f"{name}/{path}" for name in folders for path in find_images(root / name)]
+    return Piece(FileStore(root, keys), keys, np.full(len(keys), -1, dtype=np.int64), ())
 
 
 def _numbered_paths(file: Path, labelled: bool, n_classes: int) -> list[tuple[str, int]]:

@@ -6,8 +6,7 @@ provide only their lists; the images are read by our own decoder, and only below
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,13 @@ from PIL import Image
 from torchvision import datasets
 
 from paucal.data.decode import UnreadableImage
-from paucal.data.named.layouts import FacesFile, Memes, MiddleFrames, OpenImagesFolders, WebVisionList
+from paucal.data.named import layouts
+from paucal.data.named.layouts import Piece, array_piece, file_piece
 from paucal.data.named.table import Portion
-from paucal.data.stores import ArrayStore, FileStore, ReopenedStore, Store
+from paucal.data.stores import ReopenedStore
 
 DIGITS = "0123456789"
 BACKGROUND = "BACKGROUND_Google"  # Caltech-101's folder of unrelated pictures
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The contents of one portion: the store, a key and a label for each image, and the class names."""
-
-    store: Store
-    keys: list[str]
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
 
 
 def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True) -> Piece:
@@ -40,9 +30,12 @@ def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True)
 
     Most portions have labels even if not `labelled`.
     """
+    key = f"{name}/{portion.part}"
+    if name in _OWN_READERS:
+        options = {"labelled": labelled} if name == "webvision" else {}
+        return _OWN_READERS[name](root, key, **portion.arguments, **options)
     kind, read_files = _READERS[name]
-    options = {"labelled": labelled} if kind is WebVisionList else {}
-    return read_files(kind(str(root), **portion.arguments, **options), root, f"{name}/{portion.part}")
+    return read_files(kind(str(root), **portion.arguments), root, key)
 
 
 def fetch_portion(name: str, root: Path, portion: Portion) -> None:
@@ -50,26 +43,15 @@ def fetch_portion(name: str, root: Path, portion: Portion) -> None:
     _READERS[name][0](str(root), download=True, **portion.arguments)
 
 
-def _file_piece(root: Path, paths: Iterable[str | Path], labels: Iterable[int], classes: Sequence[str]) -> Piece:
-    keys = [Path(path).relative_to(root).as_posix() for path in paths]
-    # Sorted, because torchvision lists some sets in the order of the file system.
-    rows = sorted((key, int(label)) for key, label in zip(keys, labels, strict=True))
-    for key, _ in rows:
-        if ".." in key.split("/"):
-            raise ValueError(f"{key} leads out of the folder")
-    keys = [key for key, _ in rows]
-    return Piece(FileStore(root, keys), keys, np.asarray([label for _, label in rows], dtype=np.int64), tuple(classes))
-
-
 def _open_image_files(data: Any, root: Path, key: str) -> Piece:
-    return _file_piece(root, data._image_files, data._labels, data.classes)
+    return file_piece(root, data._image_files, data._labels, data.classes)
 
 
 def _open_gtsrb(data: datasets.GTSRB, root: Path, key: str) -> Piece:
     # Classes have only numbers. Folders of training images are named by them, but torchvision renumbers the folders.
     train = data._split == "train"
     labels = [int(Path(path).parent.name) if train else label for path, label in data._samples]
-    return _file_piece(root, [path for path, _ in data._samples], labels, [f"{number:05d}" for number in range(43)])
+    return file_piece(root, [path for path, _ in data._samples], labels, [f"{number:05d}" for number in range(43)])
 
 
 def _open_caltech(data: datasets.Caltech101, root: Path, key: str) -> Piece:
@@ -79,16 +61,11 @@ def _open_caltech(data: datasets.Caltech101, root: Path, key: str) -> Piece:
     paths = [folder / data.categories[label] / f"image_{number:04d}.jpg" for label, number in rows]
     background = sorted((folder / BACKGROUND).glob("image_*.jpg"))
     labels = [*data.y, *[len(data.categories)] * len(background)]
-    return _file_piece(root, [*paths, *background], labels, [*data.categories, BACKGROUND])
-
-
-def _array(pixels: NDArray[np.uint8], labels: Any, classes: Sequence[str], key: str) -> Piece:
-    keys = [f"{key}#{row}" for row in range(len(pixels))]
-    return Piece(ArrayStore(pixels), keys, np.asarray(labels, dtype=np.int64), tuple(classes))
+    return file_piece(root, [*paths, *background], labels, [*data.categories, BACKGROUND])
 
 
 def _open_cifar(data: datasets.CIFAR10, root: Path, key: str) -> Piece:
-    return _array(data.data, data.targets, data.classes, key)
+    return array_piece(data.data, data.targets, data.classes, key)
 
 
 def _open_pcam(data: datasets.PCAM, root: Path, key: str) -> Piece:
@@ -96,14 +73,6 @@ def _open_pcam(data: datasets.PCAM, root: Path, key: str) -> Piece:
     images, targets = (root / "pcam" / files[side][0] for side in ("images", "targets"))
     store, labels = Hdf5Store(images, "x"), _read_hdf5(targets, "y")[:].reshape(-1)
     return Piece(store, [f"{key}#{row}" for row in range(len(store))], labels.astype(np.int64), ("normal", "tumor"))
-
-
-def _open_paths(data: Any, root: Path, key: str) -> Piece:
-    return _file_piece(root, data.paths, data.labels, data.classes)
-
-
-def _open_keyed(data: WebVisionList | OpenImagesFolders, root: Path, key: str) -> Piece:
-    return Piece(FileStore(root, data.keys), data.keys, data.labels, data.classes)
 
 
 def _channels_last(data: Any) -> NDArray[np.uint8]:
@@ -114,12 +83,12 @@ _Read = Callable[[Any, Path, str], Piece]
 _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
     "cifar10": (datasets.CIFAR10, _open_cifar),
     "cifar100": (datasets.CIFAR100, _open_cifar),
-    "mnist": (datasets.MNIST, lambda data, _, key: _array(data.data.numpy(), data.targets, DIGITS, key)),
-    "svhn": (datasets.SVHN, lambda data, _, key: _array(_channels_last(data), data.labels, DIGITS, key)),
-    "stl10": (datasets.STL10, lambda data, _, key: _array(_channels_last(data), data.labels, data.classes, key)),
+    "mnist": (datasets.MNIST, lambda data, _, key: array_piece(data.data.numpy(), data.targets, DIGITS, key)),
+    "svhn": (datasets.SVHN, lambda data, _, key: array_piece(_channels_last(data), data.labels, DIGITS, key)),
+    "stl10": (datasets.STL10, lambda data, _, key: array_piece(_channels_last(data), data.labels, data.classes, key)),
     "food101": (datasets.Food101, _open_image_files),
     "dtd": (datasets.DTD, _open_image_files),
-    "pets": (datasets.OxfordIIITPet, lambda data, root, _: _file_piece(root, data._images, data._labels, data.classes)),
+    "pets": (datasets.OxfordIIITPet, lambda data, root, _: file_piece(root, data._images, data._labels, data.classes)),
     "flowers102": (datasets.Flowers102, _open_image_files),
     "gtsrb": (datasets.GTSRB, _open_gtsrb),
     "pcam": (datasets.PCAM, _open_pcam),
@@ -128,15 +97,17 @@ _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
     "aircraft": (datasets.FGVCAircraft, _open_image_files),
     "cars": (
         datasets.StanfordCars,
-        lambda data, root, _: _file_piece(
+        lambda data, root, _: file_piece(
             root, [path for path, _ in data._samples], [label for _, label in data._samples], data.classes
         ),
     ),
-    "fer2013": (FacesFile, lambda data, _, key: _array(data.pixels, data.labels, data.classes, key)),
-    "ucf101": (MiddleFrames, _open_paths),
-    "hateful_memes": (Memes, _open_paths),
-    "webvision": (WebVisionList, _open_keyed),
-    "openimages": (OpenImagesFolders, _open_keyed),
+}
+_OWN_READERS: dict[str, Callable[..., Piece]] = {
+    "fer2013": layouts.read_faces,
+    "ucf101": layouts.read_middle_frames,
+    "hateful_memes": layouts.read_memes,
+    "webvision": layouts.read_webvision,
+    "openimages": layouts.read_open_images,
 }
 
 

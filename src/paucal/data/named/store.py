@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.images import ImageSet
-from paucal.data.named.readers import Piece, fetch_portion, read_portion
+from paucal.data.named.layouts import Piece
+from paucal.data.named.readers import fetch_portion, read_portion
 from paucal.data.named.table import NAMED, Lists, NamedSet, data_root, home_of, how_to_get
 from paucal.data.stores import JoinedStore
 from paucal.reading import read_text
