@@ -165,7 +165,9 @@ def test_cvat__refuses_videos_and_missing_images(tmp_path: Path):
 
 
 @pytest.mark.parametrize("header", [PIXELS, SHARES], ids=["pixels", "shares"])
-@pytest.mark.parametrize(("delimiter", "encoding"), [(",", "utf-8"), (";", "utf-8-sig"), ("\t", "utf-16")])
+@pytest.mark.parametrize(
+    ("delimiter", "encoding"), [(",", "utf-8"), (";", "utf-8-sig"), ("\t", "utf-16"), (",", "utf-16-be")]
+)
 def test_tables__in_pixels_and_in_shares(tmp_path: Path, header: list[str], delimiter: str, encoding: str):
     root = write_tables(tmp_path / "set", header, {"boxes.csv": range(6)}, delimiter, encoding)
     require_read(read_boxes(root)[1])

@@ -87,9 +87,12 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
     for file in files:
         if not file.lower().endswith(TABLES):
             continue
+        head = tree.peek(file, HEAD)
+        end = head[:HEAD].rfind(b"\n")
+        end -= end % 2 if b"\0" in head else 0  # a line break in UTF-16 begins at an even byte
         try:
-            head = decode_text(tree.peek(file, HEAD)[:HEAD].rpartition(b"\n")[0] or tree.peek(file, HEAD), file).text
-            rows = list(islice(_read_cells(head, file), HEAD_ROWS))
+            text = decode_text(head[:end] if end > 0 else head, file).text
+            rows = list(islice(_read_cells(text, file), HEAD_ROWS))
         except (UserError, csv.Error):
             continue
         if rows and (columns_of(rows[0]) or _columns_of_unnamed(rows)):

@@ -121,7 +121,7 @@ def _count_note(title: str, *counts: Iterable[int]) -> str:
 def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
     """Return the images in the lists of an official partition, in their parts; without lists, all images, with a note.
 
-    torchvision's SUN397 has all images and none of the ten partitions, of which papers report the first.
+    torchvision's SUN397 has all images and none of the ten partitions; papers report the first.
     """
     lists = entry.lists
     if lists is None:

@@ -101,7 +101,7 @@ class FittedFirst:
 
     Args:
         transform: Transform of the fitted image.
-        size: (height, width), of which only the ratio counts.
+        size: Size whose ratio of height to width counts.
         resize: "letterbox" or "squash"; see `transforms.fit_shape`.
         normalisation: Normalisation whose mean is the colour of the bars.
     """
