@@ -69,7 +69,7 @@ def read_faces(root: Path, key: str, usage: str) -> Piece:
 def read_middle_frames(root: Path, _: str, split: str) -> Piece:
     """Read a part of UCF101's first official split, as pictures with the names of their videos."""
     base, lists = root / "ucf101", root / "ucf101" / "ucfTrainTestlist"
-    classes = [line.split()[1] for line in _lines_of_file(lists / "classInd.txt")]
+    classes = tuple(line.split()[1] for line in _lines_of_file(lists / "classInd.txt"))
     # The test list has no numbers, so the class is read from the folder in both lists.
     videos = [line.split()[0] for line in _lines_of_file(lists / f"{split}list01.txt")]
     labels = [classes.index(video.split("/")[0]) for video in videos]

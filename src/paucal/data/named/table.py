@@ -212,7 +212,11 @@ NAMED: dict[str, NamedSet] = {
     ),
     "flowers102": NamedSet(
         title="Oxford 102 Flowers",
-        portions=(Portion("train", 1_020, {"split": "val"}), *_split_portions(train=1_020, test=6_149)),
+        portions=(
+            Portion("train", 1_020, {"split": "train"}),
+            Portion("train", 1_020, {"split": "val"}),
+            Portion("test", 6_149, {"split": "test"}),
+        ),
         files="102flowers.tgz, imagelabels.mat and setid.mat",
         source="https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
         folder="flowers-102",
