@@ -8,7 +8,7 @@ import pytest
 from numpy.lib import format as npy
 from PIL import Image
 
-from paucal.data.channels.arrays import npy_shape
+from paucal.data.channels.arrays import npy_shape, read_npy
 from paucal.data.channels.decoding import (
     array_shape,
     check_image,
@@ -168,8 +168,8 @@ def tiff_header_of(side: int, channels: tuple[int, ...]) -> bytes:
 
 
 def test_npy__with_channels_that_are_told_apart_only_by_their_number():
-    assert npy_shape(as_npy(np.zeros((4, 9, 4))), channels=4).axis == 2
-    assert npy_shape(as_npy(np.zeros((4, 4, 9))), channels=4).axis == 0
+    assert read_npy(as_npy(np.zeros((4, 9, 4))), channels=4).shape == (4, 9, 4)
+    assert read_npy(as_npy(np.zeros((4, 4, 9))), channels=4).shape == (4, 9, 4)
     assert npy_shape(as_npy(np.zeros((4, 4, 9)))).axis == 0
 
 

@@ -43,23 +43,18 @@ def is_tiff(source: ImageSource) -> bool:
     return _first_bytes(source).startswith(_TIFF_MAGICS)
 
 
-def npy_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
-    """Return the shape of a NumPy array from its header.
-
-    Args:
-        source: Encoded bytes, or path of the file.
-        channels: Expected number of channels, which identifies their axis; None takes the shorter of the first and the
-            last axis.
+def npy_shape(source: ImageSource) -> ArrayShape:
+    """Return the shape of a NumPy array from its header; channels are the shorter of the first and the last axis.
 
     Raises:
         ValueError: The array is not an image: it has another type or too many axes, or is cut short.
     """
     with _open_source(source) as file:
-        return _npy_header(file, channels)
+        return _npy_header(file, None)
 
 
 def read_npy(source: ImageSource, channels: int | None = None) -> NDArray[np.generic]:
-    """Return the (H, W, C) values of a NumPy array."""
+    """Return the (H, W, C) values of a NumPy array; the expected number of channels identifies their axis."""
     with _open_source(source) as file:
         shape = _npy_header(file, channels)
         file.seek(0)
@@ -81,10 +76,10 @@ def read_tiff(source: ImageSource, channels: int | None = None) -> NDArray[np.ge
     return _channels_last(values.reshape(sides), shape.axis)
 
 
-def tiff_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
+def tiff_shape(source: ImageSource) -> ArrayShape:
     """Return the shape of a TIFF from its header."""
     with _tifffile(source) as file:
-        return _tiff_shape(file.series[0], channels)
+        return _tiff_shape(file.series[0], None)
 
 
 def _npy_header(file: BinaryIO, channels: int | None) -> ArrayShape:

@@ -78,27 +78,23 @@ def decode_for_display(
     return picture.convert("RGB"), mode, (array.height, array.width)
 
 
-def array_shape(source: ImageSource, name: str, channels: int | None = None) -> ArrayShape | None:
+def array_shape(source: ImageSource, name: str) -> ArrayShape | None:
     """Return the shape of an image that is read as an array, from its header; None if Pillow reads it."""
     with decoding_errors(name):
         if is_npy(source):
-            return npy_shape(source, channels)
+            return npy_shape(source)
         if is_tiff(source) and not _pillow_reads(source, name):
-            return tiff_shape(source, channels)
+            return tiff_shape(source)
     return None
 
 
 def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic]:
     """Return the (H, W, channels) values of an image; a grey channel is repeated if `channels` is 3."""
     with decoding_errors(name):
-        if is_npy(source):
-            values = read_npy(source, channels)
-        else:
-            values = _pillow_values(source, name, channels)
-            if values is None:
-                if not is_tiff(source):
-                    raise ValueError(f"Pillow cannot read it with {channels} channels, {_expectation(channels)}")
-                values = read_tiff(source, channels)
+        values = read_npy(source, channels) if is_npy(source) else _pillow_values(source, name, channels)
+        if values is None and not is_tiff(source):
+            raise ValueError(f"Pillow cannot read it with {channels} channels, {_expectation(channels)}")
+        values = read_tiff(source, channels) if values is None else values
         if values.shape[2] == GREY and channels == RGB:
             return np.repeat(values, RGB, axis=2)
         if values.shape[2] != channels:

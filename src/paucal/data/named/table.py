@@ -62,8 +62,8 @@ class NamedSet:
         portions: Pieces of the set, in order; several may belong to the same part.
         files: Official files, for messages.
         source: Page with the official files.
-        folder: Folder for the files, relative to the root; "" for the root itself.
         unpacked: Paths relative to the root, or to one of `homes`, that exist once the files are unpacked.
+        folder: Folder for the files, relative to the root; "" for the root itself.
         hints: Known properties of the images.
         package: Package that torchvision needs to read the set and paucal does not install by itself; "" for none.
         fetch_package: Package that is needed to download the set and that paucal does not install by itself; "" for
@@ -82,8 +82,8 @@ class NamedSet:
     portions: tuple[Portion, ...]
     files: str
     source: str
-    folder: str
     unpacked: tuple[str, ...]
+    folder: str = ""
     hints: Hints = _ORDINARY
     package: str = ""
     fetch_package: str = ""
@@ -147,7 +147,6 @@ def _cifar_set(title: str, number: int) -> NamedSet:
         portions=(Portion("train", 50_000, {"train": True}), Portion("test", 10_000, {"train": False})),
         files=f"cifar-{number}-python.tar.gz",
         source="https://www.cs.toronto.edu/~kriz/cifar.html",
-        folder="",
         unpacked=("cifar-10-batches-py" if number == 10 else "cifar-100-python",),
     )
 
@@ -171,7 +170,6 @@ NAMED: dict[str, NamedSet] = {
         portions=_split_portions(train=73_257, test=26_032),
         files="train_32x32.mat and test_32x32.mat",
         source="http://ufldl.stanford.edu/housenumbers/",
-        folder="",
         unpacked=("train_32x32.mat", "test_32x32.mat"),
         hints=_DIGITS_OR_SIGNS,
         package="scipy",
@@ -181,7 +179,6 @@ NAMED: dict[str, NamedSet] = {
         portions=_split_portions(train=5_000, test=8_000),
         files="stl10_binary.tar.gz",
         source="https://cs.stanford.edu/~acoates/stl10/",
-        folder="",
         unpacked=("stl10_binary",),
         note="the 100,000 images without labels are not used",
     ),
@@ -190,7 +187,6 @@ NAMED: dict[str, NamedSet] = {
         portions=_split_portions(train=75_750, test=25_250),
         files="food-101.tar.gz",
         source="https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
-        folder="",
         unpacked=("food-101/meta", "food-101/images"),
     ),
     "dtd": NamedSet(
@@ -260,7 +256,6 @@ NAMED: dict[str, NamedSet] = {
         portions=(Portion("", 108_754, {}),),
         files="SUN397.tar.gz",
         source="https://vision.princeton.edu/projects/2010/SUN/",
-        folder="",
         unpacked=("SUN397",),
         lists=Lists(
             title="first of the ten official partitions",
@@ -277,7 +272,6 @@ NAMED: dict[str, NamedSet] = {
         portions=_split_portions(train=3_334, val=3_333, test=3_333),
         files="fgvc-aircraft-2013b.tar.gz",
         source="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
-        folder="",
         unpacked=("fgvc-aircraft-2013b",),
         note="the classes are the 100 variants",
     ),
