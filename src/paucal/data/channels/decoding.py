@@ -121,7 +121,7 @@ def image_from_values(values: NDArray[np.generic], reading: Reading) -> Image.Im
     if values.dtype.kind == "b":
         values = values.astype(np.uint8) * 255
     if values.dtype == np.uint8:
-        return resize_as_read(image_from_pixels(values), reading)
+        return resize_as_read(image_from_pixels(values.astype(np.uint8, copy=False)), reading)
     planes = [to_8_bits(values[..., channel], ranges[channel]) for channel in range(values.shape[2])]
     return resize_as_read(Image.merge("RGB", planes) if len(planes) == RGB else Planes(planes), reading)
 

@@ -119,7 +119,7 @@ def _class_counts(images: ImageSet, positions: NDArray[np.int64], n_classes: int
 
 
 def _choose_groups(
-    wanted: NDArray[np.float64], left: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], order: list[int]
+    wanted: NDArray[np.floating], left: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], order: list[int]
 ) -> list[int]:
     """Return groups that bring a part's (K,) counts close to the wanted ones; if none does, the smallest possible.
 

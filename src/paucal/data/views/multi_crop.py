@@ -129,7 +129,7 @@ def jittered(view: Image.Image) -> Image.Image:
         if number < len(enhancers):
             view = enhancers[number](view).enhance(1 + factors[number])
         else:
-            view = adjust_hue(view, factors[number])
+            view = adjust_hue(view, factors[number])  # type: ignore[assignment, arg-type]  # typed for tensors only
     return view
 
 
