@@ -152,11 +152,7 @@ class GroupedStrings(Sequence[str]):
 
 
 class RepeatedStrings(Sequence[str]):
-    """Many strings with few different values, such as the part ("train") of each image.
-
-    Args:
-        words: Different strings.
-        codes: (N,) positions in `words`.
+    """Many strings with few different values, such as the part ("train") of each image: (N,) positions in `words`.
 
     Example:
         >>> list(RepeatedStrings(("train", "test"), np.array([0, 0, 1])))

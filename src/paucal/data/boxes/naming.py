@@ -87,11 +87,7 @@ class ImageNames:
         """Return the files that a name may refer to: of the files with this name, those with most of its folders.
 
         A file in another folder of the set is excluded: "train/1.jpg" is not "val/1.jpg". Label Studio's prefix of an
-        upload may be missing.
-
-        Args:
-            name: Path or file name.
-            by_stem: Whether to ignore the suffix.
+        upload may be missing, and with `by_stem` the suffix may differ.
         """
         *folders_of_name, last = split_path(name) or ("",)
         paths = self._files_of_name(last, by_stem) or self._files_of_name(UPLOADED.sub("", last, count=1), by_stem)
@@ -118,12 +114,8 @@ class ImageNames:
         """Return the image for each name in an annotation file; None for a missing image.
 
         The images lie in one folder, or also in other folders if this file names at least half of the images there: a
-        single image elsewhere is not used in place of a missing image.
-
-        Args:
-            names: Names in the file; a name without a suffix matches any suffix.
-            file: Path of the annotation file.
-            part: Split that the images of the file belong to; "" if unknown.
+        single image elsewhere is not used in place of a missing image. A name without a suffix matches any suffix.
+        `part` is the part of the file's images, or "" if it is unknown.
 
         Raises:
             UserError: The images may come from any of several folders.

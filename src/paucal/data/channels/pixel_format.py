@@ -172,10 +172,7 @@ def measured_values(sampled: Sequence[Values], outside: float) -> tuple[NDArray[
 
     NaN, infinite values and declared no-data values are left out. So are numbers such as -9999, if many pixels have
     them and they are farther from the other values than these are from each other; otherwise they may be measurements.
-
-    Args:
-        sampled: Values of some images, (n,) each.
-        outside: Share of the values that a range may leave out, so that a rarer number changes nothing.
+    A number that is rarer than the share `outside`, which a range leaves out, changes nothing.
     """
     values = np.concatenate([image.values for image in sampled])
     declared = np.concatenate(

@@ -63,13 +63,10 @@ class MapFacts:
 
 
 class MapWriter:
-    """Writes the maps of a set of images, in any order, and resumes an unfinished folder.
+    """Writes the maps of a set of images, in any order, and resumes a folder of unfinished maps.
 
-    Args:
-        folder: New folder, or one that holds unfinished maps of the same images by the same teacher.
-        facts: Facts about the maps.
-        keys: Identity of each image, as in `ImageSet.keys`.
-        hashes: Hash of each image, from `content_hash`.
+    The folder is new, or has unfinished maps by the same teacher of the same images, as their keys and the hashes of
+    their content (`content_hash`) show.
     """
 
     def __init__(self, folder: Path, facts: MapFacts, keys: Sequence[str], hashes: Sequence[str]) -> None:

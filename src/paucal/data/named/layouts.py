@@ -87,16 +87,10 @@ def read_memes(root: Path, _: str, file: str) -> Piece:
 def read_webvision(root: Path, _: str, file: str, folder: str, inside: bool = False, labelled: bool = True) -> Piece:
     """Read a list of WebVision 1.0, from its archive `info`; there are no images if their folder is missing.
 
-    A line has the path of an image and the number of its class, from 0 to 999; `info/synsets.txt` has a line for each
-    class, beginning with its WordNet id. Without that file the classes are called by their numbers. Paths of training
-    images begin with `google/` or `flickr/`; paths of validation images are relative to their folder.
-
-    Args:
-        root: Folder that has `info`.
-        file: Name of the list.
-        folder: Folder of its images.
-        inside: Whether its paths are relative to that folder, not to the root.
-        labelled: Whether to read its labels; if so, every line must have a label.
+    A line has the path of an image and the number of its class, from 0 to 999; every line must have a number if labels
+    are read. `info/synsets.txt` has a line for each class, beginning with its WordNet id; without that file the classes
+    are called by their numbers. Paths of training images begin with `google/` or `flickr/`; paths of validation images
+    are relative to their folder (`inside`).
     """
     classes = _listed_classes(root / "info" / SYNSETS)
     rows: dict[tuple[str, int], None] = {}

@@ -30,9 +30,7 @@ class ShardsAhead:
     def reach(self, order: StreamOrder, index: int) -> None:
         """Request the shards of the window that an epoch has reached, and of the next window.
 
-        Args:
-            order: Order of the epoch; the same object for all its steps.
-            index: Position in the order at which the next step begins.
+        The next step begins at the position `index` of the order, which is the same object for all steps of an epoch.
         """
         begin = index // order.window * order.window
         if order is not self._order:

@@ -77,14 +77,10 @@ def subfolders_of(folder: Path) -> list[str]:
 def open_place(
     place: Place, keys: list[str], passed_over: Counter[str], labelled: bool = True, shown: Path | None = None
 ) -> ImageSet:
-    """Open images that are laid out as folders, see `open_folder`.
+    """Open images that are laid out as folders, see `open_folder`, from the sorted relative paths of all images.
 
-    Args:
-        place: Folder or archive.
-        keys: Paths of all images, relative to `place`, sorted.
-        passed_over: Number of files that are not images, by suffix.
-        labelled: Whether folders are classes.
-        shown: Path of the place in messages; None for its location.
+    Files that are not images are counted by suffix in `passed_over`. Messages name the place as it is `shown`, or else
+    by its location.
     """
     root = Path(place.location) if shown is None else shown
     notes = _note_on_passed_over(passed_over)

@@ -130,12 +130,9 @@ def separator_words(cells: Sequence[str], separator: str) -> str:
 
 
 def from_names(rows: Sequence[Sequence[str]], several: bool, where: str) -> Labels:
-    """Return the labels of images from the names of their classes.
+    """Return the labels of images from the names of their classes: one for each, or with `several` any number.
 
-    Args:
-        rows: Names of the classes of each image.
-        several: Whether images may have several labels, or none; otherwise each has one.
-        where: Description of how the labels are given, for notes.
+    Notes say how the labels are given: `where`.
     """
     classes = tuple(sorted({name for row in rows for name in row}))
     number = {name: index for index, name in enumerate(classes)}

@@ -70,10 +70,8 @@ class LocatedImages(NamedTuple):
 def locate(listed: Sequence[ListedImage], root: Path | None) -> LocatedImages:
     """Find the files of listed images; each part may have its own folder of images.
 
-    Args:
-        listed: All images of a set.
-        root: Folder that the paths are relative to; None searches the folder of the file and its parent, and folders
-            of images or of the part below them.
+    Paths are relative to the root, or without one to the folder of the file, its parent, or folders of images or of the
+    part below them.
     """
     groups: dict[tuple[Path, str], list[int]] = {}
     for index, row in enumerate(listed):

@@ -223,11 +223,7 @@ def _are_equally_long(lengths: NDArray[np.int64]) -> bool:
 def encode(cells: Sequence[Values], columns: Columns, shown: str, separator: str | None = None) -> Labels:
     """Return the classes and labels of all rows of several files; rows without a label get -1 (in every class).
 
-    Args:
-        cells: Labels of each file.
-        columns: Names of the column and, if the metadata has them, the classes.
-        shown: Name of the files in messages.
-        separator: Separator between several labels in text; None or "none" for one label.
+    Text may have a separator between several labels; None and "none" mean one label. Messages call the files `shown`.
     """
     kinds = sorted({part.kind for part in cells if len(part)})
     if len(kinds) > 1:

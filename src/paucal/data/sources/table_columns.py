@@ -175,10 +175,7 @@ def tables_of_set(file: Path, options: SourceOptions) -> dict[str, Path]:
 def describes_images(file: Path, options: SourceOptions, refuse: bool = False) -> bool:
     """Return whether a file has a column of paths, and either a column of classes or a column for each class.
 
-    Args:
-        file: Path of the file.
-        options: Columns of paths and of classes, if given.
-        refuse: Whether to raise for an unreadable file, since it belongs to a set; otherwise return False.
+    An unreadable file is an error if `refuse`, since it belongs to a set; otherwise it does not describe images.
     """
     if not is_regular(file) or file.stat().st_size > MAX_BYTES:
         return False

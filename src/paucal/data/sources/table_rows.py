@@ -41,12 +41,9 @@ class TableRows(NamedTuple):
 
 
 def read_table(file: Path, max_rows: int | None = None, exact: bool = False) -> TableRows:
-    """Read the non-empty rows of a table.
+    """Read the non-empty rows of a table, at most `max_rows`.
 
-    Args:
-        file: Path of the table.
-        max_rows: Largest number of rows to return; None for all.
-        exact: Whether to keep white space at the ends of cells, as in files written by programs.
+    White space at the ends of cells is kept if `exact`, as in files written by programs.
 
     Raises:
         UserError: The file is not text, or it has an unclosed quote or a line that is not a JSON object.
@@ -58,15 +55,9 @@ def read_table(file: Path, max_rows: int | None = None, exact: bool = False) -> 
 
 
 def read_list(file: Path, labelled: bool, max_rows: int | None = None) -> TableRows:
-    """Read the non-blank lines of a list: each has a path, which may contain spaces, and a class number.
+    """Read the non-blank lines of a list, at most `max_rows`: each has a path with any spaces, and a class number.
 
-    Args:
-        file: Path of the list.
-        labelled: Whether each line must have a class number; otherwise the numbers are dropped.
-        max_rows: Largest number of rows to return; None for all.
-
-    Returns:
-        Rows of the path with forward slashes and the class number, which is "-1" when not `labelled`.
+    Rows have the path with forward slashes and the class number, which is required if `labelled` and "-1" otherwise.
     """
     text, _, note = read_decoded(file, MAX_LIST_BYTES)
     lines = ((n, line.strip()) for n, line in enumerate(io.StringIO(text, newline=None), start=1) if line.strip())

@@ -77,10 +77,7 @@ def train_files(files: Sequence[Path]) -> list[Path]:
 def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict[str, Path]:
     """Return the files of a set by part, in the order train, val, test; the key is "" for a file on its own.
 
-    Args:
-        file: File of a set. For a file of training images, the files of the other parts are found by their names.
-        accepts: Whether a file may belong to the set.
-        noun: Word for the files in messages, such as "lists".
+    For a file of training images, the files of the other parts are found by their names; messages call them `noun`.
     """
     train_name = part_name(file)
     if train_name.part != "train":

@@ -30,12 +30,7 @@ def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable
     """Write one row per image; an unlabelled image has the label -1 and an empty class.
 
     The row of an image with several labels has all numbers and names, separated by ";" ("|" or "," if a name has ";").
-
-    Args:
-        path: Path of the file.
-        image_set: N images.
-        split: Parts of the images.
-        digests: N digests, which identify the images even if they are moved or renamed; None omits the column.
+    Digests, which identify the images even if they are moved or renamed, are a further column.
     """
     if len(split.strings) != len(image_set):
         raise ValueError(f"the split has {len(split.strings)} rows for {len(image_set)} images")

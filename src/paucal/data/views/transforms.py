@@ -273,11 +273,7 @@ def cover_size(image: Image.Image, size: Size) -> Size:
 
 
 def box_geometry(box: tuple[float, float, float, float], source: tuple[int, int]) -> Tensor:
-    """Return the (2, 3) map from the view of a box to the image it was cut from.
-
-    Args:
-        box: Left, top, right and bottom in pixels of the image; may reach beyond it.
-        source: (width, height) of the image in pixels.
+    """Return the (2, 3) map from the view of a box, which may reach beyond the image, to the image it was cut from.
 
     Example:
         >>> box_geometry((0, 0, 10, 20), (20, 20))  # the left half
