@@ -22,11 +22,12 @@ from typing import Literal
 from torch import nn
 
 from paucal.backbones.layers import classifier_parameters, first_stages, layer_ids, layer_scales, norms_and_biases
+from paucal.objectives.base import Objective
 from paucal.types import GroupScale, GroupScales, Progress
 
 Frozen = Literal["stem", "backbone", "weights"] | int | None
 
-MAIN = "main"
+MAIN, BACKBONE = "main", "backbone"  # labels of groups of parameters
 THAW_EPOCHS = 1  # epochs during which the learning rate of an unfrozen backbone rises
 
 
@@ -70,13 +71,16 @@ class BackboneTuner:
         model: timm model; its frozen parameters are marked at once.
         options: Options of fine-tuning.
         prefix: Prefix of the model's parameters in the objective.
+        rate: Factor on the learning rate of the whole model, which then is a group of its own; None for no such group.
 
     Raises:
         UserError: the model has fewer stages than are to be frozen.
     """
 
-    def __init__(self, model: nn.Module, options: FineTuning, prefix: str = "backbone.model.") -> None:
-        self.options = options
+    def __init__(
+        self, model: nn.Module, options: FineTuning, prefix: str = "backbone.model.", rate: float | None = None
+    ) -> None:
+        self.options, self._prefix, self._rate = options, prefix, rate
         self._model = model
         body_names = {name for name, _ in model.named_parameters()} - classifier_parameters(model)
         self._frozen = frozen_parameters(model, options.freeze if options.lora_rank is None else "backbone")
@@ -88,16 +92,20 @@ class BackboneTuner:
         )
         self._still = list(still_modules)
         self._held_modules = list(quiet_modules(model, body_names, whole=True)) if self._held else []
-        self._labels, self._scales = self._groups(prefix)
+        self._labels, self._scales = self._groups()
 
     def label(self, name: str) -> str:
         """Return the label of the group of an objective's parameter."""
-        return self._labels.get(name, MAIN)
+        return self._labels.get(name, BACKBONE if self._rate is not None and name.startswith(self._prefix) else MAIN)
 
     def scales(self, progress: Progress) -> GroupScales:
         """Return the factors per label at this point of the run."""
         share = self._rate_factor(progress) if self._held else 1.0
-        return {name: GroupScale(scale * share, weight_decay=float(share > 0)) for name, scale in self._scales.items()}
+        scales = {name: GroupScale(scale * share, float(share > 0)) for name, scale in self._scales.items()}
+        if self._rate is None:
+            return scales
+        scales = {BACKBONE: GroupScale(), **scales}
+        return {name: GroupScale(scale.lr * self._rate, scale.weight_decay) for name, scale in scales.items()}
 
     def before_step(self, progress: Progress) -> None:
         """Drop the gradients of the parameters that are frozen at this step."""
@@ -123,10 +131,10 @@ class BackboneTuner:
         since = progress.step - self.options.freeze_epochs * progress.steps_per_epoch
         return min(1.0, (since + 1) / (THAW_EPOCHS * progress.steps_per_epoch))
 
-    def _groups(self, prefix: str) -> tuple[dict[str, str], dict[str, float]]:
-        decay = self.options.layer_decay
+    def _groups(self) -> tuple[dict[str, str], dict[str, float]]:
+        decay, prefix = self.options.layer_decay, self._prefix
         if decay is None or decay == 1:
-            return {prefix + name: "backbone" for name in self._held}, {"backbone": 1.0} if self._held else {}
+            return {prefix + name: BACKBONE for name in self._held}, {BACKBONE: 1.0} if self._held else {}
         labels, scales = {}, {}
         scale_by_name, classifier_names = layer_scales(self._model, decay), classifier_parameters(self._model)
         for name, number in layer_ids(self._model).items():
@@ -134,6 +142,24 @@ class BackboneTuner:
                 labels[prefix + name] = f"layer {number}"
                 scales[f"layer {number}"] = scale_by_name[name]
         return labels, scales
+
+
+class TunedObjective(Objective):
+    """An objective with one backbone, which `tuner` fine-tunes."""
+
+    tuner: BackboneTuner
+
+    def parameter_group(self, name: str) -> str:
+        """Return the label of the backbone's layer if layers have their own rates."""
+        return self.tuner.label(name)
+
+    def group_scales(self, progress: Progress) -> GroupScales:
+        """Return the factors on learning rates and weight decays from fine-tuning."""
+        return self.tuner.scales(progress)
+
+    def before_step(self, progress: Progress) -> None:
+        """Drop the gradients of the parameters that the fine-tuning freezes at this step."""
+        self.tuner.before_step(progress)
 
 
 def frozen_parameters(model: nn.Module, freeze: Frozen) -> set[str]:

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import nn
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.objectives.base import Objective, Term
-from paucal.objectives.finetuning import BackboneTuner, FineTuning
+from paucal.objectives.base import Term
+from paucal.objectives.finetuning import BackboneTuner, FineTuning, TunedObjective
 from paucal.objectives.low_rank import LowRankAdapters
-from paucal.types import Batch, FeatureRequest, Features, GroupScales, LossTerms, Progress
+from paucal.types import Batch, FeatureRequest, Features, LossTerms, Progress
 
 
-class OneBackbone(Objective):
+class OneBackbone(TunedObjective):
     """A method that trains one backbone, whose model is deployed.
 
     Args:
@@ -76,17 +76,9 @@ class OneBackbone(Objective):
         """Return the timm model without the heads of the terms."""
         return self.backbone.model
 
-    def parameter_group(self, name: str) -> str:
-        """Return the label of the backbone's layer if layers have their own rates."""
-        return self.tuner.label(name)
-
-    def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the factors on learning rates and weight decays from fine-tuning."""
-        return self.tuner.scales(progress)
-
     def before_step(self, progress: Progress) -> None:
         """Drop the gradients of the parameters and adapters that the fine-tuning freezes at this step."""
-        self.tuner.before_step(progress)
+        super().before_step(progress)
         if self.adapters is not None:
             self.adapters.before_step(held=self.tuner.holds(progress))
 

@@ -9,16 +9,15 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
 from paucal.distributed import all_reduce_mean
 from paucal.losses.feature_health import effective_rank, feature_spread
-from paucal.objectives.base import Objective
 from paucal.objectives.distilled_network import same_size
-from paucal.objectives.finetuning import BackboneTuner, FineTuning
+from paucal.objectives.finetuning import BackboneTuner, FineTuning, TunedObjective
 from paucal.objectives.self_distillation import crop_size
-from paucal.types import Crops, DataRequest, GroupScales, Progress
+from paucal.types import Crops, DataRequest, Progress
 
 HEALTH_EVERY = 10  # steps between two measurements of health
 
 
-class OneNetwork(Objective):
+class OneNetwork(TunedObjective):
     """A backbone for all views of an image; its heads are not deployed.
 
     Args:
@@ -65,14 +64,6 @@ class OneNetwork(Objective):
     def backbones(self) -> Sequence[FeatureBackbone]:
         """Return the one backbone."""
         return [self.backbone]
-
-    def parameter_group(self, name: str) -> str:
-        """Return the label of the backbone's layer if layers have their own rates."""
-        return self.tuner.label(name)
-
-    def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the factors on learning rates and weight decays from fine-tuning."""
-        return self.tuner.scales(progress)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the latest measurements of the first view's features: spread, directions, length."""

@@ -16,8 +16,8 @@ from paucal.data.views.multi_crop import (
     LOCAL_SCALE,
 )
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.length import processes
-from paucal.rules.model import SMALL, expected_side, model_args, small_img_size
+from paucal.rules.images import hflip, normalise_like_start
+from paucal.rules.model import SMALL, expected_side, model_args, model_of_start, small_img_size
 from paucal.rules.resolve import Choice
 
 PAPER = "EsViT's value"
@@ -32,8 +32,8 @@ Sides = Sequence[int] | None
 
 def model(facts: DataAndMachine, img_size: Sides) -> Choice:
     """The model of the initial weights; else a small backbone for small images, or the paper's backbone."""
-    if facts.start is not None and facts.start.model is not None:
-        return facts.start.model, f"the model of {facts.start.where}"
+    if start_model := model_of_start(facts):
+        return start_model
     side = expected_side(facts, img_size)
     if side <= SMALL:
         return "vit_mini", f"images of {side} pixels: a small transformer with a convolutional stem"
@@ -108,21 +108,14 @@ def blur(img_size: Sides) -> Choice:
     return radii, f"EsViT's {BLUR[0]:g} to {BLUR[1]:g} at 224 pixels, in proportion"
 
 
-def hflip(facts: DataAndMachine) -> Choice:
-    """Half of the crops, unless mirroring changes the meaning of an image."""
-    return (0.5, PAPER) if facts.flip else (0.0, "mirroring changes the meaning of these images")
-
-
 def normalise(facts: DataAndMachine) -> Choice:
     """The statistics used for training the initial weights; from scratch those of the data."""
-    if facts.start is not None:
-        return facts.start.normalise, f"as for {facts.start.where}"
-    return "computed", "mean and deviation of these images"
+    return normalise_like_start(facts) or ("computed", "mean and deviation of these images")
 
 
-def batch_size(facts: DataAndMachine, accumulate: int, devices: int | None, nodes: int | None) -> Choice:
+def batch_size(facts: DataAndMachine, accumulate: int, processes: int) -> Choice:
     """At least ten steps per epoch, and no more than the paper's images per device."""
-    share = facts.n_train // (processes(devices, nodes) * accumulate)
+    share = facts.n_train // (processes * accumulate)
     size = max(2, min(2 ** int(math.log2(max(share / 10, 16))), 64, share))
     return size, f"{facts.n_train} images: at least 10 steps per epoch if possible, at most 64 images per device"
 

@@ -34,18 +34,14 @@ def hflip(facts: DataAndMachine) -> Choice:
 
 def rand_augment(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's policy; none for tiny images, which it makes unreadable."""
-    if reason := _reason_for_light(facts, model, img_size, time):
-        return "none", reason
-    if _shortest_side(img_size) < 32:
-        return "none", "images under 32 pixels become unreadable"
-    return "rand-m9-mstd0.5-inc1", "the paper's policy"
+    reason = _reason_for_none(facts, model, img_size, time)
+    return ("none", reason) if reason else ("rand-m9-mstd0.5-inc1", "the paper's policy")
 
 
 def erase(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's probability of random erasing; none for tiny images."""
-    if reason := _reason_for_light(facts, model, img_size, time):
-        return 0.0, reason
-    return (0.0, "images under 32 pixels become unreadable") if _shortest_side(img_size) < 32 else (0.25, PAPER)
+    reason = _reason_for_none(facts, model, img_size, time)
+    return (0.0, reason) if reason else (0.25, PAPER)
 
 
 def mixup(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
@@ -59,18 +55,19 @@ def cutmix(facts: DataAndMachine, img_size: Sides, model: str | None, time: str 
 
 
 def _mixing_choice(alpha: float, facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
-    if facts.several_labels:
-        return 0.0, SEVERAL
-    if reason := _reason_for_light(facts, model, img_size, time):
-        return 0.0, reason
-    return (0.0, "images under 32 pixels become unreadable") if _shortest_side(img_size) < 32 else (alpha, PAPER)
+    reason = SEVERAL if facts.several_labels else _reason_for_none(facts, model, img_size, time)
+    return (0.0, reason) if reason else (alpha, PAPER)
 
 
 def normalise(facts: DataAndMachine) -> Choice:
     """The statistics of the initial weights; from scratch those of the data."""
-    if facts.start is not None:
-        return facts.start.normalise, f"as for {facts.start.where}"
-    return "computed", "trained from scratch: mean and deviation of the training images"
+    from_scratch = "computed", "trained from scratch: mean and deviation of the training images"
+    return normalise_like_start(facts) or from_scratch
+
+
+def normalise_like_start(facts: DataAndMachine) -> Choice | None:
+    """The statistics of the initial weights; None without weights."""
+    return None if facts.start is None else (facts.start.normalise, f"as for {facts.start.where}")
 
 
 RULES = (crop, crop_scale, hflip, rand_augment, erase, mixup, cutmix, normalise)
@@ -85,3 +82,9 @@ def _reason_for_light(facts: DataAndMachine, model: str | None, img_size: Sides,
     if makes_few_passes(facts, time):
         return LIGHT
     return LIGHT_QUICK if is_quick(facts, model, img_size, time) else ""
+
+
+def _reason_for_none(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> str:
+    """Return why an augmentation is off: training is short, or images are tiny; "" if it is on."""
+    unreadable = "images under 32 pixels become unreadable" if _shortest_side(img_size) < 32 else ""
+    return _reason_for_light(facts, model, img_size, time) or unreadable

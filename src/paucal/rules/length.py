@@ -30,10 +30,7 @@ def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choic
     return "15m", "a quarter of an hour; give --time 2h, or --epochs, for more"
 
 
-def epochs(
-    facts: DataAndMachine, time: str | None, init: str | None, batch_size: int, accumulate: int, devices: int | None,
-    nodes: int | None,
-) -> Choice:  # fmt: skip
+def epochs(facts: DataAndMachine, time: str | None, init: str | None, effective_batch: int) -> Choice:
     """The paper's 100 epochs, and more if an epoch has few steps; None if the time decides."""
     if time is not None:
         return None, ""
@@ -41,7 +38,7 @@ def epochs(
         return facts.hinted_epochs, "enough for this data set"
     if init is not None:
         return PAPER_EPOCHS, "the paper's fine-tuning schedule"
-    steps = steps_per_epoch(facts.n_train, effective_batch(batch_size, accumulate, devices, nodes))
+    steps = steps_per_epoch(facts.n_train, effective_batch)
     needed_epochs = math.ceil(MIN_STEPS / steps)
     if needed_epochs <= PAPER_EPOCHS:
         return PAPER_EPOCHS, "the paper's from-scratch schedule"
@@ -55,39 +52,27 @@ def batch_size(
     img_size: Sequence[int] | None,
     time: str | None,
     accumulate: int,
-    devices: int | None,
-    nodes: int | None,
+    processes: int,
 ) -> Choice:
     """A tenth of the images over all devices, at most the paper's 128 for each; less for few passes.
 
     On the built-in digits, 16 passes of 39 steps are as accurate as 24 passes of 19 steps, in two thirds of the time.
     """
-    share = facts.n_train // (processes(devices, nodes) * accumulate)
+    share = facts.n_train // (processes * accumulate)
     if makes_few_passes(facts, time) or is_quick(facts, model, img_size, time):
         steps = TUNING_STEPS if makes_few_passes(facts, time) and facts.device != "cuda" else FEW_PASSES_STEPS
         size = max(1, min(2 ** int(math.log2(max(share / steps, 16))), 128, share))
         return size, f"few passes: about {steps} steps each, with at least 16 images per step"
     min_steps = HINTED_STEPS if facts.hinted_epochs else STEPS
-    size = 2 ** int(math.log2(max(share / min_steps, 16)))
-    size = max(1, min(size, 128, share))
+    size = max(1, min(2 ** int(math.log2(max(share / min_steps, 16))), 128, share))
     if size == 128:
         return size, "the paper's images per device"
     return size, f"{facts.n_train} training images: at least {min_steps} steps per epoch if possible"
 
 
-def lr(
-    recipe: str | None,
-    model: str | None,
-    init: str | None,
-    time: str | None,
-    batch_size: int,
-    accumulate: int,
-    devices: int | None,
-    nodes: int | None,
-) -> Choice:
+def lr(recipe: str | None, model: str | None, init: str | None, time: str | None, effective_batch: int) -> Choice:
     """The paper's rate, scaled by the square root of the batch, as suits AdamW; higher for a small network."""
-    batch = effective_batch(batch_size, accumulate, devices, nodes)
-    published = recipe_rate(RECIPES, recipe, model, batch)
+    published = recipe_rate(RECIPES, recipe, model, effective_batch)
     if published is not None:
         return published
     anchor, source = {
@@ -100,8 +85,8 @@ def lr(
         return SHORT_TUNING, "a compromise for networks with and without batch norm in short tuning"
     if init is not None:
         peak, source = 5e-4, "half of from scratch, as in the paper's fine-tuning"
-    rate = round(peak * math.sqrt(batch / anchor), 8)
-    return rate, f"{peak:g} at batch {anchor} ({source}), times sqrt({batch}/{anchor})"
+    rate = round(peak * math.sqrt(effective_batch / anchor), 8)
+    return rate, f"{peak:g} at batch {anchor} ({source}), times sqrt({effective_batch}/{anchor})"
 
 
 def min_lr(lr: float) -> Choice:
@@ -114,10 +99,8 @@ def warmup_epochs(init: str | None, epochs: int | None) -> Choice:
     if epochs is None:
         return None, ""
     if init is not None:
-        n_epochs = min(10.0, 0.1 * epochs)
-        return n_epochs, "a tenth of the epochs and at most 10, as in the paper's fine-tuning"
-    n_epochs = min(20.0, 0.2 * epochs)
-    return n_epochs, "a fifth of the epochs and at most 20, as in the paper"
+        return min(10.0, 0.1 * epochs), "a tenth of the epochs and at most 10, as in the paper's fine-tuning"
+    return min(20.0, 0.2 * epochs), "a fifth of the epochs and at most 20, as in the paper"
 
 
 def schedule_epochs(epochs: int | None) -> Choice:
@@ -125,14 +108,11 @@ def schedule_epochs(epochs: int | None) -> Choice:
     return epochs or None, "the cosine ends with the run"
 
 
-def average(
-    facts: DataAndMachine, epochs: int | None, batch_size: int, accumulate: int, devices: int | None, nodes: int | None
-) -> Choice:
+def average(facts: DataAndMachine, epochs: int | None, effective_batch: int) -> Choice:
     """An average over about the last twentieth of the run."""
     if epochs is None:
         return None, ""
-    epoch_steps = steps_per_epoch(facts.n_train, effective_batch(batch_size, accumulate, devices, nodes))
-    steps = epochs * epoch_steps
+    steps = epochs * steps_per_epoch(facts.n_train, effective_batch)
     decay = round(min(0.9999, 1 - 1 / max(20.0, steps / 20)), 6)
     return decay, f"averages over about {round(1 / (1 - decay))} of {steps} steps"
 
@@ -145,14 +125,3 @@ def soup(facts: DataAndMachine, time: str | None) -> Choice:
 
 
 RULES = (time, batch_size, epochs, schedule_epochs, lr, min_lr, warmup_epochs, average, soup)
-
-
-def processes(devices: int | None, nodes: int | None) -> int:
-    """Return the processes that train together."""
-    return (devices or 1) * (nodes or 1)
-
-
-def effective_batch(batch_size: object, accumulate: int, devices: int | None, nodes: int | None) -> int:
-    """Return the images of one optimizer step over all devices and forward passes; 1 per pass if unresolved."""
-    images = batch_size if isinstance(batch_size, int) else 1
-    return images * accumulate * processes(devices, nodes)

@@ -23,10 +23,9 @@ def nodes(facts: DataAndMachine) -> Choice:
     return (facts.launched[1], "as started by the launcher") if facts.launched else (1, "this machine")
 
 
-def strategy(devices: int | None, nodes: int | None) -> Choice:
+def strategy(processes: int) -> Choice:
     """A full copy of the model on each device; sharding is slower, and left to users who need the memory."""
-    has_several = (devices or 1) * (nodes or 1) > 1
-    return ("ddp", "each device has a full copy of the model") if has_several else (None, "")
+    return ("ddp", "each device has a full copy of the model") if processes > 1 else (None, "")
 
 
 def precision(facts: DataAndMachine, device: str | None) -> Choice:
@@ -40,8 +39,7 @@ def workers(facts: DataAndMachine, device: str | None) -> Choice:
     """One less than the CPU cores, at most 8, with an accelerator; none for training on the CPU."""
     if device == "cpu":
         return 0, "the CPU is busy with training: loader processes would slow it down"
-    n_workers = min(8, facts.cores - 1)
-    return n_workers, f"{facts.cores} processor cores"
+    return min(8, facts.cores - 1), f"{facts.cores} processor cores"
 
 
 PROCESSES = (device, devices, nodes, strategy)

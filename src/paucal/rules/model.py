@@ -23,8 +23,8 @@ Sides = Sequence[int] | None
 
 def model(facts: DataAndMachine, img_size: Sides, recipe: str | None, epochs: int | None) -> Choice:
     """The model of the initial weights; from scratch the best in measurements (docs/which_model.md)."""
-    if facts.start is not None and facts.start.model is not None:
-        return facts.start.model, f"the model of {facts.start.where}"
+    if start_model := model_of_start(facts):
+        return start_model
     if facts.start is not None:
         return "swin_tiny_patch4_window7_224", "the DrLoc paper's backbone for fine-tuning"
     size = expected_side(facts, img_size)
@@ -39,6 +39,12 @@ def model(facts: DataAndMachine, img_size: Sides, recipe: str | None, epochs: in
         return QUICK_MODEL, QUICK
     name, reason = dhvt_variant(size, facts.n_classes)
     return name, f"{reason}; from scratch {MEASURED}"
+
+
+def model_of_start(facts: DataAndMachine) -> Choice | None:
+    """The model of the initial weights; None without weights, and for weights of any model."""
+    start = facts.start
+    return None if start is None or start.model is None else (start.model, f"the model of {start.where}")
 
 
 def model_args(facts: DataAndMachine, model: str | None) -> Choice:

@@ -1,27 +1,25 @@
 """Settings chosen from the data and the machine, each with the reason that is printed beside it.
 
-A rule is a function whose parameters name what it reads: settings, and `facts` of the data and the machine. It returns
-a value and the reason, or None for "no opinion". Rules are resolved in order, so that a rule sees the settings that
-were given and those resolved before it.
+A rule is a function whose parameters name what it reads: settings and their properties, such as `effective_batch`, and
+`facts` of the data and the machine. It returns a value and the reason, or None for "no opinion". Rules are resolved in
+order, so that a rule sees the settings that were given and those resolved before it.
 """
 
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from paucal.rules.facts import DataAndMachine
+from paucal.settings.groups import JobSettings
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-# These follow from the number of epochs: they are None until a run with a time limit is planned, and with 0 epochs.
+# These follow from the number of epochs: they are None until a run with a time is planned, and with 0 epochs.
 OF_LENGTH = ("schedule_epochs", "warmup_epochs", "average")
 
 Choice = tuple[Any, str]
 Rule = Callable[..., Choice]
-S = TypeVar("S", bound="DataclassInstance")
+S = TypeVar("S", bound=JobSettings)
 
 
 def rules_by_name(rules: Iterable[Rule]) -> dict[str, Rule]:
@@ -49,13 +47,9 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
         value, reason = rule(**{name: facts if name == "facts" else getattr(settings, name) for name in parameters})
         if value is not None:
             reasons[name], settings = reason, replace(settings, **{name: value})
-        elif type(None) not in typing.get_args(hints[name]) and not _depends_on_epochs(name, settings):
+        elif type(None) not in typing.get_args(hints[name]) and (name not in OF_LENGTH or settings.epochs):
             raise RuntimeError(f"the rule for {name} has chosen no value")
     return settings, reasons
-
-
-def _depends_on_epochs(name: str, settings: object) -> bool:
-    return name in OF_LENGTH and not getattr(settings, "epochs")  # noqa: B009 (any settings)
 
 
 def origins(settings: object, given: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The steps of a run, the same for every job: open or resume, assemble, announce, fit, conclude."""
 
 import json
+import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -79,7 +80,7 @@ def begin(
     callbacks: Sequence[Callback] = (),
     start: float | None = None,
 ) -> R | Stopped:
-    """Start a run.
+    """Start a run; return the result, or the point at which the run was stopped.
 
     Args:
         job: Kind of run.
@@ -88,9 +89,6 @@ def begin(
         console: Console for messages and progress.
         callbacks: Further Lightning callbacks.
         start: `time.monotonic()` of the start of the run's time; None for now.
-
-    Returns:
-        The result, or the point at which the run was stopped.
     """
     join_processes()
     if not is_first():
@@ -174,34 +172,25 @@ def resume(
 
 def run_quietly(
     job: Job[S, A, R],
+    data: object,
+    resumed: str | os.PathLike[str] | None,
+    callbacks: Sequence[Callback] | Callback | None,
     settings: Mapping[str, Any],
-    resumed: str | Path | None,
-    name: str,
-    callbacks: Sequence[Callback] | Callback | None = None,
 ) -> R:
-    """Run a job from Python, without printing; a stopped run raises an error.
-
-    Raises:
-        UserError: The data or a setting is invalid, or the run was stopped; the message says what to do.
-        TypeError: A setting does not exist, or `callbacks` contains another object.
-    """
+    """Run a job from Python, without printing; a stopped run raises a UserError."""
+    name, given = f"paucal.{job.verb}", settings if data is None else {**settings, "data": data}
     callback_list = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     for callback in callback_list:
         if not isinstance(callback, Callback):
             raise TypeError(f"{name}: callbacks has a {type(callback).__name__}, expected lightning.pytorch.Callback.")
-    typed_settings, given_list = from_python(job.kind, settings, name, job.verb), given_names(settings)
+    typed_settings, names = from_python(job.kind, given, name, job.verb), given_names(given)
     note_late_import()
     with kept_memory():
         if resumed is None:
-            result = begin(job, typed_settings, dict.fromkeys(given_list, "given"), SilentConsole(), callback_list)
+            result = begin(job, typed_settings, dict.fromkeys(names, "given"), SilentConsole(), callback_list)
         else:
-            result = resume(
-                job,
-                resumed,
-                SilentConsole(),
-                {given_name: getattr(typed_settings, given_name) for given_name in given_list},
-                callback_list,
-            )
+            changes = {setting: getattr(typed_settings, setting) for setting in names}
+            result = resume(job, os.fspath(resumed), SilentConsole(), changes, callback_list)
     if isinstance(result, Stopped):
         raise UserError(f"{result}.")
     return result
@@ -210,19 +199,16 @@ def run_quietly(
 def show_config(job: Job[S, A, Any], settings: S, given: Mapping[str, str]) -> str:
     """Return all settings as YAML for `--config`, each with its reason, without training or writing anything."""
     setup = _check_and_assemble(job, replace(settings, output=None), given, SilentConsole())
+    values = dict(vars(setup.settings))
+    if values["init"] is None and setup.origin.get("init", "default") != "default":
+        values["init"] = "none"  # random weights were chosen explicitly
     return "".join(
         f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {setup.origin[name]}\n"
         if not isinstance(value, list)
         else f"{name}: {json.dumps(value)}  # {setup.origin[name]}\n"
-        for name, value in _config_values(vars(setup.settings), setup.origin).items()
+        for name, value in values.items()
         if value is not None and name not in ("output", "overwrite")
     )
-
-
-def _config_values(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings for a config file; `init` is "none" if random weights were chosen explicitly."""
-    from_scratch = values["init"] is None and origin.get("init", "default") != "default"
-    return {**values, "init": "none" if from_scratch else values["init"]}
 
 
 def _check_and_assemble(job: Job[S, A, Any], settings: S, given: Mapping[str, str], console: Console) -> A:
@@ -237,16 +223,19 @@ def _reassemble(job: Job[S, A, Any], run: RunFolder, settings: S, origin: Mappin
     return replace(job.assemble(settings, origin, console.progress, run), origin=origin)
 
 
+def _reassemble_stored(job: Job[S, A, Any], run: RunFolder, console: Console) -> A:
+    settings, origin = stored_settings(run, job.kind, job.verb)
+    return _reassemble(job, run, settings, origin, console)
+
+
 def _join_run(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
     """Join the run that the first process opened."""
     run, console = RunFolder(receive_path()), NullConsole()
-    settings, origin = stored_settings(run, job.kind, job.verb)
-    return _execute_run(job, run, _reassemble(job, run, settings, origin, console), console, callbacks)
+    return _execute_run(job, run, _reassemble_stored(job, run, console), console, callbacks)
 
 
 def _write_start(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
-    settings, split = setup.settings, setup.data.split
-    images = setup.data.images
+    settings, split, images = setup.settings, setup.data.split, setup.data.images
     run.write_config(asdict(settings), setup.origin, job.verb, split=split.description, location=images.location)
     run.write_json("env.json", describe_environment(settings.device))
     if setup.start is not None:
@@ -259,8 +248,8 @@ def _execute_run(
     job: Job[S, A, R], run: RunFolder, setup: A, console: Console, callbacks: Sequence[Callback]
 ) -> R | Stopped:
     names = setup.settings.logger if is_first() else None
-    pass_run_to_children(run.path)
     go_on = f"paucal {job.verb} --resume {shlex.quote(run.place)}"
+    pass_run_to_children(run.path)
     try:
         with (
             explain_lost_processes(go_on),
@@ -317,8 +306,7 @@ def _plan_run(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -
     planned_at = time.monotonic()
     if not broadcast_value(finished):
         return None
-    settings, origin = stored_settings(run, job.kind, job.verb)
-    planned_setup = _reassemble(job, run, settings, origin, console)
+    planned_setup = _reassemble_stored(job, run, console)
     return replace(planned_setup, plan=replace(planned_setup.plan, deadline=setup.plan.deadline), planned_at=planned_at)
 
 
@@ -326,19 +314,14 @@ def _next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, watcher: Watcher,
     """Advance a run to its next stage on the first process, and assemble it again on every process."""
     setups: list[A] = []
 
-    def reassemble() -> None:
-        settings, origin = stored_settings(run, job.kind, job.verb)
-        setups.append(_reassemble(job, run, settings, origin, console))
-
     def advance() -> None:
         watcher.advance_stage()
-        reassemble()
+        setups.append(_reassemble_stored(job, run, console))
 
     run_on_rank_zero(advance)
-    if not setups:  # the other processes read the files of the first
-        reassemble()
-    # The time limit applies to the whole command.
-    return replace(setups[0], plan=replace(setups[0].plan, deadline=setup.plan.deadline))
+    # The other processes read the files of the first. The time limit applies to the whole command.
+    new_setup = setups[0] if setups else _reassemble_stored(job, run, console)
+    return replace(new_setup, plan=replace(new_setup.plan, deadline=setup.plan.deadline))
 
 
 def _fit_run(
@@ -355,25 +338,24 @@ def _fit_run(
     with job.prepared(run, setup, console) as prepared:
         start = checkpoint_step(run.last) * prepared.plan.accumulate if run.last.exists() else 0
         plan = add_time_plan(run, prepared.plan, prepared.planned_at)
-        planned_setup = replace(prepared, plan=plan)
+        setup = replace(prepared, plan=plan)
         records = Records(
             run,
-            save_model=lambda module: save_trained(run, module, planned_setup.card),
-            watch=job.validation(planned_setup),
+            save_model=lambda module: save_trained(run, module, setup.card),
+            watch=job.validation(setup),
             on_epoch=loggers.log_before(watcher.on_epoch),
             on_start=watcher.on_start if watcher.scores_start else None,
             on_change=lambda plan, pace: console.say(describe_change(plan, pace)),
         )
-        if planned_setup.settings.ledger:
-            n_train, batch = len(planned_setup.data.part("train")), planned_setup.settings.effective_batch
-            ledger = Ledger(run.path, planned_setup.data.images.keys, batch, steps_per_epoch(n_train, batch))
+        if setup.settings.ledger:
+            n_train, batch = len(setup.data.part("train")), setup.settings.effective_batch
+            ledger = Ledger(run.path, setup.data.images.keys, batch, steps_per_epoch(n_train, batch))
             callbacks = [ledger, *callbacks]
-        callbacks = [*console.callbacks(), *callbacks]
         return fit(
-            planned_setup.objective,
-            lambda: job.loader(planned_setup, start),
-            job.optimization(planned_setup),
+            setup.objective,
+            lambda: job.loader(setup, start),
+            job.optimization(setup),
             plan,
             records,
-            callbacks,
+            [*console.callbacks(), *callbacks],
         )

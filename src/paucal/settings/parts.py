@@ -1,7 +1,7 @@
 """Settings that only supervised training has: splits, fine-tuning and augmentation."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from paucal.settings.groups import ScheduleSettings, ViewSettings
 from paucal.settings.options import MAX_COUNT, MAX_EPOCHS, option
@@ -20,6 +20,12 @@ class CutSettings:
         high=0.999,
     )
     test_fraction: float | None = option("share kept for the test if the data has no test part", group="data", above=0)
+
+    @property
+    def given_fractions(self) -> dict[str, Any]:
+        """The shares that were given, by name."""
+        shares = {"val_fraction": self.val_fraction, "test_fraction": self.test_fraction}
+        return {name: share for name, share in shares.items() if share is not None}
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,5 @@ def train(
         >>> run.model.probabilities([image])  # doctest: +SKIP
         tensor([[0.0312, 0.9688]])
     """
-    given = settings if data is None else {**settings, "data": data}
-    resumed = None if resume is None else os.fspath(resume)
-    target = settings.get("target") if resumed is None else stored_target(resumed)
-    return life.run_quietly(job_of(target), given, resumed, "paucal.train", callbacks)
+    target = settings.get("target") if resume is None else stored_target(os.fspath(resume))
+    return life.run_quietly(job_of(target), data, resume, callbacks, settings)

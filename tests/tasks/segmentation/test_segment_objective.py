@@ -5,10 +5,10 @@ import torch
 
 from paucal.backbones import BackboneSpec
 from paucal.losses import pixel_loss
-from paucal.objectives.finetuning import FineTuning
+from paucal.objectives.finetuning import BACKBONE, FineTuning
 from paucal.tasks.segmentation.crops import MASK
 from paucal.tasks.segmentation.network import segmentation_network
-from paucal.tasks.segmentation.objective import BACKBONE, PixelObjective
+from paucal.tasks.segmentation.objective import PixelObjective
 from paucal.types import Batch, Progress
 
 PROGRESS = Progress(0, 10, 5)

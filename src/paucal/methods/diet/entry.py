@@ -11,7 +11,6 @@ from paucal.objectives.base import Objective
 from paucal.objectives.diet import Diet
 from paucal.rules import continued
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.length import effective_batch
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.types import Crops
 
@@ -30,10 +29,10 @@ def local_crops(local_size: Sequence[int] | None) -> Choice:
     return [0] * len(local_size or [0]), "each view is classified separately"
 
 
-def lr(facts: DataAndMachine, batch_size: int, accumulate: int, devices: int | None, nodes: int | None) -> Choice:
+def lr(facts: DataAndMachine, effective_batch: int) -> Choice:
     """DIET-CP's rate from pretrained weights, DIET's from random ones."""
     if continued.starts_trained(facts):
-        return continued.continued_rate(effective_batch(batch_size, accumulate, devices, nodes))
+        return continued.continued_rate(effective_batch)
     return SCRATCH_RATE, "DIET's value"
 
 

@@ -17,7 +17,6 @@ from paucal.rules import continued, crops
 from paucal.rules.backbone import backbone_shape, takes_sides
 from paucal.rules.crops import PAPER_SIDE
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.length import effective_batch
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.types import Crops
 
@@ -30,18 +29,19 @@ LOCAL_SIDE = 98  # pixels of the authors' local crops, seven patches of 14
 
 
 def lr(
-    facts: DataAndMachine, model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None,
-    batch_size: int, accumulate: int, devices: int | None, nodes: int | None,
-) -> Choice:  # fmt: skip
+    facts: DataAndMachine,
+    model: str | None,
+    model_args: Sequence[str] | None,
+    img_size: Sequence[int] | None,
+    effective_batch: int,
+) -> Choice:
     """The minimal example's rate for small backbones, the README's for others, by the square root of the batch."""
-    batch = effective_batch(batch_size, accumulate, devices, nodes)
     if continued.starts_trained(facts):
-        return continued.continued_rate(batch)
+        return continued.continued_rate(effective_batch)
     is_narrow = backbone_shape(model, model_args, img_size).dim < NARROW
     peak, source = (RATE, "their minimal example") if is_narrow else (CAREFUL, "their README")
-    return round(
-        peak * math.sqrt(batch / BATCH), 8
-    ), f"{peak:g} at batch {BATCH} ({source}), times sqrt({batch}/{BATCH})"
+    rate = round(peak * math.sqrt(effective_batch / BATCH), 8)
+    return rate, f"{peak:g} at batch {BATCH} ({source}), times sqrt({effective_batch}/{BATCH})"
 
 
 def min_lr(lr: float) -> Choice:

@@ -9,7 +9,6 @@ from paucal.recipes.recipe import recipe_rate
 from paucal.rules.backbone import backbone_shape
 from paucal.rules.crops import PAPER
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.length import effective_batch
 from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
@@ -27,21 +26,17 @@ Words = Sequence[str] | None
 Sides = Sequence[int] | None
 
 
-def lr(
-    recipe: str | None, model: str | None, model_args: Words, img_size: Sides, batch_size: int, accumulate: int,
-    devices: int | None, nodes: int | None,
-) -> Choice:  # fmt: skip
+def lr(recipe: str | None, model: str | None, model_args: Words, img_size: Sides, effective_batch: int) -> Choice:
     """Return the paper's rate, scaled by the batch size (by its square root for small batches, as suits AdamW)."""
-    batch = effective_batch(batch_size, accumulate, devices, nodes)
-    published = recipe_rate(RECIPES, recipe, model, batch)
+    published = recipe_rate(RECIPES, recipe, model, effective_batch)
     if published is not None:
         return published
-    if batch >= PAPER_BATCH:
-        return round(5e-4 * batch / 256, 8), f"EsViT's 5e-4 for 256 images, here {batch}"
+    if effective_batch >= PAPER_BATCH:
+        return round(5e-4 * effective_batch / 256, 8), f"EsViT's 5e-4 for 256 images, here {effective_batch}"
     is_narrow = backbone_shape(model, model_args, img_size).dim < NARROW
     anchor, source = (64, "tried for small backbones") if is_narrow else (PAPER_BATCH, "EsViT's")
-    rate = round(1e-3 * math.sqrt(batch / anchor), 8)
-    return rate, f"1e-3 at batch {anchor} ({source}), times sqrt({batch}/{anchor})"
+    rate = round(1e-3 * math.sqrt(effective_batch / anchor), 8)
+    return rate, f"1e-3 at batch {anchor} ({source}), times sqrt({effective_batch}/{anchor})"
 
 
 def min_lr(lr: float | None) -> Choice:
@@ -111,17 +106,15 @@ def warmup_teacher_epochs(epochs: int | None) -> Choice:
     return min(30, math.ceil(0.1 * (epochs or 1))), "a tenth of the epochs, as in EsViT's 300"
 
 
-def momentum(
-    facts: DataAndMachine, epochs: int | None, batch_size: int, accumulate: int, devices: int | None, nodes: int | None
-) -> Choice:
+def momentum(facts: DataAndMachine, epochs: int | None, effective_batch: int) -> Choice:
     """The paper's momentum for 512 images, adjusted to other batches; less in a short run."""
-    batch = effective_batch(batch_size, accumulate, devices, nodes)
-    steps = (epochs or 1) * steps_per_epoch(facts.n_train, batch)
-    scaled, quick = PAPER_MOMENTUM ** (batch / PAPER_BATCH), max(QUICKEST, 1 - 20 / max(steps, 20))
+    steps = (epochs or 1) * steps_per_epoch(facts.n_train, effective_batch)
+    scaled, quick = PAPER_MOMENTUM ** (effective_batch / PAPER_BATCH), max(QUICKEST, 1 - 20 / max(steps, 20))
     if quick < scaled:
         averaged = round(1 / (1 - quick))
         return round(quick, 6), f"a run of {counted(steps, 'step')}: the teacher averages over {averaged} of them"
-    return round(scaled, 6), f"EsViT's {PAPER_MOMENTUM} for {PAPER_BATCH} images, the same over images for {batch}"
+    reason = f"EsViT's {PAPER_MOMENTUM} for {PAPER_BATCH} images, the same over images for {effective_batch}"
+    return round(scaled, 6), reason
 
 
 def drop_path(model: str | None) -> Choice:

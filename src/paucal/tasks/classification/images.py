@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 from paucal.data.checking.findings import CheckedSet, Finding, label_findings, sort_findings
 from paucal.data.checking.pictures import exact_findings
@@ -42,9 +41,7 @@ def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = Fa
         images: Images.
         keep_test: Whether a test part is split off even from very few images.
     """
-    shares: dict[str, Any] = {
-        name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
-    }
+    shares = settings.given_fractions
     if settings.split is not None:
         if settings.group_by is not None or settings.fold is not None or shares:
             raise UserError("--split defines the parts: leave --group-by, --fold and the fractions out.")

@@ -1,7 +1,7 @@
 """Assembly of a detection run from its settings and images, without writing anything."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -53,33 +53,17 @@ class DetectionSetup(RunSetup[DetectSettings]):
     """The checked parts of a detection run; nothing is written yet.
 
     Attributes:
-        boxed: Images and their boxes.
+        images: Images and their boxes.
         first: First detector of the run; None if it has none yet.
     """
 
-    boxed: BoxedImages | None = None
+    card: DetectorCard
+    images: BoxedImages = field(kw_only=True)
     first: FirstDetector | None = None
-
-    @property
-    def images(self) -> BoxedImages:
-        """Images and their boxes."""
-        assert self.boxed is not None
-        return self.boxed
-
-    @property
-    def detector_card(self) -> DetectorCard:
-        """Card of the detector."""
-        assert isinstance(self.card, DetectorCard)
-        return self.card
-
-    @property
-    def sides(self) -> tuple[int, int]:
-        """Largest shorter and longer side of an image, in pixels."""
-        return self.detector_card.resize_to
 
     def describe(self) -> str:
         """Return the kind of detector, the backbone, its weights and the image size as one line."""
-        shorter, longer = self.sides
+        shorter, longer = self.card.resize_to
         size = f"{longer}" if shorter == longer else f"{shorter}x{longer}"
         name = detector_name(self.settings)
         return f"{name} on {self.card.backbone.name}, {self.weights_text}, images up to {size} pixels"
@@ -135,14 +119,7 @@ def _check_structure(settings: DetectSettings) -> None:
 def assemble(
     settings: DetectSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> DetectionSetup:
-    """Open the images, choose the settings that were not given and build the detector; write nothing.
-
-    Args:
-        settings: Given or stored settings.
-        given: Origin of each setting that was given.
-        bars: Function that shows a progress bar.
-        run: Run to resume; None for a new one.
-    """
+    """Open the images, choose the settings that were not given and build the detector; write nothing."""
     require_metrics()
     boxed = open_boxed(settings.data, outlines=settings.masks != "off")
     remarks: list[str] = []
@@ -177,7 +154,7 @@ def assemble(
         card,
         tuple(remarks),
         load_report,
-        boxed=boxed,
+        images=boxed,
         first=first,
     )
 
@@ -186,10 +163,7 @@ def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder |
     """Return the images with the split of the run or a new one; drop training images without objects if requested."""
     if run is not None:
         return SplitImages(boxed.images, stored_split(run, boxed.images))
-    shares = {
-        name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
-    }
-    split = _require_objects(make_split(boxed.images, seed=settings.seed, **shares), boxed)
+    split = _require_objects(make_split(boxed.images, seed=settings.seed, **settings.given_fractions), boxed)
     empty = np.asarray([not len(boxed.boxes_of(index)) for index in range(len(boxed.images))])
     empty &= split.parts == "train"
     if settings.empty_images == "keep" or not empty.any():

@@ -124,7 +124,7 @@ def _write_results(
     evaluation: DetectionScores,
 ) -> None:
     indices = [int(index) for index in setup.data.part("test")]
-    folder, card = run.evaluation(EVALUATION), setup.detector_card
+    folder, card = run.evaluation(EVALUATION), setup.card
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "metrics.json", json.dumps(evaluation.content(), indent=2, ensure_ascii=False) + "\n")
     write_text(folder / "per_class.csv", evaluation.table())

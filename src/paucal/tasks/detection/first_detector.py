@@ -106,7 +106,7 @@ class FrozenBackboneDetection(Detection):
 def frozen_backbone_detection(setup: DetectionSetup) -> FrozenBackboneDetection:
     """Return the objective of the stage, with a copy of the detector of a run."""
     with torch.random.fork_rng(devices=[]):
-        detector = setup.detector_card.build()
+        detector = setup.card.build()
     detector.load_state_dict(setup.objective.deployable().state_dict())
     return FrozenBackboneDetection(detector, int(MEMORY_SHARE * available_memory()))
 
@@ -114,7 +114,7 @@ def frozen_backbone_detection(setup: DetectionSetup) -> FrozenBackboneDetection:
 def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
     """Return the training images as a deployed detector sees them, from a forward pass on."""
     settings, preprocessing = setup.settings, setup.card.preprocessing
-    view = evaluation_view(setup.sides, preprocessing.mean, preprocessing.std)
+    view = evaluation_view(setup.card.resize_to, preprocessing.mean, preprocessing.std)
     dataset = BoxedDataset(setup.images, view, settings.seed, least=settings.least_box)
     sampler = StepSampler(
         setup.data.part("train"),

@@ -202,7 +202,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         """Return the training loader of this process from forward pass `start` on."""
         settings, preprocessing = setup.settings, setup.card.preprocessing
         hflip, jitter = settings.hflip, settings.jitter
-        view = training_view(setup.sides, preprocessing.mean, preprocessing.std, hflip, jitter)
+        view = training_view(setup.card.resize_to, preprocessing.mean, preprocessing.std, hflip, jitter)
         partners = [int(index) for index in setup.data.part("train")]
         pasting = CopyPaste(settings.copy_paste, partners) if settings.copy_paste else None
         dataset = BoxedDataset(setup.images, view, settings.seed, pasting, settings.least_box)
@@ -275,10 +275,7 @@ def detect(
         >>> run.scores["ap50"].value, run.per_class["RBC"]  # doctest: +SKIP
         (0.871, 0.561)
     """
-    given = settings if data is None else {**settings, "data": os.fspath(data)}  # type: ignore[arg-type]
-    return life.run_quietly(
-        DetectionJob(), given, None if resume is None else os.fspath(resume), "paucal.detect", callbacks
-    )
+    return life.run_quietly(DetectionJob(), data, resume, callbacks, settings)
 
 
 def fit_steps(pace: Pace, left: float, counts: Mapping[str, int], passes: float, most_passes: int) -> Steps:
@@ -316,7 +313,7 @@ def _detect(
     setup: DetectionSetup, detector: nn.Module, indices: NDArray[np.int64], device: torch.device
 ) -> Callable[[], dict[str, Any]]:
     """Detect objects in some images, and return a function that computes COCO's scores of them."""
-    loader = evaluation_loader(setup.images, indices, setup.detector_card, setup.settings.workers)
+    loader = evaluation_loader(setup.images, indices, setup.card, setup.settings.workers)
     detections = detect_all(detector, loader, device)
     order = [int(index) for index in indices]
     truth = [setup.images.boxes_of(index) for index in order]

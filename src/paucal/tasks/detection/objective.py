@@ -1,21 +1,19 @@
-"""The objective of a detector: its losses and the learning rates of its backbone."""
+"""The objective of a detector: its losses and the fine-tuning of its backbone."""
 
 from collections.abc import Iterable, Sequence
 
 from torch import nn
 
 from paucal.backbones import FeatureBackbone
-from paucal.objectives.base import Objective
-from paucal.objectives.finetuning import MAIN, BackboneTuner, FineTuning
+from paucal.objectives.finetuning import BackboneTuner, FineTuning, TunedObjective
 from paucal.tasks.detection.batches import BoxBatch
 from paucal.tasks.detection.network.detector import Detector
-from paucal.types import DataRequest, GroupScale, GroupScales, LossTerms, Progress
+from paucal.types import DataRequest, LossTerms, Progress
 
-BACKBONE = "detector.stages.backbone.model."
-SLOWER = "backbone"
+PREFIX = "detector.stages.backbone.model."  # beginning of the names of the backbone's parameters
 
 
-class Detection(Objective):
+class Detection(TunedObjective):
     """The losses of a detector.
 
     Args:
@@ -29,8 +27,7 @@ class Detection(Objective):
     def __init__(self, detector: Detector, tuning: FineTuning, backbone_lr: float = 1.0) -> None:
         super().__init__()
         self.detector = detector
-        self.tuner = BackboneTuner(detector.stages.backbone.model, tuning, BACKBONE)
-        self._rate = backbone_lr
+        self.tuner = BackboneTuner(detector.stages.backbone.model, tuning, PREFIX, backbone_lr)
 
     def forward(self, batch: BoxBatch, progress: Progress) -> LossTerms:  # type: ignore[override]
         """Return the losses of proposals and regions: objectness, class, box and mask."""
@@ -49,17 +46,3 @@ class Detection(Objective):
     def compilable(self) -> Iterable[nn.Module]:
         """Return no modules, since each of many image sizes would be compiled anew."""
         return []
-
-    def parameter_group(self, name: str) -> str:
-        """Return the group of a parameter; the backbone has a learning rate of its own."""
-        label = self.tuner.label(name)
-        return SLOWER if label == MAIN and name.startswith(BACKBONE) else label
-
-    def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the factors of the backbone's layers."""
-        scales = {SLOWER: GroupScale(1.0), **self.tuner.scales(progress)}
-        return {name: GroupScale(scale.lr * self._rate, scale.weight_decay) for name, scale in scales.items()}
-
-    def before_step(self, progress: Progress) -> None:
-        """Keep frozen layers unchanged."""
-        self.tuner.before_step(progress)

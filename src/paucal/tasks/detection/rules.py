@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paucal.rules.facts import DataAndMachine, describe_undertrained
+from paucal.rules.images import normalise_like_start
 from paucal.rules.machine import COMPUTE, PROCESSES
-from paucal.rules.model import model_args
+from paucal.rules.model import model_args, model_of_start
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.wording import counted
 
@@ -38,8 +39,8 @@ class BoxFacts(DataAndMachine):
 
 def model(facts: DataAndMachine) -> Choice:
     """Take the model of the initial weights, or a small network with a map of every stride."""
-    if facts.start is not None and facts.start.model is not None:
-        return facts.start.model, f"the model of {facts.start.where}"
+    if start_model := model_of_start(facts):
+        return start_model
     if facts.device == "cpu":
         return "resnet18", "from scratch on a CPU: small, with a map of every stride"
     return "swin_tiny_patch4_window7_224", "the backbone of the papers' detectors"
@@ -178,9 +179,7 @@ def jitter() -> Choice:
 
 def normalise(facts: DataAndMachine) -> Choice:
     """Take the normalisation of the initial weights."""
-    if facts.start is not None:
-        return facts.start.normalise, f"as for {facts.start.where}"
-    return "imagenet", "the usual mean and deviation of photographs"
+    return normalise_like_start(facts) or ("imagenet", "the usual mean and deviation of photographs")
 
 
 RULES = rules_by_name(

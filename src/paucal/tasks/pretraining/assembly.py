@@ -66,14 +66,7 @@ class PretrainingSetup(RunSetup[PretrainSettings]):
 def assemble(
     settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> PretrainingSetup:
-    """Open the images, choose the settings that were not given and build the objective, without writing anything.
-
-    Args:
-        settings: Settings as given or stored.
-        given: Origin of each setting that was given.
-        bars: Function that shows a progress bar.
-        run: Run to resume; None for a new one.
-    """
+    """Open the images, choose the settings that were not given and build the objective, without writing anything."""
     start = find_start(settings, run)
     data, facts, settings, reasons = _open_and_resolve(settings, bars, run, start)
     images = data.images

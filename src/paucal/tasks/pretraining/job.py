@@ -133,10 +133,7 @@ def pretrain(
         >>> run = paucal.pretrain("unlabelled/", model="vit_mini", epochs=50)  # doctest: +SKIP
         >>> paucal.train("photos/", init=run.folder)  # doctest: +SKIP
     """
-    given = settings if data is None else {**settings, "data": data}
-    return life.run_quietly(
-        PretrainingJob(), given, None if resume is None else os.fspath(resume), "paucal.pretrain", callbacks
-    )
+    return life.run_quietly(PretrainingJob(), data, resume, callbacks, settings)
 
 
 def _normalisation(setup: PretrainingSetup) -> Normalisation:

@@ -68,7 +68,7 @@ class RegressionResult(EvaluatedRun):
 
 def conclude(run: RunFolder, setup: RegressionSetup, console: Console) -> RegressionResult:
     """Fit the regression to the training images, and evaluate it once on the test images."""
-    start_time, settings, data = time.monotonic(), setup.settings, setup.numbered
+    start_time, settings, data = time.monotonic(), setup.settings, setup.data
     network, train = setup.objective.deployable().to(settings.device), data.part("train")
     size = setup.card.backbone.image_size
     staged = bool(last_stage_maps(network, size))
@@ -87,7 +87,7 @@ def conclude(run: RunFolder, setup: RegressionSetup, console: Console) -> Regres
     else:
         half_width = conformal_half_width(fitted.residuals, LEVEL)
     statistics = {"mean": float(truth.mean()), "deviation": float(truth.std()) or 1.0}
-    card = replace(setup.card, half_width=half_width, **statistics, grades=grades, reads_stages=staged)  # type: ignore[call-arg]
+    card = replace(setup.card, half_width=half_width, **statistics, grades=grades, reads_stages=staged)
     save_trained(run, network, card)
     model, part = load_regressor(run, settings.device), data.part("test")
     with console.progress("testing") as advance:

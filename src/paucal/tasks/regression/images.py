@@ -14,7 +14,7 @@ from paucal.data.sources.table_columns import MAX_COLUMNS
 from paucal.data.splits.split import Split, make_split
 from paucal.data.splits.split_csv import read_split
 from paucal.methods.training_settings import TrainSettings
-from paucal.models.regression import MAX_GRADES
+from paucal.models.regression import MAX_GRADES, RegressionCard
 from paucal.runner.images import SplitImages
 from paucal.runner.job import RunSetup
 from paucal.runner.run_folder import stored_split
@@ -25,7 +25,7 @@ from paucal.wording import counted, shortened, was
 MIN_NUMBERED = 10  # images with a number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NumberedImages(SplitImages):
     """Images with a number each, and their split.
 
@@ -33,7 +33,7 @@ class NumberedImages(SplitImages):
         targets: (N,) float64.
     """
 
-    targets: NDArray[np.float64] = None  # type: ignore[assignment]
+    targets: NDArray[np.float64]
 
 
 def with_numbers(images: ImageSet, column: str, fewest: int = MIN_NUMBERED) -> tuple[ImageSet, NDArray[np.float64]]:
@@ -91,8 +91,8 @@ def split_numbers(settings: TrainSettings, images: ImageSet, run: RunFolder | No
         return stored_split(run, images)
     if settings.split is not None:
         return read_split(Path(settings.split).expanduser(), images)
-    share = {} if settings.test_fraction is None else {"test_fraction": settings.test_fraction}
-    split = make_split(images, settings.seed, 0.0, group_by=settings.group_by, fold=settings.fold, **share)
+    shares = {**settings.given_fractions, "val_fraction": 0.0}
+    split = make_split(images, settings.seed, group_by=settings.group_by, fold=settings.fold, **shares)
     parts = np.where(split.parts == "val", "train", split.parts)
     # Images with numbers have no classes to cut by.
     description = split.description.replace("cut per class", "cut at random").replace("cut by class", "cut at random")
@@ -116,8 +116,5 @@ def _parse_number(cell: str, column: str, key: str) -> float:
 class RegressionSetup(RunSetup[TrainSettings]):
     """Everything that a regression needs; nothing has been written yet."""
 
-    @property
-    def numbered(self) -> NumberedImages:
-        """The images with their numbers."""
-        assert isinstance(self.data, NumberedImages)
-        return self.data
+    data: NumberedImages
+    card: RegressionCard

@@ -130,11 +130,8 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
 
     def describe_images(self, setup: RegressionSetup) -> str:
         """Return the name of the data, the number of images, and the range of the target."""
-        targets = setup.numbered.targets
-        return (
-            f"{setup.data.images.name}, {len(setup.data.images)} images; {setup.settings.target}: "
-            f"{describe_numbers(targets)}"
-        )
+        images = setup.data.images
+        return f"{images.name}, {len(images)} images; {setup.settings.target}: {describe_numbers(setup.data.targets)}"
 
     def write_beginning(self, run: RunFolder, setup: RegressionSetup) -> None:
         """Write nothing more: no network is trained, so there is no batch to draw."""

@@ -37,23 +37,14 @@ WARMUP = 0.05  # share of the epochs, by default
 class SegmentationSetup(RunSetup[SegmentSettings]):
     """The checked parts of a segmentation run; nothing is written yet."""
 
-    @property
-    def segmented(self) -> SegmentationData:
-        """The images with their masks."""
-        assert isinstance(self.data, SegmentationData)
-        return self.data
-
-    @property
-    def seg_card(self) -> SegmentationCard:
-        """The model card."""
-        assert isinstance(self.card, SegmentationCard)
-        return self.card
+    data: SegmentationData
+    card: SegmentationCard
 
     def describe(self) -> str:
         """Describe backbone, head, weights and crops in one line."""
         height, width = self.card.backbone.image_size
         return (
-            f"{self.card.backbone.name} with UperNet of width {self.seg_card.head.width}, {self.weights_text}, crops "
+            f"{self.card.backbone.name} with UperNet of width {self.card.head.width}, {self.weights_text}, crops "
             f"{height}x{width}"
         )
 
@@ -75,7 +66,12 @@ def assemble(
     settings, reasons = _fill_in_length(settings, facts, reasons)
     card, objective, notes = _build_network(settings, data, start.input and start.input(settings.model), run)
     load_report = load_start(start, settings.model, objective, ())
-    _check_batch(settings, objective)
+    min_crops = objective.data_request.smallest_batch
+    if settings.images_per_pass < min_crops:
+        raise UserError(
+            f"--batch-size is {settings.images_per_pass}, and the head's batch norms need at least {min_crops} crops "
+            "in a forward pass: give a larger one, and leave --accumulate out."
+        )
     remarks += [*data.images.notes, *(load_report.lines() if load_report else ()), *notes, *_remarks(data)]
     plan = trainer_plan(settings, facts.n_train * settings.crops)
     origin = origins(settings, given, reasons)
@@ -114,7 +110,11 @@ def _build_network(
             resize_to=_resize_sides(settings),
         )
         network = with_joint_norms(settings, card.build(drop_path_rate=settings.drop_path))
-        _refuse_whole(settings, network.maps.fixed_size)
+        if settings.test_mode == "whole" and (size := network.maps.fixed_size) is not None:
+            raise UserError(
+                f"--test-mode is whole, and {settings.model} only takes images of {size[0]}x{size[1]} pixels: use "
+                "--test-mode windows, or a model that takes any size, such as a Swin or a ResNet."
+            )
         objective = PixelObjective(
             network,
             settings.auxiliary,
@@ -139,7 +139,7 @@ def _preprocessing(
 
 
 def fine_tuning(settings: SegmentSettings) -> FineTuning:
-    """Return layer-wise decay and freezing."""
+    """Return the options of fine-tuning the backbone."""
     if settings.eval_mode and settings.init is None:
         raise UserError(
             "--eval-mode keeps the running statistics of pretrained weights, but this run starts from random "
@@ -182,24 +182,6 @@ def full_inference(settings: SegmentSettings) -> WindowOptions:
 def _resize_sides(settings: SegmentSettings) -> Size | None:
     """Return the shorter and the longer side to which images are resized; None for their own size."""
     return (min(settings.resize_to), max(settings.resize_to)) if settings.resize_to else None
-
-
-def _refuse_whole(settings: SegmentSettings, fixed_size: Size | None) -> None:
-    """Raise a UserError for `--test-mode whole` with a model that takes images of one size only."""
-    if settings.test_mode == "whole" and fixed_size is not None:
-        raise UserError(
-            f"--test-mode is whole, and {settings.model} only takes images of {fixed_size[0]}x{fixed_size[1]} pixels: "
-            "use --test-mode windows, or a model that takes any size, such as a Swin or a ResNet."
-        )
-
-
-def _check_batch(settings: SegmentSettings, objective: PixelObjective) -> None:
-    min_crops = objective.data_request.smallest_batch
-    if settings.images_per_pass < min_crops:
-        raise UserError(
-            f"--batch-size is {settings.images_per_pass}, and the head's batch norms need at least {min_crops} crops "
-            "in a forward pass: give a larger one, and leave --accumulate out."
-        )
 
 
 def _remarks(data: SegmentationData) -> list[str]:

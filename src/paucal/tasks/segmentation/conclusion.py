@@ -79,7 +79,7 @@ class SegmentResult(EvaluatedRun):
 def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console: Console) -> SegmentResult:
     """Evaluate the best model on the test images, which were not used before, and write the results."""
     wait_for_all()  # the first process has written the model
-    data, folder = setup.segmented, run.evaluation("test")
+    data, folder = setup.data, run.evaluation("test")
     # Load the files back, so that exactly the deployed model is evaluated.
     model = load_segmenter(run, setup.settings.device)
     with console.progress("testing") as advance:
@@ -103,7 +103,7 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
 
 def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally]) -> None:
     """Draw the test images whose own mean IoU is lowest and highest."""
-    data, coding = setup.segmented, setup.seg_card.coding
+    data, coding = setup.data, setup.card.coding
     colours = class_colours(coding)
 
     def compare(row: Tally) -> Image.Image:
@@ -123,7 +123,7 @@ def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally
 
 def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport) -> dict[str, Any]:
     """Return the facts of the run as plain values for `summary.json` and the report."""
-    data, card, settings = setup.data, setup.seg_card, setup.settings
+    data, card, settings = setup.data, setup.card, setup.settings
     selected = len(data.part("val")) > 0
     return {
         "title": f"{card.backbone.name} segments {data.images.name}",

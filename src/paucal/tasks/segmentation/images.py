@@ -107,11 +107,8 @@ def _without_blank_validation(split: Split, masked: MaskedImages) -> Split:
 
 def _split_images(settings: SegmentSettings, images: ImageSet) -> Split:
     """Split the images so that each split has its share of every class in the masks."""
-    shares = {
-        name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
-    }
     if settings.split is not None:
-        if shares or settings.group_by is not None:
+        if settings.given_fractions or settings.group_by is not None:
             raise UserError(
                 "--split already divides the images: leave out --group-by, --val-fraction and --test-fraction."
             )
@@ -123,4 +120,4 @@ def _split_images(settings: SegmentSettings, images: ImageSet) -> Split:
         classes=tuple(images.classes[index] for index in class_indices),
         multi_hot=images.multi_hot[:, class_indices],
     )
-    return make_split(visible_classes, seed=settings.seed, group_by=settings.group_by, **shares)
+    return make_split(visible_classes, seed=settings.seed, group_by=settings.group_by, **settings.given_fractions)

@@ -97,7 +97,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
 
     def draw_batch(self, setup: SegmentationSetup) -> Image.Image:
         """Draw training crops as the network will see them, with their masks."""
-        return draw_crops(next(iter(self.loader(setup, 0))), setup.seg_card)  # type: ignore[arg-type]
+        return draw_crops(next(iter(self.loader(setup, 0))), setup.card)  # type: ignore[arg-type]
 
     def measure(self, setup: SegmentationSetup, threads: bool = False) -> Pace:
         """Time a few steps, and one image in validation and in the test."""
@@ -106,14 +106,14 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         timed = replace(
             setup, settings=replace(settings, workers=0), plan=replace(setup.plan, total_steps=TIMED_STEPS + 1)
         )
-        image = setup.segmented.part("train")[:1].tolist()
+        image = setup.data.part("train")[:1].tolist()
         evaluations = []
         with trial_steps(objective.train(), device):
             batches: Any = self.loader(timed, 0)
             step = seconds_per_step(objective, batches, device, settings.precision, settings.accumulate, threads)
             for options in (fast_inference(settings), full_inference(settings)):
                 start_time, network = time.perf_counter(), objective.deployable()
-                count_pixels(network, setup.segmented, image, setup.card.preprocessing, options, device)
+                count_pixels(network, setup.data, image, setup.card.preprocessing, options, device)
                 evaluations.append(time.perf_counter() - start_time)
         val_image, test_image = evaluations
         return Pace(step, val_image, test_image, OVERHEAD * slowdown())
@@ -149,7 +149,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         """Return the loader of training crops from forward pass `start` on."""
         settings, preprocessing = setup.settings, setup.card.preprocessing
         transform = CropTransform(crop_options(settings), Normalisation(preprocessing.mean, preprocessing.std))
-        crops = MaskedCrops(setup.data.images, setup.segmented.masks, transform, settings.seed)
+        crops = MaskedCrops(setup.data.images, setup.data.masks, transform, settings.seed)
         return step_loader(crops, setup.data, settings, setup.plan, start)
 
     def optimization(self, setup: SegmentationSetup) -> Optimization:
@@ -172,7 +172,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
 
     def validation(self, setup: SegmentationSetup) -> Watch | None:
         """Return the scores on the validation images; without them the newest state is kept."""
-        data, indices = setup.segmented, setup.data.part("val").tolist()
+        data, indices = setup.data, setup.data.part("val").tolist()
         if not indices:
             return None
 
@@ -226,10 +226,7 @@ def segment(
         >>> run.model.mask(image)  # doctest: +SKIP
         array([[0, 0, 1, ...]], dtype=uint8)
     """
-    given = settings if data is None else {**settings, "data": data}
-    return life.run_quietly(
-        SegmentationJob(), given, None if resume is None else os.fspath(resume), "paucal.segment", callbacks
-    )
+    return life.run_quietly(SegmentationJob(), data, resume, callbacks, settings)
 
 
 def fill_time(training: float, one_crop: float, evaluation: float, crops: int, is_given: bool) -> tuple[int, int]:

@@ -7,17 +7,15 @@ from torch import nn
 from paucal.backbones.features import FeatureBackbone
 from paucal.data.masks.coding import IGNORED
 from paucal.losses import pixel_loss
-from paucal.objectives.base import Objective
-from paucal.objectives.finetuning import MAIN, BackboneTuner, FineTuning
+from paucal.objectives.finetuning import BackboneTuner, FineTuning, TunedObjective
 from paucal.tasks.segmentation.crops import MASK
 from paucal.tasks.segmentation.network import SegmentationNetwork
-from paucal.types import Batch, DataRequest, GroupScale, GroupScales, LossTerms, Progress
+from paucal.types import Batch, DataRequest, LossTerms, Progress
 
-BACKBONE = "backbone"
 PREFIX = "network.maps.backbone.model."  # beginning of the names of the backbone's parameters
 
 
-class PixelObjective(Objective):
+class PixelObjective(TunedObjective):
     """Trains a segmentation network.
 
     Args:
@@ -44,8 +42,8 @@ class PixelObjective(Objective):
         super().__init__()
         self.network = network
         self.auxiliary = network.auxiliary_head(auxiliary_width, dropout) if auxiliary > 0 else None
-        self.weight, self.backbone_lr = auxiliary, backbone_lr
-        self.tuner = BackboneTuner(network.maps.backbone.model, tuning or FineTuning(), PREFIX)
+        self.weight = auxiliary
+        self.tuner = BackboneTuner(network.maps.backbone.model, tuning or FineTuning(), PREFIX, backbone_lr)
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
         """Return the losses "pixels" and "auxiliary" of a batch; its label maps are the masks."""
@@ -70,17 +68,3 @@ class PixelObjective(Objective):
     def compilable(self) -> Sequence[nn.Module]:
         """Return the head; the maps of the backbone are not read through its own forward pass."""
         return [self.network.head]
-
-    def parameter_group(self, name: str) -> str:
-        """Return "backbone", or the label of the parameter's layer if layers have their own learning rates."""
-        label = self.tuner.label(name)
-        return BACKBONE if label == MAIN and name.startswith(PREFIX) else label
-
-    def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the factors of the backbone's layers, with learning rates multiplied by `backbone_lr`."""
-        scales = {BACKBONE: GroupScale(), **self.tuner.scales(progress)}
-        return {name: GroupScale(scale.lr * self.backbone_lr, scale.weight_decay) for name, scale in scales.items()}
-
-    def before_step(self, progress: Progress) -> None:
-        """Keep frozen layers unchanged."""
-        self.tuner.before_step(progress)

@@ -3,7 +3,7 @@
 from paucal.rules import machine, resolve
 from paucal.rules.facts import DataAndMachine, describe_undertrained
 from paucal.rules.images import hflip, normalise
-from paucal.rules.model import drop_path, model_args
+from paucal.rules.model import drop_path, model_args, model_of_start
 from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
@@ -17,8 +17,8 @@ CELL = 32  # pixels of a cell of the deepest map; sides of crops are multiples o
 
 def model(facts: DataAndMachine) -> Choice:
     """Take the model of the pretrained weights, else a small network on a CPU and the papers' backbone on a GPU."""
-    if facts.start is not None and facts.start.model is not None:
-        return facts.start.model, f"the model of {facts.start.where}"
+    if start_model := model_of_start(facts):
+        return start_model
     if facts.device == "cpu":
         return CPU_MODEL, "small enough for a CPU"
     return GPU_MODEL, "the backbone of the DrLoc and EsViT papers"
@@ -115,10 +115,8 @@ def freeze(facts: DataAndMachine) -> Choice:
 def scale(facts: DataAndMachine) -> Choice:
     """Take the papers' scales from half to double, and a narrower range for few images."""
     if facts.n_train <= FEW:
-        return [
-            0.7,
-            1.4,
-        ], f"{counted(facts.n_train, 'training image')}: objects in the test images are likely to have similar sizes"
+        few = counted(facts.n_train, "training image")
+        return [0.7, 1.4], f"{few}: objects in the test images are likely to have similar sizes"
     return [0.5, 2.0], "the papers' range"
 
 
@@ -129,24 +127,7 @@ def colour(facts: DataAndMachine) -> Choice:
 
 RULES = resolve.rules_by_name(
     (
-        *machine.PROCESSES,
-        model,
-        model_args,
-        img_size,
-        batch_size,
-        width,
-        auxiliary_width,
-        crops,
-        time,
-        lr,
-        backbone_lr,
-        min_lr,
-        freeze,
-        hflip,
-        scale,
-        colour,
-        normalise,
-        drop_path,
-        *machine.COMPUTE,
+        *(*machine.PROCESSES, model, model_args, img_size, batch_size, width, auxiliary_width, crops, time, lr),
+        *(backbone_lr, min_lr, freeze, hflip, scale, colour, normalise, drop_path, *machine.COMPUTE),
     )
 )
