@@ -110,9 +110,6 @@ def fill_in(
 
     Returns:
         The settings, and the origin of each that is set; "recipe NAME" for the recipe's.
-
-    Raises:
-        UserError: there is no such recipe.
     """
     if name is None:
         return settings, dict(given)

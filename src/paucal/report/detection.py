@@ -9,11 +9,11 @@ from paucal.report.explanations import cost, drop_unknown
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
 from paucal.report.stored_scores import (
-    FEW_IMAGES,
     MAX_CLASSES,
     MAX_TEXT,
     read_stored,
     score_and_interval,
+    warn_few_images,
 )
 from paucal.wording import counted, first_few, percent
 
@@ -63,13 +63,9 @@ class ReportedScores:
 
 
 def write_detection_report(run: Path) -> Path:
-    """Write `report.html` into the folder of a run of `paucal detect` from its files, and return its path.
-
-    Raises:
-        UserError: The folder does not exist, or one of its files is too large or damaged.
-    """
+    """Write `report.html` into the folder of a run of `paucal detect` from its files, and return its path."""
     files = read_run(run)
-    scores = read_scores(files)
+    scores = read_stored(files, METRICS, _parse_scores, ReportedScores())
     return write_run_page(
         files,
         "detection.html",
@@ -82,22 +78,11 @@ def write_detection_report(run: Path) -> Path:
     )
 
 
-def read_scores(files: RunFiles) -> ReportedScores:
-    """Read the scores of a run.
-
-    Raises:
-        UserError: The file is damaged.
-    """
-    return read_stored(files, METRICS, _parse_scores) if (files.run.path / METRICS).is_file() else ReportedScores()
-
-
 def _parse_scores(content: Mapping[str, Any]) -> ReportedScores:
     values = {str(name): None if value is None else float(value) for name, value in content["per_class"].items()}
     weakest = sorted((value, name) for name, value in values.items() if value is not None)[:MAX_CLASSES]
-    masks = {
-        str(name): "" if value is None else percent(float(value))
-        for name, value in content.get("mask_per_class", {}).items()
-    }
+    mask_values = content.get("mask_per_class", {})
+    masks = {str(name): "" if value is None else percent(float(value)) for name, value in mask_values.items()}
     intervals = content["intervals"]
     return ReportedScores(
         images=int(content["images"]),
@@ -140,11 +125,7 @@ def headline(scores: ReportedScores) -> list[str]:
 
 def warnings(scores: ReportedScores) -> list[str]:
     """Return the reasons to doubt the result."""
-    sentences = []
-    if 0 < scores.images < FEW_IMAGES:
-        sentences.append(
-            f"{counted(scores.images, 'test image')} are few: the score and its interval are both uncertain."
-        )
+    sentences = warn_few_images(scores.images)
     if scores.unseen:
         names = first_few(scores.unseen, 8)
         sentences.append(f"No test image shows {names}: it is unknown how well the detector finds it.")
@@ -153,11 +134,4 @@ def warnings(scores: ReportedScores) -> list[str]:
 
 def table(files: RunFiles) -> Mapping[str, str]:
     """Return the recorded facts about the training, as texts by name."""
-    summary = files.summary
-    return drop_unknown(
-        {
-            "model": summary.model,
-            **cost(files),
-            "images": ", ".join(f"{part.images} {part.name}" for part in summary.parts) or None,
-        }
-    )
+    return drop_unknown({"model": files.summary.model, **cost(files), "images": files.summary.images_text})

@@ -23,19 +23,15 @@ def headline(files: RunFiles) -> list[str]:
     report = files.evaluation
     if report is None:
         return [*_validation_sentence(files), "The model has not been evaluated on test images yet."]
-    unselected = (
-        []
-        if files.summary.selected
-        else ["No images were kept for validation: the model is that of the last epoch, and nothing was selected."]
-    )
+    last_epoch = "No images were kept for validation: the model is that of the last epoch, and nothing was selected."
+    unselected = [] if files.summary.selected else [last_epoch]
     tested = images_text(report.images, report.groups, "test image")
     if isinstance(report, MultiLabelReport):
         score = report.scores["map"]
         return [
             f"The mean average precision (mAP) is {percent(score.value)} on {tested} kept away from training: when all "
             "images are ranked by their probability of a class, this is how well its images rank above the others, "
-            "averaged over "
-            f"{counted(len(report.scored), 'class', 'classes')}. At 100 %, all of them come first.",
+            f"averaged over {counted(len(report.scored), 'class', 'classes')}. At 100 %, all of them come first.",
             "With this many images, the mAP on further images of the same kind most likely lies "
             f"{_format_range(score)} ({percent(report.level, 'g')} interval). A random order would reach "
             f"{percent(report.chance)}.",
@@ -61,9 +57,8 @@ def _cross_validated_headline(report: ClassificationReport) -> list[str]:
     top1, rank = report.scores["top1"], report.majority.rank(len(report.per_class))
     return [
         f"In a cross-validation of {report.folds} folds, models fitted to the other folds predicted the right "
-        "class for "
-        f"{percent(top1.value)} of {report.images} images (mean of {report.repeats} repeats). There are too few "
-        "images to keep a test set, so the model itself was fitted to all of them.",
+        f"class for {percent(top1.value)} of {report.images} images (mean of {report.repeats} repeats). There are too "
+        "few images to keep a test set, so the model itself was fitted to all of them.",
         f"Its accuracy on further images of the same kind most likely lies {_format_range(top1)} "
         f"({percent(report.level, 'g')} interval, which accounts for the images shared between fits).",
         f"Always predicting {report.majority.name!r}, {rank} training images, would be right for "
@@ -91,8 +86,7 @@ def _classification_warnings(report: ClassificationReport) -> list[str]:
     if (top1.low or 0.0) <= majority.top1:
         sentences.append(
             f"The accuracy is not clearly above that of always predicting {majority.name!r} "
-            f"({percent(majority.top1)}): "
-            "the model may have learned nothing useful. Check the curves and the labels."
+            f"({percent(majority.top1)}): the model may have learned nothing useful. Check the curves and the labels."
         )
     n_needed = images_needed(top1.value, NARROW)
     sentences += _warn_wide_interval(

@@ -55,14 +55,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Confidence:
-    """The effect of a temperature, fitted to validation images, on the probabilities for the test images.
-
-    Attributes:
-        temperature: Divisor of the logits.
-        images: Number of validation images.
-        before: Expected calibration error without it.
-        after: Expected calibration error with it.
-    """
+    """A temperature, fitted to `images` validation images, and the expected calibration error before and after it."""
 
     temperature: float
     images: int
@@ -150,6 +143,11 @@ class Summary:
     confidence: Confidence | None = None
     learning_curve: str | None = None
     next_steps: Sequence[str] = ()
+
+    @property
+    def images_text(self) -> str | None:
+        """The number of images in each split, such as "120 train, 30 test"; None if it is not recorded."""
+        return ", ".join(f"{part.images} {part.name}" for part in self.parts) or None
 
 
 @dataclass(frozen=True)
@@ -290,8 +288,7 @@ def _read_summary(run: RunFolder) -> Summary:
     content = _read_json(run, "summary.json")
     texts = ("title", "model", "method", "data", "split", "grid", "kept", "learning_curve")
     numbers = ("epochs", "seconds", "peak_memory", "best_epoch", "kept_val_score")
-    val_score = content.get("kept_val_top1", content.get("kept_val_map"))
-    content = {**content, "kept_val_score": val_score}
+    content["kept_val_score"] = content.get("kept_val_top1", content.get("kept_val_map"))
     try:
         entries: dict[str, Any] = {
             name: convert(content[name])
@@ -308,15 +305,7 @@ def _read_summary(run: RunFolder) -> Summary:
         parts = [
             _parse_part(str(name), value, part_images.get(name)) for name, value in content.get("parts", {}).items()
         ]
-        rungs = [
-            Step(
-                _short_text(step["name"]),
-                None if step["score"] is None else stored_number(step["score"]),
-                _short_text(step["time"]),
-                bool(step["kept"]),
-            )
-            for step in content.get("rungs", [])
-        ]
+        rungs = [_parse_step(step) for step in content.get("rungs", [])]
         next_steps = [_short_text(step) for step in content.get("next_steps", [])]
         calibration = content.get("calibration")
         confidence = None if calibration is None else _parse_confidence(calibration)
@@ -324,6 +313,11 @@ def _read_summary(run: RunFolder) -> Summary:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
         place = str(run.path / "summary.json")
         raise UserError(f"{place!r} is damaged ({problem}): restore it or train again.") from problem
+
+
+def _parse_step(value: Mapping[str, Any]) -> Step:
+    score = None if value["score"] is None else stored_number(value["score"])
+    return Step(_short_text(value["name"]), score, _short_text(value["time"]), bool(value["kept"]))
 
 
 def _parse_confidence(value: Mapping[str, Any]) -> Confidence:

@@ -23,10 +23,7 @@ def write_report(run_dir: Path) -> Path:
     """Write `report.html` into a run folder from the files there, and return its path.
 
     The page is self-contained: it includes its pictures, loads nothing, and runs no script. Missing files are left out
-    of it.
-
-    Raises:
-        UserError: The folder does not exist, or one of its files is too large or damaged.
+    of it. Files that are too large or damaged raise a UserError.
     """
     files = read_run(run_dir)
     report = files.evaluation

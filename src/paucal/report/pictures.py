@@ -87,9 +87,8 @@ class Picture:
 
 def pictures(files: RunFiles) -> dict[str, Picture]:
     """Return a run's pictures by name: the files in `plots/`, and pictures that can be drawn from its tables."""
-    plot_files = {
-        path.stem: path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()
-    } | frozen_pictures(files.run)
+    plots = [path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()]
+    plot_files = {path.stem: path for path in plots} | frozen_pictures(files.run)
     content = {name: _read_picture(path) for name, path in plot_files.items()}
     drawable = _drawable_figures(files)
     content |= {name: png_of(draw()) for name, draw in drawable.items() if name not in content}

@@ -49,12 +49,9 @@ def write_pretraining_report(run: Path) -> Path:
 
     It reads `summary.json` (see `report.inputs.Summary` and `PretrainingSummary`), the curves and "val_knn" of
     `metrics.csv`, and the pictures health.png, curves.png and train_batch.png of `plots/`.
-
-    Raises:
-        UserError: The folder does not exist, or one of its files is too large or damaged.
     """
     files = read_run(run)
-    summary = read_summary(files)
+    summary = read_stored(files, SUMMARY, _parse_summary, PretrainingSummary(), "pre-train")
     return write_run_page(
         files,
         "pretraining.html",
@@ -64,19 +61,6 @@ def write_pretraining_report(run: Path) -> Path:
         warnings=warnings(files, summary),
         figures=figures(files, summary),
         table=table(files, summary),
-    )
-
-
-def read_summary(files: RunFiles) -> PretrainingSummary:
-    """Read the entries of a pre-training run from `summary.json`.
-
-    Raises:
-        UserError: The type of an entry differs from that in `PretrainingSummary`.
-    """
-    return (
-        read_stored(files, SUMMARY, _parse_summary, "pre-train")
-        if (files.run.path / SUMMARY).is_file()
-        else _parse_summary({})
     )
 
 
@@ -106,16 +90,15 @@ def knn(files: RunFiles) -> list[tuple[float, float]]:
 
 def headline(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     """Return the result in a few sentences: signs of collapse, and the quality of the features."""
-    sentences = []
-    if summary.verdict is None:
-        sentences.append("The networks show no sign of collapse: their outputs still differ between images.")
+    healthy = "The networks show no sign of collapse: their outputs still differ between images."
+    sentences = [healthy] if summary.verdict is None else []
     scores = knn(files)
     if not scores:
-        sentences.append(
+        return [
+            *sentences,
             "There was no monitor with labelled images (--monitor), so the quality of the features is unknown: "
-            "evaluate them with paucal eval, or fine-tune them."
-        )
-        return sentences
+            "evaluate them with paucal eval, or fine-tune them.",
+        ]
     epoch, last = scores[-1]
     start = "" if summary.knn_start is None else f"; with the initial weights, {percent(summary.knn_start)}"
     noun = "labelled images" if summary.monitor is None else f"labelled images of {summary.monitor}"

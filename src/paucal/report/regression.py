@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from paucal.evaluation.results import stored_groups
-from paucal.report.explanations import cost, drop_unknown
-from paucal.report.inputs import RunFiles, read_run
+from paucal.report.explanations import cost, drop_unknown, model_rows
+from paucal.report.inputs import read_run
 from paucal.report.page import write_run_page
 from paucal.report.stored_scores import read_stored
 from paucal.wording import images_text, percent
@@ -29,13 +29,10 @@ class ScoreRow:
 
 
 def write_regression_report(run: Path) -> Path:
-    """Write `report.html` into the folder of a run of `paucal train --target`, and return its path.
-
-    Raises:
-        UserError: The folder does not exist, or one of its files is too large or damaged.
-    """
+    """Write `report.html` into the folder of a run of `paucal train --target`, and return its path."""
     files = read_run(run)
     rows, sentences = read_stored(files, METRICS, _parse_scores)
+    summary = files.summary
     return write_run_page(
         files,
         "regression.html",
@@ -43,15 +40,14 @@ def write_regression_report(run: Path) -> Path:
         figures=[(row.value, row.title) for row in (rows[0], rows[-1])],
         headline=sentences,
         warnings=[],
-        table=table(files),
+        table=drop_unknown({**model_rows(summary), **cost(files), "images": summary.images_text}),
         captions=CAPTIONS,
     )
 
 
 def _parse_scores(content: dict[str, Any]) -> tuple[list[ScoreRow], list[str]]:
-    return [_score_row(name, content["scores"][name]) for name in TITLES if name in content["scores"]], headline(
-        content
-    )
+    scores = content["scores"]
+    return [_score_row(name, scores[name]) for name in TITLES if name in scores], headline(content)
 
 
 def headline(content: dict[str, Any]) -> list[str]:
@@ -77,29 +73,12 @@ def headline(content: dict[str, Any]) -> list[str]:
     return sentences
 
 
-def table(files: RunFiles) -> dict[str, str]:
-    """Return the recorded facts about the training, as texts by name."""
-    summary = files.summary
-    return drop_unknown(
-        {
-            "model": summary.model,
-            "method": summary.method,
-            "parameters": None if summary.parameters is None else f"{summary.parameters:,}",
-            **cost(files),
-            "images": ", ".join(f"{part.images} {part.name}" for part in summary.parts) or None,
-        }
-    )
-
-
 def _score_row(name: str, score: dict[str, Any]) -> ScoreRow:
-    format_value = percent if name in ("coverage", "exact") else _format_number
+    form = percent if name in ("coverage", "exact") else _format_number
     if score["value"] is None:
         return ScoreRow(TITLES[name], "undefined", "")
-    if score["low"] is None:
-        return ScoreRow(TITLES[name], format_value(score["value"]), "")
-    return ScoreRow(
-        TITLES[name], format_value(score["value"]), f"{format_value(score['low'])} to {format_value(score['high'])}"
-    )
+    interval = "" if score["low"] is None else f"{form(score['low'])} to {form(score['high'])}"
+    return ScoreRow(TITLES[name], form(score["value"]), interval)
 
 
 def _format_range(score: dict[str, Any]) -> str:

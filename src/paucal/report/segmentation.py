@@ -10,13 +10,13 @@ from paucal.report.explanations import cost, drop_unknown
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
 from paucal.report.stored_scores import (
-    FEW_IMAGES,
     MAX_CLASSES,
     MAX_TEXT,
     read_stored,
     score_and_interval,
+    warn_few_images,
 )
-from paucal.wording import counted, first_few, images_text
+from paucal.wording import first_few, images_text
 
 METRICS = "evaluation/test/segmentation.json"
 CAPTIONS = {
@@ -58,11 +58,7 @@ class SegmentationScores:
 
 
 def write_segmentation_report(run: Path) -> Path:
-    """Write `report.html` into the folder of a run of `paucal segment` from its files, and return its path.
-
-    Raises:
-        UserError: The folder does not exist, or one of its files is too large or damaged.
-    """
+    """Write `report.html` into the folder of a run of `paucal segment` from its files, and return its path."""
     files = read_run(run)
     scores = read_scores(files)
     return write_run_page(
@@ -78,12 +74,8 @@ def write_segmentation_report(run: Path) -> Path:
 
 
 def read_scores(files: RunFiles) -> SegmentationScores:
-    """Read the test scores of a run.
-
-    Raises:
-        UserError: The file of the scores is damaged.
-    """
-    return read_stored(files, METRICS, _parse_scores) if (files.run.path / METRICS).is_file() else SegmentationScores()
+    """Read the test scores of a run."""
+    return read_stored(files, METRICS, _parse_scores, SegmentationScores())
 
 
 def _parse_scores(content: Mapping[str, Any]) -> SegmentationScores:
@@ -121,11 +113,7 @@ def headline(files: RunFiles, scores: SegmentationScores) -> list[str]:
 
 def warnings(scores: SegmentationScores) -> list[str]:
     """Return reasons to doubt the result."""
-    sentences = []
-    if 0 < scores.images < FEW_IMAGES:
-        sentences.append(
-            f"{counted(scores.images, 'test image')} are few: the score and its interval are both uncertain."
-        )
+    sentences = warn_few_images(scores.images)
     if scores.unseen:
         sentences.append(f"No test mask shows {first_few(scores.unseen, 8)}: the model has no score for it.")
     return sentences
@@ -142,6 +130,6 @@ def table(files: RunFiles) -> Mapping[str, str]:
             "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
             "best epoch": None if summary.best_epoch is None or not summary.selected else f"{summary.best_epoch:g}",
             **cost(files),
-            "images": ", ".join(f"{part.images} {part.name}" for part in summary.parts) or None,
+            "images": summary.images_text,
         }
     )

@@ -5,23 +5,28 @@ from typing import Any, TypeVar
 
 from paucal.report.inputs import RunFiles
 from paucal.types import UserError
-from paucal.wording import percent
+from paucal.wording import counted, percent
 
 T = TypeVar("T")
 MAX_CLASSES, MAX_TEXT = 300, 300
 FEW_IMAGES = 20  # test images; fewer give a warning
 
 
-def read_stored(files: RunFiles, name: str, read: Callable[[Any], T], repeat: str = "train") -> T:
+def read_stored(
+    files: RunFiles, name: str, read: Callable[[Any], T], missing: T | None = None, repeat: str = "train"
+) -> T:
     """Parse the content of a JSON file of a run with `read`.
 
     Args:
         files: Files of the run.
         name: File, relative to the run folder.
         read: Function of the content.
+        missing: Result for a missing file; None to refuse it.
         repeat: What to do again to restore the file, for the message.
     """
     path = files.run.path / name
+    if missing is not None and not path.is_file():
+        return missing
     try:
         return read(files.run.read_json(name))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
@@ -34,3 +39,10 @@ def score_and_interval(value: Mapping[str, Any]) -> tuple[str, str]:
     if estimate is None:
         return "none", ""
     return percent(estimate), "" if low is None or high is None else f"{100 * low:.1f} and {100 * high:.1f}"
+
+
+def warn_few_images(images: int) -> list[str]:
+    """Return a warning about few test images; none before the test."""
+    if not 0 < images < FEW_IMAGES:
+        return []
+    return [f"{counted(images, 'test image')} are few: the score and its interval are both uncertain."]

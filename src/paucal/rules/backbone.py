@@ -19,15 +19,9 @@ from paucal.types import UserError, height_and_width
 
 
 def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) -> tuple[BackboneSpec, list[str]]:
-    """Describe the backbone, with constructor arguments that suit the image size.
+    """Describe the backbone, with constructor arguments that suit the image size, and return notes on the choices.
 
     The user's arguments take precedence over chosen ones.
-
-    Returns:
-        The description, and notes on choices and doubts.
-
-    Raises:
-        UserError: the name is unknown, or the backbone cannot take images of that size.
     """
     size, name = height_and_width(settings.img_size), settings.model
     user_arguments = model_arguments(settings.model_args)
@@ -57,11 +51,7 @@ class Shape:
 
 
 def backbone_shape(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Shape:
-    """Return the shape of the last grid and the kind of network, without running the model.
-
-    Raises:
-        UserError: as `backbone_spec` does.
-    """
+    """Return the shape of the last grid and the kind of network, without running the model."""
     return _shape_of(model or "", height_and_width(img_size or USUAL_SIDE), tuple(model_args or ()))
 
 

@@ -92,18 +92,12 @@ def without_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str
 
 
 def store_frame(frame: Any, image: str | None = None, root: str | os.PathLike[str] | None = None) -> dict[str, str]:
-    """Store a table in the cache.
+    """Store a table in the cache; return the settings `data`, `image_column` and, for paths, `data_root`.
 
     Args:
         frame: Table with a row per image.
         image: Column of paths, pictures or encoded bytes; None for the first with a usual name, such as "path".
         root: Folder that the paths are relative to; None for the working directory.
-
-    Returns:
-        The settings `data`, `image_column` and, for paths, `data_root`.
-
-    Raises:
-        UserError: There are no rows, no such column, or its values are neither paths nor images.
     """
     return store_columns(columns_of(frame), image, root)
 
@@ -133,11 +127,7 @@ def store_table(columns: Mapping[str, Sequence[Any]]) -> Path:
 def images_of_frame(
     frame: Any, image: str | None = None, root: str | os.PathLike[str] | None = None
 ) -> list[str | ImageInMemory]:
-    """Return the paths or pictures of a table's rows; see `store_frame`.
-
-    Raises:
-        UserError: There is no such column, or its values are neither paths nor images.
-    """
+    """Return the paths or pictures of a table's rows; see `store_frame`."""
     columns, pictures = columns_of(frame), []
     for row, value in enumerate(columns[find_image_column(columns, image)], start=1):
         if isinstance(value, str | os.PathLike):

@@ -91,12 +91,7 @@ class SplitImages:
 
 
 def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
-    """Return settings with absolute paths.
-
-    Args:
-        settings: Settings with `data` and `data_root`.
-        paths: Names of further settings that may be paths.
-    """
+    """Return settings with absolute paths; `paths` names further settings that may be paths."""
     changes = {}
     if is_named(settings.data, settings.data_root):
         # With a root, a name remains a name even if a folder is called the same.
@@ -122,35 +117,17 @@ def _absolute_path(path: str) -> str:
 
 
 def reading_for(image_size: Sequence[int] | None, like: Reading = WHOLE) -> Reading:
-    """Return how to read images for a network with a given image size.
-
-    Args:
-        image_size: Side, or (height, width), in pixels; None for whole images.
-        like: Channels and value range of the reading; a missing range is measured.
-    """
+    """Return how to read images for an image size; None for whole images. A missing value range is measured."""
     return replace(like, side=None if image_size is None else side_for(image_size))
 
 
 def first_reading(settings: DataSettings, images: ImageSet, stored: Reading | None = None) -> Reading:
-    """Return the channels and the value range for reading images.
-
-    Args:
-        settings: Settings, which may give the number of channels.
-        images: Images, whose headers have it by default.
-        stored: Reading of a resumed run.
-
-    Raises:
-        UserError: The images differ in their channels.
-    """
+    """Return how to read images: as a resumed run does, or with the channels of the settings or the images' headers."""
     return stored or Reading(channels=settings.channels or count_channels(images))
 
 
 def as_read(images: ImageSet, settings: DataSettings) -> ImageSet:
-    """Return images that are checked with the channels and the value ranges of a run, without decoding them now.
-
-    Raises:
-        UserError: The images differ in their channels.
-    """
+    """Return images that are checked with the channels and the value ranges of a run, without decoding them now."""
     if images.stream is not None:  # reading a sample could download many shards
         return images
     reading, _ = with_value_ranges(first_reading(settings, images), images)
@@ -160,40 +137,17 @@ def as_read(images: ImageSet, settings: DataSettings) -> ImageSet:
 def load_images(
     settings: DataSettings, advance: Advance | None = None, labelled: bool = True, reading: Reading = WHOLE
 ) -> ImageSet:
-    """Open the images and decode each once; decoded images are cached if there is space.
-
-    Args:
-        settings: Location of the images, and the classes to use.
-        advance: Called with (images read, images in total).
-        labelled: Whether the images need labels; otherwise any nesting of folders is accepted.
-        reading: Size and channels to read.
-
-    Raises:
-        UserError: There are no images, their layout is unknown, or some cannot be read.
-    """
+    """Open the images and decode each once; images without labels may be nested to any depth."""
     return decoded(find_images(settings, labelled, advance), settings, reading, advance)
 
 
 def decoded(images: ImageSet, settings: DataSettings, reading: Reading, advance: Advance | None = None) -> ImageSet:
-    """Decode each image of a set once; decoded images are cached if there is space.
-
-    Raises:
-        UserError: Some images cannot be read, and the settings do not allow skipping them.
-    """
+    """Decode each image of a set once; decoded images are cached if there is space."""
     return prepare_images(without_decoded_copies(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
 
 
 def find_images(settings: DataSettings, labelled: bool = True, advance: Advance | None = None) -> ImageSet:
-    """Open the images without reading their pixels.
-
-    Args:
-        settings: Location of the images, and the classes to use.
-        labelled: Whether the images need labels.
-        advance: Called with (shards read, shards in total) for shards.
-
-    Raises:
-        UserError: There are no images, or their layout is unknown.
-    """
+    """Open the images without reading their pixels; `advance` is called with (shards read, shards in total)."""
     images = open_images(
         settings.data,
         labelled=labelled,
@@ -231,14 +185,7 @@ def with_label_maps(data: SplitImages, labels: str | None, method: str, advance:
 def open_again(
     run: RunFolder, advance: Advance | None = None, download: bool = False, reading: Reading = WHOLE
 ) -> ImageSet:
-    """Open the images of a finished run from their stored location.
-
-    Args:
-        run: Run folder.
-        advance: Called with (images read, images in total).
-        download: Whether a missing published data set may be downloaded.
-        reading: Size and channels to read.
-    """
+    """Open the images of a finished run from their stored location."""
     run_settings = run.settings
     if "data" not in run_settings:
         raise UserError(f"{str(run.config)!r} does not name its data; give DATA.")
@@ -262,11 +209,7 @@ def open_again(
 
 
 def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
-    """Return the preprocessing of a resumed run; None if not stored yet.
-
-    Raises:
-        UserError: The run's model card is damaged.
-    """
+    """Return the preprocessing of a resumed run; None if not stored yet."""
     card = stored_card(run)
     return None if card is None else card.preprocessing
 

@@ -40,16 +40,7 @@ class InMemory:
 def open_sources(
     sources: Sequence[str | ImageInMemory], console: Console, reading: Reading
 ) -> list[ImageSet | InMemory]:
-    """Open images, folders (to any depth), Parquet files, patterns and pictures, in the order given.
-
-    Args:
-        sources: Paths, patterns and pictures to open.
-        console: Console for notes about the images.
-        reading: Size and channels with which the model's images are read.
-
-    Raises:
-        UserError: A path does not exist, or a pattern matches no image.
-    """
+    """Open images, folders (to any depth), Parquet files, patterns and pictures, in the order given; print notes."""
     image_sets: list[ImageSet | InMemory] = []
     for source in sources:
         image_sets += _open_path(source, console) if isinstance(source, str) else [InMemory(source)]
@@ -60,12 +51,7 @@ def open_sources(
 
 
 class Pictures:
-    """The pictures of some sources, one after the other, by their position among all.
-
-    Args:
-        sources: Sources of the pictures.
-        reading: Size and channels with which the model's images are read.
-    """
+    """The pictures of some sources, one after the other, by their position among all, read as the model's images."""
 
     def __init__(self, sources: Sequence[ImageSet | InMemory], reading: Reading) -> None:
         self._sources, self._reading = sources, reading
@@ -94,11 +80,7 @@ class Pictures:
         return "" if stamp is None else f"{stamp.size} {stamp.changed}"
 
     def read(self, position: int) -> Image.Image:
-        """Return a picture, read as the model's images are.
-
-        Raises:
-            UnreadableImage: It cannot be decoded.
-        """
+        """Return a picture, read as the model's images are; raises `UnreadableImage` if it cannot be decoded."""
         number, index = self._source_and_index(position)
         store, images = self._stores[number], self._sources[number]
         if isinstance(images, InMemory):
@@ -128,17 +110,7 @@ class Pictures:
 def read_all(
     sources: Sequence[ImageSet | InMemory], reading: Reading, on_bad: str, console: Console
 ) -> Iterator[Picture]:
-    """Yield (path, picture), one at a time; the path of a picture in memory is None.
-
-    Args:
-        sources: Sources of the pictures.
-        reading: Size and channels with which the model's images are read.
-        on_bad: "refuse" or "skip" for unreadable images.
-        console: Console for the names of skipped images.
-
-    Raises:
-        UserError: An image cannot be read and `on_bad` is "refuse".
-    """
+    """Yield (path, picture), one at a time; the path of a picture in memory is None. `on_bad` is "refuse" or "skip"."""
     pictures = Pictures(sources, reading)
     for position in range(len(pictures)):
         picture = pictures.read_or_skip(position, on_bad, console)

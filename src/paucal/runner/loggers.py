@@ -146,9 +146,6 @@ class Loggers:
         run: Run folder, which stores the loggers' ids of the run.
         names: Names from `KINDS`; empty on all processes but the first.
         console: Console for the locations of the logs and for errors.
-
-    Raises:
-        UserError: On entering: a package is missing or a logger cannot be started.
     """
 
     def __init__(self, run: RunFolder, names: Sequence[str] | None, console: Console) -> None:

@@ -30,12 +30,7 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
     """Refuse a run whose steps cannot fit in the memory, and return a remark if it needs much.
 
     The estimate is a lower bound: weights with their optimizer, and the activations of a forward pass. No model is
-    built for it.
-
-    Args:
-        settings: Resolved settings.
-        spec: Backbone of the run.
-        views: Pixels of all views of an image, as a multiple of the backbone's image size.
+    built for it. `views` are the pixels of all views of an image, as a multiple of the backbone's image size.
     """
     check_step(settings.effective_batch)
     batch_size = 1 if settings.batch_size == "auto" else settings.images_per_pass

@@ -27,9 +27,6 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
     """Check the output folder of a run before any work is done, and return the settings with its absolute path.
 
     If an interrupted command left the previous run set aside, that run is moved back first.
-
-    Raises:
-        UserError: The folder is not writable, is inside the images, or holds files that may not be replaced.
     """
     read_paths = {flag(name): str(value) for name in reads if (value := getattr(settings, name)) is not None}
     for name, value in read_paths.items():
@@ -60,7 +57,7 @@ def refuse_inside_images(
     """Refuse results inside a folder of images, where they would later be read as images or as a class.
 
     Args:
-        path: Folder or file of results.
+        path: Folder or file of results, given by `flag`.
         images: Locations of images by flag.
         root: Folder of published data sets.
         flag: Flag that names the results.
@@ -81,11 +78,7 @@ def check_results(
 ) -> None:
     """Refuse a folder for evaluation results that is not writable or has files that would be overwritten.
 
-    Args:
-        folder: Folder of results.
-        images: Locations of images by flag.
-        root: Folder of published data sets.
-        more: Further file names that this evaluation writes.
+    `images` are locations by flag, and `more` are further files that this evaluation writes.
     """
     refuse_inside_images(folder, images, root)
     try_folder(folder)
@@ -102,11 +95,7 @@ def check_results(
 
 
 def check_file(text: str, images: Mapping[str, str | None], root: str | None, flag: str) -> Path:
-    """Return the path of a picture to write.
-
-    Raises:
-        UserError: It exists, is not writable, or is inside the images.
-    """
+    """Return the path of a picture to write, which must be new, writable, and outside of the images."""
     path = named_path(text, flag)
     refuse_inside_images(path, images, root, flag)
     check_writable(path, flag)

@@ -15,14 +15,7 @@ from paucal.runner.input_images import Pictures
 def choose_for_pictures(
     model: TrainedModel, asked: str | None, pictures: Pictures, console: Console
 ) -> PrecisionChoice:
-    """Return the precision for some pictures, measured on the first of them.
-
-    Args:
-        model: Model with a classifier.
-        asked: `--precision`; None to measure.
-        pictures: Pictures to classify.
-        console: Console that shows what was measured.
-    """
+    """Return the precision for some pictures: as asked, or measured on the first of them, which is then printed."""
     if asked is not None:
         return GIVEN[asked]
     sample: list[Image.Image] = []
@@ -36,14 +29,7 @@ def choose_for_pictures(
 
 
 def measure_on(model: TrainedModel, few: Sequence[Image.Image], count: int | None, console: Console) -> PrecisionChoice:
-    """Return the precision that measurements on a few pictures prefer; float32 without pictures.
-
-    Args:
-        model: Model with a classifier.
-        few: Some of the pictures to classify.
-        count: Total number of pictures; None if unknown.
-        console: Console that shows what was measured.
-    """
+    """Return the precision that measurements on a few of `count` pictures prefer; float32 without pictures."""
     if (
         not few or model.device.type != "cpu" or type(model.card) is not ModelCard
     ):  # regressions have no classes to compare

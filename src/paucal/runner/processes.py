@@ -121,8 +121,7 @@ def broadcast_value(value: T) -> T:
 def run_on_rank_zero(act: Callable[[], None]) -> None:
     """Call a function on the first process while the others wait; every process must call this.
 
-    Raises:
-        UserError: On the others, if the function failed on the first process.
+    If it fails, the others raise a UserError.
     """
     if not is_distributed() or dist.get_rank() == 0:
         try:

@@ -46,11 +46,7 @@ class Writing:
         self._replaced = False
 
     def begin(self, output: str | None, overwrite: bool) -> RunFolder:
-        """Create the folder of a new run, and set aside the run that it replaces.
-
-        Raises:
-            UserError: The folder holds something that may not be replaced, or another process writes there.
-        """
+        """Create the folder of a new run, and set aside the run that it replaces."""
         if output is not None and overwrite and is_taken(Path(output)):
             self._set_aside(Path(output))
         run = create_run(None if output is None else Path(output))
@@ -210,22 +206,14 @@ def store_changes(run: RunFolder, settings: Any, origin: Mapping[str, str]) -> N
 
 
 def stored_split(run: RunFolder, images: ImageSet) -> Split:
-    """Return the stored split of a run with its description.
-
-    Raises:
-        UserError: The file cannot be read, or the images are not those of the run.
-    """
+    """Return the stored split of a run with its description."""
     split = read_split(run.split, images)
     description = run.read_yaml(run.config.name).get("split")
     return Split(split.strings, str(description), split.groups) if description else split
 
 
 def typed_settings(values: Any, kind: type[S]) -> S:
-    """Build settings from the values of a file, each of which must have its setting's type.
-
-    Raises:
-        TypeError: A name is unknown, or a value has another type.
-    """
+    """Build settings from the values of a file; raises a TypeError for an unknown name or a value of another type."""
     if not isinstance(values, dict):
         raise TypeError("not a mapping of settings")
     known_fields, hints, values_by_name = setting_fields(kind), hints_of(kind), {}

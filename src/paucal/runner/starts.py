@@ -112,11 +112,7 @@ def load_start(
 ) -> LoadReport | None:
     """Load the initial weights into every backbone of an objective; heads of extra losses stay random.
 
-    Returns:
-        A report on the loaded weights; None for random weights.
-
-    Raises:
-        UserError: The weights cannot be read or downloaded, or do not fit.
+    Returns a report on the loaded weights; None for random weights.
     """
     if start.read is None:
         return start.record
@@ -230,12 +226,8 @@ class Choice:
 def may_choose_start(settings: ModelSettings, given: Collection[str], named: Collection[str] = ()) -> bool:
     """Return whether a run may choose its pretrained weights itself.
 
-    It may if no start was given, or if the start is "auto", as in the config of a run that chose its own weights.
-
-    Args:
-        settings: Settings of the run.
-        given: Names of the settings that were given.
-        named: Names of further settings that rule out an automatic choice if they are given.
+    It may if no start was given, or if the start is "auto", as in the config of a run that chose its own weights. The
+    settings in `named` rule it out if they are given.
     """
     return settings.init == AUTO or (settings.init is None and not {"init", *named} & set(given))
 
@@ -243,13 +235,7 @@ def may_choose_start(settings: ModelSettings, given: Collection[str], named: Col
 def choose_start(settings: J, given: Mapping[str, str], side: int) -> tuple[J, dict[str, str], Choice]:
     """Choose the pretrained weights of a run, and with them its model if none was given.
 
-    Args:
-        settings: Settings of the run.
-        given: Origin of each setting that was given.
-        side: Median of the images' shorter sides in pixels.
-
-    Returns:
-        The settings, the origins with the reason of the choice, and the choice.
+    `side` is the median of the images' shorter sides in pixels. The origins get the reason of the choice.
     """
     choice = choose(settings.model, settings.device or best_device()[0], side)
     origin = {**given, "init": f"auto: {choice.why}"}
@@ -262,10 +248,7 @@ def choose_start(settings: J, given: Mapping[str, str], side: int) -> tuple[J, d
 def choose(model: str | None, device: str, side: int) -> Choice:
     """Look for pretrained weights in installed packages, in the cache, and briefly on the network.
 
-    Args:
-        model: timm name that the user asked for; None for any.
-        device: Name "cpu", "cuda" or "mps".
-        side: Median of the images' shorter sides in pixels.
+    `model` is None for any; `side` is the median of the images' shorter sides in pixels.
     """
     if side < TINY:
         return Choice((), f"images of {side} pixels are too small for pretrained weights")

@@ -45,14 +45,7 @@ Manifest = dict[str, tuple[str, int]]  # digest and size of each file
 
 
 class StoredRun:
-    """A run on object storage.
-
-    Args:
-        url: Location that fsspec can write, such as "s3://bucket/runs/flowers".
-
-    Raises:
-        UserError: A package is missing, or the URL is invalid.
-    """
+    """A run on object storage, at a URL that fsspec can write, such as `s3://bucket/runs/flowers`."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -153,9 +146,7 @@ class StoredRun:
     def publish(self, folder: Path, confirm: Callable[[], None] = lambda: None) -> None:
         """Copy the changed files of a folder, then a manifest; remove objects that the last two manifests do not list.
 
-        Args:
-            folder: Folder of the run on this machine, which may be written at the same time.
-            confirm: Function that raises an error if this process may no longer write.
+        The folder may be written at the same time; `confirm` raises an error if this process may no longer write.
         """
         if not self._number:
             self.manifest()  # reads the last number
@@ -253,10 +244,7 @@ class StoredCopy(Callback):
 def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator[StoredCopy]:
     """Lock a run on storage and copy its folder on this machine there, within the block and at its end.
 
-    Args:
-        url: Location of the run.
-        is_resumed: Whether the run exists and is fetched first; otherwise it must not exist.
-        console: Console for messages.
+    A resumed run is fetched first; another must not exist yet.
     """
     stored_run = StoredRun(url)
     local_home = folder_of_runs() / hashlib.blake2b(stored_run.url.encode(), digest_size=16).hexdigest()

@@ -111,12 +111,7 @@ class TimedJob(Job[S, A, R]):
 
     @abstractmethod
     def measure(self, setup: A, threads: bool = False) -> Pace:
-        """Time a few steps and evaluations; the objective is restored afterwards.
-
-        Args:
-            setup: Setup of the run.
-            threads: Whether to choose the number of threads first, if other programs use the same cores.
-        """
+        """Time a few steps and evaluations, after choosing the number of threads if `threads`; restore the objective."""
 
     @abstractmethod
     def fit_length(self, setup: A, pace: Pace, left: float) -> Length:
@@ -225,13 +220,7 @@ def store_time_plan(run: RunFolder, plan: TimePlan) -> None:
 
 
 def add_time_plan(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
-    """Return the plan of a run with its time plan; unchanged if it has none.
-
-    Args:
-        run: Folder of the run.
-        plan: Plan from the settings.
-        planned_at: `time.monotonic()` at which the length was planned, or the run was resumed.
-    """
+    """Return a plan with the stored time plan of its run, if any; the time since `planned_at` counts as spent."""
     path = run.path / FILE
     if not path.is_file():
         return plan
@@ -245,12 +234,7 @@ def add_time_plan(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
 
 
 def describe_change(plan: Plan, pace: float) -> str:
-    """Return the message about a corrected length of a run.
-
-    Args:
-        plan: Corrected plan.
-        pace: Current seconds of a step.
-    """
+    """Return the message about a corrected length of a run, given the current seconds of a step."""
     assert plan.time is not None
     change, previous_plan = plan.changes[-1], replace(plan, changes=plan.changes[:-1])
     if change.total_steps == previous_plan.last_step:

@@ -104,11 +104,7 @@ def check_sync(settings: JobSettings) -> None:
 
 
 def with_joint_norms(settings: JobSettings, module: M) -> M:
-    """Return a module with synchronised batch norms, if requested for several processes.
-
-    Raises:
-        UserError: The processes are not on GPUs.
-    """
+    """Return a module with synchronised batch norms, if requested for several processes."""
     if not getattr(settings, "sync_bn", False) or settings.processes == 1:
         return module
     check_sync(settings)

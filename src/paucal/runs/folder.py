@@ -153,19 +153,11 @@ class RunFolder:
         write_text(self.path / name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     def read_yaml(self, name: str) -> dict[str, Any]:
-        """Read a mapping written by `write_yaml`.
-
-        Raises:
-            UserError: The file is missing, too large or not a YAML mapping.
-        """
+        """Read a mapping written by `write_yaml`."""
         return _read_mapping(self.path / name, parse_yaml, MAX_CONFIG_BYTES)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read a mapping written by `write_json`.
-
-        Raises:
-            UserError: The file is missing, too large or not a JSON mapping.
-        """
+        """Read a mapping written by `write_json`."""
         return _read_mapping(self.path / name, parse_json, MAX_TEXT_BYTES)
 
     def write_rows(self, rows: Sequence[Mapping[str, float]]) -> None:
@@ -189,11 +181,7 @@ class RunFolder:
 
 
 def create_run(output: Path | None, root: Path = Path("runs")) -> RunFolder:
-    """Create a new, empty run folder: `output`, or the next free number below `root`.
-
-    Raises:
-        UserError: `output` exists and is not empty; the message says what to do.
-    """
+    """Create a new, empty run folder: `output`, or the next free number below `root`."""
     if output is not None and is_taken(output):
         raise UserError(f"--output: {str(output)!r} exists already{_advice_on_run(output)}.")
     path = next_numbered(root) if output is None else output
@@ -230,11 +218,7 @@ def open_run(path: str | Path) -> RunFolder:
 
 
 def open_model_folder(path: str | Path) -> RunFolder:
-    """Open the folder of a model: a run, see `open_run`, or `model.json` and `model.safetensors` alone.
-
-    Raises:
-        UserError: There is neither at this path.
-    """
+    """Open the folder of a model: a run, see `open_run`, or `model.json` and `model.safetensors` alone."""
     folder = RunFolder(Path(path))
     is_alone = folder.card.is_file() and folder.weights.is_file() and not folder.config.exists()
     return folder if is_alone else open_run(path)

@@ -69,11 +69,7 @@ class LedgerWriter:
         os.write(self._file, json.dumps(asdict(start)).encode() + b"\n")
 
     def write(self, step: int, images: NDArray[np.uint64]) -> None:
-        """Append the images of a forward pass.
-
-        Raises:
-            OSError: The disk is full.
-        """
+        """Append the images of a forward pass; raises an OSError if the disk is full."""
         content = images.astype(_HASH).tobytes()
         record = _RECORD.pack(step, len(images), zlib.crc32(content)) + content
         if os.write(self._file, record) != len(record):

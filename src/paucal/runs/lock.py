@@ -79,11 +79,7 @@ class RunLock:
             self.path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise a UserError if another process has taken over the lock.
-
-        Raises:
-            UserError: Another process holds it, since this one was suspended for long.
-        """
+        """Raise a UserError if another process has taken over the lock, since this one was suspended for long."""
         if time.monotonic() - self._last_beat > 3 * BEAT:  # the process and its thread may have been suspended
             self._renew()
         if self.lost:
@@ -128,12 +124,7 @@ class RunLock:
 
 @contextmanager
 def sole_writer(folder: Path, what: str) -> Iterator[RunLock]:
-    """Create a folder if it is missing, and lock it within the block.
-
-    Args:
-        folder: Folder of results that take long to write.
-        what: Kind of folder, for messages.
-    """
+    """Create a folder of results that take long to write if it is missing, and lock it within the block."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock(folder, what)
     lock.acquire()

@@ -140,8 +140,7 @@ def was_set_aside(path: Path) -> bool:
 def settle(path: Path) -> bool:
     """Clean up after a replacement that was killed; return whether the old run was moved back.
 
-    Raises:
-        UserError: The new run is being written.
+    A new run that is still being written raises a UserError.
     """
     if not was_set_aside(path):
         return False

@@ -27,7 +27,7 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
         command: Command of the run, whose folder is on a shared disk.
         processes: Processes that train together.
         device: Device of the run; None for the best one of the cluster.
-        threads: CPUs of each process; None for an equal share of this machine's.
+        threads: CPUs of each process; None for an equal share of the cluster's.
     """
     ray = import_ray()
     from ray.train import FailureConfig, RunConfig, ScalingConfig  # imported here, as Ray is

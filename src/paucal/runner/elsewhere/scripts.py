@@ -29,12 +29,7 @@ _TO_CHANGE = {
 def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, options: Mapping[str, str | int]) -> str:
     """Return a batch script that starts or resumes a run, and is requeued if the run was stopped.
 
-    Args:
-        command: Command of the run.
-        devices: Processes on each machine.
-        nodes: Machines.
-        on_gpu: Whether each process has a GPU.
-        options: Further options of sbatch, by their names in submitit or in sbatch.
+    `options` are further options of sbatch, by their names in submitit or in sbatch.
     """
     if re.search(r"[\x00-\x1f\x7f\\]", command.run):
         raise UserError(

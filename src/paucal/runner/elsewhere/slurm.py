@@ -63,15 +63,9 @@ def submit(
     options: Mapping[str, str | int],
     cluster: str = "slurm",
 ) -> Any:
-    """Submit a run, and return submitit's job.
+    """Submit a run with `devices` processes on each of `nodes` machines, and return submitit's job.
 
-    Args:
-        command: Command of the run.
-        devices: Processes on each machine.
-        nodes: Machines.
-        on_gpu: Whether each process has a GPU.
-        options: Further options of the job, by their names in submitit.
-        cluster: "slurm", or submitit's "local" for a process on this machine.
+    `options` are named as in submitit; `cluster` may be submitit's "local" for a process on this machine.
     """
     submitit = import_package("slurm")
     if cluster == "slurm":

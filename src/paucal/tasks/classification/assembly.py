@@ -90,12 +90,7 @@ def assemble(
 ) -> TrainingSetup:
     """Open the data, choose the settings that were not given and build the objective, without writing anything.
 
-    Args:
-        settings: Settings as given or stored.
-        given: Origin of each setting that was given.
-        bars: Function that shows a progress bar.
-        run: Run to resume, with its split; None for a new one.
-        opened: Images of the run if they are open already.
+    `opened` are the images of the run if they are open already.
     """
     chooses_start = run is None and _may_choose_start(settings, given)
     unresolved = settings, given
@@ -175,14 +170,7 @@ def _plan(settings: TrainSettings, facts: DataAndMachine, tune_record: TuneRecor
 def _open_tune_record(settings: TrainSettings, choice: Choice, run: RunFolder | None, whole: bool) -> TuneRecord | None:
     """Return the stored or a new record of auto-tuning; None for a run without it.
 
-    Args:
-        settings: Resolved settings of the run.
-        choice: Pretrained weights to start from.
-        run: Run to resume; None for a new one.
-        whole: Whether the features of all images fit in memory, as a probe needs; False for shards.
-
-    Raises:
-        UserError: The length or the learning rates of a new run are invalid.
+    `whole` says whether the features of all images fit in memory, as a probe needs; they do not for shards.
     """
     if run is not None:
         return read_record(run)

@@ -73,13 +73,7 @@ class Result(EvaluatedRun):
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    """The final evaluation of a run's model.
-
-    Attributes:
-        report: Report on the test images.
-        finish: Changes of the model after its last step.
-        calibrated: Calibration before and after temperature scaling; None without it.
-    """
+    """The report on the test images, the changes of the model after its last step, and its calibration, if any."""
 
     report: Report
     finish: Finish

@@ -142,13 +142,7 @@ def clear_epochs(run: RunFolder, setup: TrainingSetup) -> None:
 
 @dataclass(frozen=True)
 class _TunedWeights:
-    """The best tuned weights, averaged or not, even if the run keeps another model.
-
-    Attributes:
-        module: Network with these weights.
-        epochs: Epochs that the weights come from.
-        score: Score on the validation images.
-    """
+    """A network with the best tuned weights, averaged over some epochs or not, even if the run keeps another model."""
 
     module: nn.Module
     epochs: tuple[int, ...]

@@ -91,14 +91,7 @@ def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Cons
     """Train once per fold and evaluate each model on the fold that it has not seen.
 
     Finished folds are not trained again and a stopped one is resumed, so the same call continues after an interrupt.
-
-    Args:
-        settings: Settings of every run, with `folds`; `--time` and `--time-limit` apply to each run.
-        given: Origin of each setting that was given.
-        console: Console for messages and progress.
-
-    Returns:
-        The scores, or the point at which a run was stopped.
+    `--time` and `--time-limit` apply to each run. Returns the scores, or the point at which a run was stopped.
     """
     folds = settings.folds
     if folds is None or settings.fold is not None:

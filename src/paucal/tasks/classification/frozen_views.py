@@ -133,19 +133,9 @@ def keep_views(
     objective: Objective,
     advance: Advance | None = None,
 ) -> Iterator[FrozenViews]:
-    """Compute the activations of `settings.frozen_views` views of some images, and remove them afterwards.
+    """Compute the activations of `settings.frozen_views` views of some images, and remove them after the block.
 
-    Args:
-        folder: Folder for the file.
-        data: Images of the run.
-        images: (N,) positions of the training images.
-        preprocess: Preprocessing of the images.
-        settings: Settings of the run.
-        objective: Objective with frozen stages; it is moved to the run's device.
-        advance: Called with (views done, views in total).
-
-    Raises:
-        UserError: The network or the settings do not allow it, or there is no space.
+    The objective, which has frozen stages, is moved to the run's device. `advance` is called with (views done, N views).
     """
     count = settings.frozen_views
     rows = np.full(len(data.images), -1, dtype=np.int64)
@@ -211,13 +201,7 @@ def _check_frozen_stages(
 
 
 def most_views(folder: Path, images: int, n_bytes: int) -> int:
-    """Return how many views fit in a quarter of the free memory and half of the free disk.
-
-    Args:
-        folder: Folder for the file.
-        images: Number of training images.
-        n_bytes: Bytes of the activations of one image.
-    """
+    """Return how many views of `n_bytes` per image fit in a quarter of the free memory and half of the free disk."""
     free_space = min(int(MEMORY_SHARE * available_memory()), free_bytes(folder))
     return free_space // max(1, images * n_bytes)
 

@@ -36,10 +36,7 @@ def too_few_for_test(settings: TrainSettings, images: ImageSet) -> bool:
 def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = False) -> SplitImages:
     """Split the images, and use fewer training images if the settings say so.
 
-    Args:
-        settings: Settings of the run.
-        images: Images.
-        keep_test: Whether a test part is split off even from very few images.
+    With `keep_test`, a test part is split off even from very few images.
     """
     shares = settings.given_fractions
     if settings.split is not None:
@@ -64,9 +61,7 @@ def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = Fa
 def quick_check(data: SplitImages, seconds: float = READING_SECONDS) -> list[Finding]:
     """Return findings about a run's images without decoding any, most serious first.
 
-    Args:
-        data: Images and their split.
-        seconds: Time limit in seconds for reading files to find copies.
+    Files are read for at most `seconds` to find copies.
     """
     images = data.images
     checked_set = CheckedSet(images, data.split.parts, len(set(images.declared)) > 1)

@@ -33,11 +33,7 @@ PAD_SHARE = 8  # a padded crop shifts by up to 1/8 of the side
 def run_preprocessing(
     settings: TrainSettings, data: SplitImages, start: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
-    """Return the preprocessing of a run: as stored, or from its settings and its pretrained weights.
-
-    Raises:
-        UserError: The run's model card is damaged.
-    """
+    """Return the preprocessing of a run: as stored, or from its settings and its pretrained weights."""
     stored = stored_preprocessing(run)
     if stored is not None and stored.image_size == height_and_width(settings.img_size):
         return stored  # a card with another image size belongs to the probe

@@ -27,14 +27,7 @@ def draw_mistakes(
     """Draw up to 8 of the most confident mistakes with attribution maps of the predicted class and of the label.
 
     There is no picture without mistakes, or if no method can explain the model. No error is raised, since the scores
-    matter more than the picture.
-
-    Args:
-        folder: Folder for the pictures.
-        predictions: Predictions for images of the set; their ids are positions in it.
-        images: Set of images.
-        model: Model that made the predictions.
-        say: Function that prints why a picture is missing despite mistakes.
+    matter more than the picture; `say` prints the reason.
     """
     path = folder / NAME
     try:

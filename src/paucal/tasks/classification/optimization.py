@@ -18,11 +18,7 @@ START_LR = 1e-3  # share of the peak; the published code warms up from 1e-6 to 1
 
 
 def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan:
-    """Return the plan of the run: length, seed, hardware, and mixing of images.
-
-    Raises:
-        UserError: The device is not available, or a setting does not fit the number of devices.
-    """
+    """Return the plan of the run: length, seed, hardware, and mixing of images."""
     check_sync(settings)
     mixing = None
     if settings.mixup or settings.cutmix:
@@ -62,8 +58,7 @@ def fit_batch(
 ) -> tuple[TrainSettings, str]:
     """Halve the batch, and double the accumulation, until a training step fits in the device's memory.
 
-    Returns:
-        The settings, with the same effective batch, and the reason.
+    Returns the settings, with the same effective batch, and the reason.
     """
     usual = settings.images_per_pass
     if settings.device != "cuda":

@@ -42,11 +42,7 @@ def open_unlabelled(settings: TrainSettings) -> ImageSet:
 
 
 def usable_images(settings: TrainSettings, data: SplitImages, max_images: int, console: Console) -> ImageSet:
-    """Return decoded images without labels, without copies of the run's images.
-
-    Raises:
-        UserError: There are no images, or none can be read.
-    """
+    """Return decoded images without labels, without copies of the run's images."""
     images, max_images = open_unlabelled(settings), min(max_images, MAX_IMAGES)
     if len(images) > max_images:
         console.say(f"note: {max_images} of the {len(images)} images without labels are used")

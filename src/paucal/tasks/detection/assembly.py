@@ -70,11 +70,7 @@ class DetectionSetup(RunSetup[DetectSettings]):
 
 
 def check(settings: DetectSettings) -> None:
-    """Refuse settings that contradict each other or that detection does not support.
-
-    Raises:
-        UserError: A setting is invalid.
-    """
+    """Refuse settings that contradict each other or that detection does not support."""
     if not settings.data:
         raise UserError("DATA is missing: give a folder of images with boxes, such as 'paucal detect bccd/'.")
     default = DetectSettings()
@@ -177,11 +173,7 @@ def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder |
 
 
 def _require_objects(split: Split, boxed: BoxedImages) -> Split:
-    """Return the split without validation images that show no object: each state of the detector would score 0.
-
-    Raises:
-        UserError: No test image shows an object, so the detector could not be scored.
-    """
+    """Return the split without validation images that show no object: each state of the detector would score 0."""
     test, val = split.indices("test"), split.indices("val")
     if len(test) and not boxed.count_boxes(test):
         raise UserError(
@@ -243,11 +235,7 @@ def _decode(
 
 
 def detector_backbone(settings: DetectSettings) -> tuple[BackboneSpec, list[str]]:
-    """Return the backbone that settings describe, and notes on its image size.
-
-    Raises:
-        UserError: The backbone's name is unknown, or it cannot take images of this size.
-    """
+    """Return the backbone that settings describe, and notes on its image size."""
     canvas = -(-max(settings.img_size) // MULTIPLE) * MULTIPLE
     return backbone_spec(replace(settings, img_size=[canvas, canvas]), 0)
 

@@ -59,14 +59,7 @@ def detect_all(
     device: torch.device,
     progress: Callable[[int], None] | None = None,
 ) -> dict[int, Detections]:
-    """Return the objects that a detector finds, by the position of each image.
-
-    Args:
-        detector: Detector, which takes images and their sizes. Its training modes are restored.
-        batches: Batches of images as a deployed detector sees them.
-        device: Device of the detector.
-        progress: Function called with the number of finished images.
-    """
+    """Return the objects that a detector finds, by the position of each image; report the images done to `progress`."""
     detections: dict[int, Detections] = {}
     with evaluation_mode(detector):
         for batch in batches:
@@ -80,13 +73,7 @@ def detect_all(
 
 
 def rescale(answer: Mapping[str, Tensor], sides: tuple[int, int], size: tuple[int, int]) -> Detections:
-    """Return a detector's output for one image, rescaled to another size of the image.
-
-    Args:
-        answer: Output of `Detector`.
-        sides: (height, width) of the image that the detector saw.
-        size: (height, width) for the returned boxes and masks.
-    """
+    """Return a detector's output for an image of (height, width) `sides`, in the pixels of an image of `size`."""
     order = answer["scores"].argsort(descending=True).cpu()
     scale = torch.tensor([size[1] / sides[1], size[0] / sides[0]]).repeat(2)
     boxes = (answer["boxes"].float().cpu() * scale)[order].float()
@@ -105,13 +92,6 @@ def coco_document(
     """Return detections as COCO's JSON with a "score" each; annotation viewers can open it.
 
     Masks are written as packed run lengths, and the area of an object with a mask is the mask's area.
-
-    Args:
-        keys: Path of each image.
-        sizes: (height, width) of each image in pixels.
-        detections: Objects of each image.
-        classes: Names of the labels.
-        category_ids: Number of each class.
     """
     images = [
         {"id": number, "file_name": key, "height": size[0], "width": size[1]}

@@ -84,12 +84,7 @@ def _stack_maps(grids: Sequence[Tensor]) -> Tensor:
 
 
 class FrozenBackboneDetection(Detection):
-    """The losses of a detector with a frozen backbone, which sees each image once.
-
-    Args:
-        detector: Detector whose other layers learn.
-        max_bytes: Memory for feature maps of the backbone.
-    """
+    """The losses of a detector with a frozen backbone, which sees each image once; `max_bytes` limits the kept maps."""
 
     def __init__(self, detector: Detector, max_bytes: int) -> None:
         super().__init__(detector, FineTuning(freeze="backbone", eval_mode=True))
@@ -150,15 +145,7 @@ def train_first(
 ) -> FirstDetector | None:
     """Train the first detector, validate it and save it as the model of the run; continue a stopped stage.
 
-    Args:
-        run: Run folder; the stage keeps its checkpoints in a subfolder.
-        setup: Setup of the run with the number of steps of the stage.
-        watch: Validation; None without validation images.
-        console: Console for progress.
-        callbacks: Further Lightning callbacks.
-
-    Returns:
-        The record of the first detector; None if a signal stopped the stage.
+    The stage keeps its checkpoints in a subfolder of the run. Returns None if a signal stopped it.
     """
     settings, steps = setup.settings, setup.settings.heads_steps
     assert steps is not None

@@ -85,16 +85,7 @@ class BoxedImages:
 
 
 def open_boxed(location: str | Path, outlines: bool = True) -> BoxedImages:
-    """Open images with boxes.
-
-    Args:
-        location: Folder, zip or tar file, or annotation file of a set.
-        outlines: Whether to read the outlines of objects.
-
-    Raises:
-        UserError: The location does not exist or holds no annotations of boxes, or they are invalid; see
-            `read_boxes` and `check_annotations`.
-    """
+    """Open a folder, zip or tar file, or annotation file of images with boxes, and with outlines if wanted."""
     path = named_path(str(location), "DATA")
     if not path.exists():
         raise UserError(f"there is no file or folder {str(location)!r}: give a folder of images with boxes.")
@@ -171,12 +162,7 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
 def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous: list[str]) -> tuple[int, int]:
     """Return an image's own (height, width), which must be the size that its boxes were drawn on.
 
-    Args:
-        image: Annotated image.
-        store: Images of the set.
-        index: Position of the image.
-        ambiguous: Collects images whose size does not show whether their boxes were drawn before or after the EXIF
-            rotation.
+    `ambiguous` collects images whose size does not show whether their boxes were drawn before or after the EXIF rotation.
     """
     shape, is_turned = array_shape(store.source(index), image.key), False
     if shape is not None:

@@ -279,15 +279,7 @@ def detect(
 
 
 def fit_steps(pace: Pace, left: float, counts: Mapping[str, int], passes: float, most_passes: int) -> Steps:
-    """Return the longest run that fits in the remaining time.
-
-    Args:
-        pace: Measured seconds.
-        left: Remaining seconds.
-        counts: Number of images per split.
-        passes: Passes over the training images per step.
-        most_passes: Largest number of passes over the training images.
-    """
+    """Return the longest run that fits in the remaining time, with `passes` over the training images per step."""
     ending, evaluation = pace.ending(counts), pace.evaluation(counts)
     usable = left * (1 - RESERVE) - ending
     max_evaluations = int(EVALUATION_SHARE * usable / evaluation) if evaluation > 0 else MAX_EVALUATIONS

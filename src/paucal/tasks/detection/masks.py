@@ -71,13 +71,7 @@ def stack_masks(masks: Sequence[RunLengths], size: tuple[int, int]) -> Tensor:
 
 
 def paste_masks(shares: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[RunLengths, ...]:
-    """Return the masks of objects in the pixels of an image.
-
-    Args:
-        shares: (N, 1, 28, 28) mask probabilities within the objects' boxes.
-        boxes: (N, 4) corners in pixels of the image.
-        size: (height, width) of the image.
-    """
+    """Return masks in the pixels of an image from (N, 1, 28, 28) probabilities within (N, 4) boxes in pixels."""
     # One by one: a hundred objects of a photograph at once would take gigabytes.
     return tuple(
         pack_mask((paste_masks_in_image(share[None], box[None], size)[0, 0] >= MIN_MASK_PROBABILITY).numpy())
@@ -114,9 +108,6 @@ def masks_of_outlines(
         size: (height, width) of the image.
         where: Beginning of messages per box: the file, the image and the class.
         tally: Counter of "bare" boxes, without an outline, and "pixelless" ones, whose outline covers no pixel.
-
-    Raises:
-        UserError: An outline is invalid; see `mask_of_outline`.
     """
     masks: list[RunLengths] = []
     missing = 0

@@ -69,15 +69,7 @@ def _are_whole_numbers(values: Any) -> TypeGuard[list[int]]:
 def load_detector(
     run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu"
 ) -> tuple[Detector, DetectorCard, torch.device]:
-    """Load the detector of a run for predictions.
-
-    Returns:
-        The detector, its card, and the device as torch names it.
-
-    Raises:
-        UserError: The run does not exist, belongs to another command or has no saved model yet, its files do not fit
-            each other, or torch cannot use the device.
-    """
+    """Load the detector of a run for predictions, with its card and its device as torch names it."""
     with torch.random.fork_rng(devices=[]):
         detector, card, target = load_saved(run, DetectorCard, device)
     assert isinstance(detector, Detector)

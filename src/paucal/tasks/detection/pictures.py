@@ -31,12 +31,7 @@ def draw_detections(
 ) -> Image.Image:
     """Return a copy of an image with its detections, masks half-transparent, and its objects as thin white boxes.
 
-    Args:
-        image: Image; if `truth` is given, it may have another size than the annotated image.
-        detections: Detections in pixels of the annotated image.
-        classes: Names of the labels.
-        truth: Objects.
-        least: Smallest score of a detection that is drawn.
+    Detections are in pixels of the annotated image, which may have another size than `image` if `truth` is given.
     """
     picture = image.convert("RGB")
     scale = 1.0 if truth is None else picture.width / truth.size[1]

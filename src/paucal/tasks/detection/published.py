@@ -135,11 +135,7 @@ def start_of(settings: DetectSettings, run: RunFolder | None) -> Start:
 
 
 def load_published(detector: Detector, settings: DetectSettings, classes: Sequence[str], bars: Bars) -> LoadReport:
-    """Load the published detector of some settings, fetched if it is not in the cache.
-
-    Raises:
-        UserError: The weights are not in the cache and cannot be fetched, or the file is damaged.
-    """
+    """Load the published detector of some settings, fetched if it is not in the cache."""
     published = choose_published(settings, settings.masks == "on")
     names = published.weights.meta["categories"]
     tree = read_foreign(_cached_file(published, bars))

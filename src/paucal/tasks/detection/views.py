@@ -30,13 +30,7 @@ PASTED_SHARE = 0.5  # chance of pasting each object of the other image
 
 
 def evaluation_view(size: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> View:
-    """Return the view of a deployed detector: the image, resized to fit `size`.
-
-    Args:
-        size: Largest shorter and longer side in pixels, or only the largest longer side.
-        mean: Mean per channel, of pixels in [0, 1].
-        std: Standard deviation per channel.
-    """
+    """Return the view of a deployed detector: the image, resized to fit within a shorter and a longer side."""
     return v2.Compose([_random_resize(size, (1.0,)), *_normalise(mean, std)])
 
 

@@ -148,15 +148,7 @@ def _run_preprocessing(
 
 
 def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:
-    """Open images in any nesting of folders, without labels and without reading their pixels.
-
-    Args:
-        settings: Location of the images.
-        advance: Called with (shards read, shards in total) for shards.
-
-    Raises:
-        UserError: There are no images, or a list of test images in the folder is damaged.
-    """
+    """Open images in any nesting of folders, without labels and without reading their pixels."""
     images = open_images(
         settings.data,
         labelled=False,

@@ -44,12 +44,7 @@ class CollapseWatcher:
         self.healthy_epoch: float | None = None
 
     def look(self, row: Mapping[str, float], silent: bool = False) -> Verdict | None:
-        """Assess the run after an epoch.
-
-        Args:
-            row: Metrics of the epoch, see `collapse.COLUMNS`.
-            silent: Whether to print nothing, as for the epochs before a run was resumed.
-        """
+        """Assess the run after an epoch; print nothing if `silent`, as for the epochs before a run was resumed."""
         previous, self._rows = self.verdict, [*self._rows, dict(row)]
         self.verdict = self._judge(self._rows, None)
         epoch = row.get("epoch", float(len(self._rows)))

@@ -43,16 +43,9 @@ def evaluate_numbers(
     progress: Any,
     groups: NDArray[np.int64] | None = None,
 ) -> tuple[RegressionReport, Numbers]:
-    """Return the scores of a model on some images, and what it predicts for them.
+    """Return the scores of a model on the images at (N,) positions, and what it predicts for them.
 
-    Args:
-        model: Model that predicts numbers.
-        loader: Loader of the images at the positions `part`, in their order.
-        truth: (N,) true numbers of these images.
-        part: (N,) positions in the set.
-        seed: Seed of the resampling.
-        progress: Function called with (images done, all images).
-        groups: Number of the group of each image of the set; None for independent images.
+    The loader yields these images in order; `groups` has the group of each image of the set.
     """
     card = card_of(model)
     numbers = card.read(predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy())

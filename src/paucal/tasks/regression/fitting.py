@@ -74,11 +74,7 @@ def _fit_weights(features: Array, targets: Array, strength: float) -> tuple[Arra
 def fit_grades(outputs: Array, truth: Array, lowest: int, highest: int) -> tuple[Grades, float]:
     """Return the grades by maximum likelihood, and the margin of their 90 % intervals; see `Grades.read`.
 
-    Args:
-        outputs: (N,) outputs of the regression for images that it was not fitted to.
-        truth: (N,) true grades.
-        lowest: First grade.
-        highest: Last grade.
+    `outputs` are of images that the regression was not fitted to.
     """
     rows, index = np.arange(len(truth)), (truth - lowest).astype(np.int64)
 

@@ -27,11 +27,7 @@ MIN_NUMBERED = 10  # images with a number
 
 @dataclass(frozen=True, kw_only=True)
 class NumberedImages(SplitImages):
-    """Images with a number each, and their split.
-
-    Attributes:
-        targets: (N,) float64.
-    """
+    """Images with a (N,) float64 number each, and their split."""
 
     targets: NDArray[np.float64]
 

@@ -69,13 +69,9 @@ class CropTransform:
             self._change_colour = v2.ColorJitter(strength, strength, strength, strength / 4)
 
     def __call__(self, image: Any, mask: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return a normalised (C, H, W) float crop and its (H, W) uint8 class numbers.
+        """Return a normalised (C, H, W) float crop of a PIL image, and its (H, W) uint8 class numbers.
 
         A scaled image that is smaller than the crop is padded with the mean colour and unlabelled pixels.
-
-        Args:
-            image: PIL image.
-            mask: (H, W) uint8 class numbers of its pixels.
         """
         pixels = tv_tensors.Image(transforms.pil_to_tensor(image))
         classes = tv_tensors.Mask(torch.from_numpy(np.ascontiguousarray(mask)))

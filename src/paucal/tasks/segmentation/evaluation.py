@@ -30,14 +30,7 @@ def count_pixels(
 ) -> list[Tally]:
     """Count the pixels of images; the images are divided among processes, and each returns all counts.
 
-    Args:
-        network: Network to evaluate; its training mode is not changed.
-        data: Images and masks.
-        indices: Positions of the images.
-        preprocessing: Preprocessing of the images.
-        options: Windows, scales and mirroring.
-        device: Device of the network.
-        on_image: Called with the position and the (K, H, W) probabilities of each image of this process.
+    `on_image` is called with the position and the (K, H, W) probabilities of each image of this process.
     """
     statistics, pixel_counts = Normalisation(preprocessing.mean, preprocessing.std), []
     with evaluation_mode(network):

@@ -44,11 +44,7 @@ class SegmentationData(SplitImages):
 
 
 def pin_paths(settings: SegmentSettings) -> SegmentSettings:
-    """Return settings with absolute paths, and refuse an output folder among the images or masks.
-
-    Raises:
-        UserError: The output folder lies among them.
-    """
+    """Return settings with absolute paths, and refuse an output folder among the images or masks."""
     changes: dict[str, Any] = {}
     for name in PATHS:
         value = getattr(settings, name)
@@ -60,13 +56,7 @@ def pin_paths(settings: SegmentSettings) -> SegmentSettings:
 
 
 def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder | None) -> SegmentationData:
-    """Open images and masks, read each once, and divide the images.
-
-    Args:
-        settings: Settings with the paths of images and masks.
-        bars: Progress bars.
-        run: Resumed run, whose split and meaning of mask values are used; None for a new run.
-    """
+    """Open images and masks, read each once, and divide the images; a resumed run keeps its split and mask values."""
     location = settings.data or settings.images
     if location is None:
         raise UserError(

@@ -33,12 +33,7 @@ COPIES = 5  # copies of an image's probabilities in memory at a time
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a model.
-
-    Attributes:
-        width: Channels within the head.
-        dropout: Share of channels dropped in training.
-    """
+    """The head of a model: its channels, and the share of them dropped in training."""
 
     width: int
     dropout: float

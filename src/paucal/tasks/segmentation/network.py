@@ -56,11 +56,7 @@ class UperHead(nn.Module):
         self.classify = pixel_classifier(width, n_classes, dropout)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        """Return (B, K, H, W) logits at the size of the first map.
-
-        Args:
-            maps: (B, channels, H_i, W_i) maps, shallow to deep.
-        """
+        """Return (B, K, H, W) logits at the size of the first of (B, channels, H_i, W_i) maps, shallow to deep."""
         levels = [lateral(grid) for lateral, grid in zip(self.laterals, maps[:-1], strict=True)]
         levels.append(self.pool(maps[-1]))
         for index in range(len(levels) - 1, 0, -1):
@@ -86,14 +82,7 @@ class PyramidPooling(nn.Module):
 
 
 class FcnHead(nn.Module):
-    """The auxiliary head of the papers: one convolution and a classifier on one map (stride 16).
-
-    Args:
-        channels: Channels of the map.
-        n_classes: Number of classes.
-        width: Channels within the head.
-        dropout: Share of channels dropped before the classifier.
-    """
+    """The auxiliary head of the papers: one convolution and a classifier on one map (stride 16)."""
 
     def __init__(self, channels: int, n_classes: int, width: int = 256, dropout: float = 0.1) -> None:
         super().__init__()
@@ -125,14 +114,7 @@ def _resize_like(grid: Tensor, like: Tensor) -> Tensor:
 
 
 class SegmentationNetwork(nn.Module):
-    """A backbone and UPerNet's head in one network.
-
-    Args:
-        maps: Backbone that returns its maps.
-        n_classes: Number of classes of the pixels.
-        width: Channels within the head.
-        dropout: Share of channels dropped before the classifier.
-    """
+    """A backbone that returns its maps, and UPerNet's head, in one network."""
 
     def __init__(self, maps: StageMaps, n_classes: int, width: int = 512, dropout: float = 0.1) -> None:
         super().__init__()
@@ -144,12 +126,7 @@ class SegmentationNetwork(nn.Module):
         return self.to_pixels(self.head(self.maps(images)), images)
 
     def to_pixels(self, logits: Tensor, images: Tensor) -> Tensor:
-        """Enlarge logits of cells to the pixels of the images, and cut off the padding.
-
-        Args:
-            logits: (B, K, h, w) logits of the padded images.
-            images: (B, C, H, W) images before padding.
-        """
+        """Enlarge (B, K, h, w) logits of cells to the pixels of the padded images, and cut off the padding."""
         height, width = images.shape[-2:]
         size = self.maps.padded_size(height, width)
         enlarged = F.interpolate(logits, size, mode="bilinear", align_corners=False)
@@ -178,9 +155,6 @@ def segmentation_network(
         width: Channels within the head.
         dropout: Share of channels dropped before the classifier.
         drop_path_rate: Probability of skipping a block in training; None for the model's own.
-
-    Raises:
-        UserError: The model does not exist, keeps no grid, or cannot take images of that size.
 
     Example:
         >>> import torch

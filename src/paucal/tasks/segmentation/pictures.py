@@ -28,14 +28,7 @@ WRONG, RIGHT = (214, 39, 40), (44, 160, 44)
 
 
 def write_mask(folder: Path, key: str, classes: NDArray[np.integer], coding: MaskCoding) -> Path:
-    """Write class numbers as a PNG with the values of the training masks, and return its path.
-
-    Args:
-        folder: Folder of the masks; the key's subfolders are created in it.
-        key: Key of the image, with forward slashes.
-        classes: (H, W) class numbers.
-        coding: Values of the training masks.
-    """
+    """Write (H, W) class numbers as a PNG with the values of the training masks below a folder, and return its path."""
     return write_png(folder, key, Image.fromarray(coding.decode(classes)))
 
 
@@ -76,13 +69,7 @@ def voc_colour(number: int) -> tuple[int, int, int]:
 
 
 def draw_overlay(image: Image.Image, mask: NDArray[np.uint8], colours: NDArray[np.uint8]) -> Image.Image:
-    """Draw the colours of the classes over an image; unlabelled pixels are grey.
-
-    Args:
-        image: RGB image.
-        mask: (H, W) class numbers, `IGNORED` for unlabelled pixels.
-        colours: (K, 3) colours of the classes.
-    """
+    """Draw the (K, 3) colours of the classes of (H, W) pixels over an image; unlabelled pixels are grey."""
     table = np.full((IGNORED + 1, 3), IGNORED_COLOUR, dtype=np.float32)
     table[: len(colours)] = colours
     pixels = np.asarray(image.convert("RGB"), dtype=np.float32)

@@ -31,12 +31,7 @@ def img_size(facts: DataAndMachine) -> Choice:
 
 
 def crop_side(device: str, median_side: int) -> tuple[int, str]:
-    """Return the side of the crops in pixels, and the reason.
-
-    Args:
-        device: Device of the training.
-        median_side: Median of the images' shorter sides in pixels.
-    """
+    """Return the side of the crops in pixels, and the reason."""
     default_side, reason = (512, "the papers' crop") if device != "cpu" else (256, "small crops for a CPU")
     padded_side = -(-median_side // CELL) * CELL
     if padded_side < default_side:

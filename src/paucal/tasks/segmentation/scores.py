@@ -107,14 +107,7 @@ class SegmentationReport:
 
 
 def tally(index: int, probabilities: Tensor, mask: Tensor, ignored: int = 255) -> Tally:
-    """Count the pixels of an image.
-
-    Args:
-        index: Position of the image in its set.
-        probabilities: (K, H, W) probabilities.
-        mask: (H, W) class numbers.
-        ignored: Class number of pixels that do not count.
-    """
+    """Count the pixels of an image with (K, H, W) probabilities and an (H, W) mask, without those of class `ignored`."""
     labels = mask.to(probabilities.device).long()
     confusion = multiclass_confusion_matrix(
         probabilities.argmax(0), labels, num_classes=len(probabilities), ignore_index=ignored, validate_args=False
@@ -126,11 +119,7 @@ def tally(index: int, probabilities: Tensor, mask: Tensor, ignored: int = 255) -
 
 
 def plain_scores(tallies: Iterable[Tally]) -> dict[str, float]:
-    """Return the scores over a set of images without intervals; NaN if no pixel is labelled.
-
-    Raises:
-        ValueError: There is no image.
-    """
+    """Return the scores over a set of images without intervals; NaN if no pixel is labelled."""
     rows = _sort_by_image(tallies)
     scores, pixels = PixelScores([row.confusion for row in rows]), sum(row.pixels for row in rows)
     return {
@@ -146,14 +135,7 @@ def segmentation_report(
 ) -> SegmentationReport:
     """Return the scores over a set of images, with 95 % intervals from a bootstrap over images.
 
-    Args:
-        tallies: Counts of the images.
-        classes: K names.
-        seed: Seed of the resampling.
-        groups: Number of the group of each image of the set: groups are resampled whole; None for independent images.
-
-    Raises:
-        ValueError: There is no image.
+    `groups` has the group of each image of the set: groups are resampled whole.
     """
     rows = _sort_by_image(tallies)
     values, scores = plain_scores(rows), PixelScores([row.confusion for row in rows])

@@ -35,8 +35,7 @@ REPORT_SECONDS = 6.0  # for the pictures and the page at the end, on an idle cor
 def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
     """Choose the length of a run and the settings that it depends on, and store them in the run.
 
-    Returns:
-        Whether the choice was finished; False where a signal stopped a trial.
+    Returns False where a signal stopped a trial.
     """
     if setup.tune_record is None:
         raise ValueError("this run has no auto-tuning")

@@ -65,17 +65,9 @@ def frozen_features(
     staged: bool = False,
     autocast: torch.dtype | None = None,
 ) -> Tensor:
-    """Return (N, D) float32 features on the CPU, in the order of `indices`.
+    """Return (N, D) float32 features on the CPU, in the order of `indices`; the model is moved to the run's device.
 
-    Args:
-        model: Model on any device; it is moved to the run's.
-        data: Images of the run.
-        indices: (N,) positions of the images.
-        preprocess: Preprocessing of the images.
-        settings: Settings with the device and the number of loader processes.
-        progress: Called with (images done, N).
-        staged: Whether to append the pooled maps of the last stages, see `StagedInputs`.
-        autocast: Lower precision for the forward pass; None for float32.
+    `staged` appends the pooled maps of the last stages, see `StagedInputs`; `autocast` is a lower precision.
     """
     device, model = settings.device, model.to(settings.device)
     inputs = StagedInputs(model, preprocess.image_size) if staged else ClassifierInputs(model)
@@ -292,11 +284,7 @@ def with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> 
 def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: bool = False) -> FittedHead:
     """Fit a head to the features of a run's network at its image size.
 
-    Args:
-        state: State of the auto-tuning.
-        setup: Setup with the network and the image size.
-        title: Title of the progress bar.
-        race: Whether heads that read the last stages too may replace it in the first model.
+    With `race`, heads that read the last stages too may replace it in the first model.
     """
     data, settings = setup.data, setup.settings
     train, val = (torch.from_numpy(data.part(name)) for name in ("train", "val"))

@@ -47,11 +47,9 @@ def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClas
 
 
 def fit_shares(features: Tensor, shares: Tensor) -> LinearClassifier:
-    """Fit the same classifier to images with soft labels, for more images than features.
+    """Fit the same classifier to more images than features, with the (N, K) weight of each image in each class.
 
-    Args:
-        features: (N, D) features.
-        shares: (N, K) weight of each image in each class. A class without weight gets a bias of minus infinity.
+    A class without weight gets a bias of minus infinity.
     """
     counts = shares.sum(0)
     means = shares.T @ features / counts.clamp(min=1e-9)[:, None]

@@ -67,13 +67,7 @@ def refit_head(
     """Fit heads to tuned features of as many images as for the first model; return the head with the lowest loss.
 
     The loss is measured on the validation images. Return None for images with several labels, and for a run without a
-    first model.
-
-    Args:
-        setup: Setup of the run.
-        network: Tuned network.
-        console: Shows the progress.
-        unlabelled: Images without labels to learn from too.
+    first model. Heads also learn from `unlabelled` images.
     """
     record, data, card = setup.tune_record, setup.data, setup.card
     is_multi_label = data.images.multi_hot is not None

@@ -67,14 +67,7 @@ def _teacher_probabilities(state: TuneState, term: Distillation, indices: NDArra
 
 
 def fit_taught_head(features: Tensor, labels: Tensor, shares: Tensor, strength: float) -> Head:
-    """Fit logistic regression to the mean of the labels and a teacher's probabilities.
-
-    Args:
-        features: (N, D) features of the training images.
-        labels: (N,) classes in [0, K).
-        shares: (N, K) probabilities of the teacher.
-        strength: L2 penalty.
-    """
+    """Fit logistic regression to the mean of (N,) labels and a teacher's (N, K) probabilities, with an L2 penalty."""
     standard = standardise(features)
     targets = (F.one_hot(labels, shares.shape[1]) + shares.double()) / 2
     weight, bias, *_ = fit_softmax(standard.coordinates, targets, strength, SOLVER)

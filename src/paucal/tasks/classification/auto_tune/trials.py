@@ -123,19 +123,9 @@ def run_trial(
     callbacks: Sequence[Callback] = (),
     time_plan: TimePlan | None = None,
 ) -> TuneStep | None:
-    """Train for a few steps from the probe, and evaluate on the validation images.
+    """Train for a few steps from the probe's head, and evaluate on the validation images; None for a stopped trial.
 
-    Args:
-        run: Run folder; the trial keeps its state in a subfolder and resumes from it.
-        setup: Setup with the settings of the preset and the probe's head.
-        preset: Preset to try.
-        steps: Optimizer steps.
-        console: Console for progress.
-        callbacks: Further Lightning callbacks.
-        time_plan: Time limit of the trial, which shortens it if steps become slower; None for all steps.
-
-    Returns:
-        The trial; None if it was stopped before its end.
+    The trial keeps its state in a subfolder of the run and resumes from it. `time_plan` shortens it if steps slow down.
     """
     start_time = time.monotonic()
     folder = RunFolder(run.path / FOLDER / preset.name.replace(" ", "-").replace(",", ""))

@@ -45,9 +45,7 @@ TIMED_STEPS = 2  # after one warm-up step
 def seconds_per_image(setup: TrainingSetup, threads: bool = False) -> float:
     """Return the training seconds per image: reading, augmentation, forward and backward pass.
 
-    Args:
-        setup: Setup of the run.
-        threads: Whether to choose the number of threads first, because other programs use the same cores.
+    With `threads`, choose the number of threads first, because other programs use the same cores.
     """
     settings, objective = setup.settings, setup.objective
     size = min(settings.images_per_pass, MAX_IMAGES, max(2, len(setup.data.part("train"))))
@@ -78,13 +76,7 @@ class CostEstimate:
     shrink: float = 1.0
 
     def observed(self, seconds: float, eval_seconds: float, per_epoch: int) -> "CostEstimate":
-        """Return the cost corrected by the measured time of a trial, which is longer than the first timing.
-
-        Args:
-            seconds: Seconds of the trial's steps and the validation after them.
-            eval_seconds: Seconds of that validation.
-            per_epoch: Steps of an epoch.
-        """
+        """Return the cost corrected by the measured seconds of a trial with one validation, which exceed the estimate."""
         step = (seconds - eval_seconds) / self.steps
         return replace(self, epoch=per_epoch * step + eval_seconds) if step > 0 else self
 
@@ -282,12 +274,7 @@ def _choose_side(state: TuneState, preset: TuningPreset, share: float) -> tuple[
 
 
 def sides(native: Sequence[int], fixed: bool) -> list[list[int]]:
-    """Return the image sizes to try for tuning, largest first.
-
-    Args:
-        native: Side, or height and width, of the images that the weights were trained on, in pixels.
-        fixed: Whether only the native size is allowed.
-    """
+    """Return the image sizes to try for tuning, largest first; only the native size if it is `fixed`."""
     if fixed or len(native) > 1:
         return [list(native)]
     smaller = [round(share * native[0] / 32) * 32 for share in (0.72, 0.57)]

@@ -135,12 +135,7 @@ def _count_read_again(state: TuneState, images: int) -> int:
 
 
 def time_share(labelled: int, is_tuned: bool) -> float:
-    """Return the largest share of the time budget for reading the images without labels.
-
-    Args:
-        labelled: Number of labelled training images.
-        is_tuned: Whether tuning follows.
-    """
+    """Return the largest share of the time budget for reading the images without labels."""
     if not is_tuned:
         return LAST_SHARE
     return FEW_SHARE if labelled < FEW_LABELS else TIME_SHARE
@@ -179,11 +174,7 @@ def _resembles_training(first: FittedHead, features: Tensor, width: int | None) 
 def _save_first_model(
     state: TuneState, first: FittedHead, race: UnlabelledResult, images: ImageSet
 ) -> tuple[float, Sequence[float]]:
-    """Save the network with the new head as the first model of the run.
-
-    Returns:
-        Its score, and the loss of each validation image.
-    """
+    """Save the network with the new head as the first model; return its score and the losses of validation images."""
     setup, held_out = state.setup, race.held_out
     if race.weight is None or race.bias is None or held_out is None:
         raise ValueError("the head of the labels alone has won")

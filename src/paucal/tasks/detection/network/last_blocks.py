@@ -14,11 +14,7 @@ STAGES = 7
 
 
 class LastBlocks(StageMaps):
-    """The first block of MobileNetV3-Large's last stage of 160 channels, and its last layer of 960.
-
-    Args:
-        backbone: timm's MobileNetV3-Large.
-    """
+    """The first block of the last stage of 160 channels of timm's MobileNetV3-Large, and its last layer of 960."""
 
     def __init__(self, backbone: FeatureBackbone) -> None:
         nn.Module.__init__(self)
