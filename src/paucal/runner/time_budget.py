@@ -56,6 +56,26 @@ def seconds_of(text: str, name: str = "--time-limit") -> float:
     return seconds
 
 
+def one_length(settings: Any, origin: Mapping[str, str]) -> Any:
+    """Return settings in which only one of time and epochs decides the length of the run.
+
+    Flags take precedence over a config, and a config over a recipe; within a config the epochs take precedence, since
+    they were planned from the config's time. Lengths from the source of the dropped epochs are dropped too.
+    """
+    if settings.time is not None:
+        seconds_of(settings.time, "--time")
+    if settings.time is None or settings.epochs is None:
+        return settings
+    if origin.get("time") == "config":
+        return replace(settings, time=None)
+    if origin.get("epochs", "").startswith(("config", "recipe")):
+        lengths = ("epochs", "schedule_epochs", "warmup_epochs")
+        return replace(settings, **{name: None for name in lengths if origin.get(name) == origin["epochs"]})
+    raise UserError(
+        f"--time {settings.time} and --epochs {settings.epochs} both set the length of the run: give one of them."
+    )
+
+
 @dataclass(frozen=True)
 class Pace:
     """Measured seconds of the parts of a run.
@@ -111,7 +131,7 @@ class TimedJob(Job[S, A, R]):
 
     @abstractmethod
     def measure(self, setup: A, threads: bool = False) -> Pace:
-        """Time a few steps and evaluations, after choosing the number of threads if `threads`; restore the objective."""
+        """Time a few steps and evaluations, with the best number of threads if `threads`, and restore the objective."""
 
     @abstractmethod
     def fit_length(self, setup: A, pace: Pace, left: float) -> Length:

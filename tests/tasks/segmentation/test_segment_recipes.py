@@ -82,3 +82,9 @@ def test_joint_norms__need_gpus_where_there_are_several_processes():
     assert joint.state_dict().keys() == network.state_dict().keys()
     with pytest.raises(UserError, match="only on GPUs, but --device is cpu"):
         with_joint_norms(SegmentSettings(sync_bn=True, devices=2, device="cpu"), network)
+
+
+def test_a_time_instead_of_a_recipes_epochs__keeps_the_given_warm_up():
+    given = {"recipe": "upernet-ade20k", "init": "timm", "time": "1h", "warmup_epochs": 2.0}
+    settings, _ = SegmentationJob().check(SegmentSettings(**given), dict.fromkeys(given, "flag"))
+    assert (settings.epochs, settings.warmup_epochs) == (None, 2.0)

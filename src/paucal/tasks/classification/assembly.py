@@ -59,7 +59,6 @@ NO_PROBE = "no linear probe of the pretrained weights, since these images are st
 TUNING = "supervised"
 # Settings that are given only with weights named by the user or for training from scratch.
 OWN_START = ("init_head", "init_network", "attention_init", "model_args")
-NO_CHOICE = Choice((), "")
 SEVERAL_PROCESSES = "no linear probe and no trials, which need a single process: tuned from the first step"
 SEVERAL_LABELS = (
     "several labels: trained with one sigmoid per class (binary cross-entropy), scored by mean average precision"
@@ -96,7 +95,7 @@ def assemble(
     unresolved = settings, given
     start = Start() if chooses_start else find_start(settings, run)
     data = opened or _open_images(settings, bars, run)
-    choice = NO_CHOICE
+    choice = Choice((), "")
     if chooses_start:
         settings, given, choice = _look_for_start(settings, given, data)
         start = find_start(settings)
@@ -178,27 +177,27 @@ def _open_tune_record(settings: TrainSettings, choice: Choice, run: RunFolder | 
     if choice.candidates or settings.time is not None:
         # Auto-tuning needs one process and all images in memory; other runs fine-tune from the first step.
         candidates = choice.candidates if settings.processes == 1 and whole else ()
-        tune_record = TuneRecord(
-            candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time")
-        )
+        budget = 0.0 if settings.time is None else seconds_of(settings.time, "--time")
+        tune_record = TuneRecord(candidates, budget)
     _check_new_run(settings, tune_record, whole)
     return tune_record
 
 
-def _check_new_run(settings: TrainSettings, tune_record: TuneRecord | None, whole: bool = True) -> None:
+def _check_new_run(settings: TrainSettings, tune_record: TuneRecord | None, whole: bool) -> None:
     check_rates(settings)
+    has_frozen_features = tune_record is not None and bool(tune_record.candidates)
     if settings.epochs == 0 and not whole:
         raise UserError(
             "--epochs 0 keeps the linear probe of pretrained weights, which is fitted to the features of all "
             "images at once, while shards are streamed: give at least 1, or train on a part of them "
             "that is small enough to be decoded once."
         )
-    if settings.curve and (tune_record is None or not tune_record.candidates):
+    if settings.curve and not has_frozen_features:
         raise UserError(
             "--curve fits heads to the frozen features of pretrained weights, and this run has "
             "none: leave it out, or compare shares of the images with 'paucal compare --labels 25% 50% 100%'."
         )
-    if settings.unlabelled is not None and (tune_record is None or not tune_record.candidates):
+    if settings.unlabelled is not None and not has_frozen_features:
         raise UserError(
             "--unlabelled fits a head to the frozen features of pretrained weights, and this run has none: leave it "
             "out and let a run that has them answer for these images ('paucal predict RUN "
@@ -207,7 +206,7 @@ def _check_new_run(settings: TrainSettings, tune_record: TuneRecord | None, whol
             "'test' folder: predicted labels must not be used for evaluation), or learn from them first with "
             "'paucal pretrain'."
         )
-    if settings.epochs == 0 and (tune_record is None or not tune_record.candidates):
+    if settings.epochs == 0 and not has_frozen_features:
         raise UserError(
             "--epochs 0 keeps the linear probe of pretrained weights, and this run starts from random weights: "
             "give at least 1."
@@ -224,11 +223,8 @@ def _describe_unlabelled(settings: TrainSettings, images: ImageSet, objective: O
         raise UserError(
             f"--unlabelled fits a linear head, and {settings.model} has no linear classifier: leave it out."
         )
-    unlabelled_images = open_unlabelled(settings)
-    return [
-        f"{counted(len(unlabelled_images), 'image')} without labels in {settings.unlabelled}",
-        *unlabelled_images.notes,
-    ]
+    unlabelled = open_unlabelled(settings)
+    return [f"{counted(len(unlabelled), 'image')} without labels in {settings.unlabelled}", *unlabelled.notes]
 
 
 def head_file(sides: Sequence[int]) -> str:

@@ -77,7 +77,5 @@ def balance(settings: TrainSettings, data: SplitImages, objective: Objective) ->
             "use --sampling balanced."
         )
     train, rows = data.part("train"), data.images.multi_hot
-    label_weights = None if rows is None else positive_weights(rows[train])
-    objective.weigh_classes(
-        balanced_weights(data.images.class_counts(train)) if label_weights is None else label_weights
-    )
+    weights = balanced_weights(data.images.class_counts(train)) if rows is None else positive_weights(rows[train])
+    objective.weigh_classes(weights)

@@ -11,7 +11,7 @@ from paucal.distributed import rank
 from paucal.evaluation.calibration import MIN_IMAGES, Calibration, calibration
 from paucal.evaluation.classification import classification_report, multi_label_report
 from paucal.evaluation.curves import save_curves
-from paucal.evaluation.predictions import Predictions, predict_all
+from paucal.evaluation.predictions import Predictions
 from paucal.evaluation.record import due_line, record_classification, record_multi_label, report_table, score_lines
 from paucal.evaluation.results import MultiLabelReport, Report, scored_part
 from paucal.memory import peak_memory
@@ -22,13 +22,14 @@ from paucal.models.trained import load_trained
 from paucal.report.page import write_report
 from paucal.runner.console import Console
 from paucal.runner.frames import read_table, to_pandas
-from paucal.runner.images import eval_loader
 from paucal.runner.job import EvaluatedRun
 from paucal.runner.processes import wait_for_all
 from paucal.runner.time_budget import seconds_of
 from paucal.runs import RunFolder
 from paucal.settings.options import flag_words, setting_fields
 from paucal.tasks.classification.assembly import TrainingSetup
+from paucal.tasks.classification.auto_tune.head_race import FILE as HELD_OUT
+from paucal.tasks.classification.auto_tune.head_race import read_held_out
 from paucal.tasks.classification.auto_tune.learning_curve import FILE as CURVE
 from paucal.tasks.classification.auto_tune.summary import (
     describe_kept_model,
@@ -36,9 +37,7 @@ from paucal.tasks.classification.auto_tune.summary import (
     step_rows,
     total_seconds,
 )
-from paucal.tasks.classification.cross_validated import FILE as HELD_OUT
-from paucal.tasks.classification.cross_validated import record_cross_validated
-from paucal.tasks.classification.finishing import Finish, clear_epochs, finish_model
+from paucal.tasks.classification.finishing import Finish, clear_epochs, finish_model, predict_part
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.training import Outcome
 from paucal.wording import counted, images_text, percent
@@ -87,9 +86,8 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     """
     finish = finish_model(run, setup, outcome, console)
     if not len(setup.data.part("test")) and (run.path / HELD_OUT).is_file():
-        return _write_and_print(
-            run, setup, outcome, FinalEvaluation(record_cross_validated(run, setup), finish, None), console
-        )
+        evaluation = FinalEvaluation(record_cross_validated(run, setup), finish, None)
+        return _write_and_print(run, setup, outcome, evaluation, console)
     plain = _predict_test(run, setup, console)
     predictions = plain.at_temperature(finish.temperature)
     if rank() != 0:
@@ -119,16 +117,10 @@ def _write_and_print(
 
 
 def _predict_test(run: RunFolder, setup: TrainingSetup, console: Console) -> Predictions:
-    settings, data = setup.settings, setup.data
-    device = settings.device
     wait_for_all()  # the first process writes the model file
     # Load the stored files, so that exactly the deployed model is evaluated.
-    model = load_trained(run, device)
-    indices = data.part("test")
-    loader = eval_loader(data, indices, model.card.preprocessing, settings)
-    with console.progress("testing") as advance:
-        predictions = predict_all(model.module, loader, device, progress=lambda done: advance(done, len(indices)))
-    return predictions.in_groups(data.split.groups)
+    predictions = predict_part(load_trained(run, setup.settings.device), setup, "test", console.progress("testing"))
+    return predictions.in_groups(setup.data.split.groups)
 
 
 def _make_report(setup: TrainingSetup, predictions: Predictions, finish: Finish) -> Report:
@@ -142,10 +134,21 @@ def _make_report(setup: TrainingSetup, predictions: Predictions, finish: Finish)
 def _write_evaluation(run: RunFolder, setup: TrainingSetup, predictions: Predictions) -> Report:
     images, classes = setup.data.images, setup.card.classes
     if setup.card.several:
-        card = read_card(run)
-        return record_multi_label(run.evaluation("test"), run.plots, predictions, images, card)
+        return record_multi_label(run.evaluation("test"), run.plots, predictions, images, read_card(run))
     labels = _train_labels(setup)
     return record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
+
+
+def record_cross_validated(run: RunFolder, setup: TrainingSetup) -> Report:
+    """Write and return the report on the cross-validated predictions of the run's first model.
+
+    Accuracy is the mean over all repeats; tables and pictures show the first repeat.
+    """
+    held_out, train = read_held_out(run), torch.from_numpy(setup.data.part("train"))
+    first = Predictions(train[held_out.rows], held_out.logits[0].float(), held_out.labels)
+    images, classes, repeated = setup.data.images, setup.card.classes, (held_out.hits.numpy(), held_out.folds)
+    labels = _train_labels(setup)
+    return record_classification(run.evaluation("test"), run.plots, first, images, classes, labels, repeated)
 
 
 def _is_selected(setup: TrainingSetup) -> bool:
@@ -166,8 +169,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         for part in data.counts()
     }
     scored = scored_part(evaluation.report).replace("-", "_")
-    objective, one_epoch = setup.objective, bool(outcome.best) and not finish.epochs
-    measure = data.primary_metric
+    one_epoch, measure = bool(outcome.best) and not finish.epochs, data.primary_metric
     return {
         "title": f"{card.backbone.name} on {data.images.name}",
         "model": card.backbone.name,
@@ -177,7 +179,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         "split": data.split.description,
         "parts": per_class,
         "part_images": data.counts(),  # not the sums over classes if an image may have several or none
-        "parameters": sum(p.numel() for p in objective.deployable().parameters()),
+        "parameters": sum(p.numel() for p in setup.objective.deployable().parameters()),
         "grid": setup.grid_text,
         "epochs": outcome.passes(setup.settings.epochs),
         "rungs": step_rows(setup.tune_record, outcome, finish, measure),
@@ -249,9 +251,7 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
     settings = setup.settings
     path = shlex.quote(str(run.path))
     steps = [f"paucal predict {path} new_images/     # classify images with this model"]
-    if (
-        not len(setup.data.part("val")) and (run.path / HELD_OUT).is_file()
-    ):  # without validation images longer training cannot be compared
+    if not _is_selected(setup) and (run.path / HELD_OUT).is_file():  # longer training cannot be compared
         return [*steps, f"paucal next {path} more_images/     # which images to label next"]
     contrast = method_of(settings).contrast
     if contrast is not None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +15,7 @@ from paucal.evaluation.calibration import choose_thresholds, fit_temperature
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runner.console import Console
-from paucal.runner.images import eval_loader
+from paucal.runner.images import Advance, eval_loader
 from paucal.runner.processes import broadcast_value, wait_for_all
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
@@ -93,10 +94,8 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
         save_trained(run, model.module, model.card.at_temperature(temperature))
     mirrored = ""
     if setup.settings.hflip:  # otherwise mirroring changes the meaning of an image
-        mirrored_predictions = _predict_validation(model.mirrored(), setup, console)
-        mirrored = mirror_sentence(
-            predictions.logits / temperature, mirrored_predictions.logits / temperature, predictions.labels
-        )
+        logits = _predict_validation(model.mirrored(), setup, console).logits
+        mirrored = mirror_sentence(predictions.logits / temperature, logits / temperature, predictions.labels)
     return replace(finish, temperature=temperature, images=len(predictions), mirrored=mirrored)
 
 
@@ -219,10 +218,8 @@ def _with_refitted_head(
     if rank() == 0:
         save_trained(run, *refitted.deployed(tuned.module, setup.card))
     wait_for_all()
-    title, by_loss = (
-        setup.data.primary_metric.format_score(refitted.score, "validation images"),
-        refitted.score <= score,
-    )
+    title = setup.data.primary_metric.format_score(refitted.score, "validation images")
+    by_loss = refitted.score <= score
     reason = ", where the loss is higher" if by_loss else ""
     console.say(
         f"kept a head fitted to the tuned features, {refitted.name}: {title}, {percent(score)} without it{reason}"
@@ -245,8 +242,15 @@ def _images_to_read_again(
     return images if len(images) else None
 
 
-def _predict_validation(model: TrainedModel, setup: TrainingSetup, console: Console) -> Predictions:
-    indices = setup.data.part("val")
+def predict_part(
+    model: TrainedModel, setup: TrainingSetup, part: str, progress: AbstractContextManager[Advance]
+) -> Predictions:
+    """Return the predictions of a model for the images of a part."""
+    indices = setup.data.part(part)
     loader = eval_loader(setup.data, indices, model.card.preprocessing, setup.settings)
-    with console.progress("calibrating") as advance:
+    with progress as advance:
         return predict_all(model.module, loader, model.device, progress=lambda done: advance(done, len(indices)))
+
+
+def _predict_validation(model: TrainedModel, setup: TrainingSetup, console: Console) -> Predictions:
+    return predict_part(model, setup, "val", console.progress("calibrating"))

@@ -79,7 +79,7 @@ def cross_validate(data: Data | None = None, *, folds: int = 5, **settings: Any)
         >>> found.metrics["top1"], found.spread["top1"]  # doctest: +SKIP
         (0.91, 0.02)
     """
-    values = {**settings, "folds": folds} if data is None else {**settings, "folds": folds, "data": data}
+    values = {**settings, "folds": folds, **({} if data is None else {"data": data})}
     typed = from_python(TrainSettings, values, "paucal.cross_validate", "train")
     result = train_folds(typed, dict.fromkeys(given_names(values), "given"), SilentConsole())
     if isinstance(result, Stopped):
@@ -103,19 +103,13 @@ def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Cons
         console.say(f"fold {number} of {folds}")
         scores = _train_fold(folder / f"fold-{number}", number, settings, given, console)
         if isinstance(scores, Stopped):
-            console.say(
-                f"cross-validation was stopped in fold {number}: resume with the same call and --output {folder}"
-            )
+            advice = f"resume with the same call and --output {folder}"
+            console.say(f"cross-validation was stopped in fold {number}: {advice}")
             return scores
         results.append(scores)
     result = CrossValidated(folder, results)
-    content = {
-        "settings": _common_settings(settings),
-        "folds": results,
-        "mean": result.metrics,
-        "spread": result.spread,
-    }
-    RunFolder(folder).write_json(RECORD, content)
+    scores = {"folds": results, "mean": result.metrics, "spread": result.spread}
+    RunFolder(folder).write_json(RECORD, {"settings": _common_settings(settings), **scores})
     console.show(_score_table(result))
     console.say(f"results are in {folder}: {RECORD} and a run for each fold")
     return result
@@ -133,9 +127,8 @@ def _train_fold(
     else:
         fold_settings = replace(settings, folds=None, fold=f"{number}/{settings.folds}", output=str(path))
         origin = {name: source for name, source in given.items() if name != "folds"}
-        result = begin(
-            TrainingJob(), fold_settings, {**origin, "fold": given.get("folds", "given"), "output": "given"}, console
-        )
+        origin |= {"fold": given.get("folds", "given"), "output": "given"}
+        result = begin(TrainingJob(), fold_settings, origin, console)
     return result if isinstance(result, Stopped) else _read_scores(run)
 
 

@@ -8,7 +8,7 @@ same batches, and so continues with the same numbers.
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,9 @@ class FrozenViews:
 
     def loader(self, data: SplitImages, settings: TrainSettings, plan: Plan, start: int) -> TrainLoader:
         """Return a training loader of activations, from forward pass `start` on."""
-        dataset = _ActivationDataset(self, data.images.targets)
-        loader_settings = replace(settings, workers=0)  # worker processes would only copy
-        return step_loader(
-            dataset, data, loader_settings, plan, start, settings.repeats, settings.sampling == "balanced"
-        )
+        dataset, balanced = _ActivationDataset(self, data.images.targets), settings.sampling == "balanced"
+        settings = replace(settings, workers=0)  # worker processes would only copy
+        return step_loader(dataset, data, settings, plan, start, settings.repeats, balanced)
 
     def samples(self, keys: list[SampleKey], targets: Targets) -> list[Sample]:
         """Return the activations of some draws of images, with the targets of the images."""
@@ -105,11 +103,6 @@ class _ActivationDataset(Dataset[Sample]):
         return self._views.samples(keys, self._targets)
 
 
-def count_frozen(settings: TrainSettings) -> int:
-    """Return the number of frozen stages; 0 if only the stem is frozen."""
-    return settings.freeze if isinstance(settings.freeze, int) else 0
-
-
 def why_not_kept(settings: TrainSettings, objective: Objective) -> str | None:
     """Return why activations cannot be kept with these settings; None if they can."""
     if settings.freeze in (None, "backbone", "weights"):
@@ -135,12 +128,12 @@ def keep_views(
 ) -> Iterator[FrozenViews]:
     """Compute the activations of `settings.frozen_views` views of some images, and remove them after the block.
 
-    The objective, which has frozen stages, is moved to the run's device. `advance` is called with (views done, N views).
+    The objective has frozen stages, and is moved to the run's device. `advance` is called with (views done, all views).
     """
     count = settings.frozen_views
     rows = np.full(len(data.images), -1, dtype=np.int64)
     rows[images] = np.arange(len(images))
-    stages = FrozenStages(objective.deployable(), count_frozen(settings))
+    stages = FrozenStages(objective.deployable(), settings.freeze if isinstance(settings.freeze, int) else 0)
     dataset = view_dataset(data, preprocess, settings, objective.data_request)
     size = inference_batch_size(preprocess.image_size, settings.device)
     objective.to(settings.device)
@@ -152,9 +145,8 @@ def keep_views(
                 activations = _activations(stages, objective, batch, settings)
                 if stored_views is None:
                     _check_frozen_stages(stages, objective, batch, activations, settings)
-                    stored_views = _memory_mapped_tensor(
-                        folder, (count * len(images), *activations.shape[1:]), activations.dtype
-                    )
+                    shape = (count * len(images), *activations.shape[1:])
+                    stored_views = _memory_mapped_tensor(folder, shape, activations.dtype)
                 stored_views[n_stored : n_stored + len(activations)] = activations.cpu()
                 n_stored += len(activations)
                 if advance is not None:
@@ -224,11 +216,5 @@ def _memory_mapped_tensor(folder: Path, shape: tuple[int, ...], dtype: torch.dty
         raise UserError(f"--frozen-views needs {size / 1e9:.1f} GB on the disk of {folder}: {problem}.") from problem
     finally:
         os.close(handle)
-        _remove_file(name)
-
-
-def _remove_file(name: str) -> None:
-    try:
-        os.unlink(name)  # the mapping stays until the tensor is freed
-    except OSError:  # Windows cannot remove an open file; it is removed with the run's folder
-        return
+        with suppress(OSError):  # Windows cannot remove an open file; it is removed with the run's folder
+            os.unlink(name)  # the mapping stays until the tensor is freed

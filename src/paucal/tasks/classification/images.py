@@ -69,12 +69,9 @@ def quick_check(data: SplitImages, seconds: float = READING_SECONDS) -> list[Fin
     # Notes about the source are printed by the run itself.
     findings = [finding for finding in label_findings(checked_set) if finding.name != "source"]
     if digests is None:
-        text = (
-            f"{len(images)} images were not compared with each other, which would have taken longer than {seconds:g} s"
-        )
-        return sort_findings(
-            [*findings, Finding("not-compared", "note", text, f"run 'paucal check {images.location}' to compare them")]
-        )
+        text = f"{len(images)} images were not compared with each other, which would have taken over {seconds:g} s"
+        advice = f"run 'paucal check {images.location}' to compare them"
+        return sort_findings([*findings, Finding("not-compared", "note", text, advice)])
     return sort_findings([*findings, *exact_findings(checked_set, exact_groups(digests))])
 
 

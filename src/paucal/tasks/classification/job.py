@@ -13,7 +13,7 @@ from paucal.runner.console import Console
 from paucal.runner.images import pin_data
 from paucal.runner.job import Bars, Job, Watcher
 from paucal.runner.starts import pin_start, plain_init
-from paucal.runner.time_budget import seconds_of
+from paucal.runner.time_budget import one_length
 from paucal.runs import RunFolder, write_atomically
 from paucal.settings.groups import DataSettings
 from paucal.settings.options import check_ranges
@@ -28,8 +28,6 @@ from paucal.tasks.classification.optimization import optimization
 from paucal.training import Optimization, Outcome, Watch
 from paucal.training.failures import memory_advice
 from paucal.types import UserError
-
-CONFIG = "config"  # the origin of a setting from a file
 
 
 class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
@@ -128,23 +126,3 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
     ) -> Result:
         """Evaluate the best model on the test images and write the results."""
         return conclude(run, setup, outcome, console)
-
-
-def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSettings:
-    """Return settings in which only one of time and epochs decides the length of the run.
-
-    Flags take precedence over a config, and a config over a recipe; within a config the epochs take precedence, since
-    they were planned from the config's time.
-    """
-    if settings.time is not None:
-        seconds_of(settings.time, "--time")
-    if settings.time is None or settings.epochs is None:
-        return settings
-    if origin.get("time") == CONFIG:
-        return replace(settings, time=None)
-    if origin.get("epochs", "").startswith((CONFIG, "recipe")):
-        lengths = ("epochs", "schedule_epochs", "warmup_epochs")
-        return replace(settings, **{name: None for name in lengths if origin.get(name) == origin["epochs"]})
-    raise UserError(
-        f"--time {settings.time} and --epochs {settings.epochs} both set the length of the run: give one of them."
-    )

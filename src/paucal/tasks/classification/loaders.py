@@ -88,8 +88,7 @@ def train_loader(
     start: int,
 ) -> TrainLoader:
     """Return the training loader for an objective's data request, from forward pass `start` on."""
-    dataset = view_dataset(data, preprocess, settings, request)
-    balanced = settings.sampling == "balanced"
+    dataset, balanced = view_dataset(data, preprocess, settings, request), settings.sampling == "balanced"
     return step_loader(dataset, data, settings, plan, start, settings.repeats, balanced)
 
 
@@ -124,11 +123,7 @@ def validation(
 ) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
     """Return a function that scores a model on the validation images."""
     predict = validation_predictions(data, preprocess, settings)
-
-    def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
-        return validation_scores(predict(module, device))
-
-    return validate
+    return lambda module, device: validation_scores(predict(module, device))
 
 
 def validation_scores(predictions: Predictions) -> dict[str, float]:
@@ -152,19 +147,15 @@ def validation_predictions(
         workers=settings.workers,
         device=settings.device,
     )
-
     return lambda module, device: predict_all(module, batches, device)
 
 
 def deployed_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings) -> Image.Image:
     """Return a picture of validation images, or else training images, exactly as the deployed model will see them."""
     indices = data.part("val") if len(data.part("val")) else data.part("train")
-    loader_settings = replace(settings, workers=0)
-    batch = next(
-        iter(eval_loader(data, indices[evenly_spaced(len(indices), MAX_IMAGES)], card.preprocessing, loader_settings))
-    )
-    statistics = Normalisation(card.preprocessing.mean, card.preprocessing.std)
-    return sheet(batch, statistics, card.classes)
+    shown = indices[evenly_spaced(len(indices), MAX_IMAGES)]
+    batch = next(iter(eval_loader(data, shown, card.preprocessing, replace(settings, workers=0))))
+    return sheet(batch, Normalisation(card.preprocessing.mean, card.preprocessing.std), card.classes)
 
 
 def training_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings, plan: Plan) -> Image.Image:

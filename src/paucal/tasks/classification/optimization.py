@@ -20,9 +20,8 @@ START_LR = 1e-3  # share of the peak; the published code warms up from 1e-6 to 1
 def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan:
     """Return the plan of the run: length, seed, hardware, and mixing of images."""
     check_sync(settings)
-    mixing = None
-    if settings.mixup or settings.cutmix:
-        mixing = Mixing(mixup=settings.mixup, cutmix=settings.cutmix)
+    is_mixed = settings.mixup or settings.cutmix
+    mixing = Mixing(mixup=settings.mixup, cutmix=settings.cutmix) if is_mixed else None
     return trainer_plan(settings, n_train, mixing, n_classes)
 
 

@@ -162,7 +162,7 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
 def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous: list[str]) -> tuple[int, int]:
     """Return an image's own (height, width), which must be the size that its boxes were drawn on.
 
-    `ambiguous` collects images whose size does not show whether their boxes were drawn before or after the EXIF rotation.
+    `ambiguous` collects images whose size does not show whether the boxes were drawn before or after the EXIF rotation.
     """
     shape, is_turned = array_shape(store.source(index), image.key), False
     if shape is not None:

@@ -25,7 +25,7 @@ from paucal.runner.frames import Data
 from paucal.runner.images import step_loader
 from paucal.runner.job import Bars, Watcher
 from paucal.runner.starts import pin_start, plain_init
-from paucal.runner.time_budget import Length, Pace, TimedJob, seconds_of, seconds_per_step, trial_steps
+from paucal.runner.time_budget import Length, Pace, TimedJob, one_length, seconds_of, seconds_per_step, trial_steps
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag, setting_fields
 from paucal.settings.values import shows_settings
@@ -77,8 +77,10 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         _refuse_meaningless(settings)
         check_factors("scale", settings.scale, exact=2)
         check_factors("scales", settings.scales)
-        _check_sides(settings.resize_to)
-        return _resolve_length(settings, origin), origin
+        if settings.resize_to is not None and len(settings.resize_to) != 2:
+            text = " ".join(map(str, settings.resize_to))
+            raise UserError(f"--resize-to is {text}, expected a shorter and a longer side, such as 512 2048.")
+        return one_length(settings, origin), origin
 
     def pin(self, settings: SegmentSettings) -> SegmentSettings:
         """Return settings with absolute paths."""
@@ -155,20 +157,10 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
     def optimization(self, setup: SegmentationSetup) -> Optimization:
         """Return AdamW with its learning-rate schedule."""
         settings, plan = setup.settings, setup.plan
-        peak = settings.lr
-        schedule = (LinearWarmup if settings.schedule == "linear" else CosineWarmup)(
-            peak=peak,
-            horizon=plan.total_steps,
-            warmup=round(settings.warmup_epochs * plan.steps_per_epoch),
-            start=peak * START_LR,
-            floor=settings.min_lr,
-        )
-        return Optimization(
-            schedule,
-            weight_decay=settings.weight_decay,
-            clip=settings.clip,
-            average_decay=settings.average,
-        )
+        warmup, start = round(settings.warmup_epochs * plan.steps_per_epoch), START_LR * settings.lr
+        kind = LinearWarmup if settings.schedule == "linear" else CosineWarmup
+        schedule = kind(settings.lr, plan.total_steps, warmup, start, settings.min_lr)
+        return Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average)
 
     def validation(self, setup: SegmentationSetup) -> Watch | None:
         """Return the scores on the validation images; without them the newest state is kept."""
@@ -266,13 +258,6 @@ def _refuse_meaningless(settings: SegmentSettings) -> None:
         )
 
 
-def _check_sides(sides: list[int] | None) -> None:
-    if sides is not None and len(sides) != 2:
-        raise UserError(
-            f"--resize-to is {' '.join(map(str, sides))}, expected a shorter and a longer side, such as 512 2048."
-        )
-
-
 def check_factors(name: str, values: list[float] | None, exact: int | None = None) -> None:
     """Raise a UserError for factors on the sides of images that are out of range, too many, or out of order."""
     if values is None:
@@ -285,16 +270,3 @@ def check_factors(name: str, values: list[float] | None, exact: int | None = Non
             f"{flag(name)} is {' '.join(f'{value:g}' for value in values)}, expected {expected}, each from {low:g} to "
             f"{high:g}."
         )
-
-
-def _resolve_length(settings: SegmentSettings, origin: Mapping[str, str]) -> SegmentSettings:
-    """Return settings in which only one of time and epochs decides the length of the run."""
-    if settings.time is None or settings.epochs is None:
-        return settings
-    if origin.get("time") == "config":
-        return replace(settings, time=None)
-    if origin.get("epochs", "").startswith(("config", "recipe")):
-        return replace(settings, epochs=None, warmup_epochs=None)
-    raise UserError(
-        f"--time {settings.time} and --epochs {settings.epochs} both set the length of the run: give one of them."
-    )

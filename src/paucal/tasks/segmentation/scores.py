@@ -107,7 +107,7 @@ class SegmentationReport:
 
 
 def tally(index: int, probabilities: Tensor, mask: Tensor, ignored: int = 255) -> Tally:
-    """Count the pixels of an image with (K, H, W) probabilities and an (H, W) mask, without those of class `ignored`."""
+    """Count the pixels of an image with (K, H, W) probabilities and an (H, W) mask, except those of class `ignored`."""
     labels = mask.to(probabilities.device).long()
     confusion = multiclass_confusion_matrix(
         probabilities.argmax(0), labels, num_classes=len(probabilities), ignore_index=ignored, validate_args=False

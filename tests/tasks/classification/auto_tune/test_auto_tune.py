@@ -21,6 +21,7 @@ from paucal.runner import starts as starting
 from paucal.runner.console import SilentConsole
 from paucal.runner.images import open_again
 from paucal.runner.life import Stopped, begin, resume
+from paucal.runner.time_budget import one_length
 from paucal.runs import RunFolder
 from paucal.tasks.classification import finishing
 from paucal.tasks.classification.assembly import SEVERAL_PROCESSES, assemble
@@ -31,7 +32,7 @@ from paucal.tasks.classification.auto_tune.first_model import affordable, winner
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.trials import best_trial
-from paucal.tasks.classification.job import TrainingJob, one_length
+from paucal.tasks.classification.job import TrainingJob
 from paucal.training.clock import RunClock
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import MODEL, install

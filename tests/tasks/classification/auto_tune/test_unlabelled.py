@@ -24,7 +24,7 @@ from paucal.tasks.classification import assembly, finishing
 from paucal.tasks.classification.assembly import assemble
 from paucal.tasks.classification.auto_tune import first_model, refit, unlabelled_head
 from paucal.tasks.classification.auto_tune import unlabelled as step
-from paucal.tasks.classification.auto_tune.head_race import HeldOut
+from paucal.tasks.classification.auto_tune.head_race import HeldOut, read_held_out
 from paucal.tasks.classification.auto_tune.heads import fit_gaussian, fit_shares
 from paucal.tasks.classification.auto_tune.probe import fit_regression
 from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
@@ -39,7 +39,6 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     pool_of,
     race_unlabelled,
 )
-from paucal.tasks.classification.cross_validated import read_held_out
 from paucal.tasks.classification.finishing import watch_of
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError

@@ -25,7 +25,7 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
 from paucal.settings.groups import JobSettings
 from paucal.tasks.classification.assembly import HEAD, TrainingSetup
-from paucal.tasks.classification.auto_tune.head_race import MAX_RACED, RaceResult, race_heads
+from paucal.tasks.classification.auto_tune.head_race import MAX_RACED, RaceResult, race_heads, store_held_out
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import learning_curve, write_curve
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
@@ -40,7 +40,6 @@ from paucal.tasks.classification.auto_tune.probe import (
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_judge_tuning
 from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher
-from paucal.tasks.classification.cross_validated import store_held_out
 from paucal.wording import counted
 
 # Largest share of the time budget for extracting training features: of a run that is tuned afterwards, on all training
@@ -226,7 +225,7 @@ def fit_probe(state: TuneState) -> None:
     save_head(state.run, fitted.head, HEAD)  # tuning starts from this head even if another won
     network, card = setup.objective.deployable(), setup.card
     if fitted.race.head is not None:
-        network, card = build_with_head(setup, fitted.race.head, staged=True)
+        network, card = with_head(network, card, fitted.race.head, staged=True)
     if fitted.race.held_out is not None and not len(setup.data.part("val")):
         store_held_out(state.run, fitted.race.held_out, fitted.rows)
         if setup.settings.calibrate == "temperature":
@@ -258,19 +257,8 @@ def fit_probe(state: TuneState) -> None:
     )
 
 
-def build_with_head(setup: TrainingSetup, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
-    """Return a copy of the network with another head, and its card; the network that is tuned stays as it is.
-
-    Args:
-        setup: Setup of the run.
-        head: Linear head.
-        staged: Whether it reads the last stages as well as the last features.
-    """
-    return with_head(setup.objective.deployable(), setup.card, head, staged)
-
-
 def with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
-    """Return a copy of a network on the CPU with another head, and its card; see `build_with_head`."""
+    """Return a copy of a network on the CPU with another head, which may read the last stages too, and its card."""
     network = copy.deepcopy(network).cpu()
     if staged:
         network = add_stage_classifier(network, card.backbone.image_size)

@@ -16,11 +16,14 @@ from torch import Tensor
 
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import LinearClassifier, draw_folds, even_folds
+from paucal.runs import RunFolder
+from paucal.runs.weights import read_weights, save_weights
 from paucal.tasks.classification.auto_tune.heads import HEADS, FitHead, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, Head, fit_regression, stratified_sample
 from paucal.tasks.classification.auto_tune.standardised import standardise
 
 LAST, MEAN = "logistic regression on the last features", "mean of the heads on the last stages"
+FILE = "held_out.safetensors"
 FOLDS, REPEATS, FEW = 5, 3, 300  # more than FEW images are folded once
 MAX_RACED = 1000  # of 2,160 to 2,761 images, these chose heads as accurate as all of them, in a third of the time
 Folds = list[tuple[Tensor, Tensor]]  # rows to fit on and rows to score on of each fold

@@ -1,7 +1,7 @@
 """The measurements and decisions of auto-tuning, stored after every step so that a stopped run resumes there."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paucal.runs import RunFolder
@@ -69,14 +69,9 @@ class TuneRecord:
         """Score that a tuned model must exceed: the best of the probe and the first model, on the same images."""
         return max((step.score for step in (self.probe, self.first_model) if step is not None), default=None)
 
-    def write(self, run: RunFolder) -> "TuneRecord":
-        """Store the record in the run folder and return it."""
+    def write(self, run: RunFolder) -> None:
+        """Store the record in the run folder."""
         run.write_json(FILE, asdict(self))
-        return self
-
-    def but(self, **changes: Any) -> "TuneRecord":
-        """Return the record with changes."""
-        return replace(self, **changes)
 
 
 def read_record(run: RunFolder | None) -> TuneRecord | None:

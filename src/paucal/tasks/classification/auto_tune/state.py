@@ -114,7 +114,8 @@ class TuneState:
 
     def save(self, **changes: Any) -> None:
         """Store changes of the record in the run."""
-        self.record = self.record.but(**changes, spent=self.spent).write(self.run)
+        self.record = replace(self.record, **changes, spent=self.spent)
+        self.record.write(self.run)
 
     def reassemble(self, **changes: Any) -> TrainingSetup:
         """Return a setup with changed settings, and choose again the automatic settings that depend on them."""

@@ -29,19 +29,11 @@ def step_rows(
     stays = not outcome.best and not finish.epochs
     rows.append(_candidate_row(text, probe.score, probe.seconds, kept=stays and record.first_model is probe))
     if (unlabelled_step := record.unlabelled) is not None:
-        title = f"the same with {counted(unlabelled_step.details['images'], 'image')} without labels"
-        is_kept = record.first_model is unlabelled_step
-        outcome_words = (
-            f", {unlabelled_step.details['head']}, preferred by cross-validation" if is_kept else ": not kept"
-        )
-        rows.append(
-            _candidate_row(
-                title + outcome_words,
-                unlabelled_step.score if is_kept else None,
-                unlabelled_step.seconds,
-                kept=stays and is_kept,
-            )
-        )
+        details, is_kept = unlabelled_step.details, record.first_model is unlabelled_step
+        decision = f", {details['head']}, preferred by cross-validation" if is_kept else ": not kept"
+        title = f"the same with {counted(details['images'], 'image')} without labels{decision}"
+        score = unlabelled_step.score if is_kept else None
+        rows.append(_candidate_row(title, score, unlabelled_step.seconds, kept=stays and is_kept))
     rows += [_candidate_row(f"trial: {step.name}", step.score, step.seconds) for step in record.trials]
     if outcome.rows:
         scores = [row[measure.column] for row in outcome.rows if measure.column in row]

@@ -22,7 +22,6 @@ from paucal.tasks.classification.loaders import train_loader, validation_predict
 from paucal.tasks.classification.optimization import optimization
 from paucal.training import (
     CosineWarmup,
-    Optimization,
     Outcome,
     Plan,
     Records,
@@ -79,8 +78,7 @@ def _name_preset(settings: Mapping[str, Any], tunes_all: bool) -> str:
     return ", ".join(parts)
 
 
-# Each of the first two presets won by far on a data set where the
-# other lost.
+# Each of the first two presets won by far on a data set where the other lost.
 KEEPING = "norms still"
 WITH_BATCH_NORM = (
     TuningPreset(
@@ -107,11 +105,9 @@ def presets_for(model: nn.Module) -> Sequence[TuningPreset]:
         frozen = int(FROZEN_SHARE * count_stages(model))
     except UserError:  # timm does not know its stages
         return full_presets
-    return (
-        [replace(partial_preset, settings={"freeze": frozen, **partial_preset.settings}), *full_presets]
-        if frozen
-        else full_presets
-    )
+    if not frozen:
+        return full_presets
+    return [replace(partial_preset, settings={"freeze": frozen, **partial_preset.settings}), *full_presets]
 
 
 def run_trial(
@@ -145,9 +141,8 @@ def run_trial(
             outcome = _fit_trial(setup, plan, start, records, console, callbacks)
     except UserError as problem:  # the training diverged or the memory was too small: the preset loses
         console.say(f"note: {preset.name}: {problem}")
-        return TuneStep(
-            preset.name, 0.0, time.monotonic() - start_time, {"loss": WORST, "steps": steps, **preset.settings}
-        )
+        details = {"loss": WORST, "steps": steps, **preset.settings}
+        return TuneStep(preset.name, 0.0, time.monotonic() - start_time, details)
     if not outcome.finished:
         return None
     row = outcome.rows[-1]
@@ -166,21 +161,17 @@ def _fit_trial(
     console: Console,
     callbacks: Sequence[Callback],
 ) -> Outcome:
-    settings, request = setup.settings, setup.objective.data_request
+    settings, request, steps = setup.settings, setup.objective.data_request, plan.total_steps
+    peak, warmup = settings.lr, round(WARMUP * steps)
+    schedule = CosineWarmup(peak=peak, horizon=steps, warmup=warmup, start=0.1 * peak, floor=0.0)
     return fit(
         setup.objective,
         lambda: train_loader(setup.data, setup.card.preprocessing, settings, plan, request, start),
-        trial_optimization(optimization(settings, plan), settings.lr, plan.total_steps),
+        replace(optimization(settings, plan), schedule=schedule, average_decay=None),
         plan,
         records,
         [*console.callbacks(), *callbacks],
     )
-
-
-def trial_optimization(usual: Optimization, peak: float, steps: int) -> Optimization:
-    """Return the optimization of a trial: a warm-up and a cosine over its steps, without a moving average."""
-    schedule = CosineWarmup(peak=peak, horizon=steps, warmup=round(WARMUP * steps), start=0.1 * peak, floor=0.0)
-    return replace(usual, schedule=schedule, average_decay=None)
 
 
 def clear_trials(run: RunFolder) -> None:

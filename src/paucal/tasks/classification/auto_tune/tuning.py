@@ -51,10 +51,8 @@ def seconds_per_image(setup: TrainingSetup, threads: bool = False) -> float:
     size = min(settings.images_per_pass, MAX_IMAGES, max(2, len(setup.data.part("train"))))
     device = torch.device(settings.device)
     loader_settings = replace(settings, batch_size=size, accumulate=1, workers=0)
-    plan = replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1)
-    batches: Any = train_loader(
-        setup.data, setup.card.preprocessing, loader_settings, plan, objective.data_request, start=0
-    )
+    plan, request = replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1), objective.data_request
+    batches: Any = train_loader(setup.data, setup.card.preprocessing, loader_settings, plan, request, start=0)
     with trial_steps(objective.train(), device):
         return seconds_per_step(objective, batches, device, settings.precision, threads=threads) / size
 
@@ -76,7 +74,7 @@ class CostEstimate:
     shrink: float = 1.0
 
     def observed(self, seconds: float, eval_seconds: float, per_epoch: int) -> "CostEstimate":
-        """Return the cost corrected by the measured seconds of a trial with one validation, which exceed the estimate."""
+        """Return the cost corrected by the measured seconds of a trial with one validation, which take longer."""
         step = (seconds - eval_seconds) / self.steps
         return replace(self, epoch=per_epoch * step + eval_seconds) if step > 0 else self
 
@@ -195,9 +193,8 @@ def _load_or_run_trial(state: TuneState, preset: TuningPreset, cost: CostEstimat
         trial.details["steps"] / trial.details.get(PLANNED, trial.details["steps"]) for trial in state.record.trials
     ]
     steps = max(1, int(cost.steps * min([1.0, *shares])))
-    trial = run_trial(
-        state.run, trial_setup, preset, steps, state.console, time_plan=_trial_time_limit(state, cost, steps)
-    )
+    limit = _trial_time_limit(state, cost, steps)
+    trial = run_trial(state.run, trial_setup, preset, steps, state.console, time_plan=limit)
     if trial is None:
         raise KeyboardInterrupt
     trial = replace(trial, details={**trial.details, PLANNED: cost.steps})
@@ -287,9 +284,8 @@ def _image_seconds(state: TuneState, preset: TuningPreset, side: list[int]) -> f
     name = "x".join(map(str, side)) + ("" if frozen is None else f", frozen: {frozen}")
     if name not in state.record.sizes:
         tuned = {} if frozen is None else {"freeze": frozen}
-        state.save(
-            sizes={**state.record.sizes, name: _measured_seconds(state, state.reassemble(img_size=side, **tuned), name)}
-        )
+        seconds = _measured_seconds(state, state.reassemble(img_size=side, **tuned), name)
+        state.save(sizes={**state.record.sizes, name: seconds})
     return state.record.sizes[name]
 
 

@@ -15,18 +15,18 @@ from paucal.models.trained import save_trained
 from paucal.runner.clock import duration
 from paucal.runs.weights import read_weights, save_weights
 from paucal.tasks.classification.auto_tune.first_model import (
-    build_with_head,
     fit_probe_head,
     frozen_features,
     groups_of,
     own_width,
+    with_head,
 )
+from paucal.tasks.classification.auto_tune.head_race import store_held_out
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
 from paucal.tasks.classification.auto_tune.probe import Head, head_score
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_judge_tuning
 from paucal.tasks.classification.auto_tune.unlabelled_head import UnlabelledResult, base_of, race_unlabelled
-from paucal.tasks.classification.cross_validated import store_held_out
 from paucal.tasks.classification.unlabelled_images import MAX_IMAGES, as_training_part, remember, usable_images
 from paucal.types import UserError
 from paucal.wording import counted, percent
@@ -105,9 +105,8 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
     max_images = MAX_IMAGES
     if state.record.budget:
         share = time_share(len(setup.data.part("train")), not cannot_judge_tuning(setup))
-        max_images = int(
-            min(share * state.record.budget, state.left()) * state.precision.speed / max(state.image_seconds, 1e-9)
-        )
+        seconds = min(share * state.record.budget, state.left())
+        max_images = int(seconds * state.precision.speed / max(state.image_seconds, 1e-9))
     if max_images < MIN_IMAGES:
         raise UserError("there is no time left for the images without labels; give a longer --time")
     images = usable_images(setup.settings, setup.data, max_images, console)
@@ -151,11 +150,9 @@ def _load_or_compute_features(state: TuneState, first: FittedHead, images: Image
     if not len(images):
         return first.features[:0]
     data, rows = as_training_part(images), np.arange(len(images))
-    network, preprocess = setup.objective.deployable(), setup.card.preprocessing
+    network, preprocess, dtype = setup.objective.deployable(), setup.card.preprocessing, state.precision.dtype
     with state.console.progress("features of images without labels") as advance:
-        features = frozen_features(
-            network, data, rows, preprocess, setup.settings, advance, first.staged, state.precision.dtype
-        )
+        features = frozen_features(network, data, rows, preprocess, setup.settings, advance, first.staged, dtype)
     save_weights(path, {"features": features})
     return features
 
@@ -180,7 +177,7 @@ def _save_first_model(
         raise ValueError("the head of the labels alone has won")
     accuracy = float(held_out.hits.double().mean())
     head = Head(race.weight, race.bias, first.head.strength, accuracy)
-    save_trained(state.run, *build_with_head(setup, head, first.staged))
+    save_trained(state.run, *with_head(setup.objective.deployable(), setup.card, head, first.staged))
     remember(state.run, images)
     val = torch.from_numpy(setup.data.part("val"))
     if not len(val):
