@@ -28,8 +28,7 @@ from paucal.backbones.stage_classifier import STAGES
 from paucal.evaluation.protocols.classifier import LinearClassifier
 from paucal.tasks.classification.auto_tune.head_race import race_heads
 from paucal.tasks.classification.auto_tune.heads import HEADS, FitHead, fit_gaussian, fit_mixture
-from paucal.tasks.classification.auto_tune.probe import Head, fit_head, fit_regression
-from paucal.tasks.classification.auto_tune.standardised import standardise
+from paucal.tasks.classification.auto_tune.probe import Head, fit_head, fit_regression, standardise
 
 TODAY, RACE = "today", "race"
 

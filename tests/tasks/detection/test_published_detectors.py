@@ -14,7 +14,6 @@ from paucal.runs import RunFolder
 from paucal.tasks.detection.assembly import assemble, detector_backbone
 from paucal.tasks.detection.job import DetectionJob
 from paucal.tasks.detection.network.detector import build_detector
-from paucal.tasks.detection.network.region_heads import mask_logits
 from paucal.tasks.detection.published import MOBILENET, PUBLISHED, RESNET, adopt_published, load_published
 from paucal.tasks.detection.settings import DetectSettings, detector_options
 from paucal.types import UserError
@@ -90,7 +89,7 @@ def test_detector_with_the_published_weights__answers_as_torchvision_s(published
         pairs += [(deltas.view(4, 91, 4)[:, named], answers[1].view(4, 91, 4)[:, named])]
         if own.has_mask():
             cells = heads.mask_head(heads.mask_roi_pool(expected, regions, size))
-            pairs += [(mask_logits(own, mine, regions, size)[:, named], heads.mask_predictor(cells)[:, named])]
+            pairs += [(own.mask_logits(mine, regions, size)[:, named], heads.mask_predictor(cells)[:, named])]
     assert torch.equal(*anchors)
     assert len(pairs) >= 11
     for mine_of, theirs_of in pairs:

@@ -4,7 +4,7 @@ import pytest
 
 from evaluation.courses import LINE, ONE_PROTOTYPE, UNIFORM, B, D, K, course
 from paucal.evaluation.collapse import PATIENCE, find_collapse
-from paucal.tasks.pretraining.collapse_watcher import CollapseWatcher
+from paucal.tasks.pretraining.stage_watch import CollapseWatcher
 from paucal.types import UserError
 
 

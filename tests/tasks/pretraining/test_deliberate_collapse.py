@@ -11,7 +11,7 @@ from paucal.data.views.multi_crop import crop_views
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.collapse import PATIENCE, find_collapse
 from paucal.objectives import SelfDistillation, SelfDistillationOptions
-from paucal.tasks.pretraining.collapse_watcher import CollapseWatcher
+from paucal.tasks.pretraining.stage_watch import CollapseWatcher
 from paucal.training.meters import Meters
 from paucal.types import Crops, Progress
 

@@ -1,6 +1,6 @@
 """The settings of `paucal detect`, and the options of the detector that they describe."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from paucal.settings.groups import JobSettings
@@ -196,27 +196,8 @@ def detector_name(settings: DetectSettings) -> str:
 
 
 def detector_options(settings: DetectSettings) -> DetectorOptions:
-    """Return the options of the detector that settings describe."""
-    return DetectorOptions(
-        channels=settings.pyramid_channels,
-        head_dim=settings.head_dim,
-        finest=settings.finest,
-        anchor=settings.anchor,
-        regions=settings.regions,
-        proposals=settings.proposals,
-        cascade=settings.cascade,
-        masks=settings.masks == "on",
-        head=settings.head,
-        cascade_boxes=settings.cascade_boxes,
-        cascade_average=settings.cascade_average,
-        box_loss=settings.box_loss,
-        proposal_loss=settings.proposal_loss,
-        candidates=settings.candidates or 0,
-        matching=settings.matching,
-        pooling=settings.pooling,
-        pyramid_norm=settings.pyramid_norm,
-        proposal_layers=settings.proposal_layers,
-        mask_norm=settings.mask_norm,
-        maps=settings.maps,
-        anchor_sides=settings.anchor_sides,
-    )
+    """Return the options of the detector that settings describe; limits on its predictions keep their defaults."""
+    names = {item.name for item in fields(DetectorOptions)} & vars(settings).keys()
+    values = {name: getattr(settings, name) for name in names}
+    values |= {"channels": settings.pyramid_channels, "masks": settings.masks == "on"}
+    return DetectorOptions(**{**values, "candidates": settings.candidates or 0})

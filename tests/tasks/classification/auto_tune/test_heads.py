@@ -17,8 +17,7 @@ from paucal.tasks.classification.auto_tune.head_race import (
     repeated_folds,
 )
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_gaussian, fit_logistic_stages, fit_mixture
-from paucal.tasks.classification.auto_tune.probe import fit_head, fit_regression
-from paucal.tasks.classification.auto_tune.standardised import standardise
+from paucal.tasks.classification.auto_tune.probe import fit_head, fit_regression, standardise
 
 LOGISTIC, GAUSSIAN = HEADS
 

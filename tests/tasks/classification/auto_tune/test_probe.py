@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from paucal.evaluation.protocols.logistic import fit_logistic
-from paucal.tasks.classification.auto_tune.probe import SOLVER, fit_head, head_score, stratified_sample
-from paucal.tasks.classification.auto_tune.standardised import standardise
+from paucal.tasks.classification.auto_tune.probe import SOLVER, fit_head, head_score, standardise, stratified_sample
 from paucal.types import UserError
 
 

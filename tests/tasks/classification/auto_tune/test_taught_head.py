@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from paucal.evaluation.protocols.logistic import fit_logistic
-from paucal.tasks.classification.auto_tune.probe import SOLVER
-from paucal.tasks.classification.auto_tune.standardised import standardise
+from paucal.tasks.classification.auto_tune.probe import SOLVER, standardise
 from paucal.tasks.classification.auto_tune.taught_head import NAME, fit_taught_head
 from paucal.tasks.classification.conclusion import Result
 from tasks.classification.auto_tune.test_auto_tune import data, rungs_of, started_from  # noqa: F401 (a fixture)

@@ -17,7 +17,7 @@ from paucal.tasks.detection.masks import paste_masks, unpack_mask
 from paucal.tasks.detection.network.cascade import CascadeHeads
 from paucal.tasks.detection.network.detector import Detector, build_detector
 from paucal.tasks.detection.network.options import DetectorOptions
-from paucal.tasks.detection.network.region_heads import mask_layers, mask_loss, mean_masks
+from paucal.tasks.detection.network.region_heads import RegionHeads, mask_layers, mean_masks
 from paucal.tasks.detection.objective import Detection
 from tasks.detection.network.test_detector import SPECS, START, TINY, batch, both
 
@@ -78,7 +78,7 @@ def test_images_without_objects__teach_masks_nothing(cascade: bool):
 def test_mask_loss__is_the_cross_entropy_of_the_own_classs_cells_of_regions_with_an_object():
     detector, seen = made().eval(), masked_batch()
     stage = detector.heads
-    assert isinstance(stage, RoIHeads)
+    assert isinstance(stage, RegionHeads)
     features = {str(n): torch.randn(2, 16, 96 // s, 100 // s) for n, s in enumerate((8, 16, 32))}
     regions = [torch.tensor([[12.0, 18.0, 48.0, 66.0], [0.0, 0.0, 9.0, 9.0]]), torch.tensor([[1.0, 1.0, 30.0, 30.0]])]
     labels, matched = [torch.tensor([3, 0]), torch.tensor([0])], [torch.tensor([1, 0]), torch.tensor([0])]
@@ -87,7 +87,7 @@ def test_mask_loss__is_the_cross_entropy_of_the_own_classs_cells_of_regions_with
     kept: list[torch.Tensor] = []
     stage.mask_predictor.register_forward_hook(lambda module, given, answer: kept.append(answer))  # type: ignore[union-attr]
     with torch.no_grad():
-        found = mask_loss(stage, features, regions, matched, labels, seen.image_sizes(), targets)
+        found = stage.mask_loss(features, regions, matched, labels, seen.image_sizes(), targets)
     logits = kept[0]
     assert logits.shape == (1, 4, 28, 28)
     roi = torch.cat([torch.zeros(1, 1), regions[0][:1]], 1)

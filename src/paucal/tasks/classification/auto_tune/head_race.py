@@ -19,8 +19,13 @@ from paucal.evaluation.protocols.classifier import LinearClassifier, draw_folds,
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights, save_weights
 from paucal.tasks.classification.auto_tune.heads import HEADS, FitHead, fit_mixture
-from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, Head, fit_regression, stratified_sample
-from paucal.tasks.classification.auto_tune.standardised import standardise
+from paucal.tasks.classification.auto_tune.probe import (
+    DEFAULT_STRENGTH,
+    Head,
+    fit_regression,
+    standardise,
+    stratified_sample,
+)
 
 LAST, MEAN = "logistic regression on the last features", "mean of the heads on the last stages"
 FILE = "held_out.safetensors"

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from paucal.evaluation.protocols.classifier import LinearClassifier
-from paucal.tasks.classification.auto_tune.probe import ABSENT, DEFAULT_STRENGTH, fit_regression
-from paucal.tasks.classification.auto_tune.standardised import standardise
+from paucal.tasks.classification.auto_tune.probe import ABSENT, DEFAULT_STRENGTH, fit_regression, standardise
 
 
 def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:

@@ -11,7 +11,6 @@ from paucal.data.splits.groups import iterative_parts
 from paucal.evaluation.protocols.classifier import LinearClassifier, draw_folds, even_folds
 from paucal.evaluation.protocols.logistic import Solver, fit_independent, fit_logistic
 from paucal.metrics.measures import measure_of, value_of
-from paucal.tasks.classification.auto_tune.standardised import standardise
 
 # L2 penalties on standardised features; a few suffice, since the optimum is flat.
 STRENGTHS = (1.0, 10.0, 100.0, 1000.0)
@@ -19,6 +18,56 @@ DEFAULT_STRENGTH = 100.0  # with too few images for cross-validation
 FOLDS, MAX_COMPARED = 3, 3000
 SOLVER = Solver(max_iterations=200)
 ABSENT = -30.0  # logit of a class without training images: below all others, but finite for the losses
+
+
+SMALLEST_DEVIATION = 1e-8
+PRIOR_IMAGES = 50  # weight of the median variance beside a feature's own variance, in images
+JITTER = 1e-10  # relative; keeps the factorisation finite if rows are linearly dependent
+
+
+@dataclass(frozen=True)
+class StandardisedFeatures:
+    """Features of zero mean and unit deviation, and coordinates with the same inner products.
+
+    A linear classifier with an L2 penalty, and a Gaussian one whose covariance is shrunk towards a multiple of the
+    identity, depend on inner products alone. With fewer images than features they are fitted in the coordinates, which
+    is several times as fast, and converted back to weights for features.
+
+    Attributes:
+        mean: (D,) means of the features.
+        deviation: (D,) standard deviations, shrunk towards the median of all features; 1 if all features are constant.
+        rows: (N, D) float64 standardised features.
+        coordinates: (N, min(N, D)) float64.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+    rows: Tensor
+    coordinates: Tensor
+
+    def carry_back(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (K, D) weights and (K,) biases for raw features from those for coordinates."""
+        if self.coordinates.shape[1] < self.rows.shape[1]:
+            weight = torch.linalg.solve_triangular(self.coordinates.T, weight.T, upper=True).T @ self.rows
+        weight = weight / self.deviation
+        return weight, bias - weight @ self.mean
+
+
+def standardise(features: Tensor) -> StandardisedFeatures:
+    """Standardise (N, D) features over the images, with variances shrunk towards their median."""
+    values = features.double()
+    mean, variance = values.mean(0), values.var(0)
+    # Over few images a feature is often nearly constant; dividing by its tiny deviation would give other images huge
+    # values.
+    variance = (len(values) * variance + PRIOR_IMAGES * variance.median()) / (len(values) + PRIOR_IMAGES)
+    deviation = variance.sqrt()
+    deviation = torch.where(deviation > SMALLEST_DEVIATION, deviation, torch.ones_like(deviation))
+    rows = (values - mean) / deviation
+    if len(rows) >= rows.shape[1]:
+        return StandardisedFeatures(mean, deviation, rows, rows)
+    products = rows @ rows.T
+    products.diagonal().add_(JITTER * products.diagonal().sum() + torch.finfo(products.dtype).tiny)
+    return StandardisedFeatures(mean, deviation, rows, torch.linalg.cholesky(products))
 
 
 @dataclass(frozen=True)

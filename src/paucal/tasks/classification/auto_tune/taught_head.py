@@ -13,8 +13,7 @@ from paucal.evaluation.protocols.logistic import fit_softmax
 from paucal.objectives import Distillation, Objective
 from paucal.objectives.one_backbone import OneBackbone
 from paucal.runner.images import eval_loader
-from paucal.tasks.classification.auto_tune.probe import SOLVER, Head, head_score
-from paucal.tasks.classification.auto_tune.standardised import standardise
+from paucal.tasks.classification.auto_tune.probe import SOLVER, Head, head_score, standardise
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState
 
 NAME = "logistic regression on the teacher's probabilities and the labels"

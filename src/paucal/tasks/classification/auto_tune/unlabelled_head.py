@@ -25,8 +25,14 @@ from paucal.tasks.classification.auto_tune.head_race import (
     repeated_folds,
 )
 from paucal.tasks.classification.auto_tune.heads import fit_mixture, fit_shares
-from paucal.tasks.classification.auto_tune.probe import ABSENT, MAX_COMPARED, Head, fit_regression, stratified_sample
-from paucal.tasks.classification.auto_tune.standardised import standardise
+from paucal.tasks.classification.auto_tune.probe import (
+    ABSENT,
+    MAX_COMPARED,
+    Head,
+    fit_regression,
+    standardise,
+    stratified_sample,
+)
 
 ALONE, GAUSSIAN, BOTH = "labels alone", "Gaussian classes of all images", "mean of the two"
 MAX_WEIGHT = 3.0  # total weight of the unlabelled images, relative to the labelled ones

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 from paucal.tasks.detection.network.options import CascadeAverage
-from paucal.tasks.detection.network.region_heads import RegionHeads, Targets, mask_logits, mean_masks
+from paucal.tasks.detection.network.region_heads import RegionHeads, Targets, mean_masks
 
 IOUS = (0.5, 0.6, 0.7)
 BOX_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
@@ -83,7 +83,7 @@ class CascadeHeads(nn.Module):
         boxes, scores, labels = last.postprocess_detections(self.mean_logits(all_logits), per_class, proposals, sizes)
         fields = {"boxes": boxes, "scores": scores, "labels": labels}
         if last.has_mask():
-            fields["masks"] = mean_masks([mask_logits(head, features, boxes, sizes) for head in self.heads], labels)
+            fields["masks"] = mean_masks([head.mask_logits(features, boxes, sizes) for head in self.heads], labels)
         return [dict(zip(fields, image_fields, strict=True)) for image_fields in zip(*fields.values(), strict=True)], {}
 
     def mean_logits(self, logits: list[Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
@@ -15,10 +16,9 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from paucal.backbones import BackboneSpec
+from paucal.backbones import BackboneSpec, FeatureBackbone
 from paucal.backbones.stage_maps import StageMaps, stage_maps
 from paucal.tasks.detection.network.cascade import CascadeHeads
-from paucal.tasks.detection.network.last_blocks import LastBlocks
 from paucal.tasks.detection.network.options import HEADS, DetectorOptions
 from paucal.tasks.detection.network.proposals import ProposalNetwork
 from paucal.tasks.detection.network.region_heads import (
@@ -120,6 +120,44 @@ class Detector(nn.Module):
         detections, head_losses = self.heads(features, regions, list(sizes), targets)
         losses = {**proposal_losses, **head_losses}
         return detections, {LOSS_NAMES.get(str(name), str(name)): value for name, value in losses.items()}
+
+
+STRIDE, CHANNELS = 32, (160, 960)
+STAGES = 7
+
+
+class LastBlocks(StageMaps):
+    """The maps of torchvision's MobileNet detectors: outputs of two late blocks, both with a stride of 32 pixels.
+
+    They are the first block of the last stage of 160 channels of timm's MobileNetV3-Large, and its last layer of 960.
+    """
+
+    def __init__(self, backbone: FeatureBackbone) -> None:
+        nn.Module.__init__(self)
+        self.backbone = backbone
+        blocks: Any = getattr(backbone.model, "blocks", ())
+        if len(blocks) != STAGES or getattr(blocks[-1][-1], "conv", nn.Identity()).out_channels != CHANNELS[1]:
+            raise UserError("--maps last-blocks reads mobilenetv3_large_100: give this --model, or leave it out.")
+        backbone.model.conv_head = nn.Identity()  # unused, and missing in the published detectors
+        self.strides, self.channels = (STRIDE, STRIDE), CHANNELS
+        self.levels = nn.ModuleList([nn.Identity(), nn.Identity()])
+        self.multiple, self.fixed_size = STRIDE, None
+        self._single, self._shrink = False, 1.0
+        self._release_unused()
+
+    def grids(self, images: Tensor) -> list[Tensor]:
+        """Return the outputs of the two blocks for a batch."""
+        model: Any = self.backbone.model
+        hidden = model.bn1(model.conv_stem(self._pad_images(images)))
+        *earlier_stages, last, final = model.blocks
+        for stage in earlier_stages:
+            hidden = stage(hidden)
+        grid = last[0](hidden)
+        return [grid, final(last[1:](grid))]
+
+    def maps_of(self, grids: Sequence[Tensor], size: tuple[int, int]) -> list[Tensor]:
+        """Return the maps as they are."""
+        return list(grids)
 
 
 def build_detector(

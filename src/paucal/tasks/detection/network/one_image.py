@@ -27,7 +27,6 @@ from paucal.tasks.detection.network.region_heads import (
     POINTS,
     USUAL_LEVEL,
     USUAL_SIDE,
-    mask_logits,
     mean_masks,
 )
 
@@ -114,7 +113,7 @@ class OneImageDetector(nn.Module):
         if not self.detector.options.masks:
             return table
         corners = table[:, :4]
-        shares = mean_masks([mask_logits(head, features, [corners], [size]) for head in self.cascade], [labels + 1])
+        shares = mean_masks([head.mask_logits(features, [corners], [size]) for head in self.cascade], [labels + 1])
         return torch.cat([table, shares[0].flatten(1)], 1)
 
     def _propose(self, features: list[Tensor], size: Size) -> Tensor:

@@ -146,7 +146,7 @@ class RegionHeads(RoIHeads):
         box = self._box_loss(select_class(deltas, labels), labels, torch.cat(box_targets), torch.cat(regions))
         losses = {"class": F.cross_entropy(logits, labels), "box": box}
         if self.has_mask():
-            losses["mask"] = mask_loss(self, features, regions, matched, sampled_labels, sizes, targets)
+            losses["mask"] = self.mask_loss(features, regions, matched, sampled_labels, sizes, targets)
         return HeadOutput(losses, regions, labels, logits, deltas)
 
     def predict(
@@ -171,6 +171,39 @@ class RegionHeads(RoIHeads):
         boxes = self.box_coder.decode_single(select_class(deltas.detach(), classes), torch.cat(list(regions)))
         split = boxes.split([len(corners) for corners in regions])
         return [clip_boxes_to_image(corners, size) for corners, size in zip(split, sizes, strict=True)]
+
+    def mask_logits(
+        self, features: Mapping[str, Tensor], regions: list[Tensor], sizes: list[tuple[int, int]]
+    ) -> Tensor:
+        """Return (N, K + 1, 28, 28) logits of the masks of the regions of all images."""
+        cells = self.mask_roi_pool(dict(features), regions, sizes)  # type: ignore[misc]
+        return self.mask_predictor(self.mask_head(cells))  # type: ignore[misc]
+
+    def mask_loss(
+        self,
+        features: Mapping[str, Tensor],
+        regions: Sequence[Tensor],
+        matched: Sequence[Tensor],
+        labels: Sequence[Tensor],
+        sizes: list[tuple[int, int]],
+        targets: Sequence[Mapping[str, Tensor]],
+    ) -> Tensor:
+        """Return torchvision's mask loss of the hits: the mean cross-entropy of their cells.
+
+        Args:
+            features: Maps by name.
+            regions: (N_i, 4) corners per image.
+            matched: (N_i,) int64 per image, the object of each region.
+            labels: (N_i,) int64 per image, 0 for the background.
+            sizes: (height, width) of each image.
+            targets: "masks" (M_i, H, W) and "labels" (M_i,) from 1, per image.
+        """
+        hits = [image_labels > 0 for image_labels in labels]
+        hit_regions = [corners[hit] for corners, hit in zip(regions, hits, strict=True)]
+        hit_objects = [objects[hit] for objects, hit in zip(matched, hits, strict=True)]
+        logits = self.mask_logits(features, hit_regions, sizes)
+        masks, classes = [target["masks"] for target in targets], [target["labels"] for target in targets]
+        return maskrcnn_loss(logits, hit_regions, masks, classes, hit_objects)
 
     def _box_loss(self, deltas: Tensor, labels: Tensor, targets: Tensor, regions: Tensor) -> Tensor:
         """Return the loss of the (N, 4) corrections of hits, divided by the number of all regions."""
@@ -224,49 +257,6 @@ def mask_layers(channels: int, classes: int, norm: MaskNorm = "none") -> tuple[n
     norm_layer = nn.BatchNorm2d if norm == "batch" else None
     layers = MaskRCNNHeads(channels, [channels] * MASK_LAYERS, 1, norm_layer)
     return layers, MaskRCNNPredictor(channels, channels, classes + 1)
-
-
-def mask_logits(
-    stage: RoIHeads, features: Mapping[str, Tensor], regions: list[Tensor], sizes: list[tuple[int, int]]
-) -> Tensor:
-    """Return (N, K + 1, 28, 28) logits of the masks of the regions of all images.
-
-    Args:
-        stage: Heads with mask layers.
-        features: Maps by name.
-        regions: (N_i, 4) corners per image.
-        sizes: (height, width) of each image.
-    """
-    cells = stage.mask_roi_pool(dict(features), regions, sizes)  # type: ignore[misc]
-    return stage.mask_predictor(stage.mask_head(cells))  # type: ignore[misc]
-
-
-def mask_loss(
-    stage: RoIHeads,
-    features: Mapping[str, Tensor],
-    regions: Sequence[Tensor],
-    matched: Sequence[Tensor],
-    labels: Sequence[Tensor],
-    sizes: list[tuple[int, int]],
-    targets: Sequence[Mapping[str, Tensor]],
-) -> Tensor:
-    """Return torchvision's mask loss of the hits: the mean cross-entropy of their cells.
-
-    Args:
-        stage: Heads with mask layers.
-        features: Maps by name.
-        regions: (N_i, 4) corners per image.
-        matched: (N_i,) int64 per image, the object of each region.
-        labels: (N_i,) int64 per image, 0 for the background.
-        sizes: (height, width) of each image.
-        targets: "masks" (M_i, H, W) and "labels" (M_i,) from 1, per image.
-    """
-    hits = [image_labels > 0 for image_labels in labels]
-    hit_regions = [corners[hit] for corners, hit in zip(regions, hits, strict=True)]
-    hit_objects = [objects[hit] for objects, hit in zip(matched, hits, strict=True)]
-    logits = mask_logits(stage, features, hit_regions, sizes)
-    masks, classes = [target["masks"] for target in targets], [target["labels"] for target in targets]
-    return maskrcnn_loss(logits, hit_regions, masks, classes, hit_objects)
 
 
 def mean_masks(stages: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
