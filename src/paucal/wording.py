@@ -100,6 +100,11 @@ def sentence(text: str) -> str:
     return _BYTE.sub(lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", showable(shortened(line)))
 
 
+def drawable(text: str) -> str:
+    """Return text in which "?" replaces the letters that Pillow's own font lacks."""
+    return text.encode("latin-1", errors="replace").decode("latin-1")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the names nearest to a mistyped name, as the end of a sentence; "" if none is near.
 

@@ -47,16 +47,14 @@ def _store_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str,
         return without_frame(data, settings)
     image = find_image_column(columns, named_columns["image"])
     root = settings.get("data_root") or ""
-    table: dict[str, list[Any]] = {
-        IMAGE: [_absolute_path(value, root, row) for row, value in enumerate(columns[image], 1)]
-    }
+    paths = [_absolute_path(value, root, row) for row, value in enumerate(columns[image], 1)]
+    table: dict[str, list[Any]] = {IMAGE: paths}
     if mask is not None:
         table[MASK] = [_absolute_path(value, root, row) if value else "" for row, value in enumerate(columns[mask], 1)]
     if named_columns["label"] is not None:
         table[CLASS] = columns[named_columns["label"]]
-    further_columns = {
-        name: cells for name, cells in columns.items() if name not in (image, mask, named_columns["label"])
-    }
+    stored = (image, mask, named_columns["label"])
+    further_columns = {name: cells for name, cells in columns.items() if name not in stored}
     # The table readers may prefer other columns, so name the stored columns explicitly.
     usual = {*table, *IMAGE_COLUMNS, *MASK_COLUMNS}
     table_columns = {

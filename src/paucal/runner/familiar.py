@@ -1,6 +1,7 @@
 """The detector of images unlike a run's training images, fitted once and stored with the run."""
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -59,10 +60,8 @@ def _fit_to_run(run: RunFolder, model: TrainedModel, console: Console) -> Famili
         images = open_again(run, advance, reading=model.card.preprocessing.reading)
     split = read_split(run.split, images)
     train, held_out = split.indices("train"), np.concatenate([split.indices("val"), split.indices("test")])
-    train, held_out = (
-        train[evenly_spaced(len(train), MAX_TRAIN)],
-        held_out[evenly_spaced(len(held_out), MAX_HELD_OUT)],
-    )
+    train = train[evenly_spaced(len(train), MAX_TRAIN)]
+    held_out = held_out[evenly_spaced(len(held_out), MAX_HELD_OUT)]
     if not len(train) or not len(held_out):
         console.say("note: the run has no held-out images, so pictures are not compared with the training images")
         return None
@@ -102,7 +101,5 @@ def _store(path: Path, familiarity: Familiarity, key: str) -> None:
     """Store the detector in the run, if the run folder can be written to."""
     tensors = {"features": familiarity.features.contiguous(), "limit": torch.tensor([familiarity.limit])}
     content = safetensors.torch.save(tensors, metadata={"weights": key})
-    try:
+    with suppress(OSError):
         write_atomically(path, lambda file: file.write(content))
-    except OSError:
-        return

@@ -173,9 +173,8 @@ def encode_image(value: Any, row: int) -> bytes:
     if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3):
         value = Image.fromarray(value[..., 0] if value.shape[2:] == (1,) else value)
     if not isinstance(value, Image.Image):
-        description = (
-            f"array of {value.ndim} axes of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        )
+        is_array = isinstance(value, np.ndarray)
+        description = f"array of {value.ndim} axes of {value.dtype}" if is_array else type(value).__name__
         raise UserError(
             f"image {row} is of type {description}, expected paths, PIL images, encoded bytes, or arrays of (height, "
             "width) or (height, width, channels) of uint8."

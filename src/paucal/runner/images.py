@@ -1,7 +1,7 @@
 """The images of a run: opened, checked, decoded, split, and read by loaders."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,8 +43,6 @@ from paucal.training import Plan
 from paucal.types import UserError
 
 Advance = Callable[[int, int], None]
-
-
 D = TypeVar("D", bound=DataSettings)
 
 
@@ -148,18 +146,19 @@ def decoded(images: ImageSet, settings: DataSettings, reading: Reading, advance:
 
 def find_images(settings: DataSettings, labelled: bool = True, advance: Advance | None = None) -> ImageSet:
     """Open the images without reading their pixels; `advance` is called with (shards read, shards in total)."""
+    has_labels = isinstance(settings, LabelledDataSettings)
     images = open_images(
         settings.data,
         labelled=labelled,
-        label_column=settings.label_column if isinstance(settings, LabelledDataSettings) else None,
-        label_separator=settings.label_separator if isinstance(settings, LabelledDataSettings) else None,
+        label_column=settings.label_column if has_labels else None,
+        label_separator=settings.label_separator if has_labels else None,
         image_column=settings.image_column,
         root=settings.data_root,
         download=settings.download,
         progress=advance,
         skip_damaged=settings.on_bad_image == "skip",
     )
-    if isinstance(settings, LabelledDataSettings) and settings.classes is not None:
+    if has_labels and settings.classes is not None:
         images = choose_classes(images, settings.classes)
     return images
 
@@ -189,17 +188,9 @@ def open_again(
     run_settings = run.settings
     if "data" not in run_settings:
         raise UserError(f"{str(run.config)!r} does not name its data; give DATA.")
-    data_settings = LabelledDataSettings(
-        data=str(run_settings["data"]),
-        data_root=run_settings.get("data_root"),
-        download=download,
-        on_bad_image=run_settings.get("on_bad_image", "refuse"),
-        classes=run_settings.get("classes"),
-        image_column=run_settings.get("image_column"),
-        channels=run_settings.get("channels"),
-        label_column=run_settings.get("label_column"),
-        label_separator=run_settings.get("label_separator"),
-    )
+    names = {item.name for item in fields(LabelledDataSettings)} & run_settings.keys()
+    stored = {name: run_settings[name] for name in names}
+    data_settings = LabelledDataSettings(**{**stored, "data": str(run_settings["data"]), "download": download})
     target = run_settings.get("target")
     images = load_images(data_settings, advance, labelled=target is None, reading=reading)
     if target is None:

@@ -1,12 +1,11 @@
 """Check whether a run or an evaluation fits in memory, before it starts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
-from paucal.backbones.cost import BYTES, Cost, image_cost
+from paucal.backbones.cost import BYTES, image_cost
 from paucal.backbones.layout import Size
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
@@ -16,11 +15,7 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 GIB = 2**30
-COPIES = {
-    "adamw": 4,
-    "sgd": 3,
-    "lars": 3,
-}  # memory of weights, gradients and optimizer moments, relative to the weights
+COPIES = {"adamw": 4, "sgd": 3, "lars": 3}  # memory of weights, gradients and moments, relative to the weights
 USUAL = 16 * 224 * 224  # pixels of a step that fits in any memory
 MAX_IMAGES = 1 << 20  # images of an optimizer step
 CHANNELS = 3
@@ -37,14 +32,16 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
     pixels = spec.image_size[0] * spec.image_size[1]
     if batch_size * pixels * views <= USUAL and not spec.arguments:
         return []
-    cost = cost_of(spec)
+    arguments = fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments
+    cost = image_cost(spec.name, spec.image_size, {**spec.arguments, **arguments})
     if cost is None:
         return []
     shrink = 1 if settings.precision == "32-true" else 2
     copies = COPIES[getattr(settings, "optimizer", "adamw")]
     weights, image = copies * BYTES * cost.parameters, round(views * cost.kept / shrink)
     local = 1 if settings.device == "cuda" else settings.devices
-    available = _total_memory(settings) // local
+    on_gpu = settings.device == "cuda" and torch.cuda.is_available()
+    available = (torch.cuda.mem_get_info()[1] if on_gpu else available_memory()) // local
     needed_bytes = weights + batch_size * image
     if needed_bytes <= available // 2:
         return []
@@ -55,10 +52,8 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
     if needed_bytes <= available:
         return [f"{text}, of {available_text}"]
     largest_batch = (available - weights) // max(image, 1)
-    advice = (
-        f"give --batch-size {largest_batch} or less, or lower --img-size" if largest_batch >= 1 else "lower --img-size"
-    )
-    raise UserError(f"{text}, but this machine has {available_text}: {advice}, or choose a smaller --model.")
+    advice = f"give --batch-size {largest_batch} or less, or lower" if largest_batch >= 1 else "lower"
+    raise UserError(f"{text}, but this machine has {available_text}: {advice} --img-size, or choose a smaller --model.")
 
 
 @contextmanager
@@ -95,15 +90,3 @@ def check_step(images: int) -> None:
             f"an optimizer step would take {images:,} images (--batch-size times --accumulate times the processes), "
             f"expected {MAX_IMAGES:,} at most: give less."
         )
-
-
-def cost_of(spec: BackboneSpec) -> Cost | None:
-    """Return the cost of an image for a backbone; None if it cannot be estimated."""
-    arguments: Mapping[str, Any] = fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments
-    return image_cost(spec.name, spec.image_size, {**spec.arguments, **arguments})
-
-
-def _total_memory(settings: JobSettings) -> int:
-    if settings.device == "cuda" and torch.cuda.is_available():
-        return torch.cuda.mem_get_info()[1]
-    return available_memory()

@@ -47,7 +47,11 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
         require_replaceable(path)
         try_folder(path)
         try_folder(aside_of(path))
-        _refuse_to_remove(path, read_paths)
+        for name, value in read_paths.items():
+            if value != BUILT_IN and _resolve_links(named_path(value, name)).is_relative_to(_resolve_links(path)):
+                raise UserError(
+                    f"{name}: {value!r} lies in the run that --overwrite would remove: choose another --output."
+                )
     return replace(settings, output=str(path))
 
 
@@ -145,14 +149,6 @@ def _is_taken(path: Path) -> bool:
         return is_taken(path)
     except (OSError, ValueError):  # `try_folder` reports long names and unreadable folders
         return False
-
-
-def _refuse_to_remove(path: Path, read_paths: Mapping[str, str]) -> None:
-    for name, value in read_paths.items():
-        if value != BUILT_IN and _resolve_links(named_path(value, name)).is_relative_to(_resolve_links(path)):
-            raise UserError(
-                f"{name}: {value!r} lies in the run that --overwrite would remove: choose another --output."
-            )
 
 
 def check_new_folder(

@@ -30,9 +30,8 @@ def choose_for_pictures(
 
 def measure_on(model: TrainedModel, few: Sequence[Image.Image], count: int | None, console: Console) -> PrecisionChoice:
     """Return the precision that measurements on a few of `count` pictures prefer; float32 without pictures."""
-    if (
-        not few or model.device.type != "cpu" or type(model.card) is not ModelCard
-    ):  # regressions have no classes to compare
+    classifies = type(model.card) is ModelCard  # regressions have no classes to compare
+    if not few or model.device.type != "cpu" or not classifies:
         return FLOAT32
     choice = choose_precision(model.module, model.prepared(few), model.card.backbone.name, count)
     if choice.measured:

@@ -168,10 +168,8 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
     if set(changes) & set(places_of(job)):
         pinned = job.pin(replace(settings, init=None, **changes))
         settings = replace(pinned, init=settings.init)
-    changed_settings = {
-        name: value for name, value in changes.items() if name in CHANGEABLE and name not in ("devices", "nodes")
-    }
-    settings = replace(settings, **changed_settings)
+    direct = set(CHANGEABLE) - {"devices", "nodes"}
+    settings = replace(settings, **{name: value for name, value in changes.items() if name in direct})
     check_ranges(settings)
     _require_places(run, settings, job)
     origin = {**origin, **dict.fromkeys(changes, "flag of --resume")}

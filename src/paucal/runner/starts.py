@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from paucal.backbones.names import timm_config
 from paucal.backbones.weights.inputs import ImageInput, find_program, input_of_file
@@ -36,7 +36,7 @@ from paucal.types import UserError
 M = TypeVar("M", bound=ModelSettings)
 J = TypeVar("J", bound=JobSettings)
 RECORD = "init.json"
-NONE = "none"
+NONE, UNAVAILABLE = "none", "no pretrained weights available"
 TINY = 24  # pixels; pretrained weights do not help on images whose shorter side is below this
 HELP = (
     "to use pretrained weights: pip install \"paucal[weights]\" (64 MB, Apache-2.0), a network, or 'paucal weights add'"
@@ -98,11 +98,11 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
         return Start(
             _facts_of_run(folder, card), lambda _: _read_run(folder, card, file), lambda _: card.preprocessing.tested
         )
-    source, tree = f"the file {path.name}", cache(lambda: read_foreign(path))
+    source, tree, network = f"the file {path.name}", cache(lambda: read_foreign(path)), settings.init_network
     model = settings.model or model_of_file(path, tree(), "--init")
     return Start(
         StartFacts(source, model, normalise="model"),
-        lambda _: StartWeights(_choose_network(path, tree(), settings), source),
+        lambda _: StartWeights(tree() if network is None else pick_network(tree(), network, source), source),
         lambda name: input_of_file(find_program(tree()), name),
     )
 
@@ -121,10 +121,6 @@ def load_start(
     input_values = {} if start.input is None else asdict(start.input(model or ""))
     undertrained = start.facts is not None and start.facts.undertrained
     return replace(reports[0], input=input_values, undertrained=undertrained)
-
-
-def _choose_network(path: Path, tree: Mapping[str, Any], settings: ModelSettings) -> Mapping[str, Any]:
-    return tree if settings.init_network is None else pick_network(tree, settings.init_network, f"the file {path.name}")
 
 
 def _existing_path(name: str) -> Path:
@@ -258,11 +254,8 @@ def choose(model: str | None, device: str, side: int) -> Choice:
 def _choose_named(model: str) -> Choice:
     added_weights = find_added_weights(model)
     if added_weights is not None:
-        return Choice(
-            (model,),
-            f"the weights that you added for {added_weights.name} ({added_weights.licence})",
-            _licence_note(added_weights.licence),
-        )
+        why = f"the weights that you added for {added_weights.name} ({added_weights.licence})"
+        return Choice((model,), why, _licence_note(added_weights.licence))
     weights = find_packaged_weights(model)
     if weights is not None:
         return Choice((model,), f"pretrained weights in the package {weights.package and weights.package.distribution}")
@@ -277,9 +270,8 @@ def _choose_named(model: str) -> Choice:
     if problem is None:
         address = config.hf_hub_id or config.url
         return Choice((model,), f"pretrained weights, fetched from {address} ({weights.licence})", terms)
-    return Choice(
-        (), "no pretrained weights available", f"no pretrained weights of {model}: {problem}; it starts from scratch"
-    )
+    remark = f"no pretrained weights of {model}: {problem}; it starts from scratch"
+    return Choice((), UNAVAILABLE, remark)
 
 
 def _licence_note(licence: str) -> str:
@@ -290,9 +282,8 @@ def _choose_any(device: str) -> Choice:
     available = ready_weights(device)
     if available:
         descriptions = "; ".join(f"{weights.describe()} (from a {place})" for weights, place in available.items())
-        return Choice(
-            tuple(weights.name for weights in available), f"pretrained weights on this machine: {descriptions}"
-        )
+        names = tuple(weights.name for weights in available)
+        return Choice(names, f"pretrained weights on this machine: {descriptions}")
     problem = ""
     for weights in suitable_weights(device)[:1]:
         problem = can_be_fetched(weights) or ""
@@ -300,7 +291,7 @@ def _choose_any(device: str) -> Choice:
             return Choice((weights.name,), f"pretrained weights, fetched: {weights.describe()}")
     return Choice(
         (),
-        "no pretrained weights available",
+        UNAVAILABLE,
         f"there are no pretrained weights on this machine, and none can be fetched ({problem}): this run starts "
         f"from scratch, which needs many more images and hours; {HELP}",
     )

@@ -20,8 +20,6 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 M = TypeVar("M", bound=nn.Module)
-
-
 FEW_STEPS = 5  # per epoch
 
 

@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paucal.data.shards.folders import is_remote
 from paucal.runs import RunFolder
@@ -67,13 +69,9 @@ class Command:
         """
         self.logs.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "paucal.cli.main", *self.arguments()]
-        full_environment = {**os.environ, **(environment or {})}
-        if log is None:
-            return subprocess.Popen(command, cwd=self.folder, env=full_environment, preexec_fn=_end_with_parent)
-        with (self.logs / log).open("ab") as file:
-            return subprocess.Popen(
-                command, cwd=self.folder, env=full_environment, stdout=file, stderr=file, preexec_fn=_end_with_parent
-            )
+        options: dict[str, Any] = {"cwd": self.folder, "env": {**os.environ, **(environment or {})}}
+        with nullcontext() if log is None else (self.logs / log).open("ab") as file:
+            return subprocess.Popen(command, **options, stdout=file, stderr=file, preexec_fn=_end_with_parent)
 
 
 def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str | None) -> Command:

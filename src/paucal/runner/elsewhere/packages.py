@@ -54,9 +54,7 @@ def slurm_options(words: Sequence[str] | None) -> dict[str, str | int]:
         name, equals, value = option.partition("=")
         if not equals or not name.isidentifier() or not value or not value.isprintable():
             raise UserError(f"--slurm: expected NAME=VALUE such as slurm_partition=gpu, got {option!r}.")
-        is_number = (
-            value.isdecimal() and str(int(value)) == value
-        )  # a value such as 0123 may be an account and stays text
+        is_number = value.isdecimal() and str(int(value)) == value  # 0123 may be an account and stays text
         options[name] = int(value) if is_number else value
     return options
 

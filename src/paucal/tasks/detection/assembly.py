@@ -248,7 +248,6 @@ def _build_detector(
     run: RunFolder | None,
 ) -> tuple[Detection, DetectorCard, list[str]]:
     """Return the objective with its detector, the detector's card, and notes."""
-    sides = settings.img_size
     # Random weights must not depend on earlier random numbers, nor change later ones.
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
@@ -264,17 +263,10 @@ def _build_detector(
     else:
         statistics = normalisation(settings, data, start or input_of_timm(settings.model))
     values = data.images.reading.value_range
-    preprocessing = Preprocessing(
-        spec.image_size, 1.0, "bilinear", statistics.mean, statistics.std, values, "letterbox"
-    )
-    card = DetectorCard(
-        spec,
-        boxed.classes,
-        preprocessing,
-        options=options,
-        category_ids=boxed.category_ids,
-        resize_to=(min(sides), max(sides)),
-    )
+    mean, std = statistics.mean, statistics.std
+    preprocessing = Preprocessing(spec.image_size, 1.0, "bilinear", mean, std, values, "letterbox")
+    resize_to = min(settings.img_size), max(settings.img_size)
+    card = DetectorCard(spec, boxed.classes, preprocessing, options, boxed.category_ids, resize_to)
     return objective, card, notes
 
 
@@ -288,14 +280,11 @@ def _steps_plan(settings: DetectSettings, n_train: int) -> Plan:
 
 
 def _warnings(data: SplitImages) -> list[str]:
-    counts = data.counts()
-    warnings = []
+    counts, warnings = data.counts(), []
     if counts["train"] < 30:
         few = counted(counts["train"], "training image is", "training images are")
         warnings.append(f"{few} too few to train a detector reliably")
     if 0 < counts["val"] < 10:
-        few = counted(counts["val"], "validation image is", "validation images are")
-        warnings.append(
-            f"{few} too few to select a model reliably; the interval on the test images shows the uncertainty"
-        )
+        few = f"{counted(counts['val'], 'validation image is', 'validation images are')} too few to select a model"
+        warnings.append(f"{few} reliably; the interval on the test images shows the uncertainty")
     return warnings

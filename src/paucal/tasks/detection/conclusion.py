@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from paucal.distributed import rank
 from paucal.evaluation.curves import save_curves
@@ -100,14 +99,8 @@ def conclude(run: RunFolder, setup: DetectionSetup, outcome: Outcome, console: C
         by_index = detect_all(detector, loader, device, lambda done: advance(done, len(indices)))
     detections = [by_index[index] for index in indices]
     evaluation = evaluate_detections(detections, [setup.images.boxes_of(index) for index in indices], card.classes)
-    result = DetectResult(
-        run.path,
-        evaluation.scores,
-        evaluation.metrics,
-        evaluation.per_class,
-        outcome.seconds,
-        evaluation.mask_per_class,
-    )
+    scores, metrics, per_class = evaluation.scores, evaluation.metrics, evaluation.per_class
+    result = DetectResult(run.path, scores, metrics, per_class, outcome.seconds, evaluation.mask_per_class)
     if rank() == 0:
         _write_results(run, setup, outcome, result, detections, evaluation)
         for line in closing_lines(run, setup, outcome, result):
@@ -150,8 +143,7 @@ def _draw_images(run: RunFolder, setup: DetectionSetup, indices: list[int], dete
     worst = sorted(range(len(indices)), key=lambda index: -sum(mistakes[index]))[:DRAWN]
     evenly_spread = list(range(0, len(indices), max(1, len(indices) // DRAWN)))[:DRAWN]
     for name, positions in (("detections", evenly_spread), ("worst_detections", worst)):
-        pictures: list[Image.Image] = []
-        captions = []
+        pictures, captions = [], []
         for position in positions:
             index, (missed, false) = indices[position], mistakes[position]
             image = at_width(images.images.store.read(index))

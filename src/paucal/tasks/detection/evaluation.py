@@ -285,9 +285,6 @@ def box_overlaps(
     corner = np.maximum(first[:, None, :2], second[None, :, :2])
     sides = np.minimum(first[:, None, 2:], second[None, :, 2:]) - corner
     shared = np.prod(np.maximum(sides, 0), axis=2)
-    first_areas, second_areas = (
-        np.prod(first[:, 2:] - first[:, :2], axis=1),
-        np.prod(second[:, 2:] - second[:, :2], axis=1),
-    )
+    first_areas, second_areas = (np.prod(part[:, 2:] - part[:, :2], axis=1) for part in (first, second))
     union = np.where(crowd[None], first_areas[:, None], first_areas[:, None] + second_areas[None] - shared)
     return shared / np.maximum(union, 1e-12)

@@ -111,14 +111,9 @@ def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
     settings, preprocessing = setup.settings, setup.card.preprocessing
     view = evaluation_view(setup.card.resize_to, preprocessing.mean, preprocessing.std)
     dataset = BoxedDataset(setup.images, view, settings.seed, least=settings.least_box)
-    sampler = StepSampler(
-        setup.data.part("train"),
-        settings.images_per_pass,
-        steps * settings.accumulate,
-        settings.seed,
-        start,
-        accumulate=settings.accumulate,
-    )
+    indices, accumulate = setup.data.part("train"), settings.accumulate
+    batch, passes = settings.images_per_pass, steps * accumulate
+    sampler = StepSampler(indices, batch, passes, settings.seed, start, accumulate=accumulate)
     return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", collate_boxes)
 
 

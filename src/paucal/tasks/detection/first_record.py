@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights, save_weights
@@ -35,14 +35,17 @@ class FirstDetector:
 
 def save_layers(run: RunFolder, detector: nn.Module) -> None:
     """Store the layers of a detector that follow its backbone."""
-    state = detector.state_dict()
-    save_weights(run.path / WEIGHTS, {name: value for name, value in state.items() if not name.startswith(BACKBONE)})
+    save_weights(run.path / WEIGHTS, _layers_after_backbone(detector))
+
+
+def _layers_after_backbone(detector: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in detector.state_dict().items() if not name.startswith(BACKBONE)}
 
 
 def load_layers(run: RunFolder, detector: nn.Module) -> None:
     """Put the stored layers into a detector."""
     layers, path = read_weights(run.path / WEIGHTS), str(run.path / WEIGHTS)
-    expected = {name: value.shape for name, value in detector.state_dict().items() if not name.startswith(BACKBONE)}
+    expected = {name: value.shape for name, value in _layers_after_backbone(detector).items()}
     if {name: value.shape for name, value in layers.items()} != expected:
         raise UserError(f"{path!r} does not fit the detector of this run: restore it or train again.")
     detector.load_state_dict(layers, strict=False)

@@ -200,9 +200,8 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
 
     def loader(self, setup: DetectionSetup, start: int) -> TrainLoader:
         """Return the training loader of this process from forward pass `start` on."""
-        settings, preprocessing = setup.settings, setup.card.preprocessing
-        hflip, jitter = settings.hflip, settings.jitter
-        view = training_view(setup.card.resize_to, preprocessing.mean, preprocessing.std, hflip, jitter)
+        settings, preprocessing, sides = setup.settings, setup.card.preprocessing, setup.card.resize_to
+        view = training_view(sides, preprocessing.mean, preprocessing.std, settings.hflip, settings.jitter)
         partners = [int(index) for index in setup.data.part("train")]
         pasting = CopyPaste(settings.copy_paste, partners) if settings.copy_paste else None
         dataset = BoxedDataset(setup.images, view, settings.seed, pasting, settings.least_box)
@@ -213,12 +212,8 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         settings, plan = setup.settings, setup.plan
         per_pass = max(1, len(setup.data.part("train")) // settings.effective_batch)
         warmup = min(round(settings.warmup_epochs * per_pass), plan.total_steps // 2)
-        return Optimization(
-            make_schedule(settings, plan.total_steps, warmup, per_pass),
-            settings.weight_decay,
-            clip=settings.clip,
-            average_decay=settings.average,
-        )
+        schedule = make_schedule(settings, plan.total_steps, warmup, per_pass)
+        return Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average)
 
     def validation(self, setup: DetectionSetup) -> Watch | None:
         """Return the scores on the validation images; without them, the newest state is kept."""

@@ -17,6 +17,7 @@ from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.evaluation import RECALLS, ClassMatches, box_overlaps, match_overlaps
 from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.masks import unpack_mask
+from paucal.wording import drawable
 
 SHOWN = 0.5  # smallest score of a detection that is drawn and counted
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")  # Okabe and Ito
@@ -91,7 +92,7 @@ def sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Imag
         corner = (GAP + column * (TILE + GAP), GAP + sum(heights[:row]))
         page.paste(tile, corner)
         if captions:
-            draw.text((corner[0], corner[1] + tile.height + 2), _printable(captions[number])[: TILE // 6], fill="black")
+            draw.text((corner[0], corner[1] + tile.height + 2), drawable(captions[number])[: TILE // 6], fill="black")
     return page
 
 
@@ -135,13 +136,8 @@ def _drawing_context(picture: Image.Image) -> ImageDraw.ImageDraw:
 def _draw_box(draw: ImageDraw.ImageDraw, corners: Sequence[float], text: str, colour: str, width: int) -> None:
     left, top, right, bottom = corners
     draw.rectangle([left, top, max(right, left), max(bottom, top)], outline=colour, width=width)
-    text = _printable(text)
+    text = drawable(text)
     low = draw.textbbox((0, 0), text)[3]
     place = (left, max(0.0, top - low - 1))
     draw.rectangle(draw.textbbox(place, text), fill=colour)
     draw.text(place, text, fill="white")
-
-
-def _printable(text: str) -> str:
-    """Return text with the characters that Pillow's own font can draw."""
-    return text.encode("latin-1", "replace").decode("latin-1")

@@ -44,7 +44,6 @@ from paucal.runs import RunFolder
 from paucal.tasks.pretraining.crops import crop_groups, describe_crops, relative_pixels, views
 from paucal.tasks.pretraining.monitor import Monitor, knn_monitor
 from paucal.tasks.pretraining.stages import epochs_done
-from paucal.training import Optimization, Plan, WarmupThenCosine
 from paucal.types import UserError, height_and_width
 from paucal.wording import counted
 
@@ -104,7 +103,9 @@ def _open_and_resolve(
     with bars("looking through shards") as advance:
         undecoded = load_unlabelled(settings, advance)
     base_reading = first_reading(settings, undecoded, stored_reading(run))
-    size = settings.img_size or resolve_pretraining(settings, _facts(undecoded, start))[0].img_size
+    undecoded_data = SplitImages(undecoded, _split_images(undecoded))
+    first_facts = replace(undecoded_data.facts(), start=start.facts)
+    size = settings.img_size or resolve_pretraining(settings, first_facts)[0].img_size
     with bars("reading images") as advance:
         images = decoded(undecoded, settings, reading_for(size, base_reading), advance)
     data = SplitImages(images, _split_images(images) if run is None else stored_split(run, images))
@@ -113,10 +114,6 @@ def _open_and_resolve(
     if settings.img_size is not None and reading_for(settings.img_size).side != images.reading.side:
         data = replace(data, images=decoded(images, settings, reading_for(settings.img_size, images.reading)))
     return data, facts, settings, reasons
-
-
-def _facts(images: ImageSet, start: Start) -> DataAndMachine:
-    return replace(SplitImages(images, _split_images(images)).facts(), start=start.facts)
 
 
 def _build_objective(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
@@ -149,17 +146,17 @@ def _run_preprocessing(
 
 def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:
     """Open images in any nesting of folders, without labels and without reading their pixels."""
+    root = settings.data_root
     images = open_images(
         settings.data,
         labelled=False,
         image_column=settings.image_column,
-        root=settings.data_root,
+        root=root,
         download=settings.download,
         progress=advance,
     )
     folder = Path(settings.data).expanduser()
     if images.location == str(folder.resolve()) and folder.is_dir():
-        root = settings.data_root
         images = hold_out_listed(images, folder, None if root is None else Path(root).expanduser())
     return images
 
@@ -186,8 +183,7 @@ def _split_images(images: ImageSet) -> Split:
     held_out = np.asarray([bool(part) and declared == part for declared in images.declared])
     parts = np.where(held_out, "unused", "train").astype("<U6")
     reason = ", reserved for testing," if part == "val" else ""
-    left = int(held_out.sum())
-    text = "all images are used"
+    left, text = int(held_out.sum()), "all images are used"
     if left:
         verb = "is" if left == 1 else "are"
         text = f"the {counted(left, 'image')} of the data's own {part} part{reason} {verb} left out"
@@ -200,22 +196,9 @@ def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> No
         raise UserError(f"there is only {n_train} image, but {settings.method} compares several: give more images.")
     if n_train < settings.effective_batch:
         raise UserError(
-            f"a step needs {counted(settings.effective_batch, 'image')}, but there are {n_train}: "
-            "give a smaller --batch-size, or "
-            "more images."
+            f"a step needs {counted(settings.effective_batch, 'image')}, but there are {n_train}: give a smaller "
+            "--batch-size, or more images."
         )
-
-
-def optimization(settings: PretrainSettings, plan: Plan) -> Optimization:
-    """Return the optimizer with its schedule in steps; a method's own schedules are in its objective."""
-    method, warmup = method_of(settings), round(settings.warmup_epochs * plan.steps_per_epoch)
-    schedule = WarmupThenCosine(settings.lr, plan.total_steps, warmup, settings.min_lr)
-    return Optimization(
-        schedule,
-        weight_decay=method.weight_decay(settings),
-        clip=method.clip(settings),
-        optimizer=settings.optimizer,
-    )
 
 
 def with_published_order(settings: PretrainSettings) -> tuple[PretrainSettings, list[str]]:
@@ -226,10 +209,10 @@ def with_published_order(settings: PretrainSettings) -> tuple[PretrainSettings, 
     name = f"{PREFIX}{settings.model}"
     if timm_name(name) == name:
         return settings, []
-    text = (
+    note = (
         f"{settings.model} is built as {name}, which pads before it shifts; timm's {settings.model} loads its weights"
     )
-    return replace(settings, model=name), [text]
+    return replace(settings, model=name), [note]
 
 
 def timm_name(name: str) -> str:

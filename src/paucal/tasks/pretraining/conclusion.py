@@ -108,9 +108,7 @@ def closing_lines(
     """Return the last lines to print: the outcome, its folder, and the next commands."""
     last = outcome.rows[-1]
     state = "the networks look healthy" if verdict is None else f"{verdict.sentence} {verdict.advice}"
-    neighbours = (
-        f"; nearest neighbours {percent(last['val_knn'])} on {setup.settings.monitor}" if "val_knn" in last else ""
-    )
+    neighbours = f"; nearest neighbours {percent(last[NAME])} on {setup.settings.monitor}" if NAME in last else ""
     return [
         "",
         f"pre-trained: {setup.describe()}, epochs: {setup.settings.epochs}, {outcome.seconds:.0f} s{neighbours}",

@@ -20,10 +20,8 @@ def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
         raise UserError(
             f"--local-crops has {len(counts)} numbers and --local-size {len(sizes)}: give one number for each size."
         )
-    scale, local_scale = (
-        _scale_range("global_scale", settings.global_scale),
-        _scale_range("local_scale", settings.local_scale),
-    )
+    scale = _scale_range("global_scale", settings.global_scale)
+    local_scale = _scale_range("local_scale", settings.local_scale)
     groups = [Crops(settings.global_crops, size, scale)]
     groups += [Crops(count, side, local_scale) for count, side in zip(counts, sizes, strict=False) if count]
     if settings.global_crops < 1 or sum(group.count for group in groups) < 2:

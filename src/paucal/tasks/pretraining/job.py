@@ -25,12 +25,12 @@ from paucal.runs import RunFolder
 from paucal.settings.groups import DataSettings
 from paucal.settings.options import check_ranges
 from paucal.settings.values import shows_settings
-from paucal.tasks.pretraining.assembly import PretrainingSetup, assemble, optimization
+from paucal.tasks.pretraining.assembly import PretrainingSetup, assemble
 from paucal.tasks.pretraining.conclusion import PretrainResult, conclude
 from paucal.tasks.pretraining.crops import views
 from paucal.tasks.pretraining.stage_watch import StageWatch
 from paucal.tasks.pretraining.stages import add_parameters, lacks_parameters
-from paucal.training import Optimization, Outcome, Watch
+from paucal.training import Optimization, Outcome, WarmupThenCosine, Watch
 
 
 class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
@@ -82,8 +82,12 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         return step_loader(dataset, data, settings, setup.plan, start)
 
     def optimization(self, setup: PretrainingSetup) -> Optimization:
-        """Return the optimizer and its schedule."""
-        return optimization(setup.settings, setup.plan)
+        """Return the optimizer with its schedule in steps; a method's own schedules are in its objective."""
+        settings, plan, method = setup.settings, setup.plan, method_of(setup.settings)
+        warmup = round(settings.warmup_epochs * plan.steps_per_epoch)
+        schedule = WarmupThenCosine(settings.lr, plan.total_steps, warmup, settings.min_lr)
+        decay, clip = method.weight_decay(settings), method.clip(settings)
+        return Optimization(schedule, decay, clip=clip, optimizer=settings.optimizer)
 
     def validation(self, setup: PretrainingSetup) -> Watch | None:
         """Return the monitor of labelled images; None without one."""

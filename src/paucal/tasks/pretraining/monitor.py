@@ -68,17 +68,11 @@ def knn_monitor(
         raise UserError(f"--monitor-images is {max_images}; expected at least {QUERY_EVERY}, better some thousands.")
     settings = DataSettings(location, data_root, on_bad_image=on_bad_image)
     images, bank, queries = _open_monitor_images(settings, max_images, seed, preprocess.reading)
-    indices = np.concatenate([bank, queries])
+    indices, batch_size = np.concatenate([bank, queries]), inference_batch_size(preprocess.image_size, device)
     height, width = preprocess.image_size
     batches = KeptBatches(
         lambda workers: make_eval_loader(
-            images,
-            indices,
-            preprocess.transform(),
-            inference_batch_size(preprocess.image_size, device),
-            workers,
-            rank(),
-            world_size(),
+            images, indices, preprocess.transform(), batch_size, workers, rank(), world_size()
         ),
         n_bytes=len(indices) * height * width * 3 * 4,
         workers=workers,

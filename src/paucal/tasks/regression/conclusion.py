@@ -90,12 +90,11 @@ def conclude(run: RunFolder, setup: RegressionSetup, console: Console) -> Regres
     card = replace(setup.card, half_width=half_width, **statistics, grades=grades, reads_stages=staged)
     save_trained(run, network, card)
     model, part = load_regressor(run, settings.device), data.part("test")
+    truth, groups = data.targets[part], data.split.groups
     with console.progress("testing") as advance:
         loader = eval_loader(data, part, model.card.preprocessing, settings)
-        report, predicted = evaluate_numbers(
-            model, loader, data.targets[part], part, settings.seed, advance, data.split.groups
-        )
-    write_scores(run.evaluation("test"), run.plots, report, data.images, part, data.targets[part], predicted)
+        report, predicted = evaluate_numbers(model, loader, truth, part, settings.seed, advance, groups)
+    write_scores(run.evaluation("test"), run.plots, report, data.images, part, truth, predicted)
     seconds = time.monotonic() - start_time
     run.write_json("summary.json", _summary(run, setup, fitted, report, seconds))
     page = write_regression_report(run.path)

@@ -40,14 +40,12 @@ def with_numbers(images: ImageSet, column: str, fewest: int = MIN_NUMBERED) -> t
         raise UserError(f"--target: {images.location} has no column {column!r}; it has {column_names}{first}.")
     cells = images.cells(column)
     numbered = [index for index, cell in enumerate(cells) if not is_missing(cell)]
-    targets = np.asarray(
-        [_parse_number(cells[index], column, images.keys[index]) for index in numbered], dtype=np.float64
-    )
+    numbers = [_parse_number(cells[index], column, images.keys[index]) for index in numbered]
     if len(numbered) < fewest:
         raise UserError(f"--target: {counted(len(numbered), 'image')} with a number in {column!r}, expected {fewest}.")
     n_without = len(cells) - len(numbered)
     note = f"{counted(n_without, 'row')} without a number in {column!r} {was(n_without)} left out" if n_without else ""
-    return images.select(np.asarray(numbered, dtype=np.int64), note), targets
+    return images.select(np.asarray(numbered, dtype=np.int64), note), np.asarray(numbers, dtype=np.float64)
 
 
 def describe_numbers(targets: NDArray[np.float64]) -> str:

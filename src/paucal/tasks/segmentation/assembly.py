@@ -115,14 +115,8 @@ def _build_network(
                 f"--test-mode is whole, and {settings.model} only takes images of {size[0]}x{size[1]} pixels: use "
                 "--test-mode windows, or a model that takes any size, such as a Swin or a ResNet."
             )
-        objective = PixelObjective(
-            network,
-            settings.auxiliary,
-            fine_tuning(settings),
-            settings.backbone_lr,
-            settings.auxiliary_width,
-            settings.dropout,
-        )
+        tuning, width = fine_tuning(settings), settings.auxiliary_width
+        objective = PixelObjective(network, settings.auxiliary, tuning, settings.backbone_lr, width, settings.dropout)
         objective.auxiliary = objective.auxiliary and with_joint_norms(settings, objective.auxiliary)
         return card, objective, notes
 
@@ -188,11 +182,8 @@ def _remarks(data: SegmentationData) -> list[str]:
     """Return warnings about the masks, and about classes that the training or the test masks lack."""
     remarks = data.masked.doubts()
     for part, purpose in (("train", "training"), ("test", "test")):
-        missing = [
-            name
-            for name, pixels in zip(data.images.classes, data.masked.pixels[data.part(part)].sum(0), strict=True)
-            if pixels == 0
-        ]
+        pixels = data.masked.pixels[data.part(part)].sum(0)
+        missing = [name for name, count in zip(data.images.classes, pixels, strict=True) if count == 0]
         if missing:
             examples = first_few(missing, 8)
             remarks.append(f"{counted(len(missing), 'class', 'classes')} without a {purpose} pixel: {examples}")

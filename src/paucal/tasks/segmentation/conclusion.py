@@ -31,6 +31,7 @@ from paucal.tasks.segmentation.pictures import (
 from paucal.tasks.segmentation.scores import (
     SegmentationReport,
     Tally,
+    finite_or_none,
     format_score,
     report_table,
     segmentation_report,
@@ -82,10 +83,9 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
     data, folder = setup.data, run.evaluation("test")
     # Load the files back, so that exactly the deployed model is evaluated.
     model = load_segmenter(run, setup.settings.device)
+    options, indices = full_inference(setup.settings), data.part("test").tolist()
     with console.progress("testing") as advance:
-        tallies = count_and_write_masks(
-            model, data, data.part("test").tolist(), full_inference(setup.settings), folder / "masks", advance
-        )
+        tallies = count_and_write_masks(model, data, indices, options, folder / "masks", advance)
     report = segmentation_report(tallies, setup.card.classes, setup.settings.seed, data.split.groups)
     if rank() != 0:
         return SegmentResult(run.path, report, outcome.seconds)
@@ -141,11 +141,11 @@ def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: 
         "epochs": outcome.passes(settings.epochs),
         "selected": selected,
         "best_epoch": outcome.best.get("epoch"),
-        "best_val_mean_iou": _finite_or_none(outcome.best.get(SCORE)) if selected else None,
+        "best_val_mean_iou": finite_or_none(outcome.best.get(SCORE)) if selected else None,
         "seconds": round(outcome.seconds, 1),
         "peak_memory": peak_memory(settings.device),
-        "test_mean_iou": _finite_or_none(report.mean_iou.value),
-        "test_pixel_accuracy": _finite_or_none(report.accuracy.value),
+        "test_mean_iou": finite_or_none(report.mean_iou.value),
+        "test_pixel_accuracy": finite_or_none(report.accuracy.value),
         "start": None if setup.start is None else setup.start.short(),
         "remarks": [*setup.remarks, *outcome.remarks],
         "next_steps": next_steps(run, setup),
@@ -160,24 +160,18 @@ def closing_lines(
     run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport, page: Path
 ) -> list[str]:
     """Return the last lines to print: the score, the model, its folder, and the next commands."""
-    unseen = report.unseen
+    unseen, unseen_names = report.unseen, ", ".join(report.unseen[:8])
     most_common = report.confusion.sum(1).max() / max(report.confusion.sum(), 1)
     selected = len(setup.data.part("val")) > 0
-    kept_text = (
-        f"epoch {outcome.best.get('epoch', 0):g}, the best on the validation images" if selected else "the last epoch"
-    )
+    best_epoch = f"epoch {outcome.best.get('epoch', 0):g}, the best on the validation images"
     return [
         "",
         f"test mean IoU: {format_score(report.mean_iou)}, pixels right: {format_score(report.accuracy)} "
         f"(95 % intervals over {images_text(report.images, report.groups)}); always predicting the most common class: "
         f"{percent(most_common)} of the pixels",
-        *(
-            [f"{counted(len(unseen), 'class', 'classes')} without a test pixel: {', '.join(unseen[:8])}"]
-            if unseen
-            else []
-        ),
+        *([f"{counted(len(unseen), 'class', 'classes')} without a test pixel: {unseen_names}"] if unseen else []),
         f"trained: {setup.describe()}, epochs: {outcome.passes(setup.settings.epochs)}, "
-        f"{outcome.seconds:.0f} s; kept: {kept_text}",
+        f"{outcome.seconds:.0f} s; kept: {best_epoch if selected else 'the last epoch'}",
         f"Results are in {run.path}: {page.name} (open it in a browser), {run.weights.name}, metrics.csv, plots/ "
         "(worst_images.png), evaluation/test/masks/",
         "try next:",
@@ -194,7 +188,3 @@ def next_steps(run: RunFolder, setup: SegmentationSetup) -> list[str]:
         f"paucal predict {path} new_images/ --output masks/     # masks of new images, and pictures of them",
         f"paucal segment {data} {longer}     # train for longer",
     ]
-
-
-def _finite_or_none(value: Any) -> float | None:
-    return None if value is None or not np.isfinite(value) else float(value)

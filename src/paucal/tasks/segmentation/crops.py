@@ -105,10 +105,8 @@ class CropTransform:
         top, left = 0, 0
         for _ in range(TRIES if self.options.most_of_one < 1 else 1):
             top, left = int(_uniform() * rows), int(_uniform() * columns)
-            counts = torch.bincount(
-                classes[top : top + size[0], left : left + size[1]].flatten(), minlength=IGNORED + 1
-            )
-            counts = counts[:IGNORED]
+            crop = classes[top : top + size[0], left : left + size[1]]
+            counts = torch.bincount(crop.flatten(), minlength=IGNORED + 1)[:IGNORED]
             if int((counts > 0).sum()) > 1 and int(counts.max()) < self.options.most_of_one * int(counts.sum()):
                 break
         return top, left

@@ -89,10 +89,9 @@ def _without_blank_validation(split: Split, masked: MaskedImages) -> Split:
     val = split.indices("val")
     if not len(val) or masked.pixels[val].any():
         return split
-    text = (
-        f"{counted(len(val), 'validation image')} without a labelled pixel left out, since they cannot select a model"
-    )
-    return Split(np.where(split.parts == "val", "unused", split.parts), f"{split.description}; {text}", split.groups)
+    without_pixel = f"{counted(len(val), 'validation image')} without a labelled pixel"
+    text = f"{split.description}; {without_pixel} left out, since they cannot select a model"
+    return Split(np.where(split.parts == "val", "unused", split.parts), text, split.groups)
 
 
 def _split_images(settings: SegmentSettings, images: ImageSet) -> Split:

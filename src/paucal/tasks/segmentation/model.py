@@ -167,10 +167,6 @@ class SegmentationModel:
 def load_segmenter(run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu") -> SegmentationModel:
     """Load the best model of a run of `paucal segment`.
 
-    Args:
-        run: Run folder.
-        device: Device of the model.
-
     Raises:
         UserError: There is no such run, another command made it, it has no saved model yet, or its files do not fit.
 

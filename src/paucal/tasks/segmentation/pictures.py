@@ -14,7 +14,7 @@ from paucal.runs import write_atomically
 from paucal.tasks.segmentation.crops import MASK
 from paucal.tasks.segmentation.model import SegmentationCard
 from paucal.types import Batch
-from paucal.wording import shortened
+from paucal.wording import drawable, shortened
 
 STRENGTH = 0.45  # opacity of the colours over an image
 SHOWN_SIDE = 320  # longer side of an image in a comparison, in pixels
@@ -47,9 +47,8 @@ def png_path(folder: Path, key: str) -> Path:
 
 def class_colours(coding: MaskCoding) -> NDArray[np.uint8]:
     """Return the (K, 3) colours of the classes: those in coloured masks, else PASCAL VOC's, black first."""
-    if coding.kind == "colour":
-        return np.asarray([unpack_colour(value) for value in coding.values], dtype=np.uint8)
-    return np.asarray([voc_colour(number) for number in range(coding.count)], dtype=np.uint8)
+    colours = map(unpack_colour, coding.values) if coding.kind == "colour" else map(voc_colour, range(coding.count))
+    return np.asarray(list(colours), dtype=np.uint8)
 
 
 def voc_colour(number: int) -> tuple[int, int, int]:
@@ -103,7 +102,7 @@ def draw_comparison(
     column = max(size[0], NARROWEST) + GAP
     sheet = Image.new("RGB", (4 * column - GAP, size[1] + 2 * LINE), "white")
     draw = ImageDraw.Draw(sheet)
-    draw.text((0, 0), _printable(title), fill="black")
+    draw.text((0, 0), drawable(title), fill="black")
     for index, (view, heading) in enumerate(zip(resized, COLUMNS, strict=True)):
         draw.text((index * column, LINE), heading, fill="black")
         sheet.paste(view, (index * column, 2 * LINE))
@@ -123,7 +122,7 @@ def stack_pictures(pictures: Sequence[Image.Image]) -> Image.Image:
 
 def draw_legend(classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Image:
     """Draw the names of the first classes beside their colours."""
-    names = [_printable(shortened(name, MAX_LETTERS)) for name in classes[:MAX_NAMES]]
+    names = [drawable(shortened(name, MAX_LETTERS)) for name in classes[:MAX_NAMES]]
     names += [f"and {len(classes) - MAX_NAMES} more"] if len(classes) > MAX_NAMES else []
     width = max(160, *(LEGEND + 8 * len(name) for name in names))
     sheet = Image.new("RGB", (width, LEGEND * len(names)), "white")
@@ -139,10 +138,8 @@ def draw_legend(classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Ima
 def draw_crops(batch: Batch, card: SegmentationCard) -> Image.Image:
     """Draw up to eight training crops as the network sees them, and below them the same crops with their masks."""
     statistics, colours = Normalisation(card.preprocessing.mean, card.preprocessing.std), class_colours(card.coding)
-    crops = [
-        Image.fromarray(crop.permute(1, 2, 0).contiguous().numpy())
-        for crop in statistics.shown(batch.views[0][:MAX_CROPS])
-    ]
+    shown = statistics.shown(batch.views[0][:MAX_CROPS])
+    crops = [Image.fromarray(crop.permute(1, 2, 0).contiguous().numpy()) for crop in shown]
     masks = [mask.numpy() for mask in (batch.label_maps or {})[MASK][:MAX_CROPS]]
     width, height = crops[0].size
     sheet = Image.new("RGB", (len(crops) * (width + GAP), 2 * height + GAP), "white")
@@ -150,8 +147,3 @@ def draw_crops(batch: Batch, card: SegmentationCard) -> Image.Image:
         sheet.paste(crop, (index * (width + GAP), 0))
         sheet.paste(draw_overlay(crop, mask, colours), (index * (width + GAP), height + GAP))
     return stack_pictures([sheet, draw_legend(card.classes, colours)])
-
-
-def _printable(text: str) -> str:
-    """Replace the letters that Pillow's own font lacks."""
-    return text.encode("latin-1", errors="replace").decode("latin-1")

@@ -98,8 +98,8 @@ class SegmentationReport:
             "groups": self.groups,
             "mean_iou": _score_dict(self.mean_iou),
             "pixel_accuracy": _score_dict(self.accuracy),
-            "mean_accuracy": _finite_or_none(self.mean_accuracy),
-            "loss": _finite_or_none(self.loss),
+            "mean_accuracy": finite_or_none(self.mean_accuracy),
+            "loss": finite_or_none(self.loss),
             "classes": rows,
             "unseen": list(self.unseen),
             "confusion": self.confusion.tolist(),
@@ -224,8 +224,9 @@ def _format_cell(value: float | None) -> str:
 
 
 def _score_dict(score: Score) -> dict[str, float | None]:
-    return {"value": _finite_or_none(score.value), "low": score.low, "high": score.high}
+    return {"value": finite_or_none(score.value), "low": score.low, "high": score.high}
 
 
-def _finite_or_none(value: float) -> float | None:
-    return value if np.isfinite(value) else None
+def finite_or_none(value: float | None) -> float | None:
+    """Return a number that JSON can store; None for NaN."""
+    return None if value is None or not np.isfinite(value) else value

@@ -52,12 +52,8 @@ class Detector(nn.Module):
         super().__init__()
         self.stages, self.options = stages, options
         norms = {"group": partial(nn.GroupNorm, min(GROUPS, options.channels)), "batch": nn.BatchNorm2d, "none": None}
-        self.pyramid = FeaturePyramidNetwork(
-            list(stages.channels),
-            options.channels,
-            extra_blocks=LastLevelMaxPool(),
-            norm_layer=norms[options.pyramid_norm],
-        )
+        channels, extra, norm = list(stages.channels), LastLevelMaxPool(), norms[options.pyramid_norm]
+        self.pyramid = FeaturePyramidNetwork(channels, options.channels, extra_blocks=extra, norm_layer=norm)
         self.proposals = ProposalNetwork(stages, options)
         self.heads = _build_heads(stages, classes, options)
 
