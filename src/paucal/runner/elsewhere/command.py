@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paucal.data.shards.folders import is_remote
 from paucal.runs import RunFolder
@@ -69,9 +68,11 @@ class Command:
         """
         self.logs.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "paucal.cli.main", *self.arguments()]
-        options: dict[str, Any] = {"cwd": self.folder, "env": {**os.environ, **(environment or {})}}
+        variables = {**os.environ, **(environment or {})}
         with nullcontext() if log is None else (self.logs / log).open("ab") as file:
-            return subprocess.Popen(command, **options, stdout=file, stderr=file, preexec_fn=_end_with_parent)
+            return subprocess.Popen(
+                command, cwd=self.folder, env=variables, stdout=file, stderr=file, preexec_fn=_end_with_parent
+            )
 
 
 def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str | None) -> Command:

@@ -262,11 +262,10 @@ def _build_detector(
         statistics = Normalisation(stored.preprocessing.mean, stored.preprocessing.std)
     else:
         statistics = normalisation(settings, data, start or input_of_timm(settings.model))
-    values = data.images.reading.value_range
-    mean, std = statistics.mean, statistics.std
-    preprocessing = Preprocessing(spec.image_size, 1.0, "bilinear", mean, std, values, "letterbox")
-    resize_to = min(settings.img_size), max(settings.img_size)
-    card = DetectorCard(spec, boxed.classes, preprocessing, options, boxed.category_ids, resize_to)
+    mean, std, value_range = statistics.mean, statistics.std, data.images.reading.value_range
+    preprocessing = Preprocessing(spec.image_size, 1.0, "bilinear", mean, std, value_range, "letterbox")
+    values = {"category_ids": boxed.category_ids, "resize_to": (min(settings.img_size), max(settings.img_size))}
+    card = DetectorCard(spec, boxed.classes, preprocessing, options=options, **values)
     return objective, card, notes
 
 
