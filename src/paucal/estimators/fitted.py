@@ -63,11 +63,7 @@ class ImageEstimator(BaseEstimator):
 
 
 class TrainedEstimator(ImageEstimator):
-    """An estimator whose fits are runs of `paucal.train`, with its parameters as settings.
-
-    Attributes:
-        run_: Folder of the run.
-    """
+    """An estimator whose fits are runs of `paucal.train`, with its parameters as settings."""
 
     device: str | None
     random_state: Any

@@ -8,13 +8,7 @@ from typing import Any
 from paucal.report.explanations import cost, drop_unknown
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
-from paucal.report.stored_scores import (
-    MAX_CLASSES,
-    MAX_TEXT,
-    read_stored,
-    score_and_interval,
-    warn_few_images,
-)
+from paucal.report.stored_scores import MAX_CLASSES, MAX_TEXT, read_stored, score_and_interval, warn_few_images
 from paucal.wording import counted, first_few, percent
 
 METRICS = "evaluation/detection/metrics.json"
@@ -41,16 +35,13 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class ReportedScores:
-    """The scores of a detector on its test images; empty before the evaluation.
+    """The scores of a detector on its test images, with intervals and as text; empty before the evaluation.
+
+    The class with the lowest AP comes first, and `unseen` are classes that no test image shows.
 
     Attributes:
-        images: Number of test images.
-        ap: Average precision over ten overlaps, and its interval, as text.
-        ap50: Average precision at an overlap of 0.5, and its interval, as text.
-        classes: Classes, the lowest AP first.
-        unseen: Classes that no test image shows.
+        ap50: Average precision at an overlap of 0.5, and its interval.
         mask_ap: Average precision of masks, as in `ap`; empty if the detector predicts none.
-        mask_ap50: Average precision of masks at an overlap of 0.5.
     """
 
     images: int = 0

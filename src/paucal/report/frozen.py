@@ -36,12 +36,9 @@ class FrozenFeatures:
     """The section of a report on frozen features.
 
     Attributes:
-        data: Sentence for each data set.
         models: Names of the models, starting with the run's model.
-        lines: Rows of the table.
         remarks: Sentences on chosen values, wins and losses.
         warnings: Sentences on test images that a model has seen before.
-        level: Level of the intervals.
     """
 
     data: Sequence[str]

@@ -74,16 +74,12 @@ class Complaint:
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """One exported file, its fields as text: its size, and how it compares with the model on real images.
+    """One exported file as text, and how it compares with the model on some real images.
 
     Attributes:
-        name: Name of the file.
-        size: Size with its unit.
-        images: Number of images of the comparison.
         agreement: Share of images with the same prediction as the model's.
         largest: Largest difference of a probability.
         accuracy: Share of correct predictions of the file and of the model; "" if unknown.
-        milliseconds: Milliseconds per image of the file and of the model.
     """
 
     name: str
@@ -100,27 +96,16 @@ class Summary:
     """The content of `summary.json`, which describes a run; everything may be missing.
 
     Attributes:
-        title: Heading of the report.
-        model: Name of the backbone.
-        method: Training method, with extra losses.
-        data: Source of the images.
-        split: Origin of the splits.
         epoch_images: Training images between two whole numbers of "epoch" in `metrics.csv`, if not all of them once.
         parts: Splits; in the file, {"train": 120, ...} or {"train": {"cat": 70, "dog": 50}, ...}, then with their
             numbers of images in "part_images".
-        parameters: Number of parameters of the deployed model.
         grid: Rows and columns of tokens, such as "8 x 8".
-        epochs: Number of completed epochs.
-        seconds: Training time in seconds.
         peak_memory: Peak memory in bytes, of the accelerator if there was one.
         selected: Whether the kept epoch was chosen on validation images; else it is the last epoch.
-        best_epoch: Epoch whose weights were kept.
         rungs: Models of the steps of auto-tuning.
         kept: Sentence on the origin of the run's model, if it is not the state of one epoch.
         kept_val_score: Validation accuracy of the kept model, or its mean average precision.
-        confidence: Effect of a temperature on the probabilities.
         learning_curve: Sentence on accuracy by number of training images.
-        next_steps: Sentences of advice.
     """
 
     title: str | None = None
@@ -152,20 +137,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The contents of a run folder that a report shows.
-
-    Attributes:
-        run: Run folder.
-        summary: Content of `summary.json`; empty if it is missing.
-        settings: Settings of `config.yaml`.
-        environment: Entries of `env.json`, as text.
-        rows: Rows of `metrics.csv`.
-        evaluation: Report of `evaluation/test/metrics.json`; None if it is missing.
-        check: Findings of `check.json`; None if it is missing.
-        frozen: Content of `evaluation/frozen-features/results.json`; None if it is missing.
-        verb: Verb of the command that made the run.
-        exports: Files of `exports.json`, which `paucal export` writes.
-    """
+    """The contents of a run folder that a report shows; None or empty where a file is missing."""
 
     run: RunFolder
     summary: Summary

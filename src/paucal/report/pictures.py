@@ -71,9 +71,6 @@ class Picture:
     """One picture of the page.
 
     Attributes:
-        name: Name of its file.
-        caption: Sentence about it.
-        uri: Content as a data URI.
         narrow: Data URI of a version for small screens, if there is one.
         sheet: Whether it consists of many small pictures, which must not be shrunk on a small screen.
     """

@@ -22,15 +22,10 @@ class PretrainingSummary:
     """Entries of `summary.json` that only pre-training runs have; everything may be missing.
 
     Attributes:
-        crops: Description of the views of an image that were compared.
-        out_dim: Number of prototypes of each head.
         monitor: Source of the labelled images on which the features were monitored.
         knn_start: Nearest-neighbour accuracy before training, with the run's initial weights.
         verdict: "kind", "sentence" and "advice" of a collapse at the end of training; None without one.
         verdicts: "epoch", "kind" and "sentence" of each change of the verdict.
-        rollbacks: Number of times the run was rolled back to a healthy state.
-        start: Source of the initial weights.
-        remarks: Remarks as sentences.
     """
 
     crops: str | None = None

@@ -9,13 +9,7 @@ from paucal.evaluation.results import stored_groups
 from paucal.report.explanations import cost, drop_unknown
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
-from paucal.report.stored_scores import (
-    MAX_CLASSES,
-    MAX_TEXT,
-    read_stored,
-    score_and_interval,
-    warn_few_images,
-)
+from paucal.report.stored_scores import MAX_CLASSES, MAX_TEXT, read_stored, score_and_interval, warn_few_images
 from paucal.wording import first_few, images_text
 
 METRICS = "evaluation/test/segmentation.json"
@@ -38,15 +32,9 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class SegmentationScores:
-    """The scores of a run on its test images; the defaults mean that there was no test.
+    """The scores of a run on its test images, with intervals and as text; the defaults mean that there was no test.
 
-    Attributes:
-        images: Number of images.
-        mean_iou: Mean IoU and its interval as text.
-        accuracy: Share of correctly classified pixels and its interval as text.
-        classes: Scores of the classes, the lowest first.
-        unseen: Names of the classes that no test mask shows.
-        groups: Number of groups of alike images; None without groups.
+    The class with the lowest IoU comes first, and `unseen` are classes that no test mask shows.
     """
 
     images: int = 0

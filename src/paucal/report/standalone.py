@@ -17,7 +17,6 @@ class Thumb:
     """A thumbnail of an image.
 
     Attributes:
-        key: Key of the image.
         words: Class and split of the image, or a remark on it.
         jpeg: Bytes of the picture; None for an image that cannot be read.
     """
@@ -37,10 +36,7 @@ class Section:
     """A finding of a data check.
 
     Attributes:
-        title: Kind of the finding.
         level: "misleads", "warning" or "note".
-        text: Finding as a sentence.
-        advice: Advice.
         rows: Images; images that belong together are in one row.
         more: Sentence about images that are not shown.
     """
@@ -92,15 +88,10 @@ class ComparisonPage:
     """Content of the page of a comparison.
 
     Attributes:
-        title: Heading.
         verdicts: Sentence for every difference.
         warnings: Sentences on failed and missing runs.
-        rows: Rows of the table, text by heading.
         bold: Indices of the rows whose interval excludes 0.
         fairness: Sentences on the resources of the runs compared with each other.
-        notes: Sentences on how to read the numbers.
-        pictures: Figures with their captions.
-        commands: Commands that reproduce the comparison.
         runs: A row for every run, text by heading.
     """
 
@@ -121,16 +112,11 @@ class StudyPage:
     """Content of the page of a study, with published and measured numbers side by side.
 
     Attributes:
-        title: Heading.
         source: Place of the published table.
         scale: Sentence on what was run.
         warnings: Sentences on failed and missing runs.
-        rows: Rows of the table, text by heading.
         caveats: Sentences on the limits of the numbers.
-        settings: Settings of each run, text by heading.
         comparisons: Pages with curves and every run, as (name, path relative to this page).
-        command: Command that reproduces the study.
-        pictures: Figures with their captions.
     """
 
     title: str

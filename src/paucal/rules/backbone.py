@@ -35,11 +35,9 @@ def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) ->
 
 @dataclass(frozen=True)
 class Shape:
-    """Properties of a backbone that rules depend on.
+    """Properties of a backbone that rules depend on; `grid` (rows, columns) and `dim` are those of its last map.
 
     Attributes:
-        grid: (rows, columns) of the last grid.
-        dim: Channels of the last grid.
         convolutional: Whether cells are mixed by overlapping convolutions and without attention.
         stages: Number of stages, or of blocks where there are no stages; 0 if timm knows neither.
     """

@@ -47,16 +47,12 @@ class DataAndMachine:
     """Numbers about the data and the machine, for the automatic settings.
 
     Attributes:
-        n_train: Number of training images.
-        n_classes: Number of classes.
         median_side: Median of the shorter sides of images in pixels.
         hinted_size: Image size in pixels that the source recommends, or None.
         hinted_epochs: Epochs that the source recommends, or None.
         flip: Whether a mirrored image has the same meaning.
-        cores: Number of CPU cores.
         device: "cuda", "mps" or "cpu": the best available.
         bf16: Whether the device computes in bfloat16 natively.
-        devices: Number of these devices.
         launched: (processes per node, nodes) that a launcher has started, or None.
         start: Facts about the initial weights; None for training from scratch.
         several_labels: Whether an image may have several labels, or none.

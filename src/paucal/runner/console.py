@@ -165,11 +165,7 @@ class LoggedConsole(SilentConsole):
 
 
 class RecordingConsole(SilentConsole):
-    """Prints nothing, and keeps the messages for the result of the call.
-
-    Attributes:
-        said: Messages so far.
-    """
+    """Prints nothing, and keeps the messages in `said` for the result of the call."""
 
     def __init__(self) -> None:
         super().__init__()

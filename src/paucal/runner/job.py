@@ -13,6 +13,7 @@ from PIL.Image import Image
 
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.data.loader import TrainLoader
+from paucal.memory import peak_memory
 from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.objectives import Objective
@@ -27,11 +28,7 @@ from paucal.wording import counted
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run, which can be used as the path of its folder.
-
-    Attributes:
-        folder: Run folder.
-    """
+    """A finished run, which can be used as the path of its folder."""
 
     folder: Path
 
@@ -69,7 +66,6 @@ class EvaluatedRun(FinishedRun):
     """A finished run with a report on its test images.
 
     Attributes:
-        folder: Run folder.
         report: Scores on the test images with intervals.
         seconds: Seconds of training.
     """
@@ -98,12 +94,6 @@ class RunSetup(Generic[S]):
     """The parts of a run, before anything is written.
 
     Attributes:
-        settings: Resolved settings.
-        origin: Origin of each value.
-        data: Images and their split.
-        plan: Plan for the trainer.
-        objective: Objective to train.
-        card: Card of the deployed model.
         remarks: Sentences to print before the run starts.
         start: Report on the loaded weights; None for random weights.
         planned_at: `time.monotonic()` at which the length was planned, or the run was opened.
@@ -122,11 +112,15 @@ class RunSetup(Generic[S]):
     @property
     def weights_text(self) -> str:
         """Number of deployed parameters and of parameters in training heads, as text."""
-        deployed = sum(p.numel() for p in self.objective.deployable().parameters())
         trained = {id(p): p for p in self.objective.backbones()[-1].model.parameters()}
         in_heads = sum(p.numel() for p in self.objective.parameters() if p.requires_grad and id(p) not in trained)
         heads = f" and {in_heads / 1e6:.2f} M in training heads" if in_heads > 0 else ""
-        return f"{deployed / 1e6:.2f} M parameters{heads}"
+        return f"{self.parameters / 1e6:.2f} M parameters{heads}"
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of the deployed model."""
+        return sum(p.numel() for p in self.objective.deployable().parameters())
 
     @property
     def grid_text(self) -> str:
@@ -140,6 +134,19 @@ class RunSetup(Generic[S]):
         height, width = spec.image_size
         return f"{spec.name}, {self.weights_text}, images {height}x{width}, grid {self.grid_text}"
 
+    def summarise(self, outcome: Outcome) -> dict[str, Any]:
+        """Return the entries of `summary.json` that the runs of all tasks have, for the page and for `paucal runs`."""
+        return {
+            "model": self.card.backbone.name,
+            "split": self.data.split.description,
+            "parts": self.data.counts(),
+            "parameters": self.parameters,
+            "seconds": round(outcome.seconds, 1),
+            "peak_memory": peak_memory(self.settings.device),
+            "start": None if self.start is None else self.start.short(),
+            "remarks": [*self.remarks, *outcome.remarks],
+        }
+
 
 A = TypeVar("A", bound=RunSetup[Any])
 
@@ -147,8 +154,7 @@ A = TypeVar("A", bound=RunSetup[Any])
 class Watcher(Generic[A]):
     """Watches a run while it trains, and may stop or restart it; by default it only prints each epoch.
 
-    Attributes:
-        scores_start: Whether to score the weights at the start of the run.
+    `scores_start` says whether to score the weights at the start of the run.
     """
 
     scores_start = False
@@ -180,8 +186,6 @@ class Job(ABC, Generic[S, A, R]):
     """One kind of run: methods that it must define, and defaults that most kinds share.
 
     Attributes:
-        verb: Verb of the command line.
-        kind: Class of the settings.
         reads: Names of the settings that name files or folders to read.
     """
 

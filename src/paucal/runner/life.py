@@ -52,14 +52,7 @@ from paucal.wording import counted
 
 @dataclass(frozen=True)
 class Stopped:
-    """A run that a signal or its time limit stopped before its end; its state is saved.
-
-    Attributes:
-        run: Run folder.
-        step: Optimizer steps made so far.
-        total_steps: Optimizer steps of the whole run.
-        verb: Verb of the command line that resumes it.
-    """
+    """A run that a signal or its time limit stopped after some optimizer steps; its state is saved."""
 
     run: Path
     step: int
@@ -251,11 +244,7 @@ def _execute_run(
     go_on = f"paucal {job.verb} --resume {shlex.quote(run.place)}"
     pass_run_to_children(run.path)
     try:
-        with (
-            explain_lost_processes(go_on),
-            console.logging_to(run.log),
-            Loggers(run, names, console) as loggers,
-        ):
+        with explain_lost_processes(go_on), console.logging_to(run.log), Loggers(run, names, console) as loggers:
             if job.needs_planning(setup):
                 planned_setup = _plan_run(job, run, setup, console)
                 if planned_setup is None:

@@ -143,9 +143,7 @@ class Loggers:
     A resumed run continues the same logs. Epochs that are repeated after a crash are not logged twice.
 
     Args:
-        run: Run folder, which stores the loggers' ids of the run.
         names: Names from `KINDS`; empty on all processes but the first.
-        console: Console for the locations of the logs and for errors.
     """
 
     def __init__(self, run: RunFolder, names: Sequence[str] | None, console: Console) -> None:

@@ -48,7 +48,6 @@ class Start:
     """Source of a run's initial weights, before they are read; by default random weights.
 
     Attributes:
-        facts: Facts for the automatic settings.
         read: Function that reads the weights, given the timm name of the run's model.
         input: Function that returns their preprocessing, given the timm name of the run's model; None if unknown.
         record: Report on the weights loaded at the start of a resumed run.
@@ -210,8 +209,6 @@ class Choice:
 
     Attributes:
         candidates: timm names of the weights, best guess first; empty to start from scratch.
-        why: Reason to print beside the setting.
-        remark: Sentence to print, or "".
     """
 
     candidates: tuple[str, ...]

@@ -78,14 +78,7 @@ def one_length(settings: Any, origin: Mapping[str, str]) -> Any:
 
 @dataclass(frozen=True)
 class Pace:
-    """Measured seconds of the parts of a run.
-
-    Attributes:
-        step: Seconds of an optimizer step.
-        val_image: Seconds of evaluating one validation image.
-        test_image: Seconds of evaluating one test image.
-        closing: Seconds of all other work after the last step, such as pictures and the report.
-    """
+    """Measured seconds of a step, of evaluating one image, and of `closing`: all other work after the last step."""
 
     step: float
     val_image: float
@@ -106,9 +99,6 @@ class Length:
     """The length of a run that was planned for a time.
 
     Attributes:
-        settings: Planned settings by name.
-        reasons: Reason for each planned setting, to store beside it.
-        text: Sentence about the length.
         seconds: Seconds from the first step to the last file.
         most_steps: Optimizer steps after which more would not help.
     """
@@ -121,11 +111,7 @@ class Length:
 
 
 class TimedJob(Job[S, A, R]):
-    """A kind of run whose length can follow from `--time`, by timing a few steps and evaluations.
-
-    Attributes:
-        length_setting: Name of the setting that holds the planned length.
-    """
+    """A kind of run whose length, `length_setting`, can follow from `--time`, by timing a few steps and evaluations."""
 
     length_setting: ClassVar[str]
 

@@ -28,17 +28,7 @@ SUMMARY = "summary.json"  # written at the end, so only finished runs have one
 PLACE = "place.json"  # in the local copy of a run on object storage; has its URL
 FRAME = re.compile(r"frame-[0-9a-f]{16}\.(csv|parquet)")  # a DataFrame that was given as DATA, kept in the run
 ASIDE = ".replaced"  # suffix of the folder of a run that is being replaced
-PACKAGES = (
-    "paucal",
-    "torch",
-    "torchvision",
-    "timm",
-    "lightning",
-    "torchmetrics",
-    "scikit-learn",
-    "numpy",
-    "pillow",
-)
+PACKAGES = ("paucal", "torch", "torchvision", "timm", "lightning", "torchmetrics", "scikit-learn", "numpy", "pillow")
 TIMM = "timm"  # start from the weights that timm publishes
 AUTO = "auto"  # the same, if the run chose them itself and auto-tunes from them
 COCO = "coco"  # start from a detector that torchvision publishes

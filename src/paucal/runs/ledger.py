@@ -29,8 +29,6 @@ class Start:
 
     Attributes:
         number: Number of the start: 0 for a new run, then counting each time it was resumed.
-        rank: Rank of the process.
-        processes: Processes that train together.
         step: Optimizer steps made before.
         batch: Images of an optimizer step, over all processes.
         steps_per_pass: Optimizer steps of a pass over the training images.
@@ -49,7 +47,6 @@ class Record:
     """The images of one forward pass on one process.
 
     Attributes:
-        start: Start of the run to which the forward pass belongs.
         step: Optimizer step, counted from 0.
         images: (B,) uint64 hashes of the images' keys.
     """

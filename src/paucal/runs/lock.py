@@ -38,12 +38,7 @@ class Holder:
 
 
 class RunLock:
-    """An exclusive lock on a folder, held from `acquire` to `release`.
-
-    Args:
-        folder: Folder of a run, or of other results that take long to write.
-        what: Kind of folder, for messages.
-    """
+    """An exclusive lock on a folder, held from `acquire` to `release`; messages name it by `what`."""
 
     def __init__(self, folder: Path, what: str = RUN) -> None:
         self.folder = folder

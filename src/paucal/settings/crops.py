@@ -49,8 +49,7 @@ class WatchSettings:
     """Monitoring of the run, and the reaction to collapse."""
 
     monitor: str | None = option(
-        "labelled images for a nearest-neighbour evaluation after each epoch; not used for training",
-        group="watching",
+        "labelled images for a nearest-neighbour evaluation after each epoch; not used for training", group="watching"
     )
     monitor_images: int = option(
         "largest number of images of the monitor", 5000, group="watching", low=20, high=MAX_COUNT

@@ -128,8 +128,7 @@ class MachineSettings:
     workers: int = option("processes that load images", group="run", low=0, high=64)
     compile: bool = option("compile the backbone with torch.compile", False, group="run")
     hang_after: str | None = option(
-        "time without an answer after which another process counts as lost, such as 5m; by default 30m",
-        group="run",
+        "time without an answer after which another process counts as lost, such as 5m; by default 30m", group="run"
     )
 
 

@@ -24,8 +24,6 @@ class EarlierName:
     """A former name of a setting, which stays valid in flags, configs and stored runs.
 
     Attributes:
-        name: Earlier name.
-        hint: Type of its values.
         values: Current value for each earlier value; other values are unchanged.
     """
 

@@ -128,9 +128,7 @@ class FineTuningSettings:
         high=MAX_EPOCHS,
     )
     eval_mode: bool = option(
-        "keep the backbone in evaluation mode: fixed running statistics, no dropout",
-        False,
-        group="fine-tuning",
+        "keep the backbone in evaluation mode: fixed running statistics, no dropout", False, group="fine-tuning"
     )
 
 

@@ -28,7 +28,6 @@ class Command:
     """A command of paucal that starts one run, or resumes it if it was started before.
 
     Attributes:
-        verb: Verb of the run.
         words: Its arguments, without the machines and the run folder.
         run: Full path of the run folder, which all machines see.
         folder: Folder in which it is called.

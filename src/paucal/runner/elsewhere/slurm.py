@@ -56,12 +56,7 @@ class RequeuedCommand:
 
 
 def submit(
-    command: Command,
-    devices: int,
-    nodes: int,
-    on_gpu: bool,
-    options: Mapping[str, str | int],
-    cluster: str = "slurm",
+    command: Command, devices: int, nodes: int, on_gpu: bool, options: Mapping[str, str | int], cluster: str = "slurm"
 ) -> Any:
     """Submit a run with `devices` processes on each of `nodes` machines, and return submitit's job.
 

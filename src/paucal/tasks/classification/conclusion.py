@@ -14,7 +14,6 @@ from paucal.evaluation.curves import save_curves
 from paucal.evaluation.predictions import Predictions
 from paucal.evaluation.record import due_line, record_classification, record_multi_label, report_table, score_lines
 from paucal.evaluation.results import MultiLabelReport, Report, scored_part
-from paucal.memory import peak_memory
 from paucal.methods.training import method_of, unused_by
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.saved import read_card
@@ -171,15 +170,13 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
     scored = scored_part(evaluation.report).replace("-", "_")
     one_epoch, measure = bool(outcome.best) and not finish.epochs, data.primary_metric
     return {
+        **setup.summarise(outcome),
         "title": f"{card.backbone.name} on {data.images.name}",
-        "model": card.backbone.name,
         "method": setup.settings.method,
         "data": f"{data.images.name}: {counted(len(data.images), 'image')}, "
         f"{counted(len(card.classes), 'class', 'classes')}",
-        "split": data.split.description,
         "parts": per_class,
         "part_images": data.counts(),  # not the sums over classes if an image may have several or none
-        "parameters": sum(p.numel() for p in setup.objective.deployable().parameters()),
         "grid": setup.grid_text,
         "epochs": outcome.passes(setup.settings.epochs),
         "rungs": step_rows(setup.tune_record, outcome, finish, measure),
@@ -191,9 +188,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         "best_epoch": outcome.best.get("epoch"),
         f"best_val_{measure.score}": outcome.best.get(measure.column),
         "seconds": round(total_seconds(setup.tune_record, outcome), 1),
-        "peak_memory": peak_memory(setup.settings.device),
         f"{scored}_{measure.score}": evaluation.report.scores[measure.score].value,
-        "start": None if setup.start is None else setup.start.short(),
         "learning_curve": curve_sentence(run),
         "remarks": [*setup.remarks, *outcome.remarks, *filter(None, [finish.mirrored])],
         "next_steps": next_steps(run, setup),

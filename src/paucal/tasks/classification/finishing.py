@@ -39,8 +39,6 @@ class Finish:
 
     Attributes:
         epochs: Epochs whose weights were averaged; empty for the model of one epoch or the probe.
-        score: Validation score of the average; None without one.
-        temperature: Temperature that divides the logits.
         images: Number of validation images that the temperature was fitted to; 0 for none.
         thresholds: Probability above which each class is predicted, chosen on the validation images; None for single
             labels or without validation images.

@@ -45,10 +45,8 @@ class FrozenViews:
     """Activations of the frozen stages for some views of each training image.
 
     Attributes:
-        stages: Number of frozen stages, after which the network continues.
         kept: (V * N, ...) activations, ordered by view, then by image.
         rows: (images of the set,) position of each training image among the N; -1 for others.
-        count: Number of views V.
     """
 
     stages: FrozenStages

@@ -80,12 +80,7 @@ def augmentation(settings: TrainSettings) -> Augmentation:
 
 
 def train_loader(
-    data: SplitImages,
-    preprocess: Preprocessing,
-    settings: TrainSettings,
-    plan: Plan,
-    request: DataRequest,
-    start: int,
+    data: SplitImages, preprocess: Preprocessing, settings: TrainSettings, plan: Plan, request: DataRequest, start: int
 ) -> TrainLoader:
     """Return the training loader for an objective's data request, from forward pass `start` on."""
     dataset, balanced = view_dataset(data, preprocess, settings, request), settings.sampling == "balanced"

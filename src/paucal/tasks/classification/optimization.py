@@ -46,10 +46,7 @@ def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
 def check_plan(settings: TrainSettings, n_train: int) -> list[str]:
     """Return warnings about a plan that may give poor results."""
     useless_sync = settings.sync_bn and settings.processes == 1
-    return [
-        *(["--sync-bn has no effect on a single device"] if useless_sync else []),
-        *check_length(settings, n_train),
-    ]
+    return [*(["--sync-bn has no effect on a single device"] if useless_sync else []), *check_length(settings, n_train)]
 
 
 def fit_batch(

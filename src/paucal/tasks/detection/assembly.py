@@ -53,7 +53,6 @@ class DetectionSetup(RunSetup[DetectSettings]):
     """The checked parts of a detection run; nothing is written yet.
 
     Attributes:
-        images: Images and their boxes.
         first: First detector of the run; None if it has none yet.
     """
 
@@ -241,11 +240,7 @@ def detector_backbone(settings: DetectSettings) -> tuple[BackboneSpec, list[str]
 
 
 def _build_detector(
-    settings: DetectSettings,
-    data: SplitImages,
-    boxed: BoxedImages,
-    start: ImageInput | None,
-    run: RunFolder | None,
+    settings: DetectSettings, data: SplitImages, boxed: BoxedImages, start: ImageInput | None, run: RunFolder | None
 ) -> tuple[Detection, DetectorCard, list[str]]:
     """Return the objective with its detector, the detector's card, and notes."""
     # Random weights must not depend on earlier random numbers, nor change later ones.

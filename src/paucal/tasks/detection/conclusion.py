@@ -11,7 +11,6 @@ import numpy as np
 from paucal.distributed import rank
 from paucal.evaluation.curves import save_curves
 from paucal.evaluation.plots import save_figure
-from paucal.memory import peak_memory
 from paucal.metrics.intervals import Score
 from paucal.report.detection import write_detection_report
 from paucal.runner.console import Console
@@ -160,23 +159,18 @@ def _epoch_images(setup: DetectionSetup) -> int:
 
 def _summary(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> dict[str, Any]:
     return {
+        **setup.summarise(outcome),
         "title": f"{setup.card.backbone.name} detects in {setup.images.images.name}",
         "model": setup.describe(),
         "data": setup.images.images.name,
-        "split": setup.data.split.description,
         "classes": len(setup.images.classes),
-        "parts": setup.data.counts(),
         "epoch_images": _epoch_images(setup),
         "steps": outcome.step,
         "best_val_ap": outcome.best.get(SCORE, setup.first and setup.first.score),
         **({} if setup.first is None else {"first_detector": asdict(setup.first)}),
-        "seconds": round(outcome.seconds, 1),
-        "peak_memory": peak_memory(setup.settings.device),
         "test_ap": result.metrics["ap"],
         "test_ap50": result.metrics["ap50"],
         **{f"test_{name}": score.value for name, score in result.scores.items() if name.startswith(MASKS)},
-        "start": None if setup.start is None else setup.start.short(),
-        "remarks": [*setup.remarks, *outcome.remarks],
     }
 
 

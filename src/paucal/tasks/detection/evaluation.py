@@ -90,9 +90,7 @@ class DetectionScores:
     """Scores of a detector on some images.
 
     Attributes:
-        images: Number of images.
         scores: "ap" and "ap50" with their 95 % intervals; with masks also "mask_ap" and "mask_ap50".
-        metrics: All scores as plain numbers.
         per_class: Average precision by class name; None for classes without an object.
         matches: Matches of each class; of boxes under "", of masks under "mask_".
         mask_per_class: Average precision of masks as in `per_class`; empty without masks.

@@ -132,11 +132,7 @@ def fit_heads_steps(setup: DetectionSetup, seconds: float) -> int:
 
 
 def train_first(
-    run: RunFolder,
-    setup: DetectionSetup,
-    watch: Watch | None,
-    console: Console,
-    callbacks: Sequence[Callback] = (),
+    run: RunFolder, setup: DetectionSetup, watch: Watch | None, console: Console, callbacks: Sequence[Callback] = ()
 ) -> FirstDetector | None:
     """Train the first detector, validate it and save it as the model of the run; continue a stopped stage.
 

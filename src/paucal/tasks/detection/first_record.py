@@ -17,9 +17,7 @@ class FirstDetector:
     """The first detector of a run, from which tuning starts.
 
     Attributes:
-        steps: Optimizer steps that it was trained for.
         score: AP on the validation images; None without any.
-        ap50: AP50 on the validation images; None without any.
         seconds: Seconds from the start of the command until it was saved.
     """
 

@@ -79,7 +79,6 @@ class Steps:
 
     Attributes:
         steps: Optimizer steps; 0 if the time is too short.
-        judge_every: Optimizer steps between two validations.
         seconds: Seconds from the first step to the last file.
     """
 

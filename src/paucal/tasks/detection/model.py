@@ -24,7 +24,6 @@ class DetectorCard(ModelCard):
     """How to build a detector, and what its classes mean.
 
     Attributes:
-        options: Options of the detector.
         category_ids: Number of each class in the annotation files that it was trained on.
         resize_to: Largest shorter and longer side of an image, in pixels.
     """

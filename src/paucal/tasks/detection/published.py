@@ -58,7 +58,6 @@ class PublishedDetector:
     """A published detector.
 
     Attributes:
-        title: Name for messages.
         weights: torchvision's entry with the address of the weights.
         settings: Settings of a run that builds the same layers.
     """

@@ -11,7 +11,6 @@ from paucal.distributed import rank
 from paucal.evaluation.collapse import Verdict
 from paucal.evaluation.curves import health_figure, save_curves
 from paucal.evaluation.plots import save_figure
-from paucal.memory import peak_memory
 from paucal.methods.pretraining import method_of
 from paucal.report.pretraining import write_pretraining_report
 from paucal.runner.console import Console
@@ -75,29 +74,23 @@ def summary(
     # None without a monitor, and NaN if features were not finite.
     score = outcome.rows[-1].get(NAME)
     return {
+        **setup.summarise(outcome),
         "title": f"{setup.card.backbone.name} pre-trained on {data.images.name}",
         "kind": "pretraining",
-        "model": setup.card.backbone.name,
         "method": method_of(settings).title(settings),
         "data": f"{data.images.name}: {counted(len(data.part('train')), 'image')}",
-        "split": data.split.description,
         "parts": {name: count for name, count in data.counts().items() if count},
-        "parameters": sum(p.numel() for p in setup.objective.deployable().parameters()),
         "grid": setup.grid_text,
         "crops": describe_crops(settings),
         "out_dim": method_of(settings).prototypes(settings),
         "feature_dim": setup.objective.backbones()[0].dim,
         "epochs": settings.epochs,
-        "seconds": round(outcome.seconds, 1),
-        "peak_memory": peak_memory(settings.device),
         "monitor": settings.monitor,
         "knn_start": stage_watch.knn_start(),
         "knn_end": score if score is not None and math.isfinite(score) else None,
         "verdict": None if verdict is None else vars(verdict),
         "verdicts": stage_watch.history(),
         "rollbacks": len(stage_watch.rollbacks),
-        "start": None if setup.start is None else setup.start.short(),
-        "remarks": list(setup.remarks),
         "next_steps": next_steps(run),
     }
 

@@ -149,7 +149,7 @@ def _summary(
         "data": f"{data.images.name}: {counted(len(data.images), 'image')}",
         "split": data.split.description,
         "parts": data.counts(),
-        "parameters": sum(p.numel() for p in setup.objective.deployable().parameters()),
+        "parameters": setup.parameters,
         "epochs": 0,
         "selected": True,
         "seconds": round(seconds, 1),

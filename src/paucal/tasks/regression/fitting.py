@@ -24,7 +24,6 @@ class FittedRidge:
     Attributes:
         weight: (D,) weights.
         bias: Bias, in the unit of the target.
-        strength: L2 penalty.
         residuals: (N,) errors, each of a fit to the other folds, in the unit of the target.
     """
 

@@ -11,7 +11,6 @@ from PIL import Image
 from paucal.data.masks.mask_files import read_mask
 from paucal.distributed import rank
 from paucal.evaluation.curves import save_curves
-from paucal.memory import peak_memory
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console
 from paucal.runner.frames import read_table, to_pandas
@@ -21,13 +20,7 @@ from paucal.runs import RunFolder, write_atomically
 from paucal.tasks.segmentation.assembly import SegmentationSetup, full_inference
 from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.model import SegmentationModel, load_segmenter
-from paucal.tasks.segmentation.pictures import (
-    class_colours,
-    draw_comparison,
-    draw_legend,
-    png_path,
-    stack_pictures,
-)
+from paucal.tasks.segmentation.pictures import class_colours, draw_comparison, draw_legend, png_path, stack_pictures
 from paucal.tasks.segmentation.scores import (
     SegmentationReport,
     Tally,
@@ -126,28 +119,21 @@ def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: 
     data, card, settings = setup.data, setup.card, setup.settings
     selected = len(data.part("val")) > 0
     return {
+        **setup.summarise(outcome),
         "title": f"{card.backbone.name} segments {data.images.name}",
         "kind": "segmentation",
-        "model": card.backbone.name,
         "method": f"UperNet of width {card.head.width}, auxiliary weight {settings.auxiliary:g}",
         "data": f"{data.images.name}: {counted(len(data.images), 'image')} with masks, "
         f"{counted(len(card.classes), 'class', 'classes')}",
-        "split": data.split.description,
-        "parts": data.counts(),
         "epoch_images": _epoch_images(setup),
-        "parameters": sum(p.numel() for p in setup.objective.deployable().parameters()),
         "crops": "x".join(map(str, card.preprocessing.image_size)),
         "looks": describe_scales(settings.test_scales, settings.mirror),
         "epochs": outcome.passes(settings.epochs),
         "selected": selected,
         "best_epoch": outcome.best.get("epoch"),
         "best_val_mean_iou": finite_or_none(outcome.best.get(SCORE)) if selected else None,
-        "seconds": round(outcome.seconds, 1),
-        "peak_memory": peak_memory(settings.device),
         "test_mean_iou": finite_or_none(report.mean_iou.value),
         "test_pixel_accuracy": finite_or_none(report.accuracy.value),
-        "start": None if setup.start is None else setup.start.short(),
-        "remarks": [*setup.remarks, *outcome.remarks],
         "next_steps": next_steps(run, setup),
     }
 

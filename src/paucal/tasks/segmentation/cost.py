@@ -21,10 +21,7 @@ def segmenter_cost(
     with meta_device():
         network = segmentation_network(spec, classes, width).eval()
         images = torch.zeros(1, spec.in_chans, *spec.image_size)
-        parts = {
-            "backbone": part_cost(network.maps, images),
-            "head": part_cost(network.head, network.maps(images)),
-        }
+        parts = {"backbone": part_cost(network.maps, images), "head": part_cost(network.head, network.maps(images))}
         if auxiliary is not None:
             head = network.auxiliary_head(auxiliary)
             parts["auxiliary"] = PartCost(sum(parameter.numel() for parameter in head.parameters()), 0)

@@ -33,12 +33,9 @@ class CropOptions:
     """Scaling and augmentation of training crops.
 
     Attributes:
-        size: (height, width) in pixels.
         scale: Smallest and largest factor on the sides of the image before it is cut.
         most_of_one: Largest share of a crop's labelled pixels that one class may have; otherwise another crop is drawn,
             up to 10 times in all.
-        hflip: Probability of a horizontal flip.
-        vflip: Probability of a vertical flip.
         colour: Strength s of changes to brightness, contrast and saturation, each a factor in [1 - s, 1 + s];
             the hue turns by up to a quarter of it. "photometric" for the papers' distortion.
         resize_to: Shorter and longer side in pixels; before `scale`, an image is resized to the largest size within

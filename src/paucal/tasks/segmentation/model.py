@@ -51,7 +51,6 @@ class SegmentationCard(ModelCard):
     """The card of a model that classifies every pixel.
 
     Attributes:
-        head: Head of the network.
         coding: Meaning of the values in its training masks; predicted masks have the same values.
         overlap: Share of a window that the next window covers again.
         whole: Whether the network sees a whole image at once instead of windows.
@@ -110,13 +109,7 @@ class SegmentationCard(ModelCard):
 
 @dataclass(frozen=True)
 class SegmentationModel:
-    """A trained model, ready to segment images.
-
-    Attributes:
-        network: Network in evaluation mode.
-        card: Classes, preprocessing and windows.
-        device: Device of the network.
-    """
+    """A trained model, ready to segment images."""
 
     network: nn.Module
     card: SegmentationCard

@@ -25,8 +25,6 @@ class UperHead(nn.Module):
 
     Args:
         channels: Channels of each map, shallow to deep; two maps or more.
-        n_classes: Number of classes.
-        width: Channels within the head.
         dropout: Share of channels dropped before the classifier.
         pooled: Cells per side to which the deepest map is averaged.
 

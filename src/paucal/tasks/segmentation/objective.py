@@ -19,12 +19,9 @@ class PixelObjective(TunedObjective):
     """Trains a segmentation network.
 
     Args:
-        network: Network that will be deployed.
         auxiliary: Weight of the auxiliary head's loss; 0 for no such head.
-        tuning: Layer-wise decay and freezing of the backbone.
         backbone_lr: Factor on the backbone's learning rate.
         auxiliary_width: Channels within the auxiliary head.
-        dropout: Dropout rate of the auxiliary head.
     """
 
     # Batch norms of the pooled maps see one value per image and channel; a single image has no variance.

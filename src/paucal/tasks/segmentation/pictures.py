@@ -83,11 +83,7 @@ def draw_mistakes(mask: NDArray[np.uint8], predicted: NDArray[np.uint8]) -> Imag
 
 
 def draw_comparison(
-    image: Image.Image,
-    mask: NDArray[np.uint8],
-    predicted: NDArray[np.uint8],
-    colours: NDArray[np.uint8],
-    title: str,
+    image: Image.Image, mask: NDArray[np.uint8], predicted: NDArray[np.uint8], colours: NDArray[np.uint8], title: str
 ) -> Image.Image:
     """Draw an image, its labels, the predictions and the mistakes side by side, under titles and a line of text."""
     views = [

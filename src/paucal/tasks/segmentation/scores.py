@@ -53,14 +53,12 @@ class SegmentationReport:
     """The scores of a model on a set of images.
 
     Attributes:
-        classes: Class names.
         confusion: (K, K) int64 counts of all labelled pixels; rows are labels, columns predictions.
         mean_iou: Mean IoU over the classes that are labelled or predicted anywhere, with its interval over images.
         accuracy: Share of the pixels that are right, with its interval.
         per_class: Intersection over union of each class; NaN for a class that is labelled and predicted nowhere.
         mean_accuracy: Mean over the classes of the share of their pixels that are right.
         loss: Mean cross-entropy of the pixels in nats.
-        images: Number of images.
         groups: Number of groups of similar images, which the intervals resample whole; None without groups.
     """
 

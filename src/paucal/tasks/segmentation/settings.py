@@ -38,10 +38,7 @@ class HeadSettings:
         high=10,
     )
     auxiliary_width: int = option(
-        "channels within the auxiliary head; by default those of the head, 256 at most",
-        group="model",
-        low=4,
-        high=4096,
+        "channels within the auxiliary head; by default those of the head, 256 at most", group="model", low=4, high=4096
     )
     backbone_lr: float = option("factor on the learning rate of the backbone", group="fine-tuning", low=0.0001, high=10)
     layer_decay: float | None = option(
@@ -54,9 +51,7 @@ class HeadSettings:
         "frozen part of the backbone: none, stem, backbone (all of it), or a number of stages", group="fine-tuning"
     )
     eval_mode: bool = option(
-        "keep the backbone in evaluation mode: fixed running statistics, no dropout",
-        False,
-        group="fine-tuning",
+        "keep the backbone in evaluation mode: fixed running statistics, no dropout", False, group="fine-tuning"
     )
 
 

@@ -24,7 +24,6 @@ class WindowOptions:
         overlap: Share of a window that the next window covers again.
         scales: Factors on the image's sides; probabilities are averaged over them.
         mirror: Whether the mirror image is averaged too.
-        batch: Windows per forward pass.
         whole: Whether the network sees the whole image at once instead of windows.
         resize_to: Shorter and longer side in pixels; before `scales`, the image is resized to the largest size within
             both. None for its own size.

@@ -30,13 +30,7 @@ from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import learning_curve, write_curve
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
 from paucal.tasks.classification.auto_tune.precision import choose_feature_precision
-from paucal.tasks.classification.auto_tune.probe import (
-    MAX_COMPARED,
-    Head,
-    fit_head,
-    head_score,
-    stratified_sample,
-)
+from paucal.tasks.classification.auto_tune.probe import MAX_COMPARED, Head, fit_head, head_score, stratified_sample
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_judge_tuning
 from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher

@@ -40,11 +40,9 @@ class RaceResult:
     """Outcome of a race of heads.
 
     Attributes:
-        name: Name of the winner.
         head: Winner, with weights for the last features and the stages; None for `LAST`.
         losses: Cross-validated cross-entropy by head, in nats.
         lead: Lead of the best other head over `LAST`, in nats.
-        error: Standard error of the lead.
         held_out: Logits of the winner for images that it was not fitted to; None with too few images.
         mixture: Weight of the logits of each head in the winner; empty for `LAST`.
     """
@@ -65,8 +63,6 @@ class HeldOut:
     Attributes:
         rows: (M,) positions among the images of the cross-validation; once stored, among all training images.
         logits: (R, M, K) float64 calibrated logits of R repeats.
-        labels: (M,) classes.
-        folds: Number of folds.
         temperature: Divisor that calibrates the head's logits.
     """
 

@@ -77,7 +77,6 @@ class Head:
     Attributes:
         weight: (K, D) float32 weights.
         bias: (K,) float32 biases.
-        strength: L2 penalty.
         cross_validated: Cross-validated accuracy, or mean average precision for several labels; None with too few
             images.
     """

@@ -18,7 +18,6 @@ class TuneStep:
         name: "probe", or the name of the candidate or preset.
         score: Accuracy on the validation images, or mean average precision for several labels; cross-validated without
             validation images.
-        seconds: Seconds that the step took.
         details: Settings and counts of the step, as plain values.
     """
 
@@ -41,9 +40,7 @@ class TuneRecord:
         unlabelled: Head that learned from images without labels too; None before it is fitted, or without such images.
         sizes: Seconds per training image, by image size and frozen stages; None if a step exceeds the memory.
         tuning: Image size, seconds of an epoch and trial steps of each preset; None if it exceeds the time or memory.
-        trials: Short trainings, one per preset that was tried.
         plan: Sentence about the remaining training and its duration; "" before it is decided.
-        tune: Whether fine-tuning follows the probe.
     """
 
     candidates: tuple[str, ...] = ()

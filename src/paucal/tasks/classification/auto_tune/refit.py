@@ -27,28 +27,14 @@ from paucal.tasks.classification.auto_tune.first_model import frozen_features, o
 from paucal.tasks.classification.auto_tune.head_race import LAST
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses
-from paucal.tasks.classification.auto_tune.probe import (
-    DEFAULT_STRENGTH,
-    Head,
-    fit_head,
-    head_score,
-    stratified_sample,
-)
+from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, Head, fit_head, head_score, stratified_sample
 from paucal.tasks.classification.auto_tune.unlabelled_head import ALONE, fit_heads, pool_of
 from paucal.tasks.classification.unlabelled_images import as_training_part
 
 
 @dataclass(frozen=True)
 class RefittedHead:
-    """A head on the features of a tuned network.
-
-    Attributes:
-        name: Name of the head.
-        head: Weights and biases.
-        staged: Whether it reads the last stages too.
-        score: Accuracy on the validation images.
-        losses: Calibrated losses of the validation images, in nats.
-    """
+    """A head on the features of a tuned network, with its score and calibrated losses on the validation images."""
 
     name: str
     head: Head

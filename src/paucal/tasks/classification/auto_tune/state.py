@@ -24,14 +24,12 @@ class FittedHead:
     """A linear head on frozen features.
 
     Attributes:
-        head: Linear head on the last features.
         features: (N + V, D) features of the training and of the validation images.
         staged: Whether `features` has the pooled last stages after the last features.
         rows: (N,) positions among the training images.
         score: Score of the best head on the validation images; cross-validated without validation images.
         seconds: Seconds of one image through the frozen network in float32.
         race: Comparison with heads that read the last stages too; has no head if none of them won.
-        race_seconds: Seconds of the comparison.
         curve: Learning curve of the best head; None if not requested.
         losses: (V,) calibrated losses of the best head on the validation images, in nats.
     """
@@ -64,14 +62,9 @@ class TuneState:
     """State of an auto-tuning in progress.
 
     Attributes:
-        run: Run folder.
         setup: Setup of the run with the settings chosen so far.
-        record: Measurements and decisions so far, as stored in the run.
-        console: Console for messages and progress.
         start_time: `time.monotonic()` at the start of the run, moved back by the time that earlier calls spent.
         image_seconds: Seconds of one image through the frozen network in float32, at the probe's image size.
-        precision: Precision of the frozen network's features.
-        announced: Whether the time of the first model was announced.
         race_rows: Positions among the training images on which the candidates are compared; None for no comparison.
         first: First model with its features for later steps; None if an earlier call fitted it.
     """

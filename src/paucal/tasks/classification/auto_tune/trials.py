@@ -20,16 +20,7 @@ from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrat
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.loaders import train_loader, validation_predictions, validation_scores
 from paucal.tasks.classification.optimization import optimization
-from paucal.training import (
-    CosineWarmup,
-    Outcome,
-    Plan,
-    Records,
-    TimePlan,
-    Watch,
-    checkpoint_step,
-    fit,
-)
+from paucal.training import CosineWarmup, Outcome, Plan, Records, TimePlan, Watch, checkpoint_step, fit
 from paucal.training.failures import memory_advice
 from paucal.types import UserError
 
@@ -45,7 +36,6 @@ class TuningPreset:
     """Settings for fine-tuning.
 
     Attributes:
-        name: Name to print.
         settings: Settings by name; settings given by the user are not changed.
         passes: Epochs needed; if fewer fit in the time, smaller images are used.
     """
@@ -154,12 +144,7 @@ def run_trial(
 
 
 def _fit_trial(
-    setup: TrainingSetup,
-    plan: Plan,
-    start: int,
-    records: Records,
-    console: Console,
-    callbacks: Sequence[Callback],
+    setup: TrainingSetup, plan: Plan, start: int, records: Records, console: Console, callbacks: Sequence[Callback]
 ) -> Outcome:
     settings, request, steps = setup.settings, setup.objective.data_request, plan.total_steps
     peak, warmup = settings.lr, round(WARMUP * steps)

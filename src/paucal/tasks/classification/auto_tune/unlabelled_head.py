@@ -91,12 +91,10 @@ class UnlabelledResult:
     """Outcome of a comparison with the head of the labelled images alone.
 
     Attributes:
-        name: Name of the winner.
         weight: (K, D) float32 weights of its calibrated logits, from all labelled images; None for `ALONE`.
         bias: (K,) float32 biases; None for `ALONE`.
         scores: Cross-validated Brier score by name; lower is better.
         lead: Lead of the best other head over `ALONE`.
-        error: Standard error of the lead.
         held_out: Logits of the winner for images that it was not fitted to; None for `ALONE`.
     """
 

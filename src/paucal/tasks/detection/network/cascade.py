@@ -34,8 +34,6 @@ class CascadeHeads(nn.Module):
 
     Args:
         make_head: Function that builds a head from the smallest overlap of a hit and the weights of its box targets.
-        classes: Number of classes of objects.
-        average: Quantity that is averaged.
     """
 
     def __init__(

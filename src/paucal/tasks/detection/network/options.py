@@ -35,7 +35,6 @@ class RegionHead:
     """The layers of a head, between the pooled cells of a region and its features.
 
     Attributes:
-        words: Description in one phrase.
         build: Function that builds the layers from the channels and the side in cells of a region, and the number of
             features. It imports torch itself.
     """
@@ -68,21 +67,16 @@ class DetectorOptions:
     """The structure of a detector, its losses, and the limits on its predictions.
 
     Attributes:
-        channels: Channels of the pyramid.
-        head_dim: Width of the fully connected layers of a head.
         finest: Stride in pixels of the finest map.
         anchor: Side of the anchors over the stride of their map.
         regions: Regions per image that the heads learn from.
         proposals: Regions per image that are proposed in training; half as many for predictions.
         cascade: Whether three heads follow each other (Cascade R-CNN).
-        least_score: Lowest score of a detection.
-        most: Largest number of detections per image.
         masks: Whether the detector also predicts the pixels of each object (Mask R-CNN).
         head: Layers of a head, by their name in `HEADS`.
         cascade_boxes: Whether a head of the cascade corrects a box once, or once for each class.
         cascade_average: Quantity that the cascade averages over its heads: probabilities, or logits.
         box_loss: Loss of the heads' boxes: smooth L1, L1, or GIoU of the corrected boxes with weight 10.
-        proposal_loss: Loss of the proposals' boxes.
         candidates: Regions of each map that are compared before proposals are chosen; 0 for as many as `proposals`.
         matching: Boxes that are assigned to an object in addition to those that overlap it enough. "torchvision": the
             anchor with the largest overlap, but assigned to the object that this anchor overlaps most. "anchors": the
@@ -90,9 +84,6 @@ class DetectorOptions:
             the largest overlap, if that is enough for a hit.
         pooling: How a region is read from a map: at 2x2 points of each of its cells, or exactly aligned, at
             more points for larger cells.
-        pyramid_norm: Norm after each convolution of the pyramid.
-        proposal_layers: Convolutions between a map and its proposals.
-        mask_norm: Norm after each convolution of the mask layers.
         maps: Maps of the backbone: one of each stride, or the two of torchvision's MobileNet detectors.
         anchor_sides: Sides of the anchors of a cell: one that grows with the stride, or 32 to 512 pixels on every map.
     """

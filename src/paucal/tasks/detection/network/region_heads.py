@@ -95,7 +95,6 @@ class RegionHeads(RoIHeads):
     Args:
         layers: Pooling, head and predictor of boxes.
         hit: Smallest overlap at which a region is a hit.
-        box_loss: Loss of the boxes of hits.
         beta: Difference of corrections at which smooth L1 becomes linear.
         matching: Regions that are assigned to an object; see `DetectorOptions`.
         settings: Further arguments of torchvision's `RoIHeads`.
@@ -133,11 +132,7 @@ class RegionHeads(RoIHeads):
         return [], self.compute_losses(features, proposals, image_shapes, targets).losses
 
     def compute_losses(
-        self,
-        features: Mapping[str, Tensor],
-        proposals: list[Tensor],
-        sizes: list[tuple[int, int]],
-        targets: Targets,
+        self, features: Mapping[str, Tensor], proposals: list[Tensor], sizes: list[tuple[int, int]], targets: Targets
     ) -> HeadOutput:
         """Return the losses of sampled proposals and of the objects' own boxes; arguments as in `forward`."""
         regions, matched, sampled_labels, box_targets = self.select_training_samples(proposals, targets)
