@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch import Callback, Trainer
 
 from paucal.data.images import ImageSet
@@ -16,15 +17,16 @@ from paucal.data.sources.joining import roots_of
 from paucal.data.splits.split import Split
 from paucal.data.splits.split_csv import read_split
 from paucal.runner.console import Console
-from paucal.runner.elastic import shape_of, with_processes
+from paucal.runner.processes import launched_shape
 from paucal.runs import RunFolder, create_run, open_run
 from paucal.runs.folder import is_taken
 from paucal.runs.lock import RunLock
 from paucal.runs.replacing import aside_of, discard, put_back, require_replaceable, set_aside, sweep, was_set_aside
+from paucal.settings.groups import JobSettings
 from paucal.settings.options import check_ranges, earlier_names, flag, setting_fields, with_current_names
 from paucal.settings.values import convert_setting, hints_of
 from paucal.types import UserError
-from paucal.wording import brief
+from paucal.wording import brief, counted
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 # Settings that may change when a run is resumed; among them, only the number of processes changes results on the CPU.
 CHANGEABLE = ("workers", "device", "devices", "nodes", "time_limit", "hang_after", "logger")
 S = TypeVar("S", bound="DataclassInstance")
+J = TypeVar("J", bound=JobSettings)
 
 
 class Writing:
@@ -149,6 +152,37 @@ def is_valid_state(trainer: Trainer, module: Any) -> bool:
     # Sharded weights are checked locally: the other processes do not take part.
     pieces = (p.to_local() if hasattr(p, "to_local") else p for p in module.parameters())
     return all(bool(torch.isfinite(piece.detach()).all()) for piece in pieces)
+
+
+def shape_of(changes: Mapping[str, Any], settings: JobSettings) -> tuple[int, int]:
+    """Return (processes per node, nodes) of a resumed run: as given, else as launched, else as stored."""
+    single_process = (1, 1) if TorchElasticEnvironment.detect() else None  # torchrun started a single process
+    devices, nodes = launched_shape() or single_process or (settings.devices, settings.nodes)
+    return changes.get("devices", devices), changes.get("nodes", nodes)
+
+
+def with_processes(settings: J, devices: int, nodes: int) -> tuple[J, dict[str, str]]:
+    """Return settings for another number of processes with the same images per optimizer step, and the reasons.
+
+    A step takes the next images of an order that depends on (seed, epoch) alone, so only the division of its images
+    among processes changes. A process takes at most as many images per forward pass as before, since more might not fit
+    in its memory. It takes more passes per step instead.
+    """
+    batch, processes = settings.effective_batch, devices * nodes
+    share, remainder = divmod(batch, processes)
+    if remainder or not share:
+        divisors = [n for n in range(1, batch + 1) if batch % n == 0]
+        nearest = sorted(sorted(divisors, key=lambda n: abs(n - processes))[:2])
+        raise UserError(
+            f"{counted(processes, 'process', 'processes')} cannot share the {counted(batch, 'image')} of a step of "
+            f"this run equally: resume it with {' or '.join(map(str, nearest))}."
+        )
+    size = max(n for n in range(1, min(share, settings.images_per_pass) + 1) if share % n == 0)
+    text = f"{counted(processes, 'process shares', 'processes share')} the {batch} images of a step"
+    strategy = "auto" if processes == 1 else settings.strategy if settings.strategy == "fsdp" else "ddp"
+    new_settings: dict[str, Any] = {"devices": devices, "nodes": nodes, "strategy": strategy}
+    new_settings |= {"batch_size": size, "accumulate": share // size}
+    return replace(settings, **new_settings), dict.fromkeys(new_settings, f"resumed: {text}")
 
 
 def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple[RunFolder, Any, dict[str, str]]:

@@ -1,29 +1,46 @@
 """`paucal train --target`: a number for each image, by ridge regression on frozen features."""
 
+import shlex
+import time
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, NoReturn
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 
 from paucal.backbones.spec import BackboneSpec
+from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_maps
 from paucal.backbones.weights.inputs import input_of_timm
+from paucal.evaluation.predictions import predict_in_order
 from paucal.methods.training import resolve_training
 from paucal.methods.training_settings import TrainSettings
-from paucal.models.features import linear_classifier
+from paucal.metrics.regression import RegressionReport, conformal_half_width
+from paucal.models.features import ClassifierInputs, StagedInputs, linear_classifier
 from paucal.models.preprocessing import Preprocessing
-from paucal.models.regression import RegressionCard
+from paucal.models.regression import LEVEL, RegressionCard
+from paucal.models.trained import TrainedModel, save_trained
+from paucal.report.regression import write_regression_report
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.resolve import origins
-from paucal.runner.images import decoded, find_images, first_reading, normalisation, pin_data, reading_for
-from paucal.runner.job import Bars, Job, Watcher
+from paucal.runner.frames import read_table, to_pandas
+from paucal.runner.images import decoded, eval_loader, find_images, first_reading, normalisation, pin_data, reading_for
+from paucal.runner.job import Bars, EvaluatedRun, Job, Watcher
 from paucal.runner.memory_check import check_memory
 from paucal.runner.starts import TINY, choose_start, find_start, load_start, may_choose_start, pin_start, plain_init
 from paucal.runner.trainer_inputs import hardware
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag
-from paucal.tasks.regression.conclusion import RegressionResult, conclude
+from paucal.tasks.regression.evaluation import (
+    evaluate_numbers,
+    format_number,
+    interval_words,
+    report_table,
+    write_scores,
+)
+from paucal.tasks.regression.fitting import Array, FittedRidge, fit_grades, fit_ridge
 from paucal.tasks.regression.images import (
     NumberedImages,
     RegressionSetup,
@@ -33,9 +50,10 @@ from paucal.tasks.regression.images import (
     split_numbers,
     with_numbers,
 )
-from paucal.tasks.regression.model import FrozenNetwork
+from paucal.tasks.regression.model import FrozenNetwork, load_regressor
 from paucal.training import Optimization, Outcome, Plan
 from paucal.types import UserError
+from paucal.wording import counted
 
 # Settings that a regression has; the others are those of training a network.
 USED = (
@@ -43,6 +61,95 @@ USED = (
     *("img_size", "normalise", "resize", "device", "workers", "seed", "output", "overwrite", "logger", "epochs"),
     *("test_fraction", "group_by", "fold", "split", "precision", "ordinal", "print_config"),
 )
+
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class RegressionResult(EvaluatedRun):
+    """A finished run of `paucal train --target`.
+
+    Its `metrics` are "mae", "rmse", "r2" and "coverage", with `ordinal` also "exact" and "kappa".
+
+    Attributes:
+        folder: Run folder.
+        report: Scores on the test images with intervals.
+        seconds: Seconds of the fit.
+    """
+
+    report: RegressionReport
+
+    @property
+    def model(self) -> TrainedModel:  # type: ignore[override]
+        """The model on the CPU; its `probabilities` are (N, 1) numbers in the unit of the target."""
+        return load_regressor(self.folder)
+
+    @property
+    def predictions(self) -> "DataFrame":
+        """The test images as a DataFrame: key, target, predicted, low and high.
+
+        Raises:
+            UserError: The file is missing or damaged, or pandas is not installed.
+        """
+        return to_pandas(read_table(RunFolder(self.folder).evaluation("test") / "predictions.csv"))
+
+
+def _fit_best(
+    network: nn.Module, size: tuple[int, int], features: Array, targets: Array, seed: int
+) -> tuple[nn.Module, FittedRidge, bool]:
+    """Return the network with the fitted ridge regression, the regression, and whether it reads the last stages too.
+
+    The (N, D) features begin with the last features; pooled maps of the last stages follow if the network has maps.
+    Cross-validation within the training images decides which are used.
+    """
+    classifier = linear_classifier(network)
+    assert classifier is not None
+    width = classifier.in_features
+    fitted, reads_stages = fit_ridge(features[:, :width], targets, seed), False
+    if features.shape[1] > width:
+        two_stage_fit = fit_ridge(features, targets, seed)
+        if (two_stage_fit.residuals**2).mean() < (fitted.residuals**2).mean():
+            fitted, reads_stages, network = two_stage_fit, True, add_stage_classifier(network, size)
+            classifier = linear_classifier(network)
+            assert classifier is not None
+    with torch.no_grad():
+        classifier.weight.copy_(torch.from_numpy(fitted.weight)[None])
+        classifier.bias.fill_(fitted.bias)
+    return network, fitted, reads_stages
+
+
+def _summary(
+    run: RunFolder, setup: RegressionSetup, fitted: FittedRidge, report: RegressionReport, seconds: float
+) -> dict[str, Any]:
+    data, card = setup.data, setup.card
+    return {
+        "title": f"{setup.settings.target} of {data.images.name}",
+        "kind": "regression",
+        "model": card.backbone.name,
+        "method": f"ridge regression on {len(fitted.weight)} frozen features, penalty {fitted.strength:g}",
+        "data": f"{data.images.name}: {counted(len(data.images), 'image')}",
+        "split": data.split.description,
+        "parts": data.counts(),
+        "parameters": setup.parameters,
+        "epochs": 0,
+        "selected": True,
+        "seconds": round(seconds, 1),
+        "cross_validated_mae": float(np.abs(fitted.residuals).mean()),
+        "test_mae": report.scores["mae"].value,
+        "start": None if setup.start is None else setup.start.short(),
+        "remarks": list(setup.remarks),
+        "next_steps": _next_steps(run),
+    }
+
+
+def _next_steps(run: RunFolder) -> list[str]:
+    path = shlex.quote(str(run.path))
+    return [
+        f"paucal predict {path} new_images/     # numbers of new images, with 90 % intervals",
+        f"paucal eval {path} more.csv     # the same scores on other images",
+    ]
 
 
 class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
@@ -151,8 +258,50 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
     def conclude(
         self, run: RunFolder, setup: RegressionSetup, outcome: Outcome, watcher: Watcher, console: Any
     ) -> RegressionResult:
-        """Fit the regression, evaluate it on the test images and write the results."""
-        return conclude(run, setup, console)
+        """Fit the regression to the training images, and evaluate it once on the test images."""
+        start_time, settings, data = time.monotonic(), setup.settings, setup.data
+        network, train = setup.objective.deployable().to(settings.device), data.part("train")
+        size = setup.card.backbone.image_size
+        staged = bool(last_stage_maps(network, size))
+        inputs = StagedInputs(network, size) if staged else ClassifierInputs(network)
+        try:
+            with console.progress("features") as advance:
+                loader = eval_loader(data, train, setup.card.preprocessing, settings)
+                features = predict_in_order(inputs, loader, train, settings.device, advance).double().numpy()
+        finally:
+            inputs.close()
+        network, fitted, staged = _fit_best(network.cpu(), size, features, data.targets[train], settings.seed)
+        truth, grades = data.targets[train], None
+        if settings.ordinal:
+            ends = int(data.targets.min()), int(data.targets.max())
+            grades, half_width = fit_grades(truth + fitted.residuals, truth, *ends)
+        else:
+            half_width = conformal_half_width(fitted.residuals, LEVEL)
+        statistics = {"mean": float(truth.mean()), "deviation": float(truth.std()) or 1.0}
+        card = replace(setup.card, half_width=half_width, **statistics, grades=grades, reads_stages=staged)
+        save_trained(run, network, card)
+        model, part = load_regressor(run, settings.device), data.part("test")
+        truth, groups = data.targets[part], data.split.groups
+        with console.progress("testing") as advance:
+            loader = eval_loader(data, part, model.card.preprocessing, settings)
+            report, predicted = evaluate_numbers(model, loader, truth, part, settings.seed, advance, groups)
+        write_scores(run.evaluation("test"), run.plots, report, data.images, part, truth, predicted)
+        seconds = time.monotonic() - start_time
+        run.write_json("summary.json", _summary(run, setup, fitted, report, seconds))
+        page = write_regression_report(run.path)
+        console.show(report_table(report))
+        mae, interval = format_number(report.scores["mae"], "mae")
+        gain, gain_interval = format_number(report.gain, "gain")
+        for line in (
+            "",
+            f"test MAE of {settings.target}: {mae} ({interval_words(interval, report)}); always predicting "
+            f"the mean: {report.baseline:.3g}, so {gain} less{f' ({gain_interval})' if gain_interval else ''}",
+            f"results are in {run.path}: {page.name} (open it in a browser), {run.weights.name}, plots/predicted.png",
+            "try next:",
+            *(f"  {step}" for step in _next_steps(run)),
+        ):
+            console.say(line)
+        return RegressionResult(run.path, report, seconds)
 
 
 def _refuse_training() -> NoReturn:
