@@ -30,10 +30,8 @@ def list_images(images: Images) -> list[str | ImageInMemory]:
     for index, image in enumerate(items):
         is_array = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim in (2, 3)
         if not is_array and not isinstance(image, str | Image.Image):
-            description = (
-                f"an array of {image.shape} {image.dtype}" if isinstance(image, np.ndarray) else repr(type(image))
-            )
-            raise ValueError(f"X[{index}] is {description}, {EXPECTED}.")
+            kind = f"an array of {image.shape} {image.dtype}" if isinstance(image, np.ndarray) else repr(type(image))
+            raise ValueError(f"X[{index}] is {kind}, {EXPECTED}.")
     return items
 
 

@@ -95,9 +95,8 @@ def _classification_warnings(report: ClassificationReport) -> list[str]:
     small_classes = [f"{row.name} ({row.images})" for row in report.per_class if row.images < FEW_IMAGES]
     sentences += [] if report.repeats else _warn_few_images(small_classes)
     if missed := [row.name for row in report.per_class if row.recall is not None and row.recall.value == 0]:
-        sentences.append(
-            f"{counted(len(missed), 'class was', 'classes were')} never recognised: {_first_names(missed)}."
-        )
+        count = counted(len(missed), "class was", "classes were")
+        sentences.append(f"{count} never recognised: {_first_names(missed)}.")
     return sentences
 
 
@@ -111,9 +110,8 @@ def _multi_label_warnings(report: MultiLabelReport) -> list[str]:
         )
     sentences += _warn_wide_interval(score, report)
     if absent := [f"{row.name} ({row.images})" for row in report.per_class if row.ap is None]:
-        sentences.append(
-            f"{counted(len(absent), 'class has', 'classes have')} no test image and no score: {_first_names(absent)}."
-        )
+        count = counted(len(absent), "class has", "classes have")
+        sentences.append(f"{count} no test image and no score: {_first_names(absent)}.")
     sentences += _warn_few_images([f"{row.name} ({row.images})" for row in report.scored if row.images < FEW_IMAGES])
     if unlearned := [f"{row.name} ({row.images})" for row in report.scored if row.ap and row.ap.value <= row.share]:
         count = counted(len(unlearned), "class is", "classes are")

@@ -273,10 +273,8 @@ def _read_summary(run: RunFolder) -> Summary:
             for name in names
             if content.get(name) is not None
         }
-        part_images = content.get("part_images", {})
-        parts = [
-            _parse_part(str(name), value, part_images.get(name)) for name, value in content.get("parts", {}).items()
-        ]
+        stored_parts, images = content.get("parts", {}), content.get("part_images", {})
+        parts = [_parse_part(str(name), value, images.get(name)) for name, value in stored_parts.items()]
         rungs = [_parse_step(step) for step in content.get("rungs", [])]
         next_steps = [_short_text(step) for step in content.get("next_steps", [])]
         calibration = content.get("calibration")

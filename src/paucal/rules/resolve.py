@@ -54,6 +54,5 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
 
 def origins(settings: object, given: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
     """Return where each value comes from: "flag", "config", "auto: reason" or "default"."""
-    return {
-        name: f"auto: {reasons[name]}" if name in reasons else given.get(name, "default") for name in vars(settings)
-    }
+    chosen = {name: f"auto: {reason}" for name, reason in reasons.items()}
+    return {name: chosen.get(name) or given.get(name, "default") for name in vars(settings)}

@@ -94,9 +94,8 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     folder = RunFolder(path) if path.is_dir() else run_around(path)
     if folder is not None:
         card, file = read_card(folder), None if path.is_dir() else path
-        return Start(
-            _facts_of_run(folder, card), lambda _: _read_run(folder, card, file), lambda _: card.preprocessing.tested
-        )
+        facts, tested = _facts_of_run(folder, card), card.preprocessing.tested
+        return Start(facts, lambda _: _read_run(folder, card, file), lambda _: tested)
     source, tree, network = f"the file {path.name}", cache(lambda: read_foreign(path)), settings.init_network
     model = settings.model or model_of_file(path, tree(), "--init")
     return Start(

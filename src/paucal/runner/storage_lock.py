@@ -112,9 +112,8 @@ class StorageLock:
         if self._read_lock(path) is not None:  # some storage lacks conditional requests
             return False
         try:
-            in_its_folder(
-                self._storage, path, lambda path: self._storage.pipe_file(path, self._lock_content(), mode="create")
-            )
+            content = self._lock_content()
+            in_its_folder(self._storage, path, lambda path: self._storage.pipe_file(path, content, mode="create"))
         except Exception:  # some storage has its own error for an object that exists
             if self._read_lock(path) is None:
                 raise

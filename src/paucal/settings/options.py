@@ -58,9 +58,8 @@ def option(  # noqa: PLR0913 (each is a word of its own in a declaration)
         earlier: Name that the setting had before.
     """
     bounds = {"low": low, "high": high, "above": above, "or_zero": or_zero}
-    return field(
-        default=default, metadata={"help": help, "group": group, "chosen": chosen, "earlier": earlier, **bounds}
-    )
+    metadata = {"help": help, "group": group, "chosen": chosen, "earlier": earlier, **bounds}
+    return field(default=default, metadata=metadata)
 
 
 def setting_fields(settings: type | object) -> dict[str, Field]:
@@ -81,11 +80,7 @@ def chosen_settings(settings: type) -> frozenset[str]:
 def earlier_names(settings: type) -> dict[str, tuple[str, EarlierName]]:
     """Return today's name and the description of each earlier name of a setting."""
     earlier_by_name = {name: item.metadata["earlier"] for name, item in setting_fields(settings).items()}
-    return {
-        earlier_name.name: (name, earlier_name)
-        for name, earlier_name in earlier_by_name.items()
-        if earlier_name is not None
-    }
+    return {earlier.name: (name, earlier) for name, earlier in earlier_by_name.items() if earlier is not None}
 
 
 def with_current_names(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
@@ -104,9 +99,7 @@ def with_earlier_names(values: Mapping[str, Any], settings: type) -> dict[str, A
     renamed, first = dict(values), dict(earlier_names(settings).values())
     for name in first.keys() & values.keys():
         value, earlier = renamed.pop(name), first[name]
-        renamed[earlier.name] = next(
-            (old_value for old_value, new_value in earlier.values.items() if new_value == value), value
-        )
+        renamed[earlier.name] = next((old for old, new in earlier.values.items() if new == value), value)
     return renamed
 
 

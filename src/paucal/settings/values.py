@@ -95,9 +95,7 @@ def shows_settings(kind: type) -> Callable[[F], F]:
 
     def show(function: F) -> F:
         signature, hints = inspect.signature(function), typing.get_type_hints(kind)
-        first = [
-            parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
-        ]
+        first = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
         new_parameters = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=hints[name])
             for name, item in setting_fields(kind).items()

@@ -145,11 +145,9 @@ def assemble(
         *notes,
     ]
     _check_request(objective, settings, card)
-    plan = _plan(settings, facts, tune_record)
-    origin = origins(settings, given, reasons)
-    return TrainingSetup(
-        settings, origin, data, plan, objective, card, tuple(remarks), load_report, tune_record, findings
-    )
+    plan, origin = _plan(settings, facts, tune_record), origins(settings, given, reasons)
+    parts = (settings, origin, data, plan, objective, card, tuple(remarks), load_report)
+    return TrainingSetup(*parts, tune_record, findings)
 
 
 def _needs_test_part(

@@ -218,10 +218,8 @@ def _with_refitted_head(
     wait_for_all()
     title = setup.data.primary_metric.format_score(refitted.score, "validation images")
     by_loss = refitted.score <= score
-    reason = ", where the loss is higher" if by_loss else ""
-    console.say(
-        f"kept a head fitted to the tuned features, {refitted.name}: {title}, {percent(score)} without it{reason}"
-    )
+    others = f"{percent(score)} without it{', where the loss is higher' if by_loss else ''}"
+    console.say(f"kept a head fitted to the tuned features, {refitted.name}: {title}, {others}")
     return replace(finish, epochs=tuned.epochs, score=refitted.score, by_loss=by_loss, head=refitted.name)
 
 

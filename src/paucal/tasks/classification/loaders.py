@@ -59,9 +59,8 @@ def preprocessing(
     image_input = recipe_input or start or input_of_scratch(settings.model)
     shows_whole = settings.crop in ("padded", "none") or min(size) <= SMALL or settings.resize != "crop"
     ratio = 1.0 if shows_whole else image_input.crop_ratio
-    return Preprocessing(
-        size, ratio, image_input.interpolation, statistics.mean, statistics.std, value_range, settings.resize
-    )
+    mean, std, interpolation = statistics.mean, statistics.std, image_input.interpolation
+    return Preprocessing(size, ratio, interpolation, mean, std, value_range, settings.resize)
 
 
 def augmentation(settings: TrainSettings) -> Augmentation:

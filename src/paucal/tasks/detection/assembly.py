@@ -91,9 +91,8 @@ def check(settings: DetectSettings) -> None:
         seconds_of(settings.time, "--time")
     falls = settings.milestones
     if falls is not None and (any(fall < 1 for fall in falls) or list(falls) != sorted(set(falls))):
-        raise UserError(
-            f"--milestones is {' '.join(map(str, falls))}, expected growing numbers of passes, such as 8 11."
-        )
+        text = " ".join(map(str, falls))
+        raise UserError(f"--milestones is {text}, expected growing numbers of passes, such as 8 11.")
 
 
 def _check_structure(settings: DetectSettings) -> None:

@@ -113,9 +113,8 @@ class DetectionScores:
     def table(self) -> str:
         """Return objects, AP and AP50 of each class as CSV, followed by AP and AP50 of masks."""
         averages = {"": self.per_class, MASKS: self.mask_per_class}
-        rows: list[list[object]] = [
-            ["class", "objects", *(f"{kind}{name}" for kind in self.matches for name in ("ap", "ap50"))]
-        ]
+        headings = [f"{kind}{name}" for kind in self.matches for name in ("ap", "ap50")]
+        rows: list[list[object]] = [["class", "objects", *headings]]
         for label, name in enumerate(self.per_class):
             row: list[object] = [name, int(self.matches[""][label].objects.sum())]
             for kind, matches in self.matches.items():

@@ -59,9 +59,8 @@ class GridCache:
             self._maps_of(key, image[:, :height, :width])
             for key, image, (height, width) in zip(batch.ids.tolist(), images, batch.image_sizes(), strict=True)
         ]
-        grids = [
-            _stack_maps([grid.to(images.device).float() for grid in level]) for level in zip(*per_image, strict=True)
-        ]
+        levels = zip(*per_image, strict=True)
+        grids = [_stack_maps([grid.to(images.device).float() for grid in level]) for level in levels]
         return self._stages.maps_of(grids, self._stages.padded_size(images.shape[-2], images.shape[-1]))
 
     @torch.no_grad()

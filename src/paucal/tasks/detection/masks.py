@@ -62,9 +62,8 @@ def stack_masks(masks: Sequence[RunLengths], size: tuple[int, int]) -> Tensor:
     for place, runs in zip(stacked, masks, strict=True):
         mask = unpack_mask(runs)
         if mask.shape != size:  # one by one, since masks of the annotated image may be much larger
-            rows, columns = (
-                ((np.arange(new) + 0.5) * old / new).astype(np.int64) for new, old in zip(size, mask.shape, strict=True)
-            )
+            sides = zip(size, mask.shape, strict=True)
+            rows, columns = (((np.arange(new) + 0.5) * old / new).astype(np.int64) for new, old in sides)
             mask = mask[rows][:, columns]
         place.copy_(torch.from_numpy(np.ascontiguousarray(mask)))
     return stacked

@@ -140,10 +140,8 @@ def load_published(detector: Detector, settings: DetectSettings, classes: Sequen
     tree = read_foreign(_cached_file(published, bars))
     state, coco_classes = _convert_names(tree, detector.state_dict(), names, classes)
     own_state = detector.state_dict()
-    counts = {name for name in own_state if name.endswith("num_batches_tracked")}
-    misfits = [
-        name for name in own_state.keys() - counts if name not in state or state[name].shape != own_state[name].shape
-    ]
+    needed = [name for name in own_state if not name.endswith("num_batches_tracked")]
+    misfits = [name for name in needed if name not in state or state[name].shape != own_state[name].shape]
     if misfits or not all(value.isfinite().all() for value in state.values()):
         raise UserError(
             f"{str(published.path)!r} is not {published.title}, or is damaged ({', '.join(misfits[:3])}): remove "

@@ -209,9 +209,8 @@ def with_published_order(settings: PretrainSettings) -> tuple[PretrainSettings, 
     name = f"{PREFIX}{settings.model}"
     if timm_name(name) == name:
         return settings, []
-    note = (
-        f"{settings.model} is built as {name}, which pads before it shifts; timm's {settings.model} loads its weights"
-    )
+    model = settings.model
+    note = f"{model} is built as {name}, which pads before it shifts; timm's {model} loads its weights"
     return replace(settings, model=name), [note]
 
 

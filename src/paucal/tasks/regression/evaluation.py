@@ -120,9 +120,8 @@ def interval_words(interval: str, report: RegressionReport) -> str:
 
 def report_table(report: RegressionReport) -> Table:
     """Return the scores as a table for the terminal, with the error of the mean below the first."""
-    lines = [
-        Line(TITLES[name][0], *format_number(score, name), TITLES[name][1]) for name, score in report.scores.items()
-    ]
+    scores = report.scores.items()
+    lines = [Line(TITLES[name][0], *format_number(score, name), TITLES[name][1]) for name, score in scores]
     baseline = f"MAE of always predicting {report.mean:.4g}"
     lines.insert(list(report.scores).index("mae") + 1, Line("always the mean", f"{report.baseline:.3g}", "", baseline))
     return lines_table(images_text(report.images, report.groups), 0.95, lines)

@@ -74,9 +74,8 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
     if card is not None and class_names is None:
         class_names = NamedClasses(card.classes)
     with bars("reading masks") as advance:
-        masked = read_masks(
-            images, pairs, settings.mask_values, settings.ignore, class_names, advance, card and card.coding
-        )
+        coding, kind = card and card.coding, settings.mask_values
+        masked = read_masks(images, pairs, kind, settings.ignore, class_names, advance, coding)
     require_enough(masked)
     if run is not None:
         return SegmentationData(masked.images, stored_split(run, masked.images), masked=masked)

@@ -105,9 +105,8 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         """Time a few steps, and one image in validation and in the test."""
         settings, objective = setup.settings, setup.objective
         device = torch.device(settings.device)
-        timed = replace(
-            setup, settings=replace(settings, workers=0), plan=replace(setup.plan, total_steps=TIMED_STEPS + 1)
-        )
+        plan = replace(setup.plan, total_steps=TIMED_STEPS + 1)
+        timed = replace(setup, settings=replace(settings, workers=0), plan=plan)
         image = setup.data.part("train")[:1].tolist()
         evaluations = []
         with trial_steps(objective.train(), device):

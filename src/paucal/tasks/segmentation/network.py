@@ -69,9 +69,8 @@ class PyramidPooling(nn.Module):
 
     def __init__(self, channels: int, width: int, pooled: Sequence[int] = POOLED) -> None:
         super().__init__()
-        self.branches = nn.ModuleList(
-            nn.Sequential(nn.AdaptiveAvgPool2d(side), conv_norm(channels, width, 1)) for side in pooled
-        )
+        branches = (nn.Sequential(nn.AdaptiveAvgPool2d(side), conv_norm(channels, width, 1)) for side in pooled)
+        self.branches = nn.ModuleList(branches)
         self.fuse = conv_norm(channels + len(pooled) * width, width, 3)
 
     def forward(self, grid: Tensor) -> Tensor:

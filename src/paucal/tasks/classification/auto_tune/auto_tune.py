@@ -91,9 +91,8 @@ def _tune_trained_weights(state: TuneState) -> bool:
         return _keep_probe(state, "the probe is the model: --epochs 0")
     if cannot_judge_tuning(state.setup):
         reason = f"{counts['train']} training images" if counts["val"] else "no images to validate with"
-        return _keep_probe(
-            state, f"{reason}: the probe is the model, as validation could not show whether tuning helps"
-        )
+        doubt = "the probe is the model, as validation could not show whether tuning helps"
+        return _keep_probe(state, f"{reason}: {doubt}")
     choose_training_precision(state)
     preset_and_cost = choose_preset(state)
     if preset_and_cost is None:

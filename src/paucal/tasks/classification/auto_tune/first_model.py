@@ -76,9 +76,8 @@ def compare_candidates(state: TuneState) -> None:
     setup, steps, rows = state.setup, [], state.race_rows
     if rows is None:
         other_names = ", ".join(state.record.candidates[1:])
-        state.console.say(
-            f"note: no time to compare {setup.settings.model} with {other_names}; choose one with --model"
-        )
+        model = setup.settings.model
+        state.console.say(f"note: no time to compare {model} with {other_names}; choose one with --model")
         return
     train, labels, limit = torch.from_numpy(setup.data.part("train")), _training_labels(setup), _race_limit(state)
     for name in state.record.candidates:
@@ -105,14 +104,12 @@ def compare_candidates(state: TuneState) -> None:
     if state.setup.settings.model != winner.name:
         state.setup = state.reassemble(model=winner.name)
     time_frozen_network(state)
-    reason = (
-        f"best of {counted(len(steps), 'candidate')} on {len(rows)} training images; the fastest of nearly equal ones"
-    )
+    candidates = counted(len(steps), "candidate")
+    reason = f"best of {candidates} on {len(rows)} training images; the fastest of nearly equal ones"
     if winner != winner_of(steps):
         reason = f"best of {len(steps)} candidates that leaves time for tuning"
-        state.console.say(
-            f"note: {winner_of(steps).name} would leave no time for tuning; continuing with {winner.name}"
-        )
+        best = winner_of(steps).name
+        state.console.say(f"note: {best} would leave no time for tuning; continuing with {winner.name}")
     state.adopt(state.setup, {"model": reason})
     state.save(race=tuple(steps))
 

@@ -71,14 +71,12 @@ def _name_preset(settings: Mapping[str, Any], tunes_all: bool) -> str:
 # Each of the first two presets won by far on a data set where the other lost.
 KEEPING = "norms still"
 WITH_BATCH_NORM = (
-    TuningPreset(
-        f"last stages alone, {KEEPING}, rate 3e-4", {"eval_mode": True, "lr": 3e-4, "crop_scale": 0.5}, passes=3
-    ),
+    TuningPreset(f"last stages alone, {KEEPING}, rate 3e-4", {"eval_mode": True, "lr": 3e-4, "crop_scale": 0.5}, 3),
     TuningPreset("all layers, norms learning, rate 1e-3", {"eval_mode": False, "lr": 1e-3, "crop_scale": 0.6}),
     TuningPreset(f"all layers, {KEEPING}, rate 2e-4", {"eval_mode": True, "lr": 2e-4, "crop_scale": 0.35}),
 )
 WITHOUT = (
-    TuningPreset("last stages alone, rate 1e-4", {"lr": 1e-4, "crop_scale": 0.5}, passes=3),
+    TuningPreset("last stages alone, rate 1e-4", {"lr": 1e-4, "crop_scale": 0.5}, 3),
     TuningPreset("all layers, rate 3e-4, layer decay 0.75", {"lr": 3e-4, "layer_decay": 0.75, "crop_scale": 0.5}),
     TuningPreset("all layers, rate 5e-5, layer decay 0.75", {"lr": 5e-5, "layer_decay": 0.75, "crop_scale": 0.35}),
     # A step costs 0.7 of a step of all layers. With batch norms it costs the same and lost (docs/lab, ways to tune).

@@ -171,12 +171,11 @@ def _open_presets(setup: TrainingSetup) -> Sequence[TuningPreset]:
     fixed_names = {name for preset in presets for name in preset.settings if not is_free(setup, name)}
     if "freeze" in fixed_names and not few_presets:
         presets = [preset for preset in presets if preset.settings.get("freeze") != "weights"]
-    free_presets = [
-        preset.without(fixed_names | ({"freeze", "layer_decay"} if adapted else set())) for preset in presets
-    ]
-    distinct = [
-        preset for n, preset in enumerate(free_presets) if preset.settings not in [p.settings for p in free_presets[:n]]
-    ]
+    fixed_names |= {"freeze", "layer_decay"} if adapted else set()
+    distinct: list[TuningPreset] = []
+    for preset in (preset.without(fixed_names) for preset in presets):
+        if preset.settings not in [other.settings for other in distinct]:
+            distinct.append(preset)
     return distinct if len(distinct) > 1 else [replace(distinct[0], name="the given settings")]
 
 
@@ -188,9 +187,8 @@ def _load_or_run_trial(state: TuneState, preset: TuningPreset, cost: CostEstimat
     _prepare_head(state, cost.side)  # only here, since a head needs the features of all images
     trial_setup = state.reassemble(img_size=cost.side, epochs=1, freeze_epochs=0, **preset.settings)
     # If an earlier trial was cut short, this one is shortened in proportion.
-    shares = [
-        trial.details["steps"] / trial.details.get(PLANNED, trial.details["steps"]) for trial in state.record.trials
-    ]
+    details = [trial.details for trial in state.record.trials]
+    shares = [detail["steps"] / detail.get(PLANNED, detail["steps"]) for detail in details]
     steps = max(1, int(cost.steps * min([1.0, *shares])))
     limit = _trial_time_limit(state, cost, steps)
     trial = run_trial(state.run, trial_setup, preset, steps, state.console, time_plan=limit)

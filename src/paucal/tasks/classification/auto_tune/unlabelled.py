@@ -117,9 +117,8 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
         return images, features
     is_similar = _resembles_training(first, features, own_width(setup.objective.deployable()))
     if not is_similar.all():
-        console.say(
-            f"left out: {counted(int((~is_similar).sum()), 'image')} without labels, not like the training images"
-        )
+        count = counted(int((~is_similar).sum()), "image")
+        console.say(f"left out: {count} without labels, not like the training images")
     return images.select(np.flatnonzero(is_similar.numpy())), features[is_similar]
 
 

@@ -165,13 +165,10 @@ def race_unlabelled(
                 labelled_features[fitted], truth[fitted], n_classes, pool, base
             ).items():
                 logits[name][repeat, held_out_rows] = (labelled_features[held_out_rows] @ weight.T + bias).double()
-    temperatures = {
-        name: best_temperature(values[:, is_evaluated], truth[is_evaluated]) for name, values in logits.items()
-    }
-    held_out = {
-        name: HeldOut(rows[is_evaluated], values[:, is_evaluated] / temperatures[name], truth[is_evaluated], folds)
-        for name, values in logits.items()
-    }
+    logits = {name: values[:, is_evaluated] for name, values in logits.items()}
+    rows, truth = rows[is_evaluated], truth[is_evaluated]
+    temperatures = {name: best_temperature(values, truth) for name, values in logits.items()}
+    held_out = {name: HeldOut(rows, logits[name] / temperatures[name], truth, folds) for name in logits}
     scores = {name: brier_scores(part.logits, part.labels) for name, part in held_out.items()}
     means = {name: float(values.mean()) for name, values in scores.items()}
     leads = scores[ALONE] - scores[min((GAUSSIAN, BOTH), key=lambda name: means[name])]

@@ -171,9 +171,8 @@ def build_detector(
 
 def _build_heads(stages: StageMaps, classes: int, options: DetectorOptions) -> CascadeHeads | RegionHeads:
     """Return one head, or three in a row that share the pooling, which has no weights."""
-    pool, mask_pool = (
-        make_pooling(stages.strides, cells, options.pooling == "aligned") for cells in (BOX_CELLS, MASK_CELLS)
-    )
+    aligned = options.pooling == "aligned"
+    pool, mask_pool = (make_pooling(stages.strides, cells, aligned) for cells in (BOX_CELLS, MASK_CELLS))
     shared = options.cascade and options.cascade_boxes == "shared"
     beta = {"beta": CASCADE_BETA} if options.cascade else {}
 
