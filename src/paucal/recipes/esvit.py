@@ -57,15 +57,9 @@ def _published_recipe(
     also: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> Recipe:
-    """Return the recipe of a published run.
+    """Return the recipe of a published run; `devices` are their number, and the images of a step on each.
 
-    Args:
-        summary: Description in one line.
-        model: timm name of the model.
-        expected: Published scores.
-        devices: Number of devices, and images of a step on each.
-        also: Scores of other runs, by their additional flags.
-        **changes: Settings of this run.
+    `expected` has its published scores, and `also` those of other runs by their additional flags.
     """
     count, batch = devices
     rate = 0.2 if "swin_small" in model or "swin_base" in model else 0.1

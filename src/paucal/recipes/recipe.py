@@ -31,10 +31,6 @@ class Recipe:
     """A named recipe.
 
     Attributes:
-        summary: Description in one line.
-        source: Source of its values.
-        cost: Cost of a run.
-        expected: Published scores.
         settings: Settings by name; all others are chosen from the data.
         lr_per_512: Learning rate for 512 images per step, scaled in proportion for others; None for the default rule.
         variants: Different settings by the start of a model's name; the first match is used.
@@ -99,17 +95,10 @@ def require_start(recipes: Mapping[str, Recipe], name: str | None, init: str | N
 def fill_in(
     settings: S, given: Mapping[str, str], recipes: Mapping[str, Recipe], name: str | None, left_out: Container[str]
 ) -> tuple[S, dict[str, str]]:
-    """Fill in the settings that were not given from a named recipe.
+    """Fill in the settings that were not given from a named recipe, except those in `left_out`.
 
-    Args:
-        settings: The user's settings.
-        given: Origin of each setting that the user has set.
-        recipes: Recipes by name.
-        name: Name of the recipe; None for none.
-        left_out: Settings of the recipe that do not apply beside the user's.
-
-    Returns:
-        The settings, and the origin of each that is set; "recipe NAME" for the recipe's.
+    `given` has the origin of each setting that the user has set. The second result has that of each setting that is
+    set; "recipe NAME" for the recipe's.
     """
     if name is None:
         return settings, dict(given)

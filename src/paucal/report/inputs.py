@@ -78,7 +78,6 @@ class ExportedFile:
 
     Attributes:
         agreement: Share of images with the same prediction as the model's.
-        largest: Largest difference of a probability.
         accuracy: Share of correct predictions of the file and of the model; "" if unknown.
     """
 
@@ -102,7 +101,6 @@ class Summary:
         grid: Rows and columns of tokens, such as "8 x 8".
         peak_memory: Peak memory in bytes, of the accelerator if there was one.
         selected: Whether the kept epoch was chosen on validation images; else it is the last epoch.
-        rungs: Models of the steps of auto-tuning.
         kept: Sentence on the origin of the run's model, if it is not the state of one epoch.
         kept_val_score: Validation accuracy of the kept model, or its mean average precision.
         learning_curve: Sentence on accuracy by number of training images.

@@ -61,14 +61,8 @@ def write_check_page(
 ) -> None:
     """Write the page of a data check.
 
-    Args:
-        path: Path of the file.
-        title: Heading.
-        figures: (number, meaning) pairs of the headline.
-        facts: (heading, value) pairs of the table.
-        per_class: Number of images by split and class.
-        sections: Findings.
-        sheet: JPEG of a few images of every class.
+    `figures` are (number, meaning) pairs of the headline, `facts` (heading, value) pairs of the table, `per_class`
+    numbers of images by split and class, and `sheet` is a JPEG of a few images of every class.
     """
     names = list(next(iter(per_class.values()), {}))
     content = template("checking.html").render(

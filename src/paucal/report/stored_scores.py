@@ -17,12 +17,7 @@ def read_stored(
 ) -> T:
     """Parse the content of a JSON file of a run with `read`.
 
-    Args:
-        files: Files of the run.
-        name: File, relative to the run folder.
-        read: Function of the content.
-        missing: Result for a missing file; None to refuse it.
-        repeat: What to do again to restore the file, for the message.
+    A missing file gives `missing`, or is refused if that is None; the message says to do `repeat` again.
     """
     path = files.run.path / name
     if missing is not None and not path.is_file():

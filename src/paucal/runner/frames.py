@@ -94,10 +94,8 @@ def without_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str
 def store_frame(frame: Any, image: str | None = None, root: str | os.PathLike[str] | None = None) -> dict[str, str]:
     """Store a table in the cache; return the settings `data`, `image_column` and, for paths, `data_root`.
 
-    Args:
-        frame: Table with a row per image.
-        image: Column of paths, pictures or encoded bytes; None for the first with a usual name, such as "path".
-        root: Folder that the paths are relative to; None for the working directory.
+    The column of paths, pictures or encoded bytes is by default the first with a usual name, such as "path"; the paths
+    are relative to the root or the working directory.
     """
     return store_columns(columns_of(frame), image, root)
 
@@ -160,11 +158,9 @@ def columns_of(frame: Any) -> dict[str, list[Any]]:
 
 
 def encode_image(value: Any, row: int) -> bytes:
-    """Return an image as bytes of a file: its own, or a lossless PNG or TIFF.
+    """Return an image as bytes of a file: its own, or a lossless PNG or TIFF; the row is for the message.
 
-    Args:
-        value: Picture, array of uint8, encoded bytes, or a mapping with "bytes" as in data sets of Hugging Face.
-        row: Number for the message.
+    It is a picture, an array of uint8, encoded bytes, or a mapping with "bytes" as in data sets of Hugging Face.
     """
     if isinstance(value, dict):
         value = value.get("bytes")

@@ -67,7 +67,6 @@ class EvaluatedRun(FinishedRun):
 
     Attributes:
         report: Scores on the test images with intervals.
-        seconds: Seconds of training.
     """
 
     report: _Values
@@ -205,11 +204,7 @@ class Job(ABC, Generic[S, A, R]):
     def assemble(self, settings: S, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> A:
         """Open the images, choose the settings that were not given and build the objective; train and write nothing.
 
-        Args:
-            settings: Settings as given or stored.
-            given: Origin of each setting that was given.
-            bars: Function that shows a progress bar.
-            run: Run to resume; None for a new one.
+        `given` has the origin of each setting that was given; `bars` shows a progress bar; `run` is a run to resume.
         """
 
     def announce(self, setup: A, console: Console) -> None:

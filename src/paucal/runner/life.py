@@ -75,13 +75,8 @@ def begin(
 ) -> R | Stopped:
     """Start a run; return the result, or the point at which the run was stopped.
 
-    Args:
-        job: Kind of run.
-        settings: Settings as given; None for settings left open.
-        given: Origin of each setting that was given.
-        console: Console for messages and progress.
-        callbacks: Further Lightning callbacks.
-        start: `time.monotonic()` of the start of the run's time; None for now.
+    Settings left open are None; `given` has the origin of each that was given. The run's time counts from `start`, a
+    value of `time.monotonic()`, or from now.
     """
     join_processes()
     if not is_first():
@@ -117,15 +112,10 @@ def resume(
     changes: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> R | Stopped:
-    """Resume a stopped run from its newest saved state.
+    """Resume the run in a folder, or the newest run in a folder of runs, from its newest saved state.
 
-    Args:
-        job: Kind of run.
-        path: Run folder, or a folder of runs whose newest run is resumed.
-        console: Console for messages and progress.
-        changes: Settings to change: those in `CHANGEABLE`, which do not change the result, and the paths of images
-            and other inputs that have moved.
-        callbacks: Further Lightning callbacks.
+    Only settings in `CHANGEABLE`, which do not change the result, and the paths of images and other inputs that have
+    moved may change.
     """
     join_processes()
     if not is_first():

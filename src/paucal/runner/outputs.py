@@ -60,11 +60,7 @@ def refuse_inside_images(
 ) -> None:
     """Refuse results inside a folder of images, where they would later be read as images or as a class.
 
-    Args:
-        path: Folder or file of results, given by `flag`.
-        images: Locations of images by flag.
-        root: Folder of published data sets.
-        flag: Flag that names the results.
+    `flag` gave the path of the results; `images` has the locations of images by flag.
     """
     for name, location in images.items():
         if location is None or location == BUILT_IN or is_named(location, root):

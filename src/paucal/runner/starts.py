@@ -75,9 +75,7 @@ def pin_start(settings: M) -> M:
 def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     """Find the weights that `--init` names, without reading them.
 
-    Args:
-        settings: Settings with the absolute path of the weights.
-        run: Run to resume; once it has saved a state, its initial weights are not needed.
+    Once a run that is resumed has saved a state, its initial weights are not needed.
     """
     if settings.init is not None and run is not None and run.last.exists():
         return _recorded_start(run)

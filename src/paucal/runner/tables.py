@@ -25,12 +25,7 @@ OTHER_FORMS = {
 
 
 def check_table(text: str, form: TableForm | None = None) -> tuple[Path, TableForm]:
-    """Return the path and the format of a table to write.
-
-    Args:
-        text: Path as typed.
-        form: Requested format; None for the format of the file extension, or CSV without one.
-    """
+    """Return the path and the format of a table to write: the requested one, that of the file extension, or CSV."""
     path = named_path(text)
     ending = path.suffix.lower()
     if ending in OTHER_FORMS:

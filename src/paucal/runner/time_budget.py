@@ -181,13 +181,8 @@ def seconds_per_step(
 ) -> float:
     """Return the seconds of an optimizer step: reading, forward and backward passes, and `OVERHEAD`.
 
-    Args:
-        objective: Objective on the device, within `trial_steps`.
-        batches: Batches of a few forward passes; the first is not timed.
-        device: Device of the objective.
-        precision: Precision by Lightning's names.
-        accumulate: Forward passes per step.
-        threads: Whether to choose the number of threads first, if other programs use the same cores.
+    The objective is on the device, within `trial_steps`. The batches are for a few forward passes, the first of which
+    is not timed. With `threads`, their number is chosen first, if other programs use the same cores.
     """
     dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
 

@@ -29,15 +29,9 @@ class _Unfit(Exception):
 
 
 def from_python(kind: type[S], values: Mapping[str, Any], name: str, verb: str) -> S:
-    """Build settings from keyword arguments.
+    """Build settings from the keyword arguments of a function, which has a verb in the command line.
 
-    A path becomes text, and a single value is accepted for a list.
-
-    Args:
-        kind: Dataclass of the settings.
-        values: Values by field; None counts as not given.
-        name: Name of the called function.
-        verb: Verb of the command line that does the same.
+    None counts as not given, a path becomes text, and a single value is accepted for a list.
 
     Raises:
         UserError: A value has the wrong type; the message is that of the command line.
@@ -63,15 +57,10 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 
 def convert_setting(name: str, value: Any, hint: Any, verb: str, texts: bool = False, shown: str = "") -> Any:
-    """Return the value of a setting, converted to its type.
+    """Return the value of a setting, given in Python or in a config, converted to its type.
 
-    Args:
-        name: Name of the setting.
-        value: Value as given in Python or in a config.
-        hint: Type of the setting.
-        verb: Verb of the command line that has the setting.
-        texts: Whether text may represent numbers, true and false, as in a config.
-        shown: Name for the message; the flag by default.
+    With `texts`, text may represent numbers, true and false, as in a config. Messages call the setting `shown`, or by
+    its flag.
     """
     plain = texts or name != "model_args"  # the only words whose values are read as YAML
     value_words = _words_of(value, PAIRS[name], plain) if name in PAIRS else value
@@ -108,11 +97,7 @@ def shows_settings(kind: type) -> Callable[[F], F]:
 
 
 def expectation(kinds: Iterable[type], choices: str = "") -> str:
-    """Return the types that a setting expects, as text.
-
-    Args:
-        kinds: Allowed types.
-        choices: Allowed words as text; empty for none.
+    """Return the types and the words that a setting allows, as text.
 
     Example:
         >>> expectation([int], "'auto'")

@@ -59,11 +59,9 @@ class Command:
         return [self.verb, "--output", self.run, "--overwrite", *self.words]  # the words may end with `-- DATA`
 
     def start(self, environment: Mapping[str, str] | None = None, log: str | None = None) -> "subprocess.Popen[bytes]":
-        """Start the command in a process that ends with this one.
+        """Start the command in a process that ends with this one; `environment` adds to its variables.
 
-        Args:
-            environment: Variables in addition to those of this process.
-            log: Name of a file in `logs` for its output; None for that of this process.
+        Its output goes to the file `log` in `logs`, or where that of this process goes.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "paucal.cli.main", *self.arguments()]
@@ -103,11 +101,7 @@ def _has_saved_nothing(path: Path) -> bool:
 
 
 def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
-    """Return arguments without some flags and their values.
-
-    Args:
-        argv: Arguments.
-        flags: Names of the flags, and whether each takes several words.
+    """Return arguments without some flags, which take several words or not, and without their values.
 
     Example:
         >>> without_flags(["photos", "--on", "slurm", "--slurm", "a=1", "b=2", "--epochs", "3"], _OWN)

@@ -23,11 +23,8 @@ _FAILED = 2  # exit code for invalid data or settings, and for a process whose p
 def train_on_ray(command: Command, processes: int, device: str | None, threads: int | None = None) -> bool:
     """Train on the cluster at RAY_ADDRESS, or on this machine; return whether the run has finished.
 
-    Args:
-        command: Command of the run, whose folder is on a shared disk.
-        processes: Processes that train together.
-        device: Device of the run; None for the best one of the cluster.
-        threads: CPUs of each process; None for an equal share of the cluster's.
+    The folder of the run is on a shared disk. Without a device, the best one of the cluster is used, and without a
+    number of CPUs for each process, an equal share of the cluster's.
     """
     ray = import_ray()
     from ray.train import FailureConfig, RunConfig, ScalingConfig  # imported here, as Ray is

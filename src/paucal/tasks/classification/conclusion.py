@@ -52,9 +52,7 @@ class Result(EvaluatedRun):
     Its `metrics` are "top1", "loss" and others; "map" for several labels.
 
     Attributes:
-        folder: Run folder.
         report: Test scores with intervals, also per class, with the confusion matrix for single labels.
-        seconds: Seconds of training.
     """
 
     report: Report

@@ -101,11 +101,7 @@ def mirror_sentence(plain: Tensor, mirrored: Tensor, labels: Tensor) -> str:
     """Return a sentence on the gain of averaging over mirror images; "" for a gain below a standard error.
 
     The cross-entropy on the validation images decides, as it varies less than the accuracy; the accuracy must not fall.
-
-    Args:
-        plain: (N, K) calibrated logits.
-        mirrored: (N, K) means of the logits for an image and its mirror image, at the same temperature.
-        labels: (N,) classes in [0, K).
+    `mirrored` has the means of the logits for an image and its mirror image, at the temperature of the `plain` ones.
     """
     gains = F.cross_entropy(plain, labels, reduction="none") - F.cross_entropy(mirrored, labels, reduction="none")
     if len(labels) < 2 or not gains.mean() > gains.std() / math.sqrt(len(labels)):

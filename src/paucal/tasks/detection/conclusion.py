@@ -49,12 +49,10 @@ class DetectResult(FinishedRun):
     """The result of a finished detection run.
 
     Attributes:
-        folder: Run folder.
         scores: "ap" and "ap50" on the test images with their 95 % intervals; also "mask_ap" and "mask_ap50" if the
             detector predicts masks.
         metrics: All scores on the test images as plain numbers.
         per_class: Average precision by class name; None for classes without an object in the test images.
-        seconds: Seconds of training.
         mask_per_class: Average precision of masks as in `per_class`; empty if the detector predicts none.
     """
 

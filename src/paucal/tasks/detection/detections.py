@@ -27,7 +27,6 @@ class Detections:
     Attributes:
         boxes: (N, 4) float32, corners in pixels of the annotated image.
         scores: (N,) float32.
-        labels: (N,) int64, from 0.
         masks: Masks in pixels of the annotated image; None if the detector predicts none.
     """
 

@@ -254,9 +254,7 @@ def match_overlaps(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return two (T, D) bool arrays: whether each detection of a class in one image is a hit, and whether ignored.
 
-    Args:
-        overlaps: (D, G) overlap of each detection, in descending order of the score, with each object.
-        crowd: (G,) bool, True for crowds.
+    Overlaps are (D, G), of detections in descending order of their scores with objects; `crowd` tells the crowds.
     """
     hits = np.zeros((len(OVERLAPS), len(overlaps)), dtype=bool)
     ignored = np.zeros_like(hits)

@@ -178,13 +178,9 @@ def _convert_names(
 
 
 def _take_classes(value: Tensor, rows_per_class: int, rows: Sequence[int | None], fresh: Tensor | None) -> Tensor:
-    """Return the rows of the background and of some classes.
+    """Return the rows of the background and of classes, each with `rows_per_class` of them, at places in COCO.
 
-    Args:
-        value: Rows of COCO's classes, the background first.
-        rows_per_class: Rows of a class.
-        rows: Place of each class in COCO; None for other classes.
-        fresh: Rows of our detector, which other classes keep; None for the mean of COCO's classes.
+    Classes without a place keep the fresh rows of our detector, or get the mean of COCO's classes.
     """
     grouped = value.unflatten(0, (-1, rows_per_class))
     mean = grouped[1:].mean(0)

@@ -115,10 +115,6 @@ def fit_to_masks(image: Tensor, target: Target) -> Viewed:
     """Shrink boxes that extend more than a pixel beyond their masks, and drop objects without a visible pixel.
 
     After a crop, a clamped box would be larger than the visible part of a round object. Nothing changes without masks.
-
-    Args:
-        image: Image, returned as it is.
-        target: "boxes" (N, 4) corners in pixels, "labels" (N,) and, if known, "masks" (N, H, W).
     """
     if "masks" not in target:
         return image, target
@@ -165,16 +161,10 @@ class CopyPaste:
 
 
 def paste(viewed: Viewed, other: Viewed, chosen: Tensor, shift: tuple[int, int]) -> Viewed:
-    """Return an image with the chosen objects of another image over it.
+    """Return an image with the chosen objects of another image, moved down and to the right, over it.
 
     Hidden pixels are removed from the masks of the first image's objects and from their boxes; fully hidden objects are
     dropped. Objects without hidden pixels are unchanged and come first in the result.
-
-    Args:
-        viewed: (3, H, W) image, and "boxes" (N, 4) corners in pixels, "labels" (N,) and "masks" (N, H, W).
-        other: Image and target of the other image, of any size.
-        chosen: (M,) bool, True for objects of the other image that are pasted.
-        shift: Rows and columns by which the other image is moved down and to the right.
     """
     image, target = viewed
     size = int(image.shape[-2]), int(image.shape[-1])

@@ -50,7 +50,6 @@ class PretrainResult(FinishedRun):
         folder: Run folder; its model is the teacher's backbone after the last epoch.
         last: Metrics of the last epoch.
         verdict: Verdict on the networks at the end; None if they are healthy.
-        seconds: Seconds of training.
     """
 
     last: Mapping[str, float]

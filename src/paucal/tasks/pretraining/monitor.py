@@ -44,25 +44,15 @@ def knn_monitor(
     data_root: str | None = None,
     on_bad_image: Literal["refuse", "skip"] = "refuse",
 ) -> Monitor:
-    """Open labelled images and return a function that scores a backbone by weighted nearest neighbours.
+    """Open labelled images and return a function that scores a timm model on a device by weighted nearest neighbours.
 
     Each test image is classified by its 20 nearest training images (`protocols.knn`); the score is the accuracy.
     Nothing is trained, and no image is augmented. Images that come without a split are split once, by the seed. With
-    several processes, each reads its share of the images, and all get the score.
+    several processes, each reads its share of the images, and all get the score: {"val_knn": accuracy}, NaN if features
+    are not finite.
 
-    Args:
-        location: Images, as for `paucal train`.
-        preprocess: Preprocessing of the backbone.
-        max_images: Largest number of images to use; if there are more, three quarters of it are neighbours and one
-            quarter queries, with the classes as balanced as possible.
-        seed: Seed of the selection and the split.
-        workers: Processes that load images.
-        device: Device of the training; on a CPU no workers are started for cached batches.
-        data_root: Folder of published data sets.
-        on_bad_image: Treatment of unreadable images.
-
-    Returns:
-        A function of a timm model and its device that returns {"val_knn": accuracy}, NaN if features are not finite.
+    If there are more than `max_images`, three quarters of it are neighbours and one quarter queries, with the classes
+    as balanced as possible. With the training on a CPU, no workers are started for cached batches.
     """
     if max_images < QUERY_EVERY:
         raise UserError(f"--monitor-images is {max_images}; expected at least {QUERY_EVERY}, better some thousands.")

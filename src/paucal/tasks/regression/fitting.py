@@ -22,7 +22,6 @@ class FittedRidge:
     """A linear function of features that are not standardised.
 
     Attributes:
-        weight: (D,) weights.
         bias: Bias, in the unit of the target.
         residuals: (N,) errors, each of a fit to the other folds, in the unit of the target.
     """

@@ -74,9 +74,7 @@ class RegressionResult(EvaluatedRun):
     Its `metrics` are "mae", "rmse", "r2" and "coverage", with `ordinal` also "exact" and "kappa".
 
     Attributes:
-        folder: Run folder.
         report: Scores on the test images with intervals.
-        seconds: Seconds of the fit.
     """
 
     report: RegressionReport

@@ -48,7 +48,6 @@ class SegmentResult(EvaluatedRun):
     Its `metrics` are "mean_iou", "pixel_accuracy", "mean_accuracy" and "loss".
 
     Attributes:
-        folder: Run folder.
         report: Scores on the test images with intervals, scores of the classes, and the confusion of classes.
         seconds: Duration of the training.
     """

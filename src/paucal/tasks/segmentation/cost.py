@@ -12,11 +12,7 @@ def segmenter_cost(
 ) -> dict[str, PartCost]:
     """Count UperNet by its parts: "backbone", "head", and "auxiliary", which is used in training only.
 
-    Args:
-        spec: Backbone; its image size is that of the image, in pixels.
-        classes: Number of classes of pixels.
-        width: Channels within the head.
-        auxiliary: Channels within the auxiliary head; None without it.
+    The image size is that of the backbone; the widths are channels within the heads, None without the auxiliary one.
     """
     with meta_device():
         network = segmentation_network(spec, classes, width).eval()

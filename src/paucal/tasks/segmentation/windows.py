@@ -40,12 +40,9 @@ class WindowOptions:
 
 @torch.inference_mode()
 def pixel_probabilities(network: nn.Module, image: Tensor, options: WindowOptions) -> Tensor:
-    """Return the (K, H, W) float32 probabilities of an image's pixels.
+    """Return the (K, H, W) float32 probabilities of the pixels of a normalised (C, H, W) image.
 
-    Args:
-        network: Network in evaluation mode that returns (B, K, h, w) logits of (B, C, h, w) windows.
-        image: (C, H, W) normalised image on the network's device.
-        options: Windows, scales and mirroring.
+    The network returns (B, K, h, w) logits of (B, C, h, w) windows, in evaluation mode and on the image's device.
     """
     total, height, width = None, image.shape[-2], image.shape[-1]
     fit_scale = fitting_scale((height, width), options.resize_to)
@@ -91,10 +88,7 @@ def window_logits(network: nn.Module, image: Tensor, options: WindowOptions) -> 
 def window_starts(length: int, window: int, overlap: float) -> list[int]:
     """Return the start of each window along a side: equal strides, but the last window ends with the image.
 
-    Args:
-        length: Length of the side in pixels; at least that of a window.
-        window: Length of a window in pixels.
-        overlap: Share of a window that the next window covers again; below 1.
+    The overlap is the share of a window that the next one covers again.
 
     Example:
         >>> window_starts(512, 256, 1 / 3), window_starts(256, 256, 0.0), window_starts(300, 256, 0.0)
@@ -106,11 +100,7 @@ def window_starts(length: int, window: int, overlap: float) -> list[int]:
 
 
 def fitting_scale(size: Size, sides: Size | None) -> float:
-    """Return the factor that resizes an image to the largest size within a shorter and a longer side.
-
-    Args:
-        size: (height, width) of the image in pixels.
-        sides: The two sides in pixels, in any order; None for a factor of 1.
+    """Return the factor that resizes an image to the largest size within a shorter and a longer side, in any order.
 
     Example:
         >>> fitting_scale((256, 256), (512, 2048)), fitting_scale((200, 1000), (512, 2048)), fitting_scale((8, 9), None)

@@ -16,13 +16,9 @@ from paucal.tasks.classification.auto_tune.probe import ABSENT, DEFAULT_STRENGTH
 def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
     """Fit class means m_k and one shrunk covariance S: weights A m_k, biases -m_k' A m_k / 2 (Wang et al. 2024).
 
-    A is D ((N - 1) S + tr(S) I)^-1. Differences from the paper (arXiv 2402.04087): all classes have the same prior, and
-    S is a multiple of the identity if no class has a second image.
-
-    Args:
-        features: (N, D) float64 features.
-        labels: (N,) classes in [0, K). A class without images gets a bias of minus infinity.
-        n_classes: Number of classes K.
+    A is D ((N - 1) S + tr(S) I)^-1 for (N, D) float64 features and labels in [0, K). Differences from the paper (arXiv
+    2402.04087): all classes have the same prior, and S is a multiple of the identity if no class has a second image. A
+    class without images gets a bias of minus infinity.
     """
     members = torch.nn.functional.one_hot(labels, n_classes).to(features)
     counts = members.sum(0)
@@ -77,17 +73,9 @@ HEADS: Mapping[str, FitHead] = {
 def fit_mixture(
     features: Tensor, labels: Tensor, n_classes: int, mixture: Mapping[str, float], heads: Mapping[str, FitHead] = HEADS
 ) -> tuple[Tensor, Tensor]:
-    """Fit heads to all images and add up their logits.
+    """Fit heads to the raw (N, D) features of all images, and add up their weighted logits.
 
-    Args:
-        features: (N, D) raw features.
-        labels: (N,) classes in [0, K).
-        n_classes: Number of classes K.
-        mixture: Weight of the logits of each head, by its name.
-        heads: Table of heads.
-
-    Returns:
-        (K, D) float32 weights and (K,) float32 biases for raw features.
+    Returns (K, D) float32 weights and (K,) float32 biases for raw features.
     """
     standard = standardise(features)
     fitted = [(share, heads[name](standard.coordinates, labels, n_classes)) for name, share in mixture.items()]

@@ -105,7 +105,7 @@ def fit_head(
     strengths: Sequence[float] = STRENGTHS,
     groups: Tensor | None = None,
 ) -> Head:
-    """Fit logistic regression to standardised features, and fold the standardisation into its weights.
+    """Fit logistic regression to standardised (N, D) features, and fold the standardisation into its weights.
 
     For several labels, each class has its own regression. The penalty is chosen by cross-validation within the
     training images; if scores are equal, the stronger penalty wins.

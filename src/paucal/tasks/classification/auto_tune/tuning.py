@@ -62,8 +62,6 @@ class CostEstimate:
     """Estimated cost of a fine-tuning preset on this machine.
 
     Attributes:
-        epoch: Seconds of an epoch.
-        steps: Optimizer steps of a trial.
         shrink: Pixels of an image, relative to an image of the probe.
     """
 

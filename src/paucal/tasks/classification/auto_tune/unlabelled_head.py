@@ -108,12 +108,9 @@ class UnlabelledResult:
 
 
 def base_of(race: RaceResult, last: Head, n_classes: int) -> FitBase:
-    """Return the function that fits the winner of a race of heads to some of the images.
+    """Return the function that fits the winner of a race of heads on (N, D + S) features to some of the images.
 
-    Args:
-        race: Race of heads on (N, D + S) features.
-        last: Logistic regression on the D last features.
-        n_classes: Number of classes K.
+    `last` is the logistic regression on the D last features.
     """
     width, temperature = last.weight.shape[1], 1.0 if race.held_out is None else race.held_out.temperature
 
@@ -184,13 +181,10 @@ def race_unlabelled(
 
 
 def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return (N,) Brier scores: squared distances of probabilities from the one-hot labels, averaged over repeats.
+    """Return (N,) Brier scores of (R, N, K) calibrated logits, averaged over R repeats.
 
-    With few images, a single confident mistake would decide a comparison by cross-entropy; here it costs at most 2.
-
-    Args:
-        logits: (R, N, K) calibrated logits.
-        labels: (N,) classes.
+    A score is the squared distance of the probabilities from the one-hot label. With few images, a single confident
+    mistake would decide a comparison by cross-entropy; here it costs at most 2.
     """
     return (logits.softmax(2) - F.one_hot(labels, logits.shape[2])).square().sum(2).mean(0)
 
@@ -198,17 +192,9 @@ def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
 def fit_heads(
     features: Tensor, labels: Tensor, n_classes: int, pool: Pool, base: FitBase
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Fit the head of the labelled images, the Gaussian head of all images, and the mean of the two.
+    """Fit the head of the labelled images with `base`, the Gaussian head of all images, and the mean of the two.
 
-    Args:
-        features: (N, D) raw features of the labelled images.
-        labels: (N,) classes in [0, K).
-        n_classes: Number of classes K.
-        pool: Unlabelled images.
-        base: Function that fits the head of the labelled images alone.
-
-    Returns:
-        (K, D) weights and (K,) biases for raw features by name.
+    Returns (K, D) weights and (K,) biases for raw features by name.
     """
     labelled_head = base(features, labels)
     shares = (pool.features @ labelled_head[0].T + labelled_head[1]).softmax(1)

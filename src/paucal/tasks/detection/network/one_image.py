@@ -151,11 +151,7 @@ class OneImageDetector(nn.Module):
     def _table(self, scores: Tensor, deltas: Tensor, regions: Tensor, size: Size) -> tuple[Tensor, Tensor]:
         """Return the table of the best objects, and the int64 class of each.
 
-        Args:
-            scores: (N, K) probabilities of the regions.
-            deltas: (N, 4) or (N, 4 (K + 1)) last corrections of the regions.
-            regions: (N, 4) corners.
-            size: (height, width) of the image.
+        The N regions have (N, K) probabilities, and (N, 4) or (N, 4 (K + 1)) last corrections.
         """
         last, classes = self.cascade[-1], scores.shape[1]
         boxes = last.box_coder.decode_single(deltas, regions).view(len(regions), -1, 4)

@@ -257,9 +257,7 @@ def mask_layers(channels: int, classes: int, norm: MaskNorm = "none") -> tuple[n
 def mean_masks(stages: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
     """Return the (N_i, 1, 28, 28) mask probabilities of each image's objects, averaged over several heads.
 
-    Args:
-        stages: (N, K + 1, 28, 28) logits of each head.
-        labels: (N_i,) int64 per image, from 1.
+    Each head has (N, K + 1, 28, 28) logits; labels are (N_i,) from 1.
     """
     shares = torch.stack([logits.sigmoid() for logits in stages]).mean(0)
     all_labels = torch.cat(list(labels))
