@@ -84,13 +84,11 @@ def compare_candidates(state: TuneState) -> None:
         start_time = time.monotonic()
         trial_setup = setup if name == setup.settings.model else state.reassemble(model=name)
         with state.console.progress(f"trying {name}") as advance:
-            features = frozen_features(
-                trial_setup.objective.deployable(), setup.data, train[rows].numpy(), trial_setup.card.preprocessing,
-                trial_setup.settings, advance,
-            )  # fmt: skip
-        head = fit_head(
-            features, labels[rows], len(setup.card.classes), setup.settings.seed, (100.0,), groups_of(setup.data, rows)
-        )
+            network, preprocess = trial_setup.objective.deployable(), trial_setup.card.preprocessing
+            indices = train[rows].numpy()
+            features = frozen_features(network, setup.data, indices, preprocess, trial_setup.settings, advance)
+        groups, count = groups_of(setup.data, rows), len(setup.card.classes)
+        head = fit_head(features, labels[rows], count, setup.settings.seed, (100.0,), groups)
         steps.append(TuneStep(name, head.cross_validated or 0.0, time.monotonic() - start_time, {"images": len(rows)}))
         if _affordable_winner(state, steps).name == name and trial_setup is not setup:
             state.setup = trial_setup

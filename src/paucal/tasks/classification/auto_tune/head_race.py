@@ -78,6 +78,18 @@ class HeldOut:
         return self.logits.argmax(2) == self.labels
 
 
+def store_held_out(run: RunFolder, held_out: HeldOut, fitted: Tensor) -> None:
+    """Store the predictions of a cross-validation among images at (N,) positions `fitted` of all training images."""
+    values = {"rows": fitted[held_out.rows], "logits": held_out.logits, "labels": held_out.labels}
+    save_weights(run.path / FILE, {**values, "folds": torch.tensor(held_out.folds)})
+
+
+def read_held_out(run: RunFolder) -> HeldOut:
+    """Read the predictions of a cross-validation, whose rows are positions among all training images."""
+    arrays = read_weights(run.path / FILE)
+    return HeldOut(arrays["rows"], arrays["logits"], arrays["labels"], int(arrays["folds"]))
+
+
 def race_heads(  # noqa: PLR0913 (a caller may choose any of them)
     last: Tensor,
     staged: Tensor,
@@ -91,16 +103,9 @@ def race_heads(  # noqa: PLR0913 (a caller may choose any of them)
 ) -> RaceResult:
     """Compare heads by cross-validation within the training images, and fit the winner to all of them.
 
-    Args:
-        last: (N, D) last features of the training images.
-        staged: (N, D + S) last features and pooled stages.
-        labels: (N,) classes in [0, K).
-        n_classes: Number of classes K.
-        strength: L2 penalty of the regression on the last features.
-        seed: Seed of the folds.
-        heads: Table of heads.
-        max_images: Largest number of images to compare heads on.
-        groups: (N,) numbers of groups that folds keep whole; None for independent images.
+    `last` has (N, D) last features and `staged` (N, D + S) last features and pooled stages, for labels in [0, K). The
+    L2 penalty is that of the regression on the last features. At most `max_images` are used to compare. Folds keep
+    (N,) groups whole.
     """
     counts = labels.bincount(minlength=n_classes)
     if int((counts > 1).sum()) < 2:

@@ -19,8 +19,13 @@ from paucal.evaluation.protocols.few_labels import draw_few
 from paucal.metrics.intervals import Score, cross_validated, independent_images, wilson_share
 from paucal.runs import RunFolder
 from paucal.tasks.classification.auto_tune.head_race import repeated_folds
-from paucal.tasks.classification.auto_tune.probe import ABSENT, MAX_COMPARED, fit_regression, stratified_sample
-from paucal.tasks.classification.auto_tune.standardised import standardise
+from paucal.tasks.classification.auto_tune.probe import (
+    ABSENT,
+    MAX_COMPARED,
+    fit_regression,
+    standardise,
+    stratified_sample,
+)
 from paucal.wording import percent
 
 FILE = "learning_curve.json"
@@ -72,15 +77,10 @@ class LearningCurve:
 def learning_curve(
     features: Tensor, labels: Tensor, n_classes: int, strength: float, seed: int, groups: Tensor | None = None
 ) -> LearningCurve:
-    """Measure the learning curve of a head on frozen features.
+    """Measure the learning curve of a head on frozen (N, D) features, with labels in [0, K).
 
-    Args:
-        features: (N, D) features of the training images.
-        labels: (N,) classes in [0, K); at least two classes have two images or more.
-        n_classes: Number of classes K.
-        strength: L2 penalty of a fit to all images; reduced in proportion for fewer images.
-        seed: Seed of the folds and of the draws.
-        groups: (N,) numbers of groups that folds keep whole; None for independent images.
+    At least two classes have two images or more. The L2 penalty is that of a fit to all images, and is reduced in
+    proportion for fewer images. Folds keep (N,) groups whole.
     """
     own_size, subset = len(labels) / n_classes, stratified_sample(labels, MAX_COMPARED, seed)
     features, labels = features[subset], labels[subset]
@@ -100,10 +100,9 @@ def learning_curve(
                 predicted = (features[held_out].double() @ weight.T + bias).argmax(1)
                 hits[index, repeat, held_out.numpy()] = (predicted == labels[held_out]).numpy()
                 fit_sizes[index] += len(fit_rows) / (n_classes * folds * repeats)
-    numbers = None if groups is None else groups.numpy()
+    numbers, sizes_and_hits = None if groups is None else groups.numpy(), zip(fit_sizes, hits, strict=True)
     points = tuple(
-        CurvePoint(float(size), cross_validated(correct, folds=folds, groups=numbers))
-        for size, correct in zip(fit_sizes, hits, strict=True)
+        CurvePoint(float(size), cross_validated(right, folds=folds, groups=numbers)) for size, right in sizes_and_hits
     )
     if len(points) < SLOPE_POINTS:
         return LearningCurve(points, own_size)
@@ -148,24 +147,16 @@ def _forecast(
 ) -> tuple[Score, float]:
     """Extend the errors as a power law to twice the model's images; return the accuracy and the gain there.
 
-    The interval comes from a bootstrap with the effective number of independent images, see `cross_validated`. A
-    forecast below the present accuracy counts as no gain.
-
-    Args:
-        fit_sizes: (P,) images per class of the points.
-        shares: (P, N) share of the repeats in which each image was right.
-        own_size: Images per class of the model.
-        count: Effective number of independent images.
-        seed: Seed of the bootstrap.
+    The points have (P,) images per class, and a (P, N) share of the repeats in which each image was right. The interval
+    comes from a bootstrap with the effective number of independent images, see `cross_validated`. A forecast below the
+    present accuracy counts as no gain.
     """
     images = shares.shape[1]
     samples = np.random.default_rng(seed).integers(images, size=(DRAWS, max(1, count)))
-    errors = np.stack([1 - share[samples].mean(1) for share in shares[-SLOPE_POINTS:]])
-    mean_errors = 1 - shares[-SLOPE_POINTS:].mean(1)
-    values = [
-        _extrapolate(fit_sizes[-SLOPE_POINTS:], mean_errors[:, None], size)[0] for size in (own_size, 2 * own_size)
-    ]
-    low, high = np.quantile(_extrapolate(fit_sizes[-SLOPE_POINTS:], errors, 2 * own_size), [0.025, 0.975])
+    sizes, shares = fit_sizes[-SLOPE_POINTS:], shares[-SLOPE_POINTS:]
+    errors, mean_errors = np.stack([1 - share[samples].mean(1) for share in shares]), 1 - shares.mean(1)
+    values = [_extrapolate(sizes, mean_errors[:, None], size)[0] for size in (own_size, 2 * own_size)]
+    low, high = np.quantile(_extrapolate(sizes, errors, 2 * own_size), [0.025, 0.975])
     if not mean_errors[-1]:  # samples of images that are all right do not vary
         low = wilson_share(1.0, samples.shape[1]).ends[0]
     return Score(float(values[1]), float(low), float(high)), float(values[1] - values[0])

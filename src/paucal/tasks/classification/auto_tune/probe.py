@@ -107,19 +107,9 @@ def fit_head(
 ) -> Head:
     """Fit logistic regression to standardised (N, D) features, and fold the standardisation into its weights.
 
-    For several labels, each class has its own regression. The penalty is chosen by cross-validation within the
-    training images; if scores are equal, the stronger penalty wins.
-
-    Args:
-        features: (N, D) features of the training images.
-        labels: (N,) labels in [0, K), or (N, K) of 1, 0 and -1 (image ignored for that class).
-        n_classes: Number K of classes.
-        seed: Seed of the folds.
-        strengths: Penalties to choose from, ascending.
-        groups: (N,) numbers of groups that folds keep whole; None for independent images.
-
-    Raises:
-        UserError: The features have NaN or infinite values, or there are too few images.
+    Labels are (N,) in [0, K), or (N, K) of 1, 0 and -1 (image ignored for that class) for several labels: then each
+    class has its own regression. The penalty is chosen by cross-validation within the training images from ascending
+    ones; if scores are equal, the stronger penalty wins.
     """
     standard = standardise(features)
     strength, score = _choose_penalty(standard.coordinates, labels, n_classes, seed, strengths, groups)

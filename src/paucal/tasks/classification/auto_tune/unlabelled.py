@@ -66,15 +66,9 @@ def learn_from_unlabelled(state: TuneState) -> None:
     train = torch.from_numpy(state.setup.data.part("train"))[first.rows]
     labels = torch.from_numpy(state.setup.data.images.targets).long()[train]
     with threadpool_limits(1), state.console.progress("learning from images without labels"):
-        race = race_unlabelled(
-            first.features[: first.images],
-            labels,
-            len(state.setup.card.classes),
-            features,
-            base_of(first.race, first.head, len(state.setup.card.classes)),
-            settings.seed,
-            groups_of(state.setup.data, first.rows),
-        )
+        count, labelled = len(state.setup.card.classes), first.features[: first.images]
+        base, groups = base_of(first.race, first.head, count), groups_of(state.setup.data, first.rows)
+        race = race_unlabelled(labelled, labels, count, features, base, settings.seed, groups)
     details |= {"head": race.name, "brier_scores": dict(race.scores), "lead": race.lead, "error": race.error}
     score = 0.0
     if race.weight is not None:

@@ -138,14 +138,8 @@ def race_unlabelled(
 ) -> UnlabelledResult:
     """Compare heads that learn from unlabelled images with the one that does not, by cross-validation.
 
-    Args:
-        features: (N, D) raw features of the labelled images.
-        labels: (N,) classes in [0, K); at least two classes have two images or more.
-        n_classes: Number of classes K.
-        unlabelled: (U, D) raw features of the unlabelled images.
-        base: Function that fits the head of the labelled images alone.
-        seed: Seed of the folds.
-        groups: (N,) numbers of groups that folds keep whole; None for independent images.
+    Features are raw, and labels are in [0, K); at least two classes have two images or more. `base` fits the head of
+    the labelled images alone. Folds keep (N,) groups whole.
     """
     pool, rows = pool_of(unlabelled), stratified_sample(labels, MAX_COMPARED, seed)
     labelled_features, truth = features[rows], labels[rows]
@@ -153,14 +147,12 @@ def race_unlabelled(
     is_evaluated, folds = is_fitted(truth, splits), len(splits[0])
     if not is_evaluated.any():
         return UnlabelledResult()
-    logits = {
-        name: torch.empty(len(splits), len(truth), n_classes, dtype=torch.float64) for name in (ALONE, GAUSSIAN, BOTH)
-    }
+    shape, names = (len(splits), len(truth), n_classes), (ALONE, GAUSSIAN, BOTH)
+    logits = {name: torch.empty(shape, dtype=torch.float64) for name in names}
     for repeat, split in enumerate(splits):
         for fitted, held_out_rows in split:
-            for name, (weight, bias) in fit_heads(
-                labelled_features[fitted], truth[fitted], n_classes, pool, base
-            ).items():
+            heads = fit_heads(labelled_features[fitted], truth[fitted], n_classes, pool, base)
+            for name, (weight, bias) in heads.items():
                 logits[name][repeat, held_out_rows] = (labelled_features[held_out_rows] @ weight.T + bias).double()
     logits = {name: values[:, is_evaluated] for name, values in logits.items()}
     rows, truth = rows[is_evaluated], truth[is_evaluated]
