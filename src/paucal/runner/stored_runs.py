@@ -40,7 +40,6 @@ UNSENT = "unsent.json"  # beside a copy whose last state could not be sent; has 
 _LOOK, _LONGEST_PAUSE = 1.0, 300.0  # seconds between two checks for a new state, and longest pause after failures
 _ABANDONED = 24 * 3600.0  # seconds after which partial uploads of a killed process are removed
 _SCRATCH = "tmp-"  # prefix of folders that are being sent
-_PIECE = 1 << 20  # bytes
 Manifest = dict[str, tuple[str, int]]  # digest and size of each file
 
 
@@ -326,8 +325,5 @@ def _manifest_digest(number: int, manifest: Manifest) -> str:
 
 def digest_of(file: Path) -> str:
     """Return the digest of a file's content."""
-    digest = hashlib.blake2b(digest_size=32)
     with file.open("rb") as source:
-        while chunk := source.read(_PIECE):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(source, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
