@@ -33,13 +33,7 @@ class FrozenLine:
 
 @dataclass(frozen=True)
 class FrozenFeatures:
-    """The section of a report on frozen features.
-
-    Attributes:
-        models: Names of the models, starting with the run's model.
-        remarks: Sentences on chosen values, wins and losses.
-        warnings: Sentences on test images that a model has seen before.
-    """
+    """The section of a report on frozen features; the run's model comes first, and warnings name images seen before."""
 
     data: Sequence[str]
     models: Sequence[str]

@@ -76,9 +76,7 @@ class Complaint:
 class ExportedFile:
     """One exported file as text, and how it compares with the model on some real images.
 
-    Attributes:
-        agreement: Share of images with the same prediction as the model's.
-        accuracy: Share of correct predictions of the file and of the model; "" if unknown.
+    They agree on a share of the predictions; `accuracy` has the shares of correct ones of both, or "" if unknown.
     """
 
     name: str

@@ -68,11 +68,9 @@ CAPTIONS_OF_SEVERAL = {
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture of the page.
+    """One picture of the page; `narrow` is a data URI of a version for small screens, if there is one.
 
-    Attributes:
-        narrow: Data URI of a version for small screens, if there is one.
-        sheet: Whether it consists of many small pictures, which must not be shrunk on a small screen.
+    A sheet consists of many small pictures, which must not be shrunk on a small screen.
     """
 
     name: str

@@ -14,12 +14,7 @@ from paucal.runs import write_text
 
 @dataclass(frozen=True)
 class Thumb:
-    """A thumbnail of an image.
-
-    Attributes:
-        words: Class and split of the image, or a remark on it.
-        jpeg: Bytes of the picture; None for an image that cannot be read.
-    """
+    """A thumbnail with its class and split, or a remark on it; `jpeg` is None for an image that cannot be read."""
 
     key: str
     words: str

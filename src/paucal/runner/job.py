@@ -63,11 +63,7 @@ class _Values(Protocol):
 
 @dataclass(frozen=True)
 class EvaluatedRun(FinishedRun):
-    """A finished run with a report on its test images.
-
-    Attributes:
-        report: Scores on the test images with intervals.
-    """
+    """A finished run with a report: the scores on its test images with intervals."""
 
     report: _Values
     seconds: float

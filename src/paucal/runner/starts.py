@@ -202,11 +202,7 @@ def _read_run(run: RunFolder, card: ModelCard, file: Path | None) -> StartWeight
 
 @dataclass(frozen=True)
 class Choice:
-    """Pretrained weights to start from.
-
-    Attributes:
-        candidates: timm names of the weights, best guess first; empty to start from scratch.
-    """
+    """Pretrained weights to start from: `candidates` are timm names, best guess first; none to start from scratch."""
 
     candidates: tuple[str, ...]
     why: str

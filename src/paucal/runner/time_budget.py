@@ -98,9 +98,7 @@ class Pace:
 class Length:
     """The length of a run that was planned for a time.
 
-    Attributes:
-        seconds: Seconds from the first step to the last file.
-        most_steps: Optimizer steps after which more would not help.
+    `seconds` counts from the first step to the last file, and after `most_steps` optimizer steps more would not help.
     """
 
     settings: Mapping[str, Any]

@@ -44,12 +44,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Record:
-    """The images of one forward pass on one process.
-
-    Attributes:
-        step: Optimizer step, counted from 0.
-        images: (B,) uint64 hashes of the images' keys.
-    """
+    """The images of one forward pass on one process, as (B,) uint64 hashes of their keys, with the optimizer step."""
 
     start: Start
     step: int

@@ -49,10 +49,8 @@ if TYPE_CHECKING:
 class Result(EvaluatedRun):
     """The result of a finished training run.
 
-    Its `metrics` are "top1", "loss" and others; "map" for several labels.
-
-    Attributes:
-        report: Test scores with intervals, also per class, with the confusion matrix for single labels.
+    Its `metrics` are "top1", "loss" and others; "map" for several labels. Its `report` has the test scores with
+    intervals, also per class, with the confusion matrix for single labels.
     """
 
     report: Report

@@ -29,12 +29,7 @@ _OWN = ("folds", "fold", "output", "overwrite", "time_limit", "hang_after")  # m
 
 @dataclass(frozen=True)
 class CrossValidated:
-    """The scores of a cross-validation.
-
-    Attributes:
-        folder: Folder of the runs `fold-1`, `fold-2`, ...
-        folds: Scores of each run on its test fold.
-    """
+    """The scores of a cross-validation, also of each fold; `folder` has the runs `fold-1`, `fold-2`, ..."""
 
     folder: Path
     folds: Sequence[Mapping[str, float]]

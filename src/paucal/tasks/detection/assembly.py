@@ -50,11 +50,7 @@ UNUSED = ("image_column", "data_root", "download", "channels", "compile")
 
 @dataclass(frozen=True)
 class DetectionSetup(RunSetup[DetectSettings]):
-    """The checked parts of a detection run; nothing is written yet.
-
-    Attributes:
-        first: First detector of the run; None if it has none yet.
-    """
+    """The checked parts of a detection run, and its first detector if there is one; nothing is written yet."""
 
     card: DetectorCard
     images: BoxedImages = field(kw_only=True)

@@ -14,12 +14,7 @@ BACKBONE = "stages.backbone."
 
 @dataclass(frozen=True)
 class FirstDetector:
-    """The first detector of a run, from which tuning starts.
-
-    Attributes:
-        score: AP on the validation images; None without any.
-        seconds: Seconds from the start of the command until it was saved.
-    """
+    """The first detector of a run, its AP on validation images, and the seconds of the command until it was saved."""
 
     steps: int
     score: float | None

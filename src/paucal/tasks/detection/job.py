@@ -75,12 +75,7 @@ class DetectionWatcher(Watcher[DetectionSetup]):
 
 @dataclass(frozen=True)
 class Steps:
-    """The planned steps of a run.
-
-    Attributes:
-        steps: Optimizer steps; 0 if the time is too short.
-        seconds: Seconds from the first step to the last file.
-    """
+    """The planned optimizer steps of a run, 0 if the time is too short, and the seconds up to the last file."""
 
     steps: int
     judge_every: int

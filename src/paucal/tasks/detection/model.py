@@ -23,9 +23,8 @@ from paucal.wording import counted
 class DetectorCard(ModelCard):
     """How to build a detector, and what its classes mean.
 
-    Attributes:
-        category_ids: Number of each class in the annotation files that it was trained on.
-        resize_to: Largest shorter and longer side of an image, in pixels.
+    `category_ids` are the numbers of the classes in the annotation files, and `resize_to` is the largest shorter and
+    longer side of an image in pixels.
     """
 
     task: ClassVar[str] = DETECTION

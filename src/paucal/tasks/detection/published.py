@@ -55,12 +55,7 @@ MOBILENET = {
 
 @dataclass(frozen=True)
 class PublishedDetector:
-    """A published detector.
-
-    Attributes:
-        weights: torchvision's entry with the address of the weights.
-        settings: Settings of a run that builds the same layers.
-    """
+    """A published detector: torchvision's entry of its weights, and settings of a run that builds the same layers."""
 
     title: str
     weights: Any

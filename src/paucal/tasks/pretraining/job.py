@@ -44,12 +44,9 @@ from paucal.wording import counted, percent
 
 @dataclass(frozen=True)
 class PretrainResult(FinishedRun):
-    """The result of a finished pre-training run.
+    """The result of a finished pre-training run, whose model is the teacher's backbone after the last epoch.
 
-    Attributes:
-        folder: Run folder; its model is the teacher's backbone after the last epoch.
-        last: Metrics of the last epoch.
-        verdict: Verdict on the networks at the end; None if they are healthy.
+    `last` has the metrics of that epoch, and `verdict` is None if the networks were healthy at the end.
     """
 
     last: Mapping[str, float]

@@ -21,9 +21,7 @@ Array = NDArray[np.float64]
 class FittedRidge:
     """A linear function of features that are not standardised.
 
-    Attributes:
-        bias: Bias, in the unit of the target.
-        residuals: (N,) errors, each of a fit to the other folds, in the unit of the target.
+    `residuals` are (N,) errors, each of a fit to the other folds, in the unit of the target, as the bias is.
     """
 
     weight: Array

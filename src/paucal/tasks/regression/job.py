@@ -69,12 +69,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RegressionResult(EvaluatedRun):
-    """A finished run of `paucal train --target`.
+    """A finished run of `paucal train --target`; its `report` has the test scores with intervals.
 
     Its `metrics` are "mae", "rmse", "r2" and "coverage", with `ordinal` also "exact" and "kappa".
-
-    Attributes:
-        report: Scores on the test images with intervals.
     """
 
     report: RegressionReport

@@ -43,13 +43,9 @@ DRAWN = 4  # images in each of the two pictures
 
 @dataclass(frozen=True)
 class SegmentResult(EvaluatedRun):
-    """A finished run of `paucal segment`.
+    """A finished run of `paucal segment`; its `report` has the test scores, also of the classes, and their confusion.
 
     Its `metrics` are "mean_iou", "pixel_accuracy", "mean_accuracy" and "loss".
-
-    Attributes:
-        report: Scores on the test images with intervals, scores of the classes, and the confusion of classes.
-        seconds: Duration of the training.
     """
 
     report: SegmentationReport

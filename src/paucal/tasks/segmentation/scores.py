@@ -25,12 +25,9 @@ METRICS = "segmentation.json"
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of the labelled pixels of one image.
+    """Counts of the labelled pixels of one image, whose index is its position in its set.
 
-    Attributes:
-        index: Position of the image in its set.
-        confusion: (K, K) int64 counts; rows are labels, columns predictions.
-        loss: Cross-entropy in nats, summed over the pixels.
+    `confusion` has (K, K) int64 counts of labels (rows) and predictions; `loss` is their summed cross-entropy in nats.
     """
 
     index: int

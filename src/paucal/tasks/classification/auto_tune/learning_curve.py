@@ -35,12 +35,7 @@ SLOPE_POINTS = 3  # last points of the curve, whose slope the forecast extends
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Accuracy of heads that are fitted to a number of images.
-
-    Attributes:
-        per_class: Images per class that a fit sees, on average.
-        accuracy: Cross-validated accuracy with its interval.
-    """
+    """Cross-validated accuracy of heads that are fitted to a number of images per class, on average."""
 
     per_class: float
     accuracy: Score

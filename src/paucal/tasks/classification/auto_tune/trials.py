@@ -33,12 +33,7 @@ WARMUP = 0.1  # share of a trial
 
 @dataclass(frozen=True)
 class TuningPreset:
-    """Settings for fine-tuning.
-
-    Attributes:
-        settings: Settings by name; settings given by the user are not changed.
-        passes: Epochs needed; if fewer fit in the time, smaller images are used.
-    """
+    """Settings for fine-tuning, but for the given ones; with fewer than `passes` epochs, smaller images are used."""
 
     name: str
     settings: Mapping[str, Any]

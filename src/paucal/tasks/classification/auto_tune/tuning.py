@@ -59,11 +59,7 @@ def seconds_per_image(setup: TrainingSetup, threads: bool = False) -> float:
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """Estimated cost of a fine-tuning preset on this machine.
-
-    Attributes:
-        shrink: Pixels of an image, relative to an image of the probe.
-    """
+    """Estimated cost of a fine-tuning preset; `shrink` is the pixels of an image over those of one of the probe."""
 
     side: list[int]
     epoch: float
