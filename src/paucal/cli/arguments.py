@@ -68,14 +68,10 @@ class PlainHelp(HelpFormatter):
 
 
 class VerbParser(ArgumentParser):
-    """A parser that knows the types of its settings, and raises a UserError instead of exiting.
+    """A parser that knows the types of its settings by name, and raises a UserError instead of exiting.
 
-    All values are parsed as text; `values.convert_setting` converts them, as it does for Python calls and configs.
-
-    Attributes:
-        hints: Type of each setting by its name, earlier names included.
-        flags_alone: Names among them that are not allowed in a config.
-        kinds: Dataclasses of the settings that the parser takes.
+    All values are parsed as text; `values.convert_setting` converts them, as it does for Python calls and configs. The
+    settings in `flags_alone` are not allowed in a config; `kinds` are the dataclasses of the settings.
     """
 
     def __init__(self, verb: str, description: str) -> None:
@@ -100,11 +96,7 @@ class VerbParser(ArgumentParser):
 
 
 class ParserShown(BaseException):
-    """Returns a verb's parser from within `showing_parsers`; not an Exception, so that no handler catches it.
-
-    Attributes:
-        parser: Parser with all its arguments.
-    """
+    """Returns a verb's parser from within `showing_parsers`; not an Exception, so that no handler catches it."""
 
     def __init__(self, parser: VerbParser) -> None:
         super().__init__()

@@ -30,12 +30,9 @@ MAX_NAME = 60  # characters
 
 @dataclass(frozen=True)
 class Places:
-    """Locations of the images.
+    """Locations of the images: DATA for each data set in the plan, by its name, and settings that all runs share.
 
-    Attributes:
-        by_name: Value of DATA for each data set in the plan, by the name of the data set.
-        shared: Settings that locate them, for every run.
-        start_images: DATA for training the starts of a smaller scale; "" without starts, or for the rows' images.
+    `start_images` are DATA for training the starts of a smaller scale; "" without starts, or for the rows' images.
     """
 
     by_name: Mapping[str, str]
@@ -45,18 +42,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a study's call.
-
-    Attributes:
-        study: Study to run.
-        runs: Runs of the study.
-        small: Smaller scale; None for the full one.
-        settings: Settings with seeds, starts and workers.
-        places: Locations of the images.
-        folder: Folder of the study.
-        command: Command to store with the grids.
-        console: Console for messages and progress.
-    """
+    """A call of a study: its runs at a scale (None for the full one), its settings, images, folder and command."""
 
     study: Study
     runs: Sequence[PlannedRun]

@@ -23,12 +23,9 @@ from paucal.tasks.segmentation.cost import segmenter_cost
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Parameters and multiply-adds of a model.
+    """Parameters of a model in millions, trained or not, and multiply-adds of an image in billions.
 
-    Attributes:
-        params: Parameters in millions, whether trained or not.
-        gmacs: Multiply-adds of an image in billions, without the products of attention, as counted by fvcore.
-        gmacs_all: Multiply-adds with the products of attention.
+    `gmacs` leaves out the products of attention, as fvcore does; `gmacs_all` includes them.
     """
 
     params: float

@@ -34,13 +34,7 @@ TRIES = 30  # positions to try before a digit is left out
 
 @dataclass(frozen=True)
 class Scene:
-    """A drawn image.
-
-    Attributes:
-        pixels: (S, S) uint8 grey levels.
-        labels: Labels of its N digits.
-        masks: (N, S, S) bool, the pixels of each digit; they do not overlap.
-    """
+    """A drawn image: (S, S) grey levels, the labels of its N digits, and their (N, S, S) pixels, without overlap."""
 
     pixels: NDArray[np.uint8]
     labels: tuple[int, ...]

@@ -58,12 +58,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model with the arguments of its constructor.
-
-    Attributes:
-        name: Name in timm or paucal.
-        args: Arguments, each as NAME=VALUE.
-    """
+    """A model of timm or paucal, with arguments of its constructor as NAME=VALUE."""
 
     name: str
     args: tuple[str, ...] = ()
@@ -94,12 +89,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Teacher(Architecture):
-    """A teacher of label maps at a smaller scale, trained on the same images as the rows.
-
-    Attributes:
-        epochs: Epochs of its training.
-        lr: Peak learning rate.
-    """
+    """A teacher of label maps at a smaller scale, trained on the images of the rows with a peak learning rate."""
 
     epochs: int = 10
     lr: float = 1e-3

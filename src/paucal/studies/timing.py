@@ -29,12 +29,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Effort:
-    """Amount of timing.
-
-    Attributes:
-        images: Images per pass.
-        pairs: Timed pairs of passes, after one warm-up pair.
-    """
+    """Images per pass, and timed pairs of passes after one warm-up pair."""
 
     images: int
     pairs: int
@@ -54,12 +49,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Pace:
-    """Speed of a model.
-
-    Attributes:
-        rate: Images per second.
-        ratio: Rate relative to the reference model's; None for a reference model.
-    """
+    """Images per second of a model, and their ratio to those of its reference model; None for a reference model."""
 
     rate: Spread
     ratio: Spread | None
@@ -67,11 +57,9 @@ class Pace:
 
 @dataclass(frozen=True)
 class ModelSpeeds:
-    """Measured speeds of models.
+    """The measured speed of each row's model, by the row's name; None if this device cannot run it.
 
-    Attributes:
-        paces: Speed of the model of each row, by the row's name; None if this device cannot run the model.
-        words: One sentence that names the device and the method.
+    `words` is a sentence that names the device and the method.
     """
 
     paces: Mapping[str, Pace | None]

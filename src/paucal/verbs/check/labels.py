@@ -101,11 +101,9 @@ class FeatureReader:
 
 @dataclass(frozen=True)
 class ReducedInput:
-    """Transform that reduces an image first; picklable, so that loader workers can be spawned.
+    """Transform that first reduces an image to a shorter side in pixels; None keeps the size.
 
-    Attributes:
-        transform: Transform of the reduced image.
-        side: Shorter side of the reduced image in pixels; None keeps the size.
+    It is picklable, so that loader workers can be spawned.
     """
 
     transform: ViewTransform

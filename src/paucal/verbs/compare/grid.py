@@ -216,10 +216,8 @@ class Cell:
 class State:
     """Progress of a cell.
 
-    Attributes:
-        name: Name "pending", "running" (its worker renews the lock), "stopped" (its worker is gone, another one will
-            continue), "done" or "failed".
-        error: Reason of the failure, or "".
+    A cell is "running" while its worker renews the lock, and "stopped" once its worker is gone; another one will
+    continue. `error` is the reason of a failure, or "".
     """
 
     name: Literal["pending", "running", "stopped", "done", "failed"]

@@ -45,12 +45,9 @@ def job_of(verb: str) -> AnyJob:
 
 @dataclass(frozen=True)
 class GridImages:
-    """The images of a grid, opened without decoding them.
+    """The images of a grid with their labels and declared splits, opened without decoding them.
 
-    Attributes:
-        verb: Verb of the runs.
-        images: Images with their labels and declared splits.
-        annotations: Function that yields boxes or masks as bytes; None without any.
+    `annotations` yields their boxes or masks as bytes; None without any.
     """
 
     verb: str

@@ -36,10 +36,8 @@ from paucal.wording import counted
 class Layout:
     """A layout that can be written.
 
-    Attributes:
-        kinds: Kinds of labels that it supports, in order of preference.
-        write: Function that writes the labels into a folder.
-        place: Function that returns the path of an image below the folder.
+    `kinds` are the kinds of labels that it supports, in order of preference; `write` writes the labels into a folder,
+    and `place` returns the path of an image below that folder.
     """
 
     kinds: tuple[Kind, ...]

@@ -21,13 +21,7 @@ from paucal.types import UserError
 
 @dataclass(frozen=True, eq=False)
 class ExplainInput:
-    """One image to explain.
-
-    Attributes:
-        name: Name of the image, for titles and files.
-        picture: (H, W, 3) part of the image that the model sees.
-        view: (3, H, W) input of the model.
-    """
+    """One image to explain: its name, the (H, W, 3) part that the model sees, and the model's input, (3, H, W)."""
 
     name: str
     picture: Picture

@@ -39,12 +39,7 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the size and the time of a file.
-
-    Attributes:
-        size: Bytes; None for any size.
-        milliseconds: Milliseconds for one image on one thread of this machine; None for any time.
-    """
+    """Limits on the bytes of a file, and on its milliseconds for one image on one thread; None for no limit."""
 
     size: int | None
     milliseconds: float | None

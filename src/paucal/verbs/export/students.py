@@ -32,12 +32,9 @@ OF_THE_IMAGES = (
 
 @dataclass(frozen=True)
 class Student:
-    """A smaller model that may learn from a run's.
+    """A timm network that may learn from a run's model, on square images.
 
-    Attributes:
-        name: timm name of its network.
-        side: Side of its images in pixels.
-        pretrained: Whether it starts from trained weights on this machine.
+    `pretrained` says whether it starts from trained weights on this machine.
     """
 
     name: str

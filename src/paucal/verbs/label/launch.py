@@ -50,14 +50,9 @@ WHAT = "the folder of label maps"  # name of the locked folder in messages
 
 @dataclass(frozen=True)
 class Teacher:
-    """A classifier that gives dense labels.
+    """A classifier of single cells, with its classes and the preprocessing of whole images.
 
-    Attributes:
-        name: Name for messages.
-        dense: Classifier of single cells.
-        classes: Names of the teacher's outputs.
-        transform: Preprocessing of a whole image.
-        run: Run that trained it; None for a timm model.
+    `run` is the run that trained it; None for a timm model.
     """
 
     name: str

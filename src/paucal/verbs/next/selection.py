@@ -28,12 +28,9 @@ SMALLEST = 1e-6  # squared distance below which images are the same to a network
 
 @dataclass(frozen=True)
 class Choice:
-    """An image to label.
+    """An image to label, by its position.
 
-    Attributes:
-        index: Position among the images.
-        stands_for: Number of images for which it is the most similar choice, itself included; 0 for a random one.
-        is_random: Whether it was drawn at random.
+    `stands_for` counts the images for which it is the most similar choice, itself included; 0 for a random one.
     """
 
     index: int

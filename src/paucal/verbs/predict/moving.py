@@ -38,11 +38,7 @@ Rows = Sequence[Sequence[object]]
 class FramePredictor:
     """A model that turns frames into rows of a table.
 
-    Attributes:
-        header: Columns after the path and the time.
-        reading: How to read pictures for the model.
-        batch_size: Number of frames per forward pass.
-        device: Device of the model, for messages.
+    `header` names the columns after the path and the time; `batch_size` is the number of frames per forward pass.
     """
 
     def __init__(self, run: str, settings: PredictSettings, wanted: AnswerSettings, console: Console) -> None:

@@ -26,12 +26,7 @@ class Conflict(UserError):
 
 @dataclass
 class Tab:
-    """An open page.
-
-    Attributes:
-        given: Images labelled in it, the latest last.
-        skipped: Images postponed in it.
-    """
+    """An open page, with the images that were labelled in it, the latest last, and those that were postponed."""
 
     given: list[int] = field(default_factory=list)
     skipped: set[int] = field(default_factory=set)
