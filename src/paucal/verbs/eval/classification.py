@@ -114,11 +114,7 @@ def _predict(model: TrainedModel, selection: Chosen, settings: EvalSettings, con
         choice = GIVEN[settings.precision]
     with console.progress("evaluating") as advance:
         predictions = predict_all(
-            model.module,
-            loader,
-            model.device,
-            autocast=choice.dtype,
-            progress=lambda done: advance(done, len(indices)),
+            model.module, loader, model.device, autocast=choice.dtype, progress=lambda done: advance(done, len(indices))
         )
     return predictions.at_temperature(model.card.temperature).in_groups(chosen.groups)
 

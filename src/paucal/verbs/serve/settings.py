@@ -26,6 +26,5 @@ class ServeSettings:
         "CSV file for the labels, saved one by one; an existing file is continued", group=_LABELLING
     )
     classes: list[str] | None = option(
-        "classes to label with; by default the model's; with them, no model is needed",
-        group=_LABELLING,
+        "classes to label with; by default the model's; with them, no model is needed", group=_LABELLING
     )
