@@ -81,9 +81,9 @@ def shortened(text: str, length: int = MAX_SENTENCE) -> str:
     return f"{text[:begin]} ... {text[len(text) - (length - begin - 5) :]}"
 
 
-def brief(value: object, length: int = 80) -> str:
+def brief(value: object) -> str:
     """Return a value from outside as Python writes it, shortened for a message."""
-    return shortened(repr(value), length)
+    return shortened(repr(value), 80)
 
 
 def sentence(text: str) -> str:

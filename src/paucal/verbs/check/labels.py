@@ -213,7 +213,7 @@ def find_suspects(
 
 
 def out_of_fold(
-    features: Tensor, labels: Tensor, n_classes: int, groups: NDArray[np.int64], seed: int = 0, progress: Any = None
+    features: Tensor, labels: Tensor, n_classes: int, groups: NDArray[np.int64], seed: int, progress: Advance
 ) -> NDArray[np.float64]:
     """Return (N, K) out-of-fold probabilities of logistic regressions on standardised features.
 
@@ -227,8 +227,7 @@ def out_of_fold(
         mean, deviation = fitted_on.mean(0), fitted_on.std(0).clamp(min=1e-8)
         fitted = fit_logistic((fitted_on - mean) / deviation, labels[rows], n_classes, strength, SOLVER)
         probabilities[held_out] = fitted.scores((left_out - mean) / deviation).double().softmax(1).numpy()
-        if progress is not None:
-            progress(done + 1, len(folds))
+        progress(done + 1, len(folds))
     return probabilities
 
 

@@ -283,15 +283,14 @@ def _make_thumb(result: CheckResult, position: int, caption: str | None = None) 
     return Thumb(images.keys[position], label, None if picture is None else as_jpeg(picture))
 
 
-def thumbnail(store: Store, position: int, side: int = TILE) -> Image.Image | None:
-    """Return an image scaled to fit in a square, with white margins; None if it cannot be read."""
+def thumbnail(store: Store, position: int) -> Image.Image | None:
+    """Return an image scaled to fit in a square of `TILE` pixels, with white margins; None if it cannot be read."""
     try:
         picture = store.read(position)
     except UnreadableImage:
         return None
-    enlarged = max(picture.size) < side
-    resampling = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
-    return ImageOps.pad(picture, (side, side), resampling, color="white")
+    resampling = Image.Resampling.NEAREST if max(picture.size) < TILE else Image.Resampling.LANCZOS
+    return ImageOps.pad(picture, (TILE, TILE), resampling, color="white")
 
 
 def as_jpeg(picture: Image.Image) -> bytes:

@@ -71,24 +71,17 @@ def _region(item: Item, number: int, thing: Thing) -> dict[str, Any]:
         left, top, right, bottom = (100 * v / side for v, side in zip(thing.box, (width, height) * 2, strict=True))
         value = {"x": left, "y": top, "width": right - left, "height": bottom - top, "rotation": 0}
         kind = "rectanglelabels"
+    name = {"id": f"{item.index + 1}-{number + 1}", "from_name": _CONTROLS[kind][1], "to_name": "image", "type": kind}
     size_fields = {"original_width": width, "original_height": height, "image_rotation": 0}
-    name = {"from_name": _CONTROLS[kind][1], "to_name": "image", "type": kind}
     score = {} if thing.score is None else {"score": thing.score}
-    return {
-        "id": f"{item.index + 1}-{number + 1}",
-        **name,
-        **size_fields,
-        **score,
-        "value": {**value, kind: [thing.name]},
-    }
+    return {**name, **size_fields, **score, "value": {**value, kind: [thing.name]}}
 
 
 def write_cvat(content: Content, folder: Path) -> None:
     """Write annotations.xml, version 1.1 of "CVAT for images"."""
     source = "auto" if content.model else "manual"
     count_unknown_labels(content)
-    kinds = set()
-    rows = []
+    kinds, rows = set(), []
     for number, item in enumerate(content.items):
         height, width = item.size if content.kind != "train" else content.images.store.size(item.index)
         shapes = []
@@ -103,8 +96,9 @@ def write_cvat(content: Content, folder: Path) -> None:
             f'<image id="{number}" name={quoteattr(item.place(""))}{subset} width="{width}" height="{height}">'
             f"{''.join(shapes)}</image>"
         )
-    kind = {"box": "rectangle"}.get(one := next(iter(kinds), "any"), one) if len(kinds) < 2 else "any"
-    names = "".join(f"<label><name>{escape(name)}</name><type>{kind}</type></label>" for name in content.numbers)
+    (shape,) = kinds if len(kinds) == 1 else ("any",)
+    shape = "rectangle" if shape == "box" else shape
+    names = "".join(f"<label><name>{escape(name)}</name><type>{shape}</type></label>" for name in content.numbers)
     task = f"<task><size>{len(rows)}</size><mode>annotation</mode><labels>{names}</labels></task>"
     lines = [
         '<?xml version="1.0" encoding="utf-8"?>',

@@ -39,11 +39,10 @@ def heads_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettin
     """Draw the heads of layers for some queries: by default the class token, or the middle of the image without one."""
     maps = read_attention(model.module, stack_views([image], model))
     layer_indices = _layer_indices(maps, settings.layer) or [len(maps) - 1]
-    labels = [f"attention_layer_{index + 1}" for index in layer_indices] if len(layer_indices) > 1 else ["attention"]
-    return {
-        label: _draw_heads(image, maps[index], settings.token)
-        for label, index in zip(labels, layer_indices, strict=True)
-    }
+    figures = [_draw_heads(image, maps[index], settings.token) for index in layer_indices]
+    if len(figures) == 1:
+        return {"attention": figures[0]}
+    return {f"attention_layer_{index + 1}": figure for index, figure in zip(layer_indices, figures, strict=True)}
 
 
 def _draw_heads(image: ExplainInput, layer: AttentionMap, queries: list[str] | None) -> Figure:

@@ -44,9 +44,8 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
     checkpoint = run.best if validated else run.last  # without validation images, the model is the newest state
     if not checkpoint.is_file():
         reason = "no epoch was better than the run's first model" if validated else "the run made no step"
-        raise UserError(
-            f"--show localization needs {str(checkpoint)!r}, which is missing: it was removed, or {reason}."
-        )
+        text = f"--show localization needs {str(checkpoint)!r}, which is missing"
+        raise UserError(f"{text}: it was removed, or {reason}.")
     state = load_checkpoint(checkpoint).get("state_dict", {})
     heads = {match[1]: value for key, value in state.items() if (match := _KEY.fullmatch(key))}
     if not heads:
@@ -167,10 +166,8 @@ def mirror_hits(matches: Correspondence) -> Tensor:
 def matches_figures(model: TrainedModel, pair: list[ExplainInput]) -> Iterator[tuple[str, Figure]]:
     """Draw the matches of two images, or of one image and its mirror image."""
     first = pair[0]
-    if len(pair) == 2:
-        second = pair[1]
-    else:
-        second = ExplainInput(f"{first.name}, mirrored", first.picture[:, ::-1].copy(), first.view.flip(-1))
+    mirrored = ExplainInput(f"{first.name}, mirrored", first.picture[:, ::-1].copy(), first.view.flip(-1))
+    second = pair[1] if len(pair) == 2 else mirrored
     inputs = stack_views([first, second], model)
     matches = match_images(model.module, inputs[0], inputs[1])
     right = mirror_hits(matches) if len(pair) == 1 else None

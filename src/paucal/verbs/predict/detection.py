@@ -138,17 +138,12 @@ def find_objects(
         card = read_card(run, DetectorCard)
         keys, sizes = [row.path or "" for row in rows], [row.size for row in rows]
         return coco_document(keys, sizes, [row.found for row in rows], card.classes, card.category_ids)
-    return as_csv(rows)
+    return csv_text(HEADER, *([row.path, *cells] for row in rows for cells in object_cells(row)))
 
 
-def as_csv(rows: Sequence[Objects], least: float = SHOWN) -> str:
-    """Return a line for each object with at least this score: path, class, score, and its corners in pixels."""
-    return csv_text(HEADER, *([row.path, *cells] for row in rows for cells in object_cells(row, least)))
-
-
-def object_cells(row: Objects, least: float = SHOWN) -> list[list[str]]:
-    """Return the cells of a line for each object with at least this score, without the path."""
-    confident = row.found.above(least)
+def object_cells(row: Objects) -> list[list[str]]:
+    """Return the cells of a line for each confident object, without the path."""
+    confident = row.found.above(SHOWN)
     return [
         [row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)]
         for box, score, label in zip(confident.boxes, confident.scores, confident.labels.tolist(), strict=True)

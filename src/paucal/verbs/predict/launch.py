@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from paucal.runner.precision import choose_for_pictures
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
-from paucal.verbs.predict.answers import Prediction, Predictions
+from paucal.verbs.predict.answers import Predictions
 from paucal.verbs.predict.asking import predict_batches
 from paucal.verbs.predict.regression import predict_numbers
 from paucal.verbs.predict.settings import PredictSettings
@@ -75,33 +75,17 @@ def predict(
     if not sources:
         raise UserError("there are no images to classify: give files, folders or pictures.")
     trained = model if isinstance(model, TrainedModel) else load_model(model, typed_settings.device)
-    if isinstance(trained.card, RegressionCard):
-        console = LoggedConsole()
-        prepared = open_pictures(trained, sources, typed_settings, console)
-        with _memory_for(*prepared[1:]):
-            return predict_numbers(*prepared, console, features)  # type: ignore[return-value]  # typed as what nearly all callers get
-    return Predictions(classify_all(trained.require_classifier(), sources, typed_settings, LoggedConsole(), features))
-
-
-def classify_all(
-    model: TrainedModel,
-    sources: Sequence[str | ImageInMemory],
-    settings: PredictSettings,
-    console: Console,
-    features: bool = False,
-) -> list[Prediction]:
-    """Classify all images of the sources; see `predict`."""
-    check_ranges(settings)
-    prepared, pictures, settings = open_pictures(model, sources, settings, console)
-    with _memory_for(pictures, settings):
-        blocks = predict_batches(prepared, pictures, settings, console, features=features)
-        return [row for block in blocks for row in block.predictions(prepared.card)]
-
-
-def _memory_for(pictures: Pictures, settings: PredictSettings) -> AbstractContextManager[None]:
-    """Return a context that keeps freed memory; for a single batch it does nothing, as it would only cost time."""
-    assert settings.batch_size is not None  # chosen by `open_pictures`
-    return kept_memory() if len(pictures) > settings.batch_size else nullcontext()
+    predicts_numbers, console = isinstance(trained.card, RegressionCard), LoggedConsole()
+    if not predicts_numbers:
+        trained.require_classifier()
+    prepared, pictures, typed_settings = open_pictures(trained, sources, typed_settings, console)
+    assert typed_settings.batch_size is not None  # chosen by `open_pictures`
+    # For a single batch, keeping freed memory would only cost time.
+    with kept_memory() if len(pictures) > typed_settings.batch_size else nullcontext():
+        if predicts_numbers:
+            return predict_numbers(prepared, pictures, typed_settings, console, features)  # type: ignore[return-value]
+        blocks = predict_batches(prepared, pictures, typed_settings, console, features=features)
+        return Predictions(row for block in blocks for row in block.predictions(prepared.card))
 
 
 def open_pictures(

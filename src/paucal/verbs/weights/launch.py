@@ -99,18 +99,15 @@ def add_file(file: str, settings: WeightsSettings, console: Console) -> AddedWei
     if settings.output is not None:
         raise UserError("--output is for 'paucal weights pack': leave it out.")
     weights = _check_file(named_path(file, "FILE"), settings, console)
-    existing = find_added(weights.name)
-    if existing is not None:
+    if (existing := find_added(weights.name)) is not None:
         raise UserError(
             f"weights of {weights.name} have already been added ({existing.source}, SHA-256 {existing.sha256[:12]}): "
             f"run 'paucal weights remove {weights.name}' first, or give --model with its tag."
         )
     card = add_checked(weights)
-    use = (
-        f"its licence, {card.licence}, has special terms, so it is only used with --model {card.name}"
-        if card.has_terms
-        else f"'paucal train' considers it; to choose it, give --model {card.name}"
-    )
+    use = f"'paucal train' considers it; to choose it, give --model {card.name}"
+    if card.has_terms:
+        use = f"its licence, {card.licence}, has special terms, so it is only used with --model {card.name}"
     console.say(f"added {card.describe()}: {use}")
     return card
 
@@ -120,9 +117,8 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
     check_ranges(settings)
     file = named_path(what, "NAME")
     weights = _check_file(file, settings, console) if file.exists() else _check_named(what, settings)
-    if not weights.licence_text:
-        text = _apache_text() if weights.licence.lower() == APACHE.lower() else ""
-        weights = replace(weights, licence_text=text)
+    if not weights.licence_text and weights.licence.lower() == APACHE.lower():
+        weights = replace(weights, licence_text=_apache_text())
     if not weights.licence_text:
         raise UserError(
             f"the archive must contain the text of its licence, {weights.licence}: give a file with the text as "
@@ -139,18 +135,18 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
 
 
 def _check_named(name: str, settings: WeightsSettings) -> CheckedWeights:
-    for flag in (key for key in OF_FILE if key != "licence_text" and getattr(settings, key) is not None):
+    given = [key for key in OF_FILE if key != "licence_text" and getattr(settings, key) is not None]
+    if given:
         raise UserError(
-            f"--{flag} is for weights in a file, but {name!r} is the name of published weights: leave it out."
+            f"--{given[0]} is for weights in a file, but {name!r} is the name of published weights: leave it out."
         )
     licence = checked_licence(name, licence_of(name) or "not stated")
-    added_weights, text = find_added_weights(name), _licence_text(settings)
-    published_source = next(
-        (trained.source for trained in table.TRAINED if trained.name == name), "as timm publishes them"
-    )
-    weights = read_timm(name, init=False)
-    source = published_source if added_weights is None else added_weights.source
-    text = text or ("" if added_weights is None else added_weights.licence_text)
+    text, weights = _licence_text(settings), read_timm(name, init=False)
+    if (added_weights := find_added_weights(name)) is not None:
+        source, text = added_weights.source, text or added_weights.licence_text
+    else:
+        sources = (trained.source for trained in table.TRAINED if trained.name == name)
+        source = next(sources, "as timm publishes them")
     return check_weights(replace(weights, source=source), name, licence, text, input_of_weights(name))
 
 
