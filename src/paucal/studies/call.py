@@ -125,10 +125,11 @@ def on_given_images(runs: Sequence[PlannedRun], settings: StudySettings) -> list
     """
     if settings.scale == "full" or not settings.data:
         return list(runs)
-    name = folder_name(settings.data[0])
-    without_classes = [{key: value for key, value in run.settings.items() if key != "classes"} for run in runs]
-    pairs = zip(runs, without_classes, strict=True)
-    return [replace(run, data=name, evaluated=name, settings=values) for run, values in pairs]
+    name, moved = folder_name(settings.data[0]), []
+    for run in runs:
+        values = {key: value for key, value in run.settings.items() if key != "classes"}
+        moved.append(replace(run, data=name, evaluated=name, settings=values))
+    return moved
 
 
 def folder_name(data: str) -> str:
@@ -166,7 +167,6 @@ def find_places(settings: StudySettings, runs: Sequence[PlannedRun], data_sets: 
             )
         location_of[name] = place
     for name in needed_data:
-        if name not in location_of and not data_sets[name].named:
-            data_set = data_sets[name]
+        if name not in location_of and not (data_set := data_sets[name]).named:
             raise UserError(f"{data_set.title} is not available by name: {data_set.how}, with --data {name}=DATA.")
     return Places({name: location_of.get(name) or data_sets[name].named for name in needed_data}, shared)

@@ -23,13 +23,8 @@ FORMULA = (
     "training, 12.4 in pre-training and 1 in evaluation: an estimate for one GPU like an A100 in bfloat16"
 )
 # Verbs in sentences, by the kind of study.
-VERBS = {
-    "train": "train",
-    "pretrain": "pre-train",
-    "frozen": "evaluate",
-    "detect": "train a detector",
-    "segment": "train a segmenter",
-}
+VERBS = {"train": "train", "pretrain": "pre-train", "frozen": "evaluate"}
+VERBS |= {"detect": "train a detector", "segment": "train a segmenter"}
 
 
 def without_jobs_0(command: str) -> str:
@@ -104,11 +99,8 @@ def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
         if any(column.metric in COUNTED for column in study.columns):
             lines.append("Parameters and multiply-adds are counted on the published models, not on stand-ins.")
     lines += [f"Of the published numbers: {text}" for text in study.misprints]
-    return [
-        *lines,
-        *([study.note] if study.note else []),
-        *(f"{row.name}: {row.note}" for row in study.rows if row.note),
-    ]
+    lines += [study.note] if study.note else []
+    return lines + [f"{row.name}: {row.note}" for row in study.rows if row.note]
 
 
 def describe_run(run: PlannedRun) -> str:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +123,9 @@ def _requested_views(settings: ExplainSettings) -> list[str]:
 def _in_batches(images: Iterator[ExplainInput], views: Sequence[str], size: int) -> Iterator[list[ExplainInput]]:
     if "matches" not in views:
         return batch_images(images, size)
-    pair = list(images)
+    pair = list(islice(images, 3))
     if len(pair) > 2:
-        raise UserError(
-            f"--show matches takes one image (compared with its mirror image) or two, but {len(pair)} are given."
-        )
+        raise UserError("--show matches takes one image (compared with its mirror image) or two, but more are given.")
     return iter([pair])
 
 

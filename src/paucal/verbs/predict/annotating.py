@@ -10,11 +10,11 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from paucal.runner.console import Console
+from paucal.tasks.detection.detections import EDGES
 from paucal.verbs.predict.video import VideoLedger, decoded_frames, opened_video, require_av, upright_frame
 from paucal.verbs.predict.writing import NONE
 from paucal.wording import counted
 
-BOX = ("left", "top", "right", "bottom")
 MIN_TEXT, LINE = 12, 60  # pixels of a letter; pixels of a picture's side for each pixel of a line
 
 
@@ -73,11 +73,10 @@ def _draw_rows(picture: Image.Image, rows: Sequence[dict[str, str]]) -> Image.Im
     draw, size = ImageDraw.Draw(picture), max(MIN_TEXT, picture.height // 20)
     for row in rows:
         if row.get("class"):
-            left, top, right, bottom = (float(row[name]) for name in BOX)
+            left, top, right, bottom = (float(row[name]) for name in EDGES)
             draw.rectangle((left, top, right, bottom), outline="red", width=max(1, picture.height // LINE // 4))
             draw.text((left + 2, top + 2), f"{row['class']} {float(row['score']):.0%}", fill="red", font_size=size)
         elif "predicted" in row or "labels" in row:
-            text = _answer_text(row)
             draw.rectangle((0, 0, picture.width, size + 6), fill="black")
-            draw.text((4, 2), text, fill="white", font_size=size)
+            draw.text((4, 2), _answer_text(row), fill="white", font_size=size)
     return picture

@@ -44,11 +44,8 @@ class Journal:
     """
 
     def __init__(self, folder: Path, classes: int, about: Mapping[str, Any]) -> None:
-        self.folder = folder
-        self.classes = classes
-        self.done = 0
-        self._about = dict(about)
-        self._stack: list[Any] = []
+        self.folder, self.classes, self.done = folder, classes, 0
+        self._about, self._stack = dict(about), list[Any]()
 
     def __enter__(self) -> "Journal":
         created = not self.folder.exists()
@@ -112,8 +109,7 @@ class Journal:
             path.unlink()
 
     def _part_files(self) -> list[Path]:
-        parts = sorted(self.folder.glob(_PARTS))
-        return [require_regular(path) for path in parts]
+        return [require_regular(path) for path in sorted(self.folder.glob(_PARTS))]
 
     def _open_part(self) -> None:
         path = self.folder / f"{len(self._part_files()):04d}.arrow"
@@ -125,14 +121,14 @@ class Journal:
 
     def _check_journal(self) -> None:
         """Refuse a folder with other files, or with predictions of another model or other settings."""
-        names = {path.name for path in self.folder.iterdir()} - {LOCK}
-        other_files = sorted(names - {path.name for path in self._part_files()})
-        if [name for name in other_files if not name.startswith(f".{LOCK}")]:
+        parts = self._part_files()
+        names = {path.name for path in self.folder.iterdir()} - {LOCK, *(path.name for path in parts)}
+        if other_files := sorted(name for name in names if not name.startswith(f".{LOCK}")):
             raise UserError(
                 f"{str(self.folder)!r} holds {other_files[0]!r}, which is not a file of predictions: give another "
                 "--output."
             )
-        for path in self._part_files():
+        for path in parts:
             stored = _read_facts(path)
             if stored is None or stored == self._about:
                 continue

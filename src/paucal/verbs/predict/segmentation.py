@@ -66,8 +66,9 @@ def predict_masks(
             output folder is not empty.
         TypeError: A setting does not exist.
     """
-    sources = [source for source in list_sources(images) if isinstance(source, str)]
-    if not sources:
+    all_sources = list_sources(images)
+    sources = [source for source in all_sources if isinstance(source, str)]
+    if not sources or len(sources) < len(all_sources):
         raise UserError(
             "masks are named after their images: give files, folders or patterns, or use paucal.load_segmenter."
         )

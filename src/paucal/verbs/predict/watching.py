@@ -31,8 +31,7 @@ def watched_pictures(
     """
     if not folder.is_dir():
         raise UserError(f"--watch: there is no folder {str(folder)!r}: make it, or give another.")
-    waiting: dict[str, _Stamp] = {}
-    last = time.monotonic()
+    waiting, last = dict[str, _Stamp](), time.monotonic()
     while True:
         stamps = _picture_stamps(folder, known)
         complete = [path for path, stamp in stamps.items() if waiting.get(path) == stamp]

@@ -188,12 +188,10 @@ def _deletion_reason(run: ListedRun, newest_equal: ListedRun | None, needed_fold
 
 def _needed_folders(runs: Sequence[ListedRun]) -> set[Path]:
     """Return the folders that runs name in their settings: initial models, teachers, guides."""
-    named_paths = set()
-    for run in runs:
-        for name, value in run.settings.items():
-            if name not in _OWN and isinstance(value, str) and value not in PUBLISHED and "/" in value:
-                path = Path(value)
-                named_paths |= {path, *path.parents}
+    named_paths: set[Path] = set()
+    for name, value in (item for run in runs for item in run.settings.items()):
+        if name not in _OWN and isinstance(value, str) and value not in PUBLISHED and "/" in value:
+            named_paths |= {Path(value), *Path(value).parents}
     return {run.path.resolve() for run in runs} & named_paths
 
 

@@ -102,10 +102,8 @@ def _folders(path: Path, depth: int) -> Iterator[Path]:
 
 
 def _list_run(path: Path, root: Path) -> ListedRun:
-    run, problem = RunFolder(path), ""
-    settings: Mapping[str, Any] = {}
-    summary: Mapping[str, Any] = {}
-    verb = "train"
+    run, problem, verb = RunFolder(path), "", "train"
+    settings, summary = dict[str, Any](), dict[str, Any]()
     try:
         settings, verb = run.settings, run.verb
         summary = {**run.read_json(SUMMARY), **_frozen_scores(path)} if run.finished else {}
