@@ -153,8 +153,7 @@ def parse_run(
 ) -> tuple[Namespace, dict[str, str], dict[str, Any]]:
     """Parse the arguments of a verb that trains: one flag per setting, and the arguments that all runs share.
 
-    Returns:
-        All values, the origin of each given value, and the settings made from them.
+    Return all values, the origin of each given value, and the settings made from them.
     """
     parser, fields_by_name = VerbParser(verb, description), {item.name: item for item in fields(settings)}
     add_data(parser, fields_by_name["data"].metadata["help"])
@@ -226,11 +225,7 @@ def _choices_text(hint: Any) -> str | None:
 def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
     """Parse arguments and an optional `--config` file.
 
-    Returns:
-        All values, and for each value that was given its origin, "config" or "flag".
-
-    Raises:
-        UserError: An unknown flag or key, or a value of the wrong type.
+    Return all values, and for each value that was given its origin, "config" or "flag".
     """
     if _showing.get():
         raise ParserShown(parser)

@@ -188,13 +188,8 @@ def find_suspects(
 ) -> tuple[list[SuspectLabel], float]:
     """Return labels that are probably wrong, the most suspect first, and the share of labels predicted correctly.
 
-    Args:
-        images: Set of images.
-        indices: (N,) positions of labelled images.
-        features: (N, D) features of these images.
-        groups: (N,) group numbers; a group of copies stays in one fold, since copies would reveal the label.
-        seed: Seed of the folds.
-        console: Console that shows progress.
+    `indices` are the (N,) positions of labelled images, with (N, D) features and (N,) group numbers. A group of copies
+    stays in one fold, since copies would reveal the label.
     """
     labels = images.labels[indices]
     with console.progress("fitting classifiers") as advance:

@@ -220,8 +220,7 @@ def _has_only_paths(images: ImageSet, settings: CheckSettings) -> bool:
 def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
     """Open a location without labels after it could not be opened with them; return an empty set if this fails too.
 
-    Raises:
-        UserError: The location does not exist or a flag is wrong: a mistake in the call, not in the data.
+    A location that does not exist, or a wrong flag, is a mistake in the call, and the problem is raised again.
     """
     if str(problem).startswith("--"):
         raise problem

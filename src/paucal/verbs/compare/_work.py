@@ -33,16 +33,9 @@ def work(
 ) -> bool:
     """Work on a grid until every cell is done or has failed, in this worker or another one.
 
-    Args:
-        folder: Folder of the grid.
-        compute: Function that computes a cell.
-        report: Called with the grid after each cell and while other workers are busy.
-        pause: Seconds between two checks.
-        led: Whether a leading process started this worker; then it stops after its cell if the leader is gone. A worker
-            that a user started continues after its terminal is closed.
-
-    Returns:
-        Whether the grid is settled; False if a signal stopped this worker or the leader is gone.
+    Return whether the grid is settled: a signal may stop this worker. A worker that is `led` by another process also
+    stops after its cell if that process is gone; a worker that a user started continues after its terminal is closed.
+    `report` is called with the grid after each cell and while other workers are busy; `pause` is in seconds.
     """
     parent = os.getppid()
     while not led or os.getppid() == parent:

@@ -25,13 +25,9 @@ MAX_SILENCE = 600.0  # maximum time between two lines of progress, in seconds
 
 
 def run_workers(grid: Grid, grid_settings: GridSettings, resume_command: str, console: Console) -> bool:
-    """Let workers compute the open cells of a stored grid.
+    """Let workers compute the open cells of a stored grid, and return whether all cells are settled.
 
-    Returns:
-        Whether all cells are settled.
-
-    Raises:
-        KeyboardInterrupt: The user stopped it; how to resume it has been printed.
+    How to resume it is printed before a KeyboardInterrupt is raised again.
     """
     if grid_settings.retry and (failed := [cell for cell in cells_of(grid) if state_of(cell).name == "failed"]):
         for cell in failed:

@@ -167,10 +167,8 @@ def open_data(
 ) -> EvaluationData:
     """Open a data set for frozen features, with the splits of the run if all images are the run's own.
 
-    Without a target, the run's own images are opened. Weights files and timm models have no run.
-
-    Raises:
-        UserError: The data set does not exist, or lacks a split.
+    Without a target, the run's own images are opened. Weights files and timm models have no run. A UserError is raised
+    for a data set that does not exist, or that lacks a split.
     """
     with console.progress("reading images") as advance:
         if target is not None and (folder := _voc_folder(target, settings)) is not None:

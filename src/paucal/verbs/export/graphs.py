@@ -73,13 +73,10 @@ class GraphWriter:
         self.sources: dict[bool, Source] = {}
 
     def open(self, formats: Sequence[str], parts: Sequence[str] = TESTED, pictures: Pictures | None = None) -> None:
-        """Prepare the graphs, and read the images on which the files are compared.
+        """Prepare the graphs, and read the images on which the files are compared, unless pictures are given.
 
-        Args:
-            formats: Names of formats.
-            parts: Parts of the run's images, of which the first one with images is taken; the given images take the
-                place of test images, and that of other parts where the run's images are missing.
-            pictures: Images that were read before, in place of the run's.
+        They are those of the first part of the run's images that has any. Images that the user gave take the place of
+        test images, and of other parts if the run's images are missing.
         """
         web = None if self.settings.onnxruntime_web is None else named_path(self.settings.onnxruntime_web)
         if "html" in formats:

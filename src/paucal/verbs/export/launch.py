@@ -255,8 +255,7 @@ def _export_record(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
 def licence_of_start(run: RunFolder) -> str | None:
     """Return the licence of the published weights that a run, or the first run before it, started from.
 
-    Returns:
-        `NOTHING` for random weights; None where the licence is unknown: for a weights file, or a run that is gone.
+    It is `NOTHING` for random weights, and None for a weights file or a run that is gone.
     """
     for ancestor in with_ancestors(run):
         if not ancestor.config.is_file():

@@ -196,8 +196,7 @@ def doubt_of_objects(detections: Detections) -> float:
 def pooled_maps(maps: nn.Module) -> Iterator[Callable[[], Tensor]]:
     """Record the mean of the deepest map over its cells within the block.
 
-    Yields:
-        A function that returns the (D,) mean since it was last called, over all calls of the maps.
+    Yield a function that returns the (D,) mean over all calls of the maps since it was last called.
     """
     pooled: list[Tensor] = []
     handle = maps.register_forward_hook(lambda module, inputs, grids: pooled.append(grids[-1].float().mean((0, 2, 3))))

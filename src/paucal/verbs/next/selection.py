@@ -53,15 +53,10 @@ def unsureness(shares: Tensor, several: bool = False) -> Tensor:
 def choose(
     unsure: Tensor, features: Tensor, labelled: Tensor, count: int, random_share: float = 0.0, seed: int = 0
 ) -> list[Choice]:
-    """Choose images to label, the most useful first; the random ones come last.
+    """Choose images to label, the most useful first; a random share of them comes last.
 
-    Args:
-        unsure: (N,) uncertainty of each image.
-        features: (N, D) features.
-        labelled: (L, D) features of the labelled images; L may be 0.
-        count: Number of images to choose.
-        random_share: Share of the choices that is drawn at random.
-        seed: Seed of the draws.
+    `unsure` is the (N,) uncertainty of each image, with (N, D) features; `labelled` has the (L, D) features of labelled
+    images, where L may be 0.
     """
     draw = np.random.default_rng(seed)
     count = min(count, len(unsure))
@@ -81,10 +76,9 @@ def choose(
 
 
 def directions(features: Tensor, labelled: Tensor) -> tuple[Tensor, Tensor]:
-    """Project (N, D) features on the principal axes of the unlabelled images, and scale them to length 1.
+    """Project features on the principal axes of the (N, D) unlabelled images, and scale them to length 1.
 
-    Returns:
-        (N, R) and (L, R) vectors, R at most `AXES`, of the unlabelled and the labelled images.
+    Return the (N, R) and (L, R) vectors of the unlabelled and the labelled images, R at most `AXES`.
     """
     features = features.float()
     mean = features.mean(0)
@@ -110,15 +104,9 @@ def similarities(vectors: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
 def herd(unsure: Tensor, similar: Tensor, covered: Tensor, count: int) -> tuple[list[int], NDArray[np.int64]]:
     """Choose images greedily by the uncertainty that they cover.
 
-    Args:
-        unsure: (N,) weight of each image.
-        similar: (N, N) similarities from 0 to 1.
-        covered: (N,) similarity of each image to the most similar labelled one.
-        count: Number of images to choose.
-
-    Returns:
-        The chosen positions, and for each image the rank of the choice that is most similar to it; -1 for an image to
-        which a labelled one is more similar.
+    `unsure` is the (N,) weight of each image, `similar` the (N, N) similarities from 0 to 1, and `covered` the (N,)
+    similarity of each image to the most similar labelled one. Return the chosen positions, and for each image the rank
+    of the choice that is most similar to it; -1 for an image to which a labelled one is more similar.
     """
     covered, nearest = covered.clone(), np.full(len(unsure), -1, dtype=np.int64)
     chosen: list[int] = []

@@ -25,8 +25,7 @@ def predict_to_files(
 ) -> Iterator[str]:
     """Classify images and write the requested files; a model without a classifier gives only features.
 
-    Returns:
-        The predictions as pieces of text; none if they are written to a file.
+    Return the predictions as pieces of text; none if they are written to a file.
     """
     check_ranges(settings)
     check_ranges(wanted)

@@ -61,10 +61,7 @@ class Answerer:
     def answer(self, content: bytes, name: str, explain: bool) -> dict[str, Any]:
         """Return the answer for an encoded picture, as plain values.
 
-        Args:
-            content: Bytes of the image file.
-            name: Name of the picture in messages.
-            explain: Whether to draw the evidence for the likeliest classes, which takes several times as long.
+        Explaining draws the evidence for the likeliest classes, which takes several times as long.
 
         Raises:
             UserError: The picture cannot be read, or is too large.

@@ -47,11 +47,7 @@ class LabelFile:
         self._lock.close()
 
     def add(self, image: str, label: str) -> None:
-        """Store a label; it is on the disk when this returns.
-
-        Raises:
-            OSError: The disk is full.
-        """
+        """Store a label; it is on the disk when this returns. An OSError is raised if the disk is full."""
         if not self.path.exists():
             self._write_labels(self.labels)
         size = self.path.stat().st_size

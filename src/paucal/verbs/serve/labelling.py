@@ -89,16 +89,9 @@ class Labelling:
             return self._next_item(name)
 
     def save(self, name: str, index: int, label: str) -> dict[str, Any]:
-        """Save a label, and return the next image.
+        """Save a label of a tab, one of the classes or `NONE`, and return the next image.
 
-        Args:
-            name: Name of the tab.
-            index: Position of the image.
-            label: One of the classes, or `NONE`.
-
-        Raises:
-            Conflict: The image has another label already.
-            UserError: There is no such image or class.
+        A Conflict is raised if the image has another label, and a UserError if there is no such image or class.
         """
         with self._lock:
             path = self._checked_path(index)
