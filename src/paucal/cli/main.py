@@ -55,20 +55,17 @@ PURPOSES = {  # the verbs, grouped by purpose
 }
 _CHECK = "free some space or check the permissions"
 _ADVICE = {
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check the permissions"),
+    **dict.fromkeys((errno.ENXIO, errno.ENODEV), "give a regular file"),
     errno.EFBIG: "choose another disk",
     errno.EROFS: "choose a folder that can be written",
-    errno.EACCES: "check the permissions",
-    errno.EPERM: "check the permissions",
     errno.ELOOP: "remove the link that leads to itself, or give another path",
     errno.ENAMETOOLONG: "give a shorter name",
     errno.EINVAL: "give another name",
     errno.EMFILE: "close other programs, or allow more open files (ulimit -n)",
     errno.ENFILE: "close other programs",
     errno.ENOMEM: "free some memory",
-    errno.ENXIO: "give a regular file",
-    errno.ENODEV: "give a regular file",
     errno.EIO: "check the disk",
 }
 _MISPLACED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)

@@ -101,9 +101,8 @@ def facts_of(checked: CheckedSet, survey: Survey) -> dict[str, Any]:
 def print_result(result: CheckResult, console: Console) -> None:
     """Show the findings of a check on a terminal."""
     facts = result.facts
-    console.say(
-        f"{facts['name']}: {counted(facts['images'], 'image')}, {counted(facts['classes'], 'class', 'classes')}"
-    )
+    counts = f"{counted(facts['images'], 'image')}, {counted(facts['classes'], 'class', 'classes')}"
+    console.say(f"{facts['name']}: {counts}")
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for row in fact_rows(facts):
         table.add_row(*row)
@@ -127,9 +126,8 @@ def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("parts", f"{parts} ({facts['parts_are']})")]
     if sizes := facts["sizes"]:
         low, middle, high = (f"{w} x {h}" for h, w in (sizes["smallest"], sizes["median"], sizes["largest"]))
-        rows.append(
-            ("width x height", f"medians {middle}, images from {low} to {high}; {sizes['different']} different")
-        )
+        text = f"medians {middle}, images from {low} to {high}; {sizes['different']} different"
+        rows.append(("width x height", text))
     kinds = ", ".join(f"{mode}: {count}" for mode, count in facts["channels"].items())
     rows += [("channels", kinds)] if kinds else []
     for name in ("brightness", "contrast"):
@@ -201,10 +199,8 @@ def require_ours(folder: Path) -> None:
     """Refuse a folder with files that were not written by a check but would be replaced."""
     existing = [name for name in (PAGE, VALUES, SHEET) if (folder / name).exists()]
     if existing and not (folder / VALUES).is_file():
-        raise UserError(
-            f"--output: {str(folder / existing[0])!r} was not written by 'paucal check' and would be replaced: give "
-            "another folder."
-        )
+        text = f"--output: {str(folder / existing[0])!r} was not written by 'paucal check' and would be replaced"
+        raise UserError(f"{text}: give another folder.")
 
 
 def write_check(folder: Path, result: CheckResult, seed: int) -> None:
@@ -227,9 +223,8 @@ def write_check(folder: Path, result: CheckResult, seed: int) -> None:
 
 
 def _figures(result: CheckResult) -> list[tuple[str, str]]:
-    facts = result.facts
+    facts, levels = result.facts, [finding.level for finding in result.findings]
     figures = [(f"{facts['images']:,}", "images"), (str(facts["classes"]), "classes")]
-    levels = [finding.level for finding in result.findings]
     figures.append((str(levels.count("misleads")), "findings that mislead"))
     figures.append((str(levels.count("warning")), "warnings" if levels.count("warning") != 1 else "warning"))
     if result.suspects is not None:

@@ -269,16 +269,9 @@ def cells_of(grid: Grid) -> list[Cell]:
         return [make_cell(grid, arm, seed) for seed in grid.seeds for arm in grid.arms]
     trials = {arm: [make_cell(grid, arm, grid.seeds[0], rate, True) for rate in grid.rates] for arm in grid.arms}
     rates = {arm: chosen_rate(cells) for arm, cells in trials.items()}
-    return [
-        *(cell for cells in trials.values() for cell in cells),
-        # The trial with the chosen rate is also the arm's run with the first seed.
-        *(
-            make_cell(grid, arm, seed, rate)
-            for seed in grid.seeds[1:]
-            for arm, rate in rates.items()
-            if rate is not None
-        ),
-    ]
+    # The trial with the chosen rate is also the arm's run with the first seed.
+    others = [(arm, seed, rate) for seed in grid.seeds[1:] for arm, rate in rates.items() if rate is not None]
+    return [*(cell for cells in trials.values() for cell in cells), *(make_cell(grid, *entry) for entry in others)]
 
 
 def compared_cells(grid: Grid) -> list[Cell]:
@@ -322,9 +315,8 @@ def start_of(cell: Cell) -> Cell | None:
     grid = read_grid(cell.folder.parents[2] / STARTS / verb)
     arm = next((arm for arm in grid.arms if arm.name == name), None)
     if arm is None or cell.seed not in grid.seeds:
-        raise UserError(
-            f"there is no run of {name!r} with seed {cell.seed} to start from: run the study again with --retry."
-        )
+        text = f"there is no run of {name!r} with seed {cell.seed} to start from"
+        raise UserError(f"{text}: run the study again with --retry.")
     return make_cell(grid, arm, cell.seed)
 
 

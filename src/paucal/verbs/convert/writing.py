@@ -217,9 +217,8 @@ def write_folders(content: Content, folder: Path) -> None:
             "two class names give the same folder name (they differ only in case or special characters): convert "
             "with --to csv."
         )
-    content.lost["original names of classes that folders cannot have"] += sum(
-        _class_folder(item) != item.labels[0] for item in content.items
-    )
+    changed = sum(_class_folder(item) != item.labels[0] for item in content.items)
+    content.lost["original names of classes that folders cannot have"] += changed
 
 
 LAYOUTS: dict[str, Layout] = {

@@ -93,11 +93,10 @@ def opened_video(source: str) -> Iterator[Any]:
         container = av.open(place, format=input_format)
     except (av.error.FFmpegError, OSError, ValueError) as problem:
         reason = _failure_reason(problem)
-        raise UserError(
-            f"{source!r} cannot be opened as a video ({reason}): check it, or leave it out."
-            if input_format is None
-            else f"{source!r} cannot be opened ({place}: {reason}): connect the camera, or name another."
-        ) from None
+        text = f"{source!r} cannot be opened as a video ({reason}): check it, or leave it out."
+        if input_format is not None:
+            text = f"{source!r} cannot be opened ({place}: {reason}): connect the camera, or name another."
+        raise UserError(text) from None
     with container:
         if not container.streams.video:
             raise UserError(f"{source!r} has no pictures: give a video.")

@@ -98,12 +98,11 @@ class Labelling:
             if label != NONE and label not in self.classes:
                 raise UserError(f"there is no class {label[:80]!r}: reload the page.")
             stored_label = self._saved.labels.get(path)
-            if stored_label is not None and stored_label != label:
-                raise Conflict(
-                    f"this image was labelled {stored_label or 'none of these'} in another tab; that label is kept."
-                )
             if stored_label is None:
                 self._saved.add(path, label)
+            elif stored_label != label:
+                text = f"this image was labelled {stored_label or 'none of these'} in another tab"
+                raise Conflict(f"{text}; that label is kept.")
             tab = self._state_of_tab(name)
             if index not in tab.given:  # a page that got no response sends the same request again
                 tab.given.append(index)

@@ -111,6 +111,5 @@ def _listening_socket(host: str, port: int) -> socket.socket:
     except PermissionError as problem:
         raise UserError(f"this user may not use --port {port}: take one above 1023.") from problem
     except OSError as problem:
-        raise UserError(
-            f"--port {port} of {host} is not available ({problem.strerror}): try --port {port % 65535 + 1}."
-        ) from problem
+        text = f"--port {port} of {host} is not available ({problem.strerror}): try --port {port % 65535 + 1}."
+        raise UserError(text) from problem
