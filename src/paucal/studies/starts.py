@@ -42,10 +42,8 @@ def with_starts(call: Call) -> Call:
             raise UserError(f"--init: {name!r} is given twice: leave one out.")
         run_of_start[name] = place
     _require_starts(study, runs, run_of_start)
-    started = [
-        with_given_start(study, run, run_of_start[run.row.start]) if run.row.start in run_of_start else run
-        for run in runs
-    ]
+    places = [run_of_start.get(run.row.start) for run in runs]
+    started = [with_given_start(study, run, place) if place else run for run, place in zip(runs, places, strict=True)]
     return replace(call, runs=started)
 
 

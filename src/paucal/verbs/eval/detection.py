@@ -133,8 +133,8 @@ def _evaluate_set(
     worst = ", ".join(f"{name} {value:.3f}" for value, name in class_scores[:WORST])
     titles = {name: title for name, title in TITLES.items() if name in evaluation.scores}
     scores = ", ".join(f"{title} {format_score(evaluation.scores[name])}" for name, title in titles.items())
-    images_text = counted(len(indices), "image")
-    console.say(f"{boxed.images.name}: {scores} on {images_text}; tables and pictures are in {folder}")
+    count = counted(len(indices), "image")
+    console.say(f"{boxed.images.name}: {scores} on {count}; tables and pictures are in {folder}")
     console.say(f"AP by class, lowest first: {worst}")
     parts = evaluation.scores, evaluation.metrics, evaluation.per_class
     return DetectedSet(boxed.images.name, len(indices), *parts, folder, evaluation.mask_per_class)

@@ -159,17 +159,14 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
     requested = settings.protocols
     if settings.real_labels is not None and (len(data) > 1 or "classification" not in requested):
         raise UserError("--real-labels needs --protocol classification and exactly one DATA.")
-    if settings.part is not None and "classification" not in requested:
-        raise UserError(
-            f"--part {settings.part}: frozen features are evaluated on the test images and fitted to the others: "
-            "leave --part out, or give --protocol classification."
-        )
-    if settings.mirror and "classification" not in requested:
-        raise UserError(
-            "--mirror averages the predictions of a classifier: give --protocol classification, or leave it out."
-        )
-    if settings.precision is not None and "classification" not in requested:
-        raise UserError("--precision is only for classifiers: give --protocol classification, or leave it out.")
+    reasons = {
+        "part": "is not for frozen features, which are evaluated on the test images and fitted to the others",
+        "mirror": "averages the predictions of a classifier",
+        "precision": "is only for classifiers",
+    }
+    for name, reason in reasons.items() if "classification" not in requested else ():
+        if getattr(settings, name):
+            raise UserError(f"--{name} {reason}: give --protocol classification, or leave it out.")
     protocols: list[Protocol] = [name for name in PROTOCOLS if name in requested]
     if not protocols:
         _refuse_frozen(settings)
