@@ -56,9 +56,8 @@ def show(name: str) -> tuple[Table | None, list[str]]:
         data_by_settings: dict[tuple[str, str], list[str]] = {}
         for run in runs:
             data_by_settings.setdefault((describe_run(run), describe_settings(run.settings)), []).append(run.data)
-        sentences += [
-            f"  {run} ({', '.join(dict.fromkeys(data))}): {flags}" for (run, flags), data in data_by_settings.items()
-        ]
+        for (run, flags), data in data_by_settings.items():
+            sentences.append(f"  {run} ({', '.join(dict.fromkeys(data))}): {flags}")
     sentences += [f"to reproduce by hand: {study.see}"] if study.see else []
     return _published_table(study), [*sentences, *caveats(study, None)]
 

@@ -114,9 +114,8 @@ def crop_findings(opening_findings: Sequence[Finding], survey: Survey, device: s
     )
     advice = f"train with smaller crops: --img-size {fitting_side}" if fitting_side < side else "take larger copies"
     groups = tuple((int(survey.readable[index]),) for index in small_images)
-    return [
-        Finding(SMALL_CROPS, "warning" if len(small_images) < len(shorter_sides) / 2 else "note", text, advice, groups)
-    ]
+    level = "warning" if len(small_images) < len(shorter_sides) / 2 else "note"
+    return [Finding(SMALL_CROPS, level, text, advice, groups)]
 
 
 def _has_masks(root: Path) -> bool:
@@ -147,11 +146,8 @@ def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[
     labelled = max(int(totals.sum()), 1)
     shares = {name: int(count) / labelled for name, count in zip(masked.images.classes, totals, strict=True)}
     listed_shares = ", ".join(f"{name} {percent(share)}" for name, share in list(shares.items())[:12])
-    findings = [
-        _masks_finding(pairs),
-        Finding("pixels", "note", f"share of the labelled pixels: {listed_shares}"),
-        *masked.findings,
-    ]
+    pixels = Finding("pixels", "note", f"share of the labelled pixels: {listed_shares}")
+    findings = [_masks_finding(pairs), pixels, *masked.findings]
     scarce = [name for name, share in shares.items() if share < SCARCE]
     if scarce:
         names = first_few(scarce, 8)

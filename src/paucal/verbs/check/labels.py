@@ -194,16 +194,11 @@ def find_suspects(
     labels = images.labels[indices]
     with console.progress("fitting classifiers") as advance:
         shares = out_of_fold(features, torch.from_numpy(labels).long(), len(images.classes), groups, seed, advance)
-    suspects = [
-        SuspectLabel(
-            int(indices[suspect.position]),
-            images.classes[suspect.given],
-            images.classes[suspect.suggested],
-            suspect.confidence,
-            suspect.suggested_confidence,
-        )
-        for suspect in suspected_labels(shares, labels)
-    ]
+    suspects = []
+    for suspect in suspected_labels(shares, labels):
+        names = images.classes[suspect.given], images.classes[suspect.suggested]
+        confidences = suspect.confidence, suspect.suggested_confidence
+        suspects.append(SuspectLabel(int(indices[suspect.position]), *names, *confidences))
     return suspects, float((shares.argmax(1) == labels).mean())
 
 

@@ -99,9 +99,8 @@ def compare(
     shared = _train_values({**train_values, **({} if data is None else {"data": data})})
     for name in shared:
         if name in REFUSED:
-            raise UserError(
-                f"{flag(name)} is not supported for comparisons, whose runs have one process each: leave it out."
-            )
+            text = f"{flag(name)} is not supported for comparisons, whose runs have one process each"
+            raise UserError(f"{text}: leave it out.")
         if name in TAKEN and name != "data":
             advice = {"method": "--methods", "model": "--models", "seed": "--seeds", "fraction": "--labels"}.get(name)
             raise UserError(f"{flag(name)} is varied within a comparison: use {advice or '--arms'}.")

@@ -123,10 +123,8 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
         nouns = " or ".join(kind.noun for kind in KINDS if kind.verb in kinds)
         says = f"{settings.data} has {' and '.join(kinds_found.values())}"
         raise UserError(f"{says}, but --to {settings.to} takes {nouns}: choose another --to.")
-    if content is None:
-        content = {"detect": _read_boxes, "segment": _read_mask_set, "train": _read_classes}[kind](
-            settings, path, progress
-        )
+    readers = {"detect": _read_boxes, "segment": _read_mask_set, "train": _read_classes}
+    content = content or readers[kind](settings, path, progress)
     return with_names(replace(content, images=as_read(content.images, settings)))
 
 

@@ -52,11 +52,8 @@ def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int]
 def _class_number(name: str, classes: Sequence[str], readable_names: Sequence[str]) -> int:
     if name in classes:
         return list(classes).index(name)
-    matches = [
-        number
-        for number, readable in enumerate(readable_names)
-        if readable.lower() == name.lower() and readable != classes[number]
-    ]
+    pairs = enumerate(zip(readable_names, classes, strict=True))
+    matches = [n for n, (readable, label) in pairs if readable.lower() == name.lower() and readable != label]
     if len(matches) > 1:
         candidates = " and ".join(classes[number] for number in matches)
         raise UserError(f"--explain-class: {name!r} may mean {candidates}: give one of them.")

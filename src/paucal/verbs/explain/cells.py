@@ -73,16 +73,10 @@ def predict_offsets(term: DrLoc, model: TrainedModel, image: ExplainInput) -> Of
     pairs = all_pairs(size).to(grid.device)
     head: nn.Module = term.heads[-1]
     predicted = _offsets_in_cells(head(grid, pairs), term.options, size)
-    signed = _is_signed(term.options)
+    signed = (term.options.target if term.options.mode in ("l1", "signed") else term.options.classes) != "absolute"
     scale = pair_targets(pairs, *size, target="signed" if signed else "absolute", scale="none")
     cells = size[0] * size[1]
     return OffsetView(predicted.cpu().view(cells, cells, 2), scale[0].cpu().view(cells, cells, 2), size, signed)
-
-
-def _is_signed(options: DrLocOptions) -> bool:
-    if options.mode in ("l1", "signed"):
-        return options.target != "absolute"
-    return options.classes != "absolute"
 
 
 def localization_figures(
