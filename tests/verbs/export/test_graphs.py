@@ -7,8 +7,7 @@ import pytest
 from paucal.export.comparison import Comparison
 from paucal.runner.console import SilentConsole
 from paucal.types import UserError
-from paucal.verbs.export.graphs import GraphWriter
-from paucal.verbs.export.images import Pictures
+from paucal.verbs.export.graphs import GraphWriter, Pictures
 from paucal.verbs.export.settings import ExportSettings
 
 

@@ -20,7 +20,7 @@ from paucal.cli.main import main
 from paucal.data.decode import Reading
 from paucal.models.tasks import DETECTION
 from paucal.runner.console import SilentConsole
-from paucal.verbs.predict import annotating, moving, video, watching
+from paucal.verbs.predict import annotating, moving, video
 from paucal.verbs.predict.answer_table import AnswerTable
 from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
 from paucal.verbs.predict.video import VideoLedger, read_frames
@@ -253,16 +253,16 @@ def test_detector__gives_boxes_of_watched_pictures_in_their_own_pixels(tmp_path,
     monkeypatch.setattr(moving, "task_of", lambda _: DETECTION)
     monkeypatch.setattr(moving, "load_detector", lambda *_: (None, card, "cpu"))
     numbered(0).resize((960, 480)).save(tmp_path / "large.png")
-    monkeypatch.setattr(watching, "POLL", 0.05)
+    monkeypatch.setattr(moving, "POLL", 0.05)
     answerer = moving.FramePredictor("run", PredictSettings(), AnswerSettings(), SilentConsole())
-    frames = watching.watched_pictures(tmp_path, set(), None, answerer.reading, SilentConsole())
+    frames = moving.watched_pictures(tmp_path, set(), None, answerer.reading, SilentConsole())
     assert next(frame for frame in frames if frame is not None).image.size == (960, 480)
 
 
 def test_watch__answers_each_picture_once_when_it_is_whole(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(watching, "POLL", 0.05)
-    monkeypatch.setattr(watching, "PATIENCE", 0.3)
+    monkeypatch.setattr(moving, "POLL", 0.05)
+    monkeypatch.setattr(moving, "PATIENCE", 0.3)
     folder = tmp_path / "new"
     folder.mkdir()
     for number in range(3):
@@ -282,11 +282,11 @@ def test_watch__answers_each_picture_once_when_it_is_whole(run, tmp_path, monkey
 
 
 def test_watch__waits_for_a_picture_that_grows(tmp_path, monkeypatch):
-    monkeypatch.setattr(watching, "POLL", 0.05)
+    monkeypatch.setattr(moving, "POLL", 0.05)
     numbered(5).save(tmp_path / "whole.png")
     content, growing = (tmp_path / "whole.png").read_bytes(), tmp_path / "growing.png"
     growing.write_bytes(content[:50])
-    source = watching.watched_pictures(tmp_path, {str(tmp_path / "whole.png")}, None, Reading(None), SilentConsole())
+    source = moving.watched_pictures(tmp_path, {str(tmp_path / "whole.png")}, None, Reading(None), SilentConsole())
     assert [next(source) for _ in range(4)] == [None] * 4  # unchanged for a while, but not yet a picture
     growing.write_bytes(content)
     os.utime(growing, (time.time(), time.time()))

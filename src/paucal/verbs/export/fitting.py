@@ -23,8 +23,7 @@ from paucal.metrics.intervals import wilson_share
 from paucal.runner.console import Console
 from paucal.runner.time_budget import seconds_of
 from paucal.types import UserError
-from paucal.verbs.export.graphs import GraphWriter, file_name, reads_pixels
-from paucal.verbs.export.images import JUDGED, compared_images, has_images
+from paucal.verbs.export.graphs import JUDGED, GraphWriter, compared_images, file_name, has_images, reads_pixels
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.students import TIME, Student, build_untrained, possible_students, teach
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject
