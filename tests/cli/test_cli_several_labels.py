@@ -13,7 +13,7 @@ from cli.calls import QUICK, call, failure, table
 from paucal.models.trained import load_trained
 from paucal.runner.starts import images_shown
 from paucal.runs import RunFolder
-from paucal.verbs.predict.asking import Block
+from paucal.verbs.predict.answers import Block
 from paucal.verbs.predict.writing import NONE, sheet_rows
 from several_labels import COLOURS, make_set
 

@@ -16,8 +16,7 @@ from paucal.data.sources.opening import open_images
 from paucal.runner.input_images import full_name
 from paucal.types import UserError
 from paucal.verbs.serve.app import make_label_app
-from paucal.verbs.serve.label_file import LabelFile, check_label_file
-from paucal.verbs.serve.labelling import NONE, OFFER, Conflict, Labelling, Suggestion
+from paucal.verbs.serve.labelling import NONE, OFFER, Conflict, LabelFile, Labelling, Suggestion, check_label_file
 
 HOSTILE = "<script>alert(1)</script>"
 CLASSES = ("cat", "dog, brown", HOSTILE)
@@ -139,7 +138,7 @@ def test_half_a_line__is_cut_off_and_the_rest_goes_on(images: Path, tmp_path: Pa
 HOLDER = """
 import sys
 from pathlib import Path
-from paucal.verbs.serve.label_file import LabelFile
+from paucal.verbs.serve.labelling import LabelFile
 with LabelFile(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -25,7 +25,7 @@ from paucal.tasks.detection.pictures import SHOWN
 from paucal.tasks.segmentation.model import load_segmenter
 from paucal.verbs.convert.content import Content, Item, Kind, numbered, with_names
 from paucal.verbs.next.selection import unsureness
-from paucal.verbs.predict.asking import predict_batches
+from paucal.verbs.predict.answers import predict_batches
 from paucal.verbs.predict.detection import detect_image
 from paucal.verbs.predict.layouts import item_of_detections
 from paucal.verbs.predict.settings import PredictSettings

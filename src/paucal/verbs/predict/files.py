@@ -12,7 +12,7 @@ from paucal.runner.console import Console
 from paucal.runner.input_images import Pictures
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
-from paucal.verbs.predict.asking import Block, predict_batches
+from paucal.verbs.predict.answers import Block, predict_batches
 from paucal.verbs.predict.journal import ENDING, PRECISION, Journal, stored_precision
 from paucal.verbs.predict.launch import open_pictures
 from paucal.verbs.predict.settings import AnswerSettings, PredictSettings

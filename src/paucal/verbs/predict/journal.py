@@ -17,7 +17,7 @@ from paucal.reading import require_regular
 from paucal.runner.input_images import Pictures
 from paucal.runs.lock import LOCK, RunLock
 from paucal.types import UserError
-from paucal.verbs.predict.asking import Block
+from paucal.verbs.predict.answers import Block
 
 ENDING = ".part"
 WHAT = "the folder of unfinished answers"

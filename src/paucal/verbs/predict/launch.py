@@ -20,8 +20,7 @@ from paucal.runner.precision import choose_for_pictures
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
-from paucal.verbs.predict.answers import Predictions
-from paucal.verbs.predict.asking import predict_batches
+from paucal.verbs.predict.answers import Predictions, predict_batches
 from paucal.verbs.predict.regression import predict_numbers
 from paucal.verbs.predict.settings import PredictSettings
 

@@ -18,7 +18,7 @@ from paucal.runner.frames import to_pandas
 from paucal.runner.input_images import Pictures
 from paucal.runs import csv_text
 from paucal.tasks.regression.model import card_of
-from paucal.verbs.predict.asking import predict_batches
+from paucal.verbs.predict.answers import predict_batches
 from paucal.verbs.predict.settings import PredictSettings
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from paucal.runner.outputs import check_file
 from paucal.runner.tables import TableForm, check_table
 from paucal.runs.files import check_writable, write_atomically
 from paucal.types import UserError
-from paucal.verbs.predict.answers import csv_lines, json_lines
-from paucal.verbs.predict.asking import Block
+from paucal.verbs.predict.answers import Block, csv_lines, json_lines
 from paucal.verbs.predict.settings import AnswerSettings
 from paucal.wording import percent, shortened, showable
 

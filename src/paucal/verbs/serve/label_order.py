@@ -20,8 +20,7 @@ from paucal.types import UserError
 from paucal.verbs.next.answers import Classifier
 from paucal.verbs.next.launch import describe_choice
 from paucal.verbs.next.selection import Choice, choose
-from paucal.verbs.serve.label_file import LabelFile
-from paucal.verbs.serve.labelling import Labelling, Suggestion
+from paucal.verbs.serve.labelling import LabelFile, Labelling, Suggestion
 from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
 

@@ -15,8 +15,8 @@ from paucal.runs.folder import MARKER
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
 from paucal.verbs.serve.answering import Answerer
-from paucal.verbs.serve.label_file import LabelFile, check_label_file
 from paucal.verbs.serve.label_order import check_labelling, open_labelling
+from paucal.verbs.serve.labelling import LabelFile, check_label_file
 from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
 
