@@ -139,9 +139,8 @@ def _shorten(run: PlannedRun, small: Scale, images: int) -> dict[str, Any]:
 
 def _feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> Callable[[Mapping[str, Any]], float]:
     """Return a function that estimates the seconds of a row's features by timing a few images."""
-    models: dict[str, tuple[Architecture, int]] = {}
-    for run in runs:
-        model, small = call.study.models[run.row.model], call.small
+    models, small = dict[str, tuple[Architecture, int]](), call.small
+    for model in (call.study.models[run.row.model] for run in runs):
         architecture, side = model.full, model.side
         if small is not None and model.standin is not None and small.start_training is not None:
             architecture, side = model.standin, small.start_training.side
@@ -214,17 +213,12 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
 
 def shown_settings(runs: Sequence[PlannedRun], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:
     """Return the page's rows with name, images and settings: of the starts, of what all runs share, and of each run."""
-    used_starts = {run.row.start for run in runs}
-    rows = [
-        {
-            "run": f"{arm.name}, a start",
-            "images": Path(str(grid.shared["data"])).name,
-            "settings": f"paucal {grid.verb} {describe_settings(verb_settings(arm.settings))}",
-        }
-        for grid in starts
-        for arm in grid.arms
-        if arm.name in used_starts
-    ]
+    rows, used_starts = [], {run.row.start for run in runs}
+    used_arms = [(start, arm) for start in starts for arm in start.arms if arm.name in used_starts]
+    for grid, arm in used_arms:
+        flags = f"paucal {grid.verb} {describe_settings(verb_settings(arm.settings))}"
+        images = Path(str(grid.shared["data"])).name
+        rows.append({"run": f"{arm.name}, a start", "images": images, "settings": flags})
     arms = {(grid.folder.name, arm.name): verb_settings(arm.settings) for grid in grids for arm in grid.arms}
     run_settings = [arms[run.data, run.name] for run in runs]
     shared = {

@@ -64,8 +64,8 @@ def explain_images(
         **settings: Any field of `paucal.verbs.explain.settings.ExplainSettings`.
 
     Raises:
-        UserError: there is no such model, class, layer or image, or the model lacks what a picture needs.
-        TypeError: a setting does not exist.
+        UserError: There is no such model, class, layer or image, or the model lacks what a picture needs.
+        TypeError: A setting does not exist.
 
     Example:
         >>> paucal.explain_images("runs/1", "cat.jpg", show=["attribution", "attention"])  # doctest: +SKIP

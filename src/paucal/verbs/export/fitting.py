@@ -49,18 +49,17 @@ class Limits:
         return max(size, 0.0 if self.milliseconds is None else found.milliseconds[1] / self.milliseconds)
 
     def __str__(self) -> str:
-        size = () if self.size is None else (f"{self.size / 1e6:g} MB",)
-        return " and ".join((*size, *(() if self.milliseconds is None else (f"{self.milliseconds:g} ms per image",))))
+        size = None if self.size is None else f"{self.size / 1e6:g} MB"
+        time = None if self.milliseconds is None else f"{self.milliseconds:g} ms per image"
+        return " and ".join(filter(None, (size, time)))
 
 
 def limits_of(settings: ExportSettings) -> Limits | None:
     """Return the limits that were given; None without any."""
     if settings.max_size is None and settings.max_ms is None:
         if settings.time is not None:
-            raise UserError(
-                "--time limits the training of the smaller model for --max-size or --max-ms: give one of "
-                "those, or leave --time out."
-            )
+            text = "--time limits the training of the smaller model for --max-size or --max-ms"
+            raise UserError(f"{text}: give one of those, or leave --time out.")
         return None
     if settings.time is not None:
         seconds_of(settings.time, "--time")

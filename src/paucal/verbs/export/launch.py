@@ -80,9 +80,9 @@ def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
         **settings: Any field of `paucal.verbs.export.settings.ExportSettings`.
 
     Raises:
-        UserError: there is no such run, a package is missing, the network cannot be written in a format, or the
+        UserError: There is no such run, a package is missing, the network cannot be written in a format, or the
             predictions of an export differ from the model's.
-        TypeError: a setting does not exist.
+        TypeError: A setting does not exist.
 
     Example:
         >>> paucal.export_model("runs/1", format=["onnx"], with_preprocessing=True).folder  # doctest: +SKIP

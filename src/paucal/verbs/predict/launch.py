@@ -55,9 +55,9 @@ def predict(
         `NumberPrediction`s, with `predicted`, `low` and `high`.
 
     Raises:
-        UserError: there is no such run, it has no classifier, or an image does not exist or cannot be read;
+        UserError: There is no such run, it has no classifier, or an image does not exist or cannot be read;
             or features of an ONNX model are requested.
-        TypeError: a setting does not exist.
+        TypeError: A setting does not exist.
 
     Example:
         >>> rows = paucal.predict("runs/1", "new_photos/")  # doctest: +SKIP

@@ -43,8 +43,8 @@ def list_runs(folder: str | os.PathLike[str] = RUNS, **settings: Any) -> list[Li
         **settings: Any field of `paucal.verbs.runs.settings.RunsSettings`.
 
     Raises:
-        UserError: there is no such folder, or a condition cannot be read.
-        TypeError: a setting does not exist.
+        UserError: There is no such folder, or a condition cannot be read.
+        TypeError: A setting does not exist.
 
     Example:
         >>> best = paucal.list_runs(where=["method=drloc"], sort="-test")[0]  # doctest: +SKIP

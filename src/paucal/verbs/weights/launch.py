@@ -51,8 +51,8 @@ def add_weights(file: str | os.PathLike[str], /, **settings: Any) -> AddedWeight
             unless the file is an archive.
 
     Raises:
-        UserError: the file is damaged, holds Python objects or the weights of another model, or the licence is missing.
-        TypeError: a setting does not exist.
+        UserError: The file is damaged, holds Python objects or the weights of another model, or the licence is missing.
+        TypeError: A setting does not exist.
     """
     typed_settings = from_python(WeightsSettings, settings, "paucal.add_weights", "weights")
     return add_file(path_text(file, "the file"), typed_settings, LoggedConsole())
@@ -67,8 +67,8 @@ def pack_weights(weights: str | os.PathLike[str], /, **settings: Any) -> Path:
         **settings: Any field of `paucal.verbs.weights.settings.WeightsSettings`.
 
     Raises:
-        UserError: there are no such weights, the text of their licence is not known, or the archive cannot be written.
-        TypeError: a setting does not exist.
+        UserError: There are no such weights, the text of their licence is not known, or the archive cannot be written.
+        TypeError: A setting does not exist.
     """
     typed_settings = from_python(WeightsSettings, settings, "paucal.pack_weights", "weights")
     return pack(path_text(weights, "the weights"), typed_settings, LoggedConsole())
@@ -78,7 +78,7 @@ def remove_weights(name: str) -> int:
     """Remove weights that were added to this machine, and return the bytes that this freed.
 
     Raises:
-        UserError: no such weights were added.
+        UserError: No such weights were added.
     """
     card = find_added(name)
     if card is None:
