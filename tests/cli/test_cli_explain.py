@@ -220,4 +220,4 @@ def test_mistakes__about_the_model_and_the_images(trained: Path, capsys: pytest.
     assert unpublished == "error: timm publishes no weights of vit_mini: give a run."
     assert "nothing.png" in failure(capsys, "explain", trained / "run", "nothing.png")
     three = [str(trained / "photos" / "class0" / f"{n}.png") for n in range(3)]
-    assert "but 3 are given" in failure(capsys, "explain", trained / "run", *three, "--show", "matches")
+    assert "but more are given" in failure(capsys, "explain", trained / "run", *three, "--show", "matches")
