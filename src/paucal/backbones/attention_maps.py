@@ -38,13 +38,13 @@ class _Softmaxes(TorchFunctionMode):
     def watch(self, name: str, layer: nn.Module) -> list[Any]:
         """Follow a layer; return the handles of the hooks, which stop it when removed."""
 
-        def begin(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            self.running_layer = name
+        def set_running(running_layer: str | None) -> None:
+            self.running_layer = running_layer
 
-        def end(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            self.running_layer = None
-
-        return [layer.register_forward_pre_hook(begin), layer.register_forward_hook(end)]
+        return [
+            layer.register_forward_pre_hook(lambda *_: set_running(name)),
+            layer.register_forward_hook(lambda *_: set_running(None)),
+        ]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -77,10 +77,8 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Record the weights of every attention layer while the model runs, with fused kernels switched off.
 
     The weights are taken after the softmax and before dropout, as (B, heads, queries, keys), or with one row per window
-    where a layer works in windows. They carry gradients if the model does. A second run overwrites them.
-
-    Args:
-        model: Uncompiled model, since compiled code ignores hooks that are placed later.
+    where a layer works in windows. They carry gradients if the model does. A second run overwrites them. The model must
+    be uncompiled, since compiled code ignores hooks that are placed later.
 
     Yields:
         A mapping from the layer's dotted name to its weights, empty until the model has run.

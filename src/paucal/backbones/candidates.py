@@ -31,13 +31,7 @@ def has_equal_blocks(model: nn.Module) -> bool:
 
 
 def arguments_to_try(model: nn.Module, image_size: Size, user_args: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield constructor arguments that change a model's grid, without overriding the user's.
-
-    Args:
-        model: Model, built with the user's arguments for its usual image size.
-        image_size: (height, width) in pixels.
-        user_args: The user's own arguments.
-    """
+    """Yield constructor arguments that change a model's grid, without overriding the user's."""
     if isinstance(model, SwinTransformer | SwinTransformerV2) and min(image_size) < _USUAL_SIDE:
         yield from _swin_arguments(model, image_size, user_args)
         return

@@ -1,6 +1,5 @@
 """Measure a model's cost at an image size on the meta device, where nothing is computed or stored."""
 
-import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from paucal.backbones.empty_models import build_empty
+from paucal.backbones.empty_models import CacheKey, build_empty
 from paucal.backbones.layout import Size
 from paucal.backbones.probe import probe_images
 
@@ -51,40 +50,32 @@ def image_cost(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Cos
         >>> round(cost.parameters / 1e6, 1), round(cost.macs / 1e9, 1), round(cost.kept / 2**20)
         (11.7, 1.8, 21)
     """
-    return _measured_cost(name, tuple(image_size), json.dumps(dict(arguments), sort_keys=True))
+    return _measured_cost(name, tuple(image_size), CacheKey.of(arguments))
 
 
 @lru_cache(maxsize=16)
-def _measured_cost(name: str, image_size: Size, arguments: str) -> Cost | None:
-    model = build_empty(name, json.loads(arguments)).train()
+def _measured_cost(name: str, image_size: Size, key: CacheKey) -> Cost | None:
+    model = build_empty(name, key.arguments).train()
     saved_tensors: dict[int, Tensor] = {}
     counter = FlopCounterMode(display=False)
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")
-        images = probe_images(model, image_size).repeat(2, 1, 1, 1).requires_grad_()  # batch norms need two images
-        try:
-            with (
-                torch.autograd.graph.saved_tensors_hooks(_hook_that_keeps(saved_tensors), lambda tensor: tensor),
-                counter,
-                NoAttention(),
-            ):
-                model(images)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError):
-            return None
-    parameter_storages = {_storage_address(parameter) for parameter in model.parameters()}
-    sizes = [
-        tensor.untyped_storage().nbytes() // 2 for key, tensor in saved_tensors.items() if key not in parameter_storages
-    ]
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Cost(parameters, counter.get_total_flops() // 4, sum(sizes), max(sizes, default=0))
 
-
-def _hook_that_keeps(saved_tensors: dict[int, Tensor]):
     def keep(tensor: Tensor) -> Tensor:
         saved_tensors[_storage_address(tensor)] = tensor
         return tensor
 
-    return keep
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        images = probe_images(model, image_size).repeat(2, 1, 1, 1).requires_grad_()  # batch norms need two images
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), counter, NoAttention():
+                model(images)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError):
+            return None
+    parameter_storages = {_storage_address(parameter) for parameter in model.parameters()}
+    kept_tensors = [tensor for address, tensor in saved_tensors.items() if address not in parameter_storages]
+    sizes = [tensor.untyped_storage().nbytes() // 2 for tensor in kept_tensors]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Cost(parameters, counter.get_total_flops() // 4, sum(sizes), max(sizes, default=0))
 
 
 def _storage_address(tensor: Tensor) -> int:
@@ -96,12 +87,9 @@ class NoAttention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention:
-            query, key, value = (args[index] if len(args) > index else kwargs[n] for index, n in enumerate(_NAMES))
-            return query[..., :1] * key[..., :1, :1] * value.mean(-2, keepdim=True)
+            named = {**dict(zip(("query", "key", "value"), args, strict=False)), **(kwargs or {})}
+            return named["query"][..., :1] * named["key"][..., :1, :1] * named["value"].mean(-2, keepdim=True)
         return func(*args, **(kwargs or {}))
-
-
-_NAMES = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
@@ -126,13 +114,7 @@ def meta_device() -> Iterator[None]:
 
 
 def part_cost(part: nn.Module, inputs: Any, run: Callable[[Any], Any] | None = None) -> PartCost:
-    """Return the cost of a part of a network on the meta device.
-
-    Args:
-        part: Module.
-        inputs: Argument of its forward pass.
-        run: Function of the inputs to count instead of the forward pass.
-    """
+    """Return the cost of a part of a network on the meta device; `run` replaces its forward pass."""
     with FlopCounterMode(display=False) as counter, NoAttention():
         (run or part)(inputs)
     return PartCost(sum(parameter.numel() for parameter in part.parameters()), counter.get_total_flops() // 2)

@@ -41,11 +41,7 @@ class CacheKey:
 
 
 def build_empty(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """Build a model on the meta device: shapes without values.
-
-    Raises:
-        UserError: the model does not exist or does not take the arguments.
-    """
+    """Build a model on the meta device: shapes without values."""
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # layers without elements; whether the model works is checked later
         return create_model(name, **arguments)

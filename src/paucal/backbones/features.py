@@ -125,11 +125,7 @@ class FeatureBackbone(nn.Module):
         return features[0] if isinstance(request, FeatureRequest) else features
 
     def extract(
-        self,
-        images: Tensor,
-        requests: Sequence[FeatureRequest],
-        dense: bool = False,
-        mix_box: Tensor | None = None,
+        self, images: Tensor, requests: Sequence[FeatureRequest], dense: bool = False, mix_box: Tensor | None = None
     ) -> list[Features]:
         """Serve several requests from one forward pass, compiled if the module is."""
         return self(images, tuple(requests), dense, mix_box)
@@ -188,20 +184,8 @@ class FeatureBackbone(nn.Module):
             raise ValueError(f"no grid for images of {size} pixels in an output of {model_name(self.model)}")
         return grid
 
-    def _merging_layers(self) -> tuple[str, ...]:
-        if not self._plan.merging:
-            raise UserError(
-                f"{model_name(self.model)} has no layers that merge patches, unlike Swin; read 'stages' or 'blocks' "
-                "instead."
-            )
-        return self._plan.merging
-
     def _requested_grids(
-        self,
-        request: FeatureRequest,
-        last: Tensor,
-        maps: list[Tensor] | None,
-        grid_of: Callable[[str], Tensor],
+        self, request: FeatureRequest, last: Tensor, maps: list[Tensor] | None, grid_of: Callable[[str], Tensor]
     ) -> list[Tensor]:
         norm = self._plan.norm
         if request.levels == "last":
@@ -209,7 +193,12 @@ class FeatureBackbone(nn.Module):
         if request.levels == "stages":
             grids = list(maps or [])
         elif request.levels == "merged":
-            grids = [*map(grid_of, self._merging_layers()), last if norm is None else grid_of(norm)]
+            if not self._plan.merging:
+                raise UserError(
+                    f"{model_name(self.model)} has no layers that merge patches, unlike Swin; read 'stages' or "
+                    "'blocks' instead."
+                )
+            grids = [*map(grid_of, self._plan.merging), last if norm is None else grid_of(norm)]
         elif self._plan.blocks:
             grids = [grid_of(name) for name in self._plan.blocks]
         else:

@@ -53,9 +53,9 @@ def layer_ids(model: nn.Module) -> dict[str, int]:
         (0, 4, 12, 13)
     """
     matcher = getattr(model, "group_matcher", None)
-    numbers: Any = (
-        auto_group_layers(model) if matcher is None else group_parameters(model, matcher(coarse=False), reverse=True)
-    )
+    numbers: Any = auto_group_layers(model)
+    if matcher is not None:
+        numbers = group_parameters(model, matcher(coarse=False), reverse=True)
     last = max(numbers.values())
     return {name: int(numbers.get(name, last)) for name, _ in model.named_parameters()}
 
@@ -76,11 +76,7 @@ def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
 
 
 def count_stages(model: nn.Module) -> int:
-    """Return how many stages (blocks, where a model has no stages) lie between the stem and the classifier.
-
-    Raises:
-        UserError: timm does not say where this model's stages begin and end.
-    """
+    """Return how many stages (blocks, where a model has no stages) lie between the stem and the classifier."""
     return max(_stage_numbers(model).values()) - 1
 
 
@@ -113,11 +109,7 @@ def first_stages(model: nn.Module, count: int) -> set[str]:
 
 
 def stage_parameters(model: nn.Module, number: int) -> list[str]:
-    """Return the names of the parameters of a stage, counted from 1; 0 is the stem.
-
-    Raises:
-        UserError: timm does not say where the model's stages are.
-    """
+    """Return the names of the parameters of a stage, counted from 1; 0 is the stem."""
     return [name for name, stage in _stage_numbers(model).items() if stage == number]
 
 

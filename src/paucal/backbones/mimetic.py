@@ -33,16 +33,15 @@ def init_mimetic(model: nn.Module, generator: torch.Generator) -> int:
     Returns:
         The number of layers initialised.
     """
-    count = 0
-    for layer in _layers_with_joint_weights(model):
+    layers = list(_layers_with_joint_weights(model))
+    for layer in layers:
         _init_layer(layer, generator)
-        count += 1
-    if not count:
+    if not layers:
         raise UserError(
             f"--attention-init mimetic: {type(model).__name__} has no attention with a joint projection of queries, "
             "keys and values: leave it out, or choose a ViT, Swin or DHVT."
         )
-    return count
+    return len(layers)
 
 
 def _layers_with_joint_weights(model: nn.Module) -> Iterator[nn.Module]:

@@ -16,19 +16,8 @@ from paucal.wording import did_you_mean
 # Arguments that make timm read files, fetch weights or return something other than a classifier. A model's description
 # may come from outside, so they are refused in it.
 _RESERVED = {
-    "cache_dir",
-    "checkpoint_path",
-    "device",
-    "dtype",
-    "drop_connect_rate",
-    "exportable",
-    "feature_cfg",
-    "feature_cls",
-    "features_only",
-    "out_indices",
-    "pretrained_cfg",
-    "pretrained_cfg_overlay",
-    "pretrained_strict",
+    *("cache_dir", "checkpoint_path", "device", "dtype", "drop_connect_rate", "exportable", "feature_cfg"),
+    *("feature_cls", "features_only", "out_indices", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict"),
     "scriptable",
 }
 # Even without values, building a million blocks would take hours.
@@ -62,11 +51,7 @@ def require_name(name: str) -> None:
 
 
 def timm_config(name: str) -> PretrainedCfg | None:
-    """Return timm's configuration of a model's weights; None if it has none.
-
-    Raises:
-        UserError: timm knows the model, but no weights of the tag in the name.
-    """
+    """Return timm's configuration of a model's weights; None if it has none."""
     try:
         return timm.get_pretrained_cfg(name, allow_unregistered=True)
     except RuntimeError:

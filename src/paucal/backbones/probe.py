@@ -46,11 +46,7 @@ class Plan:
 
 
 def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
-    """Run the model on the images and place the hooks that its features need.
-
-    Raises:
-        UserError: neither `forward_features` nor `forward_intermediates` gives a grid.
-    """
+    """Run the model on the images and place the hooks that its features need."""
     size = (images.shape[-2], images.shape[-1])
     handles = {name: hook_output(model, name, hooked) for name in (*block_names(model), *merging_names(model))}
     handles |= {name: hook_input(model, name, hooked) for name in final_norm_names(model)}
@@ -108,15 +104,12 @@ def _deepest_map(model: nn.Module, images: Tensor) -> Tensor:
 
 def layout_facts(model: nn.Module) -> tuple[tuple[int, ...], bool]:
     """Return the numbers of leading tokens that outputs may have, and whether maps are (B, H, W, C)."""
-    return _possible_prefixes(model), str(getattr(model, "output_fmt", "")).endswith("NHWC")
-
-
-def _possible_prefixes(model: nn.Module) -> tuple[int, ...]:
     counted = getattr(model, "num_prefix_tokens", None)
     if counted is None:
         counted = int(_has_class_token(model))
     inner = getattr(model, "inner_prefix_tokens", (0, 1))  # for blocks whose extra tokens are dropped after their stage
-    return tuple(dict.fromkeys((counted, 0) if counted else (0, *inner)))
+    prefixes = tuple(dict.fromkeys((counted, 0) if counted else (0, *inner)))
+    return prefixes, str(getattr(model, "output_fmt", "")).endswith("NHWC")
 
 
 def _has_class_token(model: nn.Module) -> bool:

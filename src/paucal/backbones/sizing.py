@@ -16,13 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from paucal.backbones.candidates import (
-    EQUAL_BEST,
-    STAGED_SIDE,
-    arguments_to_try,
-    has_equal_blocks,
-    wanted_side,
-)
+from paucal.backbones.candidates import EQUAL_BEST, STAGED_SIDE, arguments_to_try, has_equal_blocks, wanted_side
 from paucal.backbones.empty_models import CacheKey, build_empty, patch_size, reductions, takes_sizes, try_size
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size

@@ -63,10 +63,7 @@ class BackboneSpec:
         object.__setattr__(self, "arguments", _as_json_types(self.name, self.arguments))
 
     def build(
-        self,
-        image_sizes: Sequence[Size] | None = None,
-        drop_path_rate: float | None = None,
-        sync_norms: bool = False,
+        self, image_sizes: Sequence[Size] | None = None, drop_path_rate: float | None = None, sync_norms: bool = False
     ) -> FeatureBackbone:
         """Build the backbone with fresh weights from the global random generator, or with published ones.
 
@@ -89,11 +86,7 @@ class BackboneSpec:
         if other_sizes:
             arguments = fit_to_image_sizes(self.name, [self.image_size, *other_sizes], arguments)
         model = create_model(
-            self.name,
-            pretrained=self.pretrained,
-            num_classes=self.num_classes,
-            in_chans=self.in_chans,
-            **arguments,
+            self.name, pretrained=self.pretrained, num_classes=self.num_classes, in_chans=self.in_chans, **arguments
         )
         model = convert_sync_batchnorm(model) if sync_norms else model
         return FeatureBackbone(lay_out_convolutions(model), self.image_size)
@@ -137,10 +130,9 @@ def _require_room(spec: BackboneSpec, parameters: int, arguments: Mapping[str, A
     """Refuse a model that, or one image in it, cannot fit in memory; a spec may come from an untrusted file."""
     free_bytes, gib = available_memory(), 2**30
     if BYTES * parameters > free_bytes:
-        size = f"{BYTES * parameters / gib:.3g} GiB"
         raise UserError(
-            f"{spec.name} with {arguments} has {parameters / 1e6:,.0f} M parameters, {size}, "
-            f"and {free_bytes / gib:.3g} GiB of this machine's memory are free: choose a smaller model."
+            f"{spec.name} with {arguments} has {parameters / 1e6:,.0f} M parameters, {BYTES * parameters / gib:.3g} "
+            f"GiB, and {free_bytes / gib:.3g} GiB of this machine's memory are free: choose a smaller model."
         )
     if spec.image_size[0] * spec.image_size[1] <= LARGE_IMAGE:
         return

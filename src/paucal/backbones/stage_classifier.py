@@ -52,11 +52,9 @@ def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
         image_size: (height, width) in pixels.
     """
     feature_info: Any = list(getattr(model, "feature_info", None) or [])
-    modules = dict(model.named_modules())
-    names = [
-        name for name in (entry.get("module") for entry in feature_info if isinstance(entry, dict)) if name in modules
-    ]
-    if len(names) != len(feature_info) or not names or not classifier_modules(model):
+    names = [str(entry.get("module")) for entry in feature_info if isinstance(entry, dict)]
+    are_modules = len(names) == len(feature_info) and set(names) <= dict(model.named_modules()).keys()
+    if not are_modules or not names or not classifier_modules(model):
         return ()
     with recorded_outputs(model, names[-STAGES:]) as outputs, undisturbed(model):
         model(probe_images(model, image_size))

@@ -47,9 +47,6 @@ class StageMaps(nn.Module):
         multiple: Images are padded to multiples of this side, in pixels.
         fixed_size: (height, width) that all images are padded to, if the model runs at no other size; else None.
 
-    Raises:
-        UserError: the model keeps no grid, or is bound to a size that is not a multiple of its largest stride.
-
     Example:
         >>> import timm, torch
         >>> maps = StageMaps(FeatureBackbone(timm.create_model("resnet18", num_classes=0), (64, 64)))
@@ -97,9 +94,6 @@ class StageMaps(nn.Module):
 
         Returns:
             One (B, channels, H' / stride, W' / stride) map per stride, where H' and W' are the padded sides.
-
-        Raises:
-            UserError: the images are larger than `fixed_size`.
         """
         return self.maps_of(self.grids(images), self.padded_size(images.shape[-2], images.shape[-1]))
 
@@ -170,9 +164,6 @@ def stage_maps(spec: BackboneSpec, drop_path_rate: float | None = None, finest: 
         spec: The model; its `image_size` is that of the largest images, in pixels.
         drop_path_rate: Chance that a block is skipped in training; None for the model's own.
         finest: Stride in pixels of the finest map wanted.
-
-    Raises:
-        UserError: the model does not exist, keeps no grid, or is bound to a size that is not a multiple of its stride.
     """
     spec = replace(spec, image_size=_input_size(spec))
     other = (2 * spec.image_size[0], spec.image_size[1])

@@ -68,13 +68,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def calibration(plain: Predictions, temperature: float, images: int) -> Calibration:
-    """Return how a temperature changes the calibration on test images.
-
-    Args:
-        plain: Predictions of the network without a temperature.
-        temperature: Temperature fitted to other images.
-        images: Number of images that the temperature was fitted to.
-    """
+    """Return how a temperature, fitted to that many other images, changes the calibration on test images."""
     errors, losses = [], []
     for predictions in (plain, plain.at_temperature(temperature)):
         errors.append(value_of(calibration_error(predictions), len(predictions)))

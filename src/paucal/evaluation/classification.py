@@ -60,10 +60,6 @@ def classification_report(
         seed: Seed of the resampling.
         n_bootstrap: Resampled sets.
         level: Probability that an interval covers the truth.
-
-    Raises:
-        UserError: there are no images, labels are missing or out of range, the numbers of names and logits differ, or
-            logits are not finite.
     """
     if n_bootstrap < 2 or not 0 < level < 1:
         raise ValueError(f"expected n_bootstrap >= 2 and level in (0, 1), got {n_bootstrap} and {level}")
@@ -164,9 +160,9 @@ MAX_WORK = 400_000_000  # images times classes times draws: about ten seconds
 
 
 def multi_label_report(
-    predictions: Predictions, classes: Sequence[str], thresholds: Sequence[float], *, seed: int = 0, level: float = 0.95
+    predictions: Predictions, classes: Sequence[str], thresholds: Sequence[float]
 ) -> MultiLabelReport:
-    """Score a classifier's predictions, each score with a bootstrap interval over the choice of test images.
+    """Score a classifier's predictions, each score with a 95 % bootstrap interval over the choice of test images.
 
     The average precision of a class is the area under its precision-recall curve (as in torchmetrics); "map" is the
     mean over the classes that have a positive test image, each with the same weight. Resampling biases these scores, so
@@ -177,8 +173,6 @@ def multi_label_report(
         predictions: (N, K) logits, and labels of 1, 0 and -1 (image ignored for that class).
         classes: K names.
         thresholds: (K,) lowest probabilities at which a class is predicted, for F1 and the counts by class.
-        seed: Seed of the resampling.
-        level: Probability that an interval covers the truth.
     """
     require_classes(predictions, classes)
     if not (predictions.labels == 1).any():
@@ -188,18 +182,18 @@ def multi_label_report(
     draws = int(min(MAX_DRAWS, max(MIN_DRAWS, MAX_WORK // max(1, labels.numel()))))
     measure = AveragePrecision(predictions.logits, labels, interpolated=False)
     f1 = MacroF1OfSeveral(labels, reach_thresholds(predictions.probabilities, thresholds))
-    losses, bootstrap = Mean(multi_label_losses(predictions)), Bootstrap(seed, draws, level, groups=predictions.groups)
+    losses, bootstrap = Mean(multi_label_losses(predictions)), Bootstrap(draws=draws, groups=predictions.groups)
     precisions, f1_draws, loss_draws = bootstrap.scores([measure.per_class, f1, losses], n_images)
     scores = {
-        "map": two_sided(value_of(measure, n_images), mean_over_classes(precisions), level),
-        "macro_f1": two_sided(value_of(f1, n_images), f1_draws, level),
-        "loss": percentile(value_of(losses, n_images), loss_draws, level),
+        "map": two_sided(value_of(measure, n_images), mean_over_classes(precisions)),
+        "macro_f1": two_sided(value_of(f1, n_images), f1_draws),
+        "loss": percentile(value_of(losses, n_images), loss_draws),
     }
     values = measure.per_class(np.ones((1, n_images)))[0].tolist()
     pairs = zip(values, precisions.T, strict=True)
-    class_scores = [None if np.isnan(value) else two_sided(value, column, level) for value, column in pairs]
+    class_scores = [None if np.isnan(value) else two_sided(value, column) for value, column in pairs]
     rows = _label_rows(predictions, classes, thresholds, class_scores)
-    return MultiLabelReport(n_images, level, scores, rows, predictions.n_groups)
+    return MultiLabelReport(n_images, bootstrap.level, scores, rows, predictions.n_groups)
 
 
 def quick_multi_label_scores(predictions: Predictions) -> dict[str, float]:

@@ -51,13 +51,7 @@ ABOVE_CHANCE = 0.2  # share of ln K, and at least 1 nat: an output that ignores 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A failure of pre-training.
-
-    Attributes:
-        kind: Kind of failure.
-        sentence: Symptom as a sentence, with numbers.
-        advice: Changes to make, in sentences.
-    """
+    """A failure of pre-training."""
 
     kind: Kind
     sentence: str

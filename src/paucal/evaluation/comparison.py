@@ -156,8 +156,8 @@ def _combine_intervals(over_seeds: Score, over_images: Score) -> Score:
     return Score(value) if low is None or high is None else Score(value, value - low, value + high)
 
 
-def seeds_to_see(value: float, deviation: float | None, level: float = LEVEL, power: float = POWER) -> int | None:
-    """Return how many seeds a paired t-test needs to detect a difference with the given probability.
+def seeds_to_see(value: float, deviation: float | None, level: float = LEVEL) -> int | None:
+    """Return how many seeds a paired t-test needs to detect a difference with a probability of 80 %.
 
     The power is computed from the noncentral t distribution (Cohen 1988) with the measured deviation.
 
@@ -165,7 +165,6 @@ def seeds_to_see(value: float, deviation: float | None, level: float = LEVEL, po
         value: Difference to detect.
         deviation: Standard deviation of the differences over seeds; None or 0 if the seeds do not show it.
         level: Level of the interval that must exclude 0.
-        power: Probability that it excludes 0.
 
     Returns:
         At least 2; None if the deviation is unknown, there is no difference, or 1000 seeds are not enough.
@@ -180,7 +179,7 @@ def seeds_to_see(value: float, deviation: float | None, level: float = LEVEL, po
     shift = abs(value) / deviation * np.sqrt(counts)
     bound = stats.t.ppf(0.5 + level / 2, counts - 1)
     chance = stats.nct.sf(bound, counts - 1, shift)
-    enough = np.flatnonzero(chance >= power)
+    enough = np.flatnonzero(chance >= POWER)
     return int(counts[enough[0]]) if len(enough) else None
 
 

@@ -39,11 +39,6 @@ class Familiarity:
 def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOURS) -> Familiarity:
     """Fit the test to features of training and held-out images.
 
-    Args:
-        train: (N, D) features of training images.
-        held_out: (M, D) features of images of the same kind that were not trained on.
-        neighbours: Rank of the nearest training image whose distance counts.
-
     Example:
         >>> train, other = torch.eye(3)[[0, 0, 1, 1]], torch.eye(3)[[0, 1]]
         >>> known = fit_familiarity(train, other, neighbours=1)

@@ -207,14 +207,7 @@ def save_figure(path: Path, figure: Figure) -> None:
 
 @dataclass(frozen=True)
 class Mistake:
-    """One wrong prediction.
-
-    Attributes:
-        id: Position of the image in its set.
-        true: Index of the true class.
-        predicted: Index of the predicted class.
-        confidence: Probability of the predicted class.
-    """
+    """One wrong prediction."""
 
     id: int
     true: int
@@ -233,14 +226,7 @@ def worst_mistakes(predictions: Predictions, n: int) -> list[Mistake]:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A class of an image with several labels on which the model and the label disagree.
-
-    Attributes:
-        id: Position of the image in its set.
-        label: Index of the class.
-        probability: Predicted probability of the class.
-        labels: Indices of the classes of the image.
-    """
+    """A class of an image with several labels on which the model and the label disagree."""
 
     id: int
     label: int

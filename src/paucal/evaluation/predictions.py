@@ -65,11 +65,7 @@ class Predictions:
         return None if self.groups is None else len(np.unique(self.groups))
 
     def in_groups(self, groups: NDArray[np.int64] | None) -> "Predictions":
-        """Return the predictions with the groups of their images.
-
-        Args:
-            groups: Number of the group of each image of the set; None for independent images.
-        """
+        """Return the predictions with the groups of their images, from the groups of all images of the set."""
         return replace(self, groups=None if groups is None else groups[self.ids.numpy()])
 
     @property
@@ -97,10 +93,6 @@ def predict_all(
         device: Device of the model.
         autocast: Lower precision for the forward pass, such as `torch.bfloat16`; None for the precision of the weights.
         progress: Called after each batch with the number of images this process has done so far.
-
-    Raises:
-        UserError: no process has an image.
-        ValueError: the model's output is not (B, K), or the labels are not class indices.
     """
     device = torch.device(device)
     rows: list[tuple[Tensor, Tensor, Tensor]] = []

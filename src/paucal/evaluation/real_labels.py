@@ -23,13 +23,7 @@ Answers = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class RealAccuracy:
-    """How often a classifier's prediction is among the right classes of an image.
-
-    Attributes:
-        top1: Accuracy on the images that count, with its interval.
-        images: Number of images that count.
-        skipped: Number of images without a right answer.
-    """
+    """How often a classifier's prediction is among the right classes of an image."""
 
     top1: Score
     images: int
@@ -37,12 +31,7 @@ class RealAccuracy:
 
 
 def read_real_labels(path: str | Path, classes: int) -> list[list[int]]:
-    """Read the right answers of every image.
-
-    Args:
-        path: Path of a JSON file: a list of lists of class numbers.
-        classes: Number of classes K; all class numbers are below it.
-    """
+    """Read the right answers of every image from a JSON list of lists of class numbers below `classes`."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"--real-labels: there is no file {str(path)!r}; check the path.")
@@ -91,13 +80,8 @@ def answers_of(labels: Answers, keys: Sequence[str]) -> list[Sequence[int]]:
     return answers
 
 
-def real_accuracy(predictions: Predictions, answers: Answers, level: float = 0.95) -> RealAccuracy:
+def real_accuracy(predictions: Predictions, answers: Answers) -> RealAccuracy:
     """Score predictions against several right answers per image.
-
-    Args:
-        predictions: Predictions for N images.
-        answers: Right class numbers of each of the N images.
-        level: Probability that the Wilson interval covers the truth.
 
     Example:
         >>> import torch
@@ -110,4 +94,4 @@ def real_accuracy(predictions: Predictions, answers: Answers, level: float = 0.9
     hits = [guess in right for guess, right in pairs if right]
     if not hits:
         raise UserError("--real-labels: no image has a right answer there; give the file of these images.")
-    return RealAccuracy(wilson(sum(hits), len(hits), level), len(hits), len(answers) - len(hits))
+    return RealAccuracy(wilson(sum(hits), len(hits)), len(hits), len(answers) - len(hits))

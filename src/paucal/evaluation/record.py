@@ -59,9 +59,6 @@ def record_classification(
         train_labels: Labels of the training images, for the majority line.
         repeated: (R, N) right answers in each repeat of a cross-validation, whose first repeat gave the predictions,
             and its number of folds; None for test images.
-
-    Raises:
-        UserError: the predictions cannot be scored.
     """
     report = classification_report(predictions, classes, train_labels)
     if repeated is not None:
@@ -81,18 +78,7 @@ def record_classification(
 def record_multi_label(
     folder: Path, plots: Path, predictions: Predictions, images: ImageSet, card: ModelCard
 ) -> MultiLabelReport:
-    """Score predictions on images with several labels, and write the files that `record_classification` names.
-
-    Args:
-        folder: Folder of the numbers, created if it is missing.
-        plots: Folder of the pictures, created if it is missing.
-        predictions: Predictions for images of the set, with (N, K) labels; their ids are positions in it.
-        images: Image set, for names and for pictures of labels that the model contradicts.
-        card: Card of the model, with its classes and thresholds.
-
-    Raises:
-        UserError: the predictions cannot be scored.
-    """
+    """Score predictions on images with several labels, and write the files that `record_classification` names."""
     classes, thresholds = card.classes, card.thresholds or (DEFAULT_THRESHOLD,) * len(card.classes)
     report = multi_label_report(predictions, classes, thresholds)
     keys = _write_report(folder, plots, report, predictions, images)
@@ -207,15 +193,7 @@ def write_per_class_multi_label(path: Path, report: MultiLabelReport) -> None:
 def write_predictions_multi_label(
     path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str], thresholds: Sequence[float]
 ) -> None:
-    """Write one CSV row per image: key, labels, predicted classes, and a probability per class.
-
-    Args:
-        path: Path of the file.
-        predictions: N rows with (N, K) labels.
-        keys: N names of images, in the order of the rows.
-        classes: K names.
-        thresholds: (K,) lowest probabilities at which a class is predicted.
-    """
+    """Write one CSV row per image: key, labels, predicted classes, and a probability per class."""
     shares = predictions.probabilities
     columns = (predictions.labels == 1, reach_thresholds(shares, thresholds), shares)
     rows = [

@@ -82,11 +82,7 @@ class StoredReport:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild a report from `to_dict`'s value.
-
-        Raises:
-            UserError: the value is invalid.
-        """
+        """Rebuild a report from `to_dict`'s value."""
         try:
             report = _read_fields(cls, data)
             _ = [report.scores[name] for name in cls.REQUIRED]
@@ -127,10 +123,6 @@ class ClassificationReport(StoredReport):
         """Return the report on a cross-validation: accuracy averages all repeats, the rest is of the first.
 
         Only accuracy has an interval: intervals of the other scores would assume independent images.
-
-        Args:
-            hits: (R, N) right answers in each repeat.
-            folds: Number of folds.
         """
         scores = {name: Score(score.value) for name, score in self.scores.items()}
         scores["top1"] = cross_validated(hits, self.level, folds)
@@ -220,11 +212,7 @@ def scored_part(report: Report) -> str:
 
 
 def read_report(data: Mapping[str, Any]) -> Report:
-    """Rebuild a report from the result of `to_dict`.
-
-    Raises:
-        UserError: the value is invalid.
-    """
+    """Rebuild a report from the result of `to_dict`."""
     is_multi_label = isinstance(data, Mapping) and data.get("kind") == KIND
     return MultiLabelReport.from_dict(data) if is_multi_label else ClassificationReport.from_dict(data)
 

@@ -30,12 +30,7 @@ LEARNED = ("train", "val")  # splits that a model was trained on or selected by
 
 
 class Row(NamedTuple):
-    """One image in the split of a run.
-
-    Attributes:
-        part: "train", "val" or "test".
-        digest: Digest of the image in hexadecimal digits; "" if the run has stored none.
-    """
+    """One image in the split of a run."""
 
     part: str
     digest: str
@@ -144,11 +139,7 @@ def training_history(run: RunFolder | None) -> Iterator[LearnedImages]:
 
 
 def readable_history(run: RunFolder) -> list[LearnedImages]:
-    """Return the training images of a run and of the earlier runs whose weights it used.
-
-    Raises:
-        UserError: The split of one of these runs exists but cannot be read.
-    """
+    """Return the training images of a run and of the earlier runs whose weights it used."""
     history = list(training_history(run))
     for learned in history:
         _require_readable(learned)
@@ -160,9 +151,6 @@ def keys_with_seen_labels(run: RunFolder, images: ImageSet) -> frozenset[str]:
 
     The run's own images are recognised by their keys, wherever the folder is now; the images of earlier runs, which may
     come from other sets, by content or place.
-
-    Raises:
-        UserError: The run's split is damaged.
     """
     is_seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
     for position, learned in enumerate(training_history(run)):

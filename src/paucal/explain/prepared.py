@@ -65,11 +65,7 @@ def explainable(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def run(module: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits (B, K) of images (B, C, H, W).
-
-    Raises:
-        UserError: the shape, channels or size of the images do not suit the model, or it has no classifier.
-    """
+    """Return the logits (B, K) of images (B, C, H, W)."""
     require_classifier(module)
     return forward(module, images)
 

@@ -23,14 +23,7 @@ MODEL = re.compile(r'<script type="application/octet-stream" id="model">([A-Za-z
 
 
 def runtime_files(folder: Path | None) -> Sequence[Path]:
-    """Return the three files of onnxruntime-web that a page contains.
-
-    Args:
-        folder: Folder of the npm package, or its `dist`.
-
-    Raises:
-        UserError: No folder is given, or it lacks a file.
-    """
+    """Return the three files of onnxruntime-web that a page contains, from the npm package or its `dist`."""
     advice = "run 'npm pack onnxruntime-web', unpack the archive, and give its folder 'package'"
     if folder is None:
         raise UserError(f"--format html needs --onnxruntime-web FOLDER: {advice}.")
@@ -43,14 +36,7 @@ def runtime_files(folder: Path | None) -> Sequence[Path]:
 
 
 def write(onnx: bytes, card: ModelCard, path: Path, runtime: Sequence[Path]) -> None:
-    """Write the page.
-
-    Args:
-        onnx: ONNX graph that takes pixels and gives probabilities.
-        card: Card of the model.
-        path: Path with the ending `.html`.
-        runtime: Files of onnxruntime-web, from `runtime_files`.
-    """
+    """Write the page."""
     script, loader, binary = (file.read_bytes() for file in runtime)
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         TEMPLATE.read_text(encoding="utf-8")

@@ -56,11 +56,7 @@ class Difference(NamedTuple):
 
 
 class Classifier:
-    """The network of a trained classifier, which predicts as in `paucal predict`.
-
-    Args:
-        model: Trained model on the CPU.
-    """
+    """The network of a trained classifier, which predicts as in `paucal predict`."""
 
     def __init__(self, model: TrainedModel) -> None:
         self.card, self.network = model.card, model.module.eval()

@@ -25,16 +25,7 @@ DECOMPOSITIONS: dict[Any, Any] = {
 
 
 def write(graph: Graph, card: ModelCard, path: Path) -> None:
-    """Write a graph for one image at a time in float16, as a folder with the ending `.mlpackage`.
-
-    Args:
-        graph: Graph of a model.
-        card: Card of the model, which the metadata carries.
-        path: Path with the ending `.mlpackage`.
-
-    Raises:
-        UserError: The network has an operation that Core ML lacks, or the written shapes are wrong.
-    """
+    """Write a graph for one image at a time in float16, as a folder with the ending `.mlpackage`."""
     example = graph.example[:1]
     try:
         with discard_output(), torch.no_grad():
@@ -64,11 +55,7 @@ def write(graph: Graph, card: ModelCard, path: Path) -> None:
 
 
 class CoreMlNetwork(nn.Module):
-    """A Core ML model as a module, on macOS.
-
-    Args:
-        path: Path of the `.mlpackage`.
-    """
+    """A Core ML model as a module, on macOS."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

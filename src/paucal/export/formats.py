@@ -22,13 +22,7 @@ ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 class Source:
-    """A graph that is written in several formats, and traced once.
-
-    Args:
-        graph: Graph of a model.
-        card: Card of the model, which the files carry.
-        onnxruntime_web: Folder of onnxruntime-web's npm package, for a page.
-    """
+    """A graph that is written in several formats, and traced once."""
 
     def __init__(self, graph: Graph, card: ModelCard, onnxruntime_web: Path | None = None) -> None:
         self.graph, self.card, self.onnxruntime_web = graph, card, onnxruntime_web
@@ -81,11 +75,7 @@ class Format:
         return all(find_spec(name) for name in self.packages)
 
     def require_installed(self, name: str) -> None:
-        """Refuse a format whose packages are missing.
-
-        Raises:
-            UserError: A package is missing.
-        """
+        """Refuse a format whose packages are missing."""
         if not self.installed:
             raise UserError(
                 f"--format {name} needs {', '.join(self.packages)}: install them with pip install "

@@ -76,16 +76,8 @@ def licence_lines(facts: HubFacts) -> list[str]:
 def push_folder(folder: Path, files: Sequence[Path], repository: str) -> str:
     """Upload an exported model, into a new private repository if there is none of that name.
 
-    Args:
-        folder: Folder of the files.
-        files: Files to upload.
-        repository: OWNER/NAME on the hub.
-
     Returns:
         Address of the repository.
-
-    Raises:
-        UserError: huggingface_hub is missing, nobody is logged in, or the hub refuses the upload.
     """
     try:
         from huggingface_hub import HfApi, get_token

@@ -30,9 +30,6 @@ def write(graph: Graph, card: ModelCard, path: Path, calibrating: Iterable[NDArr
         path: Path with the ending `.tflite`.
         calibrating: Inputs of (1, C, H, W), from which the ranges of activations are measured, for a model of 8 bits;
             None for float32.
-
-    Raises:
-        UserError: The network has an operation that LiteRT lacks.
     """
     inputs = None if calibrating is None else [*calibrating]
     try:
@@ -74,11 +71,7 @@ def _interpreter(path: Path) -> Any:
 
 
 class LiteRtNetwork(nn.Module):
-    """A LiteRT model as a module, run on the CPU with torch's number of threads.
-
-    Args:
-        path: Path of the file.
-    """
+    """A LiteRT model as a module, run on the CPU with torch's number of threads."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

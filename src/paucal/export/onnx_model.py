@@ -30,11 +30,7 @@ NEEDED = "needs onnx, onnxscript and onnxruntime: install them with pip install 
 
 
 def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
-    """Return the content of an ONNX file, which carries the model's card.
-
-    Raises:
-        UserError: the packages are not installed, the network has an operation that ONNX lacks, or it is too large.
-    """
+    """Return the content of an ONNX file, which carries the model's card."""
     onnx = _import_optional("onnx", "--format onnx")
     _import_optional("onnxscript", "--format onnx")
     try:
@@ -75,14 +71,7 @@ def _export_quietly(program: ExportedProgram, graph: Graph) -> Any:
 
 
 class OnnxNetwork(nn.Module):
-    """An ONNX model as a module, run by onnxruntime on the CPU with torch's number of threads.
-
-    Args:
-        content: Complete content of the file, which refers to no other file.
-
-    Raises:
-        UserError: onnxruntime is not installed, or cannot read the file.
-    """
+    """An ONNX model as a module, run by onnxruntime on the CPU with torch's number of threads."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__()
@@ -114,11 +103,7 @@ class OnnxNetwork(nn.Module):
 
 
 def read_onnx(path: Path) -> TrainedModel:
-    """Read back a model that `paucal export --format onnx` has written.
-
-    Raises:
-        UserError: the file does not exist, is too large, was not written by paucal, or was exported with preprocessing.
-    """
+    """Read back a model that `paucal export --format onnx` has written."""
     if not path.is_file():
         raise UserError(f"there is no ONNX model at {str(path)!r}.")
     if path.stat().st_size > MAX_BYTES:
@@ -162,13 +147,7 @@ def _import_optional(name: str, purpose: str) -> ModuleType:
 def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes:
     """Return the model in 8 bits, by static quantisation with a scale for each output channel of the weights.
 
-    Args:
-        content: Content of an ONNX file.
-        name: Name of its input.
-        images: (1, C, H, W) float32 inputs, from which the ranges of activations are measured.
-
-    Raises:
-        UserError: the packages are not installed, or onnxruntime cannot quantise the model.
+    The (1, C, H, W) float32 images are inputs, from which the ranges of activations are measured.
     """
     try:
         from onnxruntime import quantization

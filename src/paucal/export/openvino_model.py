@@ -53,11 +53,7 @@ def _quantise(model: Any, inputs: list[NDArray[Any]]) -> Any:
 
 
 class OpenVinoNetwork(nn.Module):
-    """An OpenVINO model as a module, computed in float32 on the CPU with torch's number of threads.
-
-    Args:
-        path: Path of the XML file.
-    """
+    """An OpenVINO model as a module, computed in float32 on the CPU with torch's number of threads."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -27,12 +27,6 @@ class PixelInput(nn.Module):
     runtimes have, and takes images of any size. Weights are rounded as in Pillow, and their sums are exact in double
     precision; a few pixels differ by one grey level, where a weight lies between two steps.
 
-    Args:
-        preprocessing: Preprocessing of the model.
-
-    Raises:
-        UserError: the model was trained on images of more than 8 bits per channel, which do not fit into bytes.
-
     Shape:
         - pixels: (N, H, W, 3) uint8, RGB, upright
         - output: (N, 3, h, w) float32, the network's input

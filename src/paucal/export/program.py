@@ -59,15 +59,7 @@ class Graph:
 
 
 def graph_of(model: TrainedModel, preprocessing: bool) -> Graph:
-    """Return the graph that is exported from a model.
-
-    Args:
-        model: Model with a classifier, on the CPU.
-        preprocessing: Whether the graph begins with pixels and ends with probabilities.
-
-    Raises:
-        UserError: the preprocessing cannot be part of a graph.
-    """
+    """Return the graph that is exported from a model."""
     height, width = model.card.preprocessing.image_size
     if not preprocessing:
         example = torch.zeros(EXAMPLES, model.card.backbone.in_chans, height, width)
@@ -78,11 +70,7 @@ def graph_of(model: TrainedModel, preprocessing: bool) -> Graph:
 
 
 def trace_program(graph: Graph) -> ExportedProgram:
-    """Return the exported program of a graph, in which the graph's dynamic dimensions may have any length.
-
-    Raises:
-        UserError: torch cannot export this network, or cannot export it with these dynamic dimensions.
-    """
+    """Return the exported program of a graph, in which the graph's dynamic dimensions may have any length."""
     dynamic_shapes: Any = ({number: Dim.DYNAMIC for number in graph.dynamic},)
     shape = [*graph.example.shape]
     for number, name in graph.dynamic.items():
@@ -101,11 +89,7 @@ def trace_program(graph: Graph) -> ExportedProgram:
 
 
 def pack_program(program: ExportedProgram, card: ModelCard) -> bytes:
-    """Return the content of a .pt2 file, which carries the model's card.
-
-    Raises:
-        UserError: torch cannot store an operation of this network.
-    """
+    """Return the content of a .pt2 file, which carries the model's card."""
     content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about its own deprecated functions

@@ -48,11 +48,7 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
 
 
 def task_of_model(source: str) -> str:
-    """Return the task of a run or of an exported model, see `models.tasks`.
-
-    Raises:
-        UserError: The model's files cannot be read.
-    """
+    """Return the task of a run or of an exported model, see `models.tasks`."""
     return read_onnx(Path(source)).card.task if source.lower().endswith(ENDING) else task_of(source)
 
 

@@ -26,12 +26,6 @@ def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: st
     timm knows paucal's own backbones only after paucal is imported. It has no classifier that reads several stages, so
     such a model gets no `config.json` and is for `paucal.load` alone.
 
-    Args:
-        folder: Existing folder.
-        module: The network.
-        card: Card of the model: how it is built, and how its images are prepared.
-        page: Model page in Markdown.
-
     Returns:
         Paths of the written files.
     """

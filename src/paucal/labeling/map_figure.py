@@ -52,9 +52,8 @@ def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
         extent = left, left + width * across, top + height * down, top
         labelled.imshow(_map_colours(*best_of_cell, shown_classes), extent=extent, interpolation="nearest")
         labelled.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
-    patches = [
-        Patch(color=_class_colour(index), label=ordered.classes[number]) for index, number in enumerate(shown_classes)
-    ]
+    names = [ordered.classes[number] for number in shown_classes]
+    patches = [Patch(color=_class_colour(index), label=name) for index, name in enumerate(names)]
     figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 10), fontsize=8, frameon=False)
     return figure
 
@@ -68,13 +67,9 @@ def most_likely(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[
         classes: Number K of classes.
     """
     logits = values.double()
-    n_others = classes - len(logits)
-    if n_others > 0:
-        other_logits = torch.full_like(logits[:1], float(n_others)).log()
-        shares = torch.cat((logits, other_logits)).softmax(0)[: len(logits)]
-    else:
-        shares = logits.softmax(0)
-    best, place = shares.max(0)
+    # All other classes together; the logarithm of 0 is minus infinity, which adds nothing.
+    other_logits = torch.full_like(logits[:1], float(max(0, classes - len(logits)))).log()
+    best, place = torch.cat((logits, other_logits)).softmax(0)[:-1].max(0)
     return indices.gather(0, place[None])[0].numpy(), best.numpy()
 
 

@@ -22,6 +22,7 @@ from paucal.types import UserError
 
 MAX_BYTES = 16 << 20  # limit for one file; published files have 7 KiB
 MAX_CLASSES = 2048  # float16 cannot represent all integers above this
+AT_ONCE = 256  # files read together
 
 
 def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[Path]]:
@@ -36,19 +37,21 @@ def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[P
             f"--from-published: {str(folder)!r} holds no maps of {images.name} ({paths[0].relative_to(root)} is "
             "missing, for instance): give the folder that holds the class folders of these images."
         )
-    lacking = [key for key, is_there, part in zip(images.keys, has_map, images.declared, strict=True) if not is_there]
-    held_out = [
-        part in ("val", "test") for is_there, part in zip(has_map, images.declared, strict=True) if not is_there
-    ]
-    if not all(held_out):
-        first = lacking[held_out.index(False)]
+    needs_map = ~has_map & np.array([part not in ("val", "test") for part in images.declared])
+    if needs_map.any():
+        first = images.keys[int(needs_map.argmax())]
         raise UserError(
-            f"--from-published: there is no map for {held_out.count(False)} of the training images, such as {first!r}: "
+            f"--from-published: there is no map for {needs_map.sum()} of the training images, such as {first!r}: "
             "complete the maps, or use only the classes that have them with --classes."
         )
     positions = np.flatnonzero(has_map)
     files = [paths[position] for position in positions]
-    _require_distinct(files)
+    path, count = Counter(files).most_common(1)[0]
+    if count > 1:
+        raise UserError(
+            f"--from-published: {count} images would share the map {str(path)!r}, named by the part before the first "
+            "dot: rename the images and their maps."
+        )
     return positions, files
 
 
@@ -75,13 +78,11 @@ def read_map(path: Path, classes: int) -> tuple[Tensor, Tensor]:
     return values.clamp(-LARGEST, LARGEST).half(), indices.long()
 
 
-def read_maps(
-    files: Sequence[Path], classes: int, shape: Sequence[int], at_once: int = 256
-) -> Iterator[tuple[int, NDArray, NDArray]]:
+def read_maps(files: Sequence[Path], classes: int, shape: Sequence[int]) -> Iterator[tuple[int, NDArray, NDArray]]:
     """Yield (first, values (n, k, H, W), indices (n, k, H, W)) of groups of files, in order."""
-    for first in range(0, len(files), at_once):
+    for first in range(0, len(files), AT_ONCE):
         pairs = []
-        for path in files[first : first + at_once]:
+        for path in files[first : first + AT_ONCE]:
             values, indices = read_map(path, classes)
             if tuple(values.shape) != tuple(shape):
                 raise UserError(
@@ -111,15 +112,6 @@ def _map_path(key: str, root: Path) -> Path:
     if not path.resolve().is_relative_to(root):
         raise UserError(f"--from-published: the map of {key!r} would lie outside of {str(root)!r}: rename the image.")
     return path
-
-
-def _require_distinct(files: Sequence[Path]) -> None:
-    path, count = Counter(files).most_common(1)[0]
-    if count > 1:
-        raise UserError(
-            f"--from-published: {count} images would share the map {str(path)!r}, named by the part before the first "
-            "dot: rename the images and their maps."
-        )
 
 
 def _load_map(path: Path) -> Tensor:

@@ -137,11 +137,7 @@ def check_teacher(
 
 
 def write_maps(
-    teacher: DenseTeacher,
-    writer: MapWriter,
-    loader: Iterable[Batch],
-    top: int,
-    advance: Advance | None = None,
+    teacher: DenseTeacher, writer: MapWriter, loader: Iterable[Batch], top: int, advance: Advance | None = None
 ) -> None:
     """Write the maps of the images that a loader yields.
 

@@ -22,6 +22,5 @@ def diet_loss(logits: Sequence[Tensor], images: Tensor, smoothing: float = SMOOT
         >>> round(diet_loss([scores, scores], torch.tensor([0, 5])).item(), 4)  # ln 8
         2.0794
     """
-    return torch.stack(
-        [F.cross_entropy(view_logits.float(), images, label_smoothing=smoothing) for view_logits in logits]
-    ).mean()
+    losses = [F.cross_entropy(view_logits.float(), images, label_smoothing=smoothing) for view_logits in logits]
+    return torch.stack(losses).mean()

@@ -5,6 +5,7 @@ and the variants of Table 6. Where the paper and the authors' code disagree, `Dr
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
@@ -234,14 +235,10 @@ def _compute_loss(
             f"{tuple(output.shape[-1] for output in outputs)}"
         )
     classes = pair_classes(pairs, *size, classes=options.classes).unbind(-1)
-    axes = [_offset_class_loss(logits, index, options) for logits, index in zip(outputs, classes, strict=True)]
-    return axes[0] + axes[1]
-
-
-def _offset_class_loss(logits: Tensor, classes: Tensor, options: DrLocReading) -> Tensor:
-    if options.mode == "ce":
-        return offset_cross_entropy(logits, classes)
-    return offset_variance_regression(logits, classes, log_variance_factor=options.log_variance_factor)
+    axis_loss = offset_cross_entropy
+    if options.mode == "reg":
+        axis_loss = partial(offset_variance_regression, log_variance_factor=options.log_variance_factor)
+    return axis_loss(outputs[0], classes[0]) + axis_loss(outputs[1], classes[1])
 
 
 def _pool_to_side(grid: Tensor, side: int) -> Tensor:

@@ -11,16 +11,14 @@ def drloc_chance_level(height: int, width: int, reading: DrLocReading = PAPER) -
     """Return the smallest expected loss over random pairs that a constant prediction can reach.
 
     A run whose loss stays here has learned nothing about positions. The best constant is the median of the
-    targets in the L1 modes and their distribution in "ce". In "reg" it puts all mass on the first and the
-    last class: which maximises the variance, the divisor of the error.
+    targets in the L1 modes and their distribution in "ce". In "reg" it puts all mass on the first and the last class,
+    which maximises the variance, the divisor of the error.
 
     Example:
         >>> round(drloc_chance_level(7, 7), 4), round(drloc_chance_level(7, 7, DrLocReading(mode="ce")), 4)
         (0.1924, 4.8583)
     """
-    axis_loss = {"l1": _best_l1, "signed": _best_l1, "ce": _best_cross_entropy, "reg": _best_variance_regression}[
-        reading.mode
-    ]
+    axis_loss = {"ce": _best_cross_entropy, "reg": _best_variance_regression}.get(reading.mode, _best_l1)
     total = axis_loss(height, reading) + axis_loss(width, reading)
     averaged = reading.mode in ("l1", "signed") and reading.coordinates == "mean"
     return (total / 2 if averaged else total).item()

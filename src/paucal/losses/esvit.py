@@ -104,16 +104,21 @@ def esvit_loss(
         >>> bool(found.total == (found.view + found.region) / 2)
         True
     """
-    temperatures = student_temperature, teacher_temperature
     weights = task_weights(region is not None, view_weight, region_weight)
     images, crops = view.student.shape[:2]
     pairs = view.targets or view_targets(images, view.teacher.shape[1], crops, view.student.device)
-    view_loss = _cross_entropy_of_task(view, pairs, *temperatures)
+
+    def task_loss(task: EsvitTask, targets: Targets) -> Tensor:
+        sharpness = Sharpness(student_temperature, teacher_temperature, task.centre)
+        teacher = task.teacher, task.teacher_prototypes
+        return prototype_cross_entropy(task.student, task.prototypes, *teacher, targets, sharpness)
+
+    view_loss = task_loss(view, pairs)
     if region is None:
         return EsvitLoss(view_loss, None, weights["view"] * view_loss)
     if region.targets is None:
         raise ValueError("cells need targets that say which of the teacher's each is compared with: region_targets")
-    region_loss = _cross_entropy_of_task(region, region.targets, *temperatures)
+    region_loss = task_loss(region, region.targets)
     return EsvitLoss(view_loss, region_loss, weights["view"] * view_loss + weights["region"] * region_loss)
 
 
@@ -185,11 +190,8 @@ def region_targets(student: Sequence[Tensor], teacher: Sequence[Tensor], similar
     starts = list(accumulate([part.shape[1] for part in teacher[:-1]], initial=0))
     rows, weights = [], []
     for number, cells in enumerate(student):
-        matched = [
-            match_regions(cells, teacher_cells, similarity) + start
-            for teacher_cells, start in zip(teacher, starts, strict=True)
-        ]
-        rows.append(torch.stack(matched, 2))
+        pairs = zip(teacher, starts, strict=True)
+        rows.append(torch.stack([match_regions(cells, part, similarity) + start for part, start in pairs], 2))
         weights.append((pair[number] / cells.shape[1]).expand(cells.shape[1], -1))
     return Targets(torch.cat(rows, 1), torch.cat(weights))
 
@@ -235,14 +237,6 @@ def moved_centre(centre: Tensor, mean: Tensor, momentum: float) -> Tensor:
     """
     mean = all_reduce_mean(mean)
     return torch.where(torch.isfinite(mean).all(), centre * momentum + mean * (1 - momentum), centre)
-
-
-def _cross_entropy_of_task(
-    task: EsvitTask, targets: Targets, student_temperature: float, teacher_temperature: float
-) -> Tensor:
-    sharpness = Sharpness(student_temperature, teacher_temperature, task.centre)
-    pair = task.teacher, task.teacher_prototypes
-    return prototype_cross_entropy(task.student, task.prototypes, *pair, targets, sharpness)
 
 
 def _pair_weights(teacher_views: int, student_views: int, device: torch.device | str) -> Tensor:

@@ -46,8 +46,7 @@ class SparseTargets:
 
         The factor in the authors' code is 1 - amount + amount / K instead; see `smoothed_like_program`.
         """
-        keep, add = 1 - amount, amount / self.num_classes
-        return self._scaled(keep, add)
+        return self._scaled(1 - amount, amount / self.num_classes)
 
     def smoothed_like_program(self, amount: float) -> "SparseTargets":
         """Return the targets smoothed as in the authors' code, which sum to 1 + amount / K."""

@@ -12,8 +12,7 @@ def multi_label_loss(
 
     Smoothing is that of timm's `BinaryCrossEntropy` for one label, applied to several: the share removed from the
     labels is spread over all classes, as in cross-entropy. (timm's form for several labels moves each target towards a
-    half,
-    which would give every one of many rare classes a probability of 5 %.)
+    half, which would give every one of many rare classes a probability of 5 %.)
 
     Args:
         logits: (B, K).

@@ -81,15 +81,8 @@ def prototype_cross_entropy(
         A scalar: mean over images of sum over r and j of weight * H(p_teacher, p_student).
     """
     weights = targets.weights.expand(targets.rows.shape).to(torch.float32)
-    return _FusedLoss.apply(  # type: ignore[no-any-return]
-        student,
-        prototypes,
-        teacher,
-        teacher_prototypes,
-        targets.rows,
-        weights,
-        (sharpness, chunk or chunk_size(student.device)),
-    )
+    how = sharpness, chunk or chunk_size(student.device)
+    return _FusedLoss.apply(student, prototypes, teacher, teacher_prototypes, targets.rows, weights, how)  # type: ignore[no-any-return]
 
 
 def chunk_size(device: torch.device) -> int:

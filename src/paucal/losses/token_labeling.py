@@ -41,10 +41,8 @@ def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
     listed_logits = logits.gather(-1, index)
     n_others = targets.num_classes - is_listed.sum(-1)
     mass = targets.named.sum(-1) + n_others * targets.other
-    aligned = ((targets.named - targets.other[..., None]) * listed_logits * is_listed).sum(
-        -1
-    ) + targets.other * logits.sum(-1)
-    return mass * normaliser - aligned
+    listed = ((targets.named - targets.other[..., None]) * listed_logits * is_listed).sum(-1)
+    return mass * normaliser - (listed + targets.other * logits.sum(-1))
 
 
 def flip_targets(targets: Targets) -> Targets:

@@ -19,10 +19,6 @@ from paucal.types import Crops
 Row = Mapping[str, float]
 
 
-def nothing_to_check(settings: Any) -> None:
-    """Accept all settings."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """The common part of methods and extra losses.
@@ -34,8 +30,8 @@ class Entry:
         paths: Names of its settings that are paths.
         rules: Rules for its own settings, and special rules for shared ones, by setting.
         check: Raises a UserError for settings that contradict each other.
-        advice: Why its settings have no effect in a run without it, with advice; "{flag}" and "{method}" are filled
-            in, such as "with --method {method}: leave it out, or add the loss with --add drloc".
+        advice: Why its settings have no effect in a run without it, with advice; "{flag}", the run's "{method}" and
+            the entry's "{name}" are filled in.
         superseded: Returns the settings of a recipe that do not apply beside the given ones, from the settings and
             their origins.
     """
@@ -45,8 +41,8 @@ class Entry:
     settings: type | None = None
     paths: tuple[str, ...] = ()
     rules: Mapping[str, Rule] = field(default_factory=dict)
-    check: Callable[[Any], None] = nothing_to_check
-    advice: str = ""
+    check: Callable[[Any], None] = lambda settings: None
+    advice: str = "with --method {method}: leave it out, or give --method {name}"
     superseded: Callable[[Any, Mapping[str, str]], Collection[str]] = lambda settings, given: ()
 
     @property
@@ -87,10 +83,6 @@ class RunImages:
     statistics: Normalisation
 
 
-def keep_term(settings: Any, term: Any, run_images: RunImages) -> None:
-    """Leave the term as it is."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExtraLoss(Entry):
     """A loss that is added to the supervised forward pass.
@@ -101,7 +93,7 @@ class ExtraLoss(Entry):
     """
 
     build: Callable[[Any, BackboneSpec, FeatureBackbone], Term]
-    settle: Callable[[Any, Any, RunImages], None] = keep_term
+    settle: Callable[[Any, Any, RunImages], None] = lambda settings, term, run_images: None
 
 
 @dataclass(frozen=True)
@@ -142,10 +134,10 @@ class PretrainingMethod(Entry):
 
     title: Callable[[Any], str]
     build: Callable[[Any, BackboneSpec, Sequence[Crops]], Objective]
-    weight_decay: Callable[[Any], float]
     judge: Callable[[Any, Sequence[Row], HealthScale, int | None], Verdict | None]
-    clip: Callable[[Any], float | None] = lambda settings: None
-    calmer: Callable[[Any, str], dict[str, float]] = lambda settings, kind: {"lr": (settings.lr) / 2}
+    weight_decay: Callable[[Any], float] = lambda settings: settings.weight_decay
+    clip: Callable[[Any], float | None] = lambda settings: settings.clip
+    calmer: Callable[[Any, str], dict[str, float]] = lambda settings, kind: {"lr": settings.lr / 2}
     prototypes: Callable[[Any], int | None] = lambda settings: None
     stage: Callable[[Any, int], Any] = lambda settings, epochs: settings
     changes_after: Callable[[Any], int | None] = lambda settings: None

@@ -52,10 +52,8 @@ def check_tuning(settings: TrainSettings, objective: Objective, per_class: Seque
         raise UserError(f"{flag(requested[0])} is not supported for --method {settings.method}: leave it out.")
     remarks = []
     if settings.freeze is not None:
-        sizes = [
-            (p.numel(), p.requires_grad) for backbone in objective.backbones() for p in backbone.model.parameters()
-        ]
-        frozen, total = sum(size for size, trained in sizes if not trained), sum(size for size, _ in sizes)
+        parameters = [p for backbone in objective.backbones() for p in backbone.model.parameters()]
+        frozen, total = sum(p.numel() for p in parameters if not p.requires_grad), sum(p.numel() for p in parameters)
         remarks.append(f"frozen for the whole run: {frozen / 1e6:.2f} of {total / 1e6:.2f} M parameters")
     if settings.init is None and (settings.freeze is not None or settings.freeze_epochs):
         remarks.append("without --init the frozen layers have random weights")

@@ -10,11 +10,7 @@ from paucal.types import UserError
 
 
 def known_name(name: str, value: str, table: Mapping[str, object]) -> str:
-    """Return a name if a table contains it.
-
-    Raises:
-        UserError: The name is unknown; the message suggests the nearest one.
-    """
+    """Return a name if a table contains it."""
     if value not in table:
         similar = difflib.get_close_matches(value, table, n=1)
         hint = f"; did you mean {similar[0]!r}?" if similar else "."
@@ -37,5 +33,6 @@ def refuse_unused(settings: Any, given: Mapping[str, str], used: Iterable[Entry]
     for name, origin in given.items():
         is_default_of_config = origin == "config" and getattr(settings, name) == declared[name].default
         if name in unused and not is_default_of_config:
-            advice = unused[name].advice.format(flag=flag(name), method=settings.method)
+            entry = unused[name]
+            advice = entry.advice.format(flag=flag(name), method=settings.method, name=entry.name)
             raise UserError(f"{flag(name)} has no effect {advice}.")

@@ -24,11 +24,7 @@ LAST_RULES = resolve.rules_by_name(machine.COMPUTE)
 
 
 def method_of(settings: PretrainSettings) -> PretrainingMethod:
-    """Return the method of a run.
-
-    Raises:
-        UserError: The name is unknown.
-    """
+    """Return the method of a run."""
     return METHODS[known_name("method", settings.method, METHODS)]
 
 

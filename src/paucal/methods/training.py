@@ -35,20 +35,12 @@ SHARED_RULES = resolve.rules_by_name(
 
 
 def method_of(settings: TrainSettings) -> TrainingMethod:
-    """Return the method of a run.
-
-    Raises:
-        UserError: The name is unknown.
-    """
+    """Return the method of a run."""
     return METHODS[known_name("method", settings.method, METHODS)]
 
 
 def terms_of(settings: TrainSettings) -> tuple[str, ...]:
-    """Return the names of a run's extra losses: those of its method and the added ones.
-
-    Raises:
-        UserError: a name is unknown.
-    """
+    """Return the names of a run's extra losses: those of its method and the added ones."""
     added = [known_name("add", name, TERMS) for name in settings.add or ()]
     return tuple(dict.fromkeys((*method_of(settings).terms, *added)))
 
@@ -64,16 +56,11 @@ def unused_by(settings: TrainSettings) -> set[str]:
 
 
 def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
-    """Fill in the settings that were not given from `--recipe`.
-
-    Raises:
-        UserError: The recipe is unknown, or timm has no permitted weights of the recipe's model.
-    """
+    """Fill in the settings that were not given from `--recipe`."""
     recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
     recipe_settings = {} if recipe is None else recipe.settings
-    losses = {
-        name: recipe_settings[name] for name in ("method", "add") if name in recipe_settings and name not in given
-    }
+    chosen_losses = [name for name in ("method", "add") if name in recipe_settings and name not in given]
+    losses = {name: recipe_settings[name] for name in chosen_losses}
     settings, origin = fill_in(settings, given, RECIPES, settings.recipe, unused_by(replace(settings, **losses)))
     if recipe is not None:
         settings, origin = _scale_to_length(settings, origin, recipe)
@@ -131,11 +118,7 @@ def resolve_training(settings: TrainSettings, facts: DataAndMachine) -> tuple[Tr
 
 
 def build_objective(settings: TrainSettings, spec: BackboneSpec) -> Objective:
-    """Build the objective that `--method` and `--add` name.
-
-    Raises:
-        UserError: A name is unknown, or the backbone does not support the method.
-    """
+    """Build the objective that `--method` and `--add` name."""
     joint = settings.sync_bn and settings.processes > 1
     backbone = spec.build(drop_path_rate=settings.drop_path, sync_norms=joint)
     if settings.attention_init == "mimetic":
@@ -145,11 +128,7 @@ def build_objective(settings: TrainSettings, spec: BackboneSpec) -> Objective:
 
 
 def settle_terms(settings: TrainSettings, objective: Objective, run_images: RunImages) -> None:
-    """Adapt the extra losses to the images of the run.
-
-    Raises:
-        UserError: A loss must not learn from these images.
-    """
+    """Adapt the extra losses to the images of the run."""
     if isinstance(objective, OneBackbone):
         for name, term in objective.named_terms().items():
             TERMS[name].settle(settings, term, run_images)

@@ -77,13 +77,7 @@ class MeanPerClass:
 
 
 class MacroF1:
-    """The mean F1 over the classes that occur among labels or predictions (as in scikit-learn).
-
-    Args:
-        labels: (N,) classes of images with one label each.
-        answers: (N,) predicted classes.
-        n_classes: Number of classes K.
-    """
+    """The mean F1 over the classes that occur among labels or predictions (as in scikit-learn)."""
 
     def __init__(self, labels: NDArray[np.int64], answers: NDArray[np.int64], n_classes: int) -> None:
         self._labels, self._answers, self._n_classes = labels, answers, n_classes

@@ -13,11 +13,7 @@ Values = NDArray[np.float64]
 
 
 class RootMeanSquare:
-    """The root of the mean of squared errors.
-
-    Args:
-        errors: (N,) predicted minus true numbers.
-    """
+    """The root of the mean of squared errors."""
 
     def __init__(self, errors: Values) -> None:
         self._squares = Mean(errors**2)
@@ -28,12 +24,7 @@ class RootMeanSquare:
 
 
 class R2:
-    """The share of the variance that is explained, against the mean of the same images; NaN where they are all equal.
-
-    Args:
-        truth: (N,) true numbers.
-        predicted: (N,) predicted numbers.
-    """
+    """The share of the variance that is explained, against the mean of the same images; NaN if they are all equal."""
 
     def __init__(self, truth: Values, predicted: Values) -> None:
         self._truth, self._squares = truth, (predicted - truth) ** 2
@@ -48,12 +39,7 @@ class R2:
 
 
 class QuadraticKappa:
-    """Cohen's kappa with quadratic weights (1968): agreement beyond chance, where far misses count more.
-
-    Args:
-        truth: (N,) true grades.
-        predicted: (N,) predicted grades.
-    """
+    """Cohen's kappa with quadratic weights (1968): agreement beyond chance, where far misses count more."""
 
     def __init__(self, truth: Values, predicted: Values) -> None:
         self._truth, self._predicted = truth, predicted
@@ -122,18 +108,7 @@ def regression_report(
     graded: bool,
     groups: NDArray[np.int64] | None = None,
 ) -> RegressionReport:
-    """Score (N,) predicted numbers, with the ends of their intervals, against (N,) true ones; see `RegressionReport`.
-
-    Args:
-        truth: (N,) true numbers.
-        predicted: (N,) predicted numbers.
-        ends: (N,) lower and (N,) upper ends of their intervals.
-        mean: Mean of the training images.
-        level: Share of images whose number the intervals should contain.
-        seed: Seed of the resampling.
-        graded: Whether the numbers are grades.
-        groups: (N,) numbers of groups of alike images, which are resampled whole; None for independent images.
-    """
+    """Score (N,) predicted numbers, with the ends of their intervals, against true ones; see `RegressionReport`."""
     errors, bootstrap, count = predicted - truth, Bootstrap(seed=seed, groups=groups), len(truth)
     absolute, usual = Mean(np.abs(errors)), Mean(np.abs(truth - mean))
     scores = {

@@ -47,7 +47,6 @@ class ModelCard:
             raise UserError(
                 f"a model card has temperature {self.temperature!r}, expected a number from {COLDEST} to {HOTTEST}."
             )
-
         if self.thresholds is not None:
             fits = len(self.thresholds) == len(self.classes) and all(map(is_number, self.thresholds))
             if not fits or not all(0 < threshold < 1 for threshold in self.thresholds):
@@ -73,16 +72,14 @@ class ModelCard:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        threshold_values = {} if self.thresholds is None else {"thresholds": list(self.thresholds)}
-        stages = {"reads_stages": True} if self.reads_stages else {}
         return {
-            "format": FORMAT_OF_SEVERAL if threshold_values else FORMAT,
+            "format": FORMAT_OF_SEVERAL if self.several else FORMAT,
             "backbone": self.backbone.to_dict(),
             "classes": list(self.classes),
             "preprocessing": self.preprocessing.to_dict(),
             "temperature": self.temperature,
-            **threshold_values,
-            **stages,
+            **({} if self.thresholds is None else {"thresholds": list(self.thresholds)}),
+            **({"reads_stages": True} if self.reads_stages else {}),
         }
 
     @classmethod
@@ -113,11 +110,9 @@ class ModelCard:
         # Class names of images are plain; classifiers of older versions may have other names.
         classes = plain_if_distinct(names) if cls.task == CLASSIFICATION else tuple(names)
         preprocessing = Preprocessing.from_dict(stored["preprocessing"])
-        prepared = (
-            (preprocessing.image_size, "pixels", spec.image_size),
-            (preprocessing.channels, "channels", spec.in_chans),
-        )
-        for stated, unit, expected in prepared:
+        sizes = preprocessing.image_size, "pixels", spec.image_size
+        channels = preprocessing.channels, "channels", spec.in_chans
+        for stated, unit, expected in (sizes, channels):
             if stated != expected:
                 raise UserError(f"model.json prepares images of {stated} {unit} for a model of {expected}: restore it.")
         return cls(backbone=spec, classes=classes, preprocessing=preprocessing, **task_values)
@@ -126,19 +121,14 @@ class ModelCard:
     def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
         """Return the number of classes that a stored card must name, and the values of this task's own fields."""
         is_multi_label = stored["format"] == FORMAT_OF_SEVERAL
-        temperature = stored.get("temperature", 1.0)  # older cards lack it
         return spec.num_classes, {
-            "temperature": temperature,
+            "temperature": stored.get("temperature", 1.0),  # older cards lack it
             "thresholds": tuple(stored["thresholds"]) if is_multi_label else None,
             "reads_stages": stored.get("reads_stages", False) is True,
         }
 
     def build(self) -> nn.Module:
-        """Build the model with fresh weights from the global random generator.
-
-        Raises:
-            UserError: the backbone cannot be built.
-        """
+        """Build the model with fresh weights from the global random generator."""
         # All weights come from the run, so do not fetch published ones.
         model = replace(self.backbone, pretrained=False).build().model
         return add_stage_classifier(model, self.backbone.image_size) if self.reads_stages else model

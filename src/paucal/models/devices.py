@@ -1,5 +1,7 @@
 """The devices that models run on."""
 
+from contextlib import suppress
+
 import torch
 
 from paucal.types import UserError
@@ -9,10 +11,8 @@ DEVICES = ("cpu", "cuda", "mps")  # torch has others, such as "meta", which comp
 
 def usable_device(device: torch.device | str) -> torch.device:
     """Return the device as torch names it."""
-    try:
-        device_found = torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError):  # torch's errors for missing devices
-        device_found = None
-    if device_found is None or device_found.type not in DEVICES:
-        raise UserError(f"the device is {str(device)!r}, which is not usable on this machine: try cpu.")
-    return device_found
+    with suppress(RuntimeError, AssertionError, NotImplementedError):  # torch's errors for missing devices
+        usable = torch.empty(0, device=device).device
+        if usable.type in DEVICES:
+            return usable
+    raise UserError(f"the device is {str(device)!r}, which is not usable on this machine: try cpu.")

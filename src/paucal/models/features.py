@@ -85,15 +85,7 @@ class ClassifierInputs(nn.Module):
 
 
 class StagedInputs(ClassifierInputs):
-    """Returns the (B, D + S) inputs of a `StageClassifier`: those of the model's own classifier come first.
-
-    Args:
-        model: A timm model; hooks stay on it until `close`.
-        image_size: (height, width) of its images in pixels.
-
-    Raises:
-        UserError: no classifier is found.
-    """
+    """Returns the (B, D + S) inputs of a `StageClassifier`: those of the model's own classifier come first."""
 
     def __init__(self, model: nn.Module, image_size: Size) -> None:
         super().__init__(model)

@@ -33,16 +33,7 @@ FLOOR = "random weights"
 
 @dataclass(frozen=True)
 class FrozenBackbone:
-    """A backbone with its weights and its preprocessing.
-
-    Attributes:
-        name: Column of the table of scores.
-        weights: Origin of the weights, as text.
-        spec: Recipe of the architecture.
-        backbone: Backbone in evaluation mode, on the device where it is evaluated.
-        preprocessing: Preprocessing of its images.
-        random: Whether the weights are random, as initialised.
-    """
+    """A backbone with its weights and its preprocessing."""
 
     name: str
     weights: str
@@ -113,9 +104,6 @@ def open_frozen(
         pretrained: Whether a timm model gets timm's published weights; random ones otherwise.
         image_size: Side or (height, width) in pixels; None for the model's own. A run always has its own.
         seed: Seed of random weights.
-
-    Raises:
-        UserError: Nothing has that name, its weights do not fit, or torch cannot use the device.
     """
     target, found_model = usable_device(device), find_named(name, files=True)
     if isinstance(found_model, RunFolder):

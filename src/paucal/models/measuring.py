@@ -38,8 +38,8 @@ def is_ours(name: str) -> bool:
 
 def source_of(name: str) -> str:
     """Return the paper of one of our models, else TIMM."""
-    module = timm.model_entrypoint(name).__module__
-    return _PAPERS.get(module.rpartition(".")[2], "paucal") if module.startswith(_OURS) else TIMM
+    file = timm.model_entrypoint(name).__module__.rpartition(".")[2]
+    return _PAPERS.get(file, "paucal") if is_ours(name) else TIMM
 
 
 def measure(name: str, drloc_weight: float) -> ListedModel:

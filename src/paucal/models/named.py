@@ -11,7 +11,6 @@ import torch
 from paucal.backbones.names import nearest_names, timm_config
 from paucal.backbones.weights.adapt import position_grid
 from paucal.backbones.weights.start import StartWeights, start_from
-from paucal.models.card import ModelCard
 from paucal.models.devices import usable_device
 from paucal.models.published import published_card, read_timm
 from paucal.models.trained import TrainedModel, load_trained
@@ -55,11 +54,7 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
 
 
 def find_run(name: str) -> RunFolder | None:
-    """Return the run of this name; None if it is a file or not a path.
-
-    Raises:
-        UserError: The name is a folder, but not a run.
-    """
+    """Return the run of this name; None if it is a file or not a path."""
     path = Path(name).expanduser()
     return open_model_folder(path) if path.is_dir() else None
 
@@ -74,12 +69,8 @@ def open_named(
         device: Device for the model.
         image_size: Side or (height, width) in pixels of its input; None for the model's own.
         setting: Setting that holds the name, for messages.
-
-    Raises:
-        UserError: there is no run or model of this name, its weights are unavailable or do not fit, or torch cannot use
-            the device.
     """
-    run_or_name = find_named(name, setting)
+    run_or_name, target = find_named(name, setting), usable_device(device)
     if isinstance(run_or_name, RunFolder):
         trained = load_trained(run_or_name, device)
         card = trained.card
@@ -87,20 +78,11 @@ def open_named(
             return trained
         spec = replace(card.backbone, image_size=height_and_width(image_size), pretrained=False)
         card = replace(card, backbone=spec, preprocessing=replace(card.preprocessing, image_size=spec.image_size))
-        weights = StartWeights(
-            dict(trained.module.state_dict()),
-            str(run_or_name.path),
-            spec.name,
-            card.classes,
-            position_grid(trained.module),
-        )
+        state, grid = dict(trained.module.state_dict()), position_grid(trained.module)
+        weights = StartWeights(state, str(run_or_name.path), spec.name, card.classes, grid)
     else:
         card, weights = published_card(run_or_name, image_size), read_timm(run_or_name, init=False)
-    return _with_weights(card, weights, usable_device(device))
-
-
-def _with_weights(card: ModelCard, weights: StartWeights, device: torch.device) -> TrainedModel:
     with torch.random.fork_rng(devices=[]):
         module = card.build()
     start_from(module, weights, weights.classes, head="keep")
-    return TrainedModel(module.eval().to(device), card, device)
+    return TrainedModel(module.eval().to(target), card, target)

@@ -8,7 +8,8 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,9 +63,7 @@ GIVEN = {
 
 def bfloat16_flags() -> tuple[str, ...]:
     """Return the names of this CPU's instructions for bfloat16; empty if none are known."""
-    cpu_flags = {
-        flag_name for line in _cpu_lines() if line.startswith(("flags", "Features")) for flag_name in line.split()
-    }
+    cpu_flags = {word for line in _cpu_lines() if line.startswith(("flags", "Features")) for word in line.split()}
     return tuple(flag for flag in FLAGS if flag in cpu_flags)
 
 
@@ -111,16 +110,20 @@ def choose_precision(
 def measure_speed(run: Run, images: Tensor, key: str) -> float:
     """Return the speed of bfloat16 as a multiple of float32's, measured once for each machine, network and image size.
 
-    Args:
-        run: Function of (B, C, H, W) images, already called once in both.
-        images: A few images as inputs of the network.
-        key: Name of the architecture and of the part that is run.
+    The cache folder keeps it for later calls.
     """
-    speeds, name = _Speeds(), _measurement_name(key, images, bfloat16_flags())
-    ratio = speeds.get(name)
-    if ratio is None:
-        ratio = _median_speedup(run, images)
-        speeds.put(name, ratio)
+    size = "x".join(map(str, images.shape[1:]))
+    machine = f"{cpu_name()} {platform.machine()} {' '.join(bfloat16_flags())}, {torch.get_num_threads()} threads"
+    name = f"{key}, {size}, torch {torch.__version__}, {machine}"
+    file, speeds = features_folder().with_name("arithmetic.json"), {}
+    with suppress(OSError, ValueError, TypeError, AttributeError):  # missing or damaged: measure again
+        speeds = {str(measured): float(ratio) for measured, ratio in json.loads(file.read_text()).items()}
+    if name in speeds:
+        return speeds[name]
+    ratio = _median_speedup(run, images)
+    with suppress(OSError):  # not stored: measured again in the next call
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps({**speeds, name: round(ratio, 2)}, indent=1) + "\n")
     return ratio
 
 
@@ -154,32 +157,3 @@ def _median_speedup(run: Run, images: Tensor) -> float:
         ratios.append(exact_seconds / rounded_seconds)
         total_seconds += exact_seconds + rounded_seconds
     return statistics.median(ratios)
-
-
-def _measurement_name(key: str, images: Tensor, flags: Iterable[str]) -> str:
-    size = "x".join(map(str, images.shape[1:]))
-    machine = f"{cpu_name()} {platform.machine()} {' '.join(flags)}, {torch.get_num_threads()} threads"
-    return f"{key}, {size}, torch {torch.__version__}, {machine}"
-
-
-class _Speeds:
-    """The measured speeds of this machine, kept for later calls in the cache folder."""
-
-    def __init__(self) -> None:
-        self._file = features_folder().with_name("arithmetic.json")
-        try:
-            speeds = json.loads(self._file.read_text())
-            self._known = {str(name): float(value) for name, value in speeds.items()}
-        except (OSError, ValueError, TypeError, AttributeError):  # missing or damaged: measure again
-            self._known = {}
-
-    def get(self, name: str) -> float | None:
-        return self._known.get(name)
-
-    def put(self, name: str, ratio: float) -> None:
-        self._known[name] = round(ratio, 2)
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self._file, json.dumps(self._known, indent=1) + "\n")
-        except OSError:  # measured again in the next call
-            return

@@ -32,9 +32,6 @@ class Preprocessing:
             images of the training; None where those had 8 bits.
         resize: How images of another shape are fitted to the input: "crop", "letterbox" or "squash".
         channel_ranges: Value range of each channel, replacing `value_range`, if there are not three channels.
-
-    Raises:
-        UserError: a value is of the wrong kind or out of range.
     """
 
     image_size: tuple[int, int]
@@ -84,11 +81,7 @@ class Preprocessing:
 
     @classmethod
     def as_tested(cls, image_size: tuple[int, int], tested: ImageInput) -> Self:
-        """Return the preprocessing with which published weights were tested, for a given image size.
-
-        Raises:
-            UserError: a value is out of range.
-        """
+        """Return the preprocessing with which published weights were tested, for a given image size."""
         return cls(image_size, tested.crop_ratio, tested.interpolation, tested.mean, tested.std)
 
     @property

@@ -44,9 +44,8 @@ def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelC
     count = added_card.classes if added_card is not None else config.num_classes  # type: ignore[union-attr]
     size = height_and_width(image_size or (224 if config is None else config.input_size[1:]))
     spec = BackboneSpec(name, count, image_size=size, pretrained=added_card is None)
-    classes = (imagenet_classes(name) if added_card is None else _added_classes(added_card)) or tuple(
-        f"class {number}" for number in range(count)
-    )
+    classes = imagenet_classes(name) if added_card is None else _added_classes(added_card)
+    classes = classes or tuple(f"class {number}" for number in range(count))
     return ModelCard(spec, classes, Preprocessing.as_tested(spec.image_size, input_of_weights(name)))
 
 
@@ -69,9 +68,8 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
         source = f"the weights that were added for {added_card.name} (SHA-256 {added_card.sha256[:12]})"
         with torch.device("meta"):
             grid = position_grid(timm.create_model(added_card.name, pretrained=False))
-        return StartWeights(
-            read_foreign(added_card.checked_content()), source, added_card.name, _added_classes(added_card), grid
-        )
+        state = read_foreign(added_card.checked_content())
+        return StartWeights(state, source, added_card.name, _added_classes(added_card), grid)
     carried = find_packaged_weights(name)
     if carried is not None and carried.package is not None:
         return _read_package(name, carried.package)

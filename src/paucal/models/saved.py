@@ -39,11 +39,7 @@ def card_of_stored(stored: Mapping[str, Any], kind: type[C] = ModelCard) -> C:
 
 
 def stored_card(run: RunFolder | None, kind: type[C] = ModelCard) -> C | None:
-    """Read the card of a resumed run; None for a new run, or if no card is stored yet.
-
-    Raises:
-        UserError: `model.json` is damaged, or of another task.
-    """
+    """Read the card of a resumed run; None for a new run, or if no card is stored yet."""
     return None if run is None or not run.card.is_file() else read_card(run, kind)
 
 

@@ -7,12 +7,8 @@ from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import MARKER
 
 CLASSIFICATION, DETECTION, SEGMENTATION, REGRESSION = "classification", "detection", "segmentation", "regression"
-VERBS = {
-    CLASSIFICATION: "train",
-    DETECTION: "detect",
-    SEGMENTATION: "segment",
-    REGRESSION: "train --target",
-}  # verb that trains for each task
+# The verb that trains for each task.
+VERBS = {CLASSIFICATION: "train", DETECTION: "detect", SEGMENTATION: "segment", REGRESSION: "train --target"}
 
 
 def task_of(model: str | os.PathLike[str]) -> str:
@@ -20,9 +16,6 @@ def task_of(model: str | os.PathLike[str]) -> str:
 
     Anything other than a run (an exported model, a missing path) counts as a classifier; opening it then reports any
     problem.
-
-    Raises:
-        UserError: the run's files cannot be read.
     """
     path = Path(model)
     marker_files = (MARKER, f"*/{MARKER}", RunFolder(path).card.name)

@@ -22,9 +22,6 @@ class Diet(OneNetwork):
         smoothing: Label smoothing.
         drop_path_rate: Stochastic depth rate of the backbone.
         tuning: Frozen parts of a pretrained network; None to train all of it.
-
-    Raises:
-        UserError: the backbone cannot take the views, or has fewer stages than are to be frozen.
     """
 
     def __init__(

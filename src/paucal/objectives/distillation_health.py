@@ -28,15 +28,7 @@ from paucal.objectives.projection_head import ProjectionHead
 def task_health(
     student: ProjectionHead, teacher: ProjectionHead, seen: Tensor, goal: Tensor, sharpness: Sharpness
 ) -> dict[str, Tensor]:
-    """Return the health metrics of one task.
-
-    Args:
-        student: The student's head of the task.
-        teacher: The teacher's head of the task.
-        seen: (B, P), the student's features of one crop.
-        goal: (B, P), the teacher's features of another crop.
-        sharpness: Temperatures and centre.
-    """
+    """Return the health metrics of one task."""
     teacher_probabilities = teacher(goal).float().sub(sharpness.centre).div(sharpness.teacher_temperature).softmax(1)
     guessed = student(seen).float().div(sharpness.student_temperature).softmax(1)
     return {
@@ -54,9 +46,7 @@ def task_health(
 @torch.no_grad()
 def teacher_distance(student: DistilledNetwork, teacher: DistilledNetwork) -> Tensor:
     """Return the length of the difference of the backbones' weights over the length of the student's weights."""
-    teacher_parameters, student_parameters = list(teacher.backbone.parameters()), list(student.backbone.parameters())
-    squared_distance = torch.stack(
-        [(a - b).square().sum() for a, b in zip(teacher_parameters, student_parameters, strict=True)]
-    ).sum()
-    ratio = (squared_distance / torch.stack([b.square().sum() for b in student_parameters]).sum()).sqrt()
+    pairs = list(zip(teacher.backbone.parameters(), student.backbone.parameters(), strict=True))
+    squared_distance = torch.stack([(own - student_value).square().sum() for own, student_value in pairs]).sum()
+    ratio = (squared_distance / torch.stack([value.square().sum() for _, value in pairs]).sum()).sqrt()
     return ratio.full_tensor() if isinstance(ratio, DTensor) else ratio  # a DTensor if the weights are sharded

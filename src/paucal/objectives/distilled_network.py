@@ -40,9 +40,8 @@ class DistilledNetwork(nn.Module):
         for members in same_size(crops):
             features = self.backbone(torch.cat([crops[number] for number in members]))
             grids = features.grids[0].flatten(2).transpose(1, 2)
-            for number, pooled_view, grid in zip(
-                members, features.pooled.chunk(len(members)), grids.chunk(len(members)), strict=True
-            ):
+            parts = (tensor.chunk(len(members)) for tensor in (features.pooled, grids))
+            for number, pooled_view, grid in zip(members, *parts, strict=True):
                 pooled[number], cells[number] = pooled_view, grid
         return CropFeatures(torch.stack(pooled, 1), cells)
 
@@ -71,14 +70,7 @@ def same_size(crops: Iterable[Tensor]) -> list[list[int]]:
 
 @torch.no_grad()
 def follow(teacher: nn.Module, student: nn.Module, momentum: float, buffers: bool) -> None:
-    """Move a teacher's weights towards the student's: an exponential average.
-
-    Args:
-        teacher: Teacher, changed in place.
-        student: Student of the same architecture.
-        momentum: Share of the old teacher.
-        buffers: Whether running statistics are averaged too; counts are copied.
-    """
+    """Move a teacher's weights, and with `buffers` its running statistics, towards the student's by an average."""
     for own_value, student_value in zip(teacher.parameters(), student.parameters(), strict=True):
         own_value.lerp_(student_value, 1 - momentum)
     for own_value, student_value in zip(teacher.buffers(), student.buffers(), strict=True) if buffers else ():

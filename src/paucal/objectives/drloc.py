@@ -45,27 +45,18 @@ class DrLoc(Term):
         (torch.Size([]), 0.1)
     """
 
-    def __init__(
-        self,
-        dims: Sequence[int],
-        grids: Sequence[tuple[int, int]],
-        options: DrLocOptions = PAPER,
-    ):
+    def __init__(self, dims: Sequence[int], grids: Sequence[tuple[int, int]], options: DrLocOptions = PAPER):
         super().__init__()
         if len(dims) != len(grids) or not grids or (options.levels == "last" and len(grids) > 1):
             raise ValueError(f"levels {options.levels!r} do not fit {len(dims)} dims and {len(grids)} grids")
         self.options = options
         self.request = FeatureRequest(options.levels, options.norm)
         self.sizes = [self._pooled_size(size) for size in grids]
-        self.heads = nn.ModuleList(
-            LocalizationHead(
-                dim,
-                options.hidden,
-                classes=class_counts(*size, options.classes) if self._classifies else None,
-                extra_layer=options.extra_layer,
-            )
-            for dim, size in zip(dims, self.sizes, strict=True)
-        )
+        self.heads = nn.ModuleList()
+        for dim, size in zip(dims, self.sizes, strict=True):
+            classes = class_counts(*size, options.classes) if self._classifies else None
+            head = LocalizationHead(dim, options.hidden, classes=classes, extra_layer=options.extra_layer)
+            self.heads.append(head)
 
     @classmethod
     def from_preset(
@@ -85,8 +76,7 @@ class DrLoc(Term):
             >>> DrLoc.from_preset("reference", [768], [(14, 14)], model_name="vit_base_patch16_224").sizes
             [(14, 14)]
         """
-        options = preset_options(preset, model_name=model_name, **overrides)
-        return cls(dims, grids, options)
+        return cls(dims, grids, preset_options(preset, model_name=model_name, **overrides))
 
     def forward(self, features: Features, batch: Batch, progress: Progress) -> Tensor:
         """Return the unweighted loss, summed over the grids and averaged over images and pairs."""

@@ -35,12 +35,7 @@ class LocalizationHead(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        hidden: int = 512,
-        *,
-        classes: tuple[int, int] | None = None,
-        extra_layer: bool = False,
+        self, dim: int, hidden: int = 512, *, classes: tuple[int, int] | None = None, extra_layer: bool = False
     ):
         super().__init__()
         self.outputs = (1, 1) if classes is None else classes
@@ -62,15 +57,13 @@ class LocalizationHead(nn.Module):
         cells = grid.flatten(2).transpose(1, 2).to(self.first.weight.dtype)
         index = pair_index(pairs, grid.shape[-1])
         # Per image the first layer costs 2 * dim * hidden multiplications per pair or, if applied to cells, per cell.
-        first_layer = _apply_per_cell if cells.shape[1] < index.shape[1] else _apply_per_pair
-        hidden = self.second(first_layer(cells, index, self.first).relu()).relu()
+        if cells.shape[1] < index.shape[1]:
+            first = _apply_per_cell(cells, index, self.first)
+        else:
+            first = self.first(gather_cells(cells, index.flatten(1)).unflatten(1, index.shape[1:]).flatten(2))
+        hidden = self.second(first.relu()).relu()
         rows, columns = self.last(self.extra(hidden)).split(self.outputs, dim=-1)
         return rows, columns
-
-
-def _apply_per_pair(cells: Tensor, index: Tensor, layer: nn.Linear) -> Tensor:
-    gathered = gather_cells(cells, index.flatten(1)).unflatten(1, index.shape[1:])
-    return layer(gathered.flatten(2))
 
 
 def _apply_per_cell(cells: Tensor, index: Tensor, layer: nn.Linear) -> Tensor:

@@ -74,37 +74,22 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 _MINIMA = {"weight": 0, "alpha": 0, "n_pairs": 1, "hidden": 1, "warmup_epochs": 0, "seed": 0}
 
-# The method as in the paper and in the authors' code; docs/reference/drloc_options.md lists every difference.
+# The method as in the paper, which the defaults are, and in the authors' code; docs/reference/drloc_options.md lists
+# every difference.
+PAPER = DrLocOptions()
 PRESETS = {
-    "paper": DrLocOptions(
-        mode="l1",
-        scale="side",
-        shifted=False,
-        coordinates="mean",
-        classes="signed",
-        log_of="sigma",
-        extra_layer=False,
-        pool="paper",
-        norm=True,
-        schedule="constant",
-    ),
+    "paper": PAPER,
     "reference": DrLocOptions(
-        mode="l1",
         scale="none",
         shifted=True,
-        coordinates="mean",
         classes="absolute",
         log_of="variance",
         extra_layer=True,
         pool="reference",
         norm=False,
         schedule="ramp",
-        warmup_epochs=20,
-        horizon_epochs=300,
     ),
 }
-
-PAPER = PRESETS["paper"]
 
 _WEIGHTS = {
     "swin": (0.5, "the paper's value for Swin-T"),
@@ -147,18 +132,14 @@ def preset_options(preset: str, *, model_name: str | None = None, **overrides: A
     for name in overrides:
         if name not in option_names:
             raise UserError(f"DrLoc has no option {name!r}; choose among {', '.join(option_names)}.")
-    settings = {} if model_name is None else _backbone_settings(preset, model_name)
-    return replace(PRESETS[preset], **{**settings, **overrides})
+    options = PRESETS[preset]
+    if model_name is not None:
+        options = replace(options, weight=default_weight(model_name)[0])
+        if preset == "reference":
+            exceptions: dict[str, dict[str, Any]] = {"vit": {"pool": "none"}, "t2t": {"norm": True}}
+            options = replace(options, **exceptions.get(_family(model_name), {}))
+    return replace(options, **overrides)
 
 
 def _family(model_name: str) -> str:
     return next((family for family, pattern in _FAMILIES.items() if pattern.search(model_name)), "other")
-
-
-def _backbone_settings(preset: str, model_name: str) -> dict[str, Any]:
-    settings: dict[str, Any] = {"weight": default_weight(model_name)[0]}
-    if preset == "reference" and _family(model_name) == "vit":
-        settings["pool"] = "none"
-    if preset == "reference" and _family(model_name) == "t2t":
-        settings["norm"] = True
-    return settings

@@ -72,9 +72,6 @@ class BackboneTuner:
         options: Options of fine-tuning.
         prefix: Prefix of the model's parameters in the objective.
         rate: Factor on the learning rate of the whole model, which then is a group of its own; None for no such group.
-
-    Raises:
-        UserError: the model has fewer stages than are to be frozen.
     """
 
     def __init__(
@@ -87,10 +84,8 @@ class BackboneTuner:
         for name in self._frozen:
             model.get_parameter(name).requires_grad_(False)
         self._held = body_names - self._frozen if options.freeze_epochs else set()
-        still_modules = (
-            model.modules() if options.eval_mode else quiet_modules(model, self._frozen, self._frozen == body_names)
-        )
-        self._still = list(still_modules)
+        whole = self._frozen == body_names
+        self._still = list(model.modules() if options.eval_mode else quiet_modules(model, self._frozen, whole))
         self._held_modules = list(quiet_modules(model, body_names, whole=True)) if self._held else []
         self._labels, self._scales = self._groups()
 
@@ -163,11 +158,7 @@ class TunedObjective(Objective):
 
 
 def frozen_parameters(model: nn.Module, freeze: Frozen) -> set[str]:
-    """Return the names of the parameters that never change.
-
-    Raises:
-        UserError: the model has fewer stages.
-    """
+    """Return the names of the parameters that never change."""
     if freeze is None:
         return set()
     if freeze in ("backbone", "weights"):

@@ -10,12 +10,7 @@ from paucal.objectives.base import Term
 
 
 class GuidedTerm(Term):
-    """A term with a guide, which sees images normalised as in its own training.
-
-    Args:
-        guide: The trained network; it stays in evaluation mode and never changes.
-        channels: Channels of the images.
-    """
+    """A term with a guide, which sees images normalised as in its own training."""
 
     def __init__(self, guide: nn.Module, channels: int = 3) -> None:
         super().__init__()

@@ -52,10 +52,6 @@ class LeJepa(OneNetwork):
         options: Options of the method.
         drop_path_rate: Stochastic depth rate of the backbone.
         tuning: Frozen parts of a pretrained network; None to train all of it.
-
-    Raises:
-        UserError: the backbone cannot take the views, or has fewer stages than are to be frozen.
-        ValueError: there is only one view, or one has no size.
     """
 
     def __init__(

@@ -51,11 +51,9 @@ class LocalityGuidance(GuidedTerm):
         images = self.shown(batch.views[0])
         with torch.no_grad():
             stages = self.guide(images, FeatureRequest("stages")).grids[-len(self.blocks) :]
-        levels = zip(self.blocks, self.projections, stages, strict=True)
-        losses = [
-            guidance_loss(head(features.grids[block]), guide_map) / guide_energy(guide_map)
-            for block, head, guide_map in levels
-        ]
+        losses = []
+        for block, head, guide_map in zip(self.blocks, self.projections, stages, strict=True):
+            losses.append(guidance_loss(head(features.grids[block]), guide_map) / guide_energy(guide_map))
         return torch.stack(losses).sum()
 
     def weight(self, progress: Progress) -> float:

@@ -33,13 +33,7 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 class LowRankAdapters(nn.Module):
-    """Adapters on the attention of a model, which an objective's forward passes train.
-
-    Args:
-        objective: Objective that runs the model; hooks stay on it.
-        model: Model whose weights are frozen.
-        rank: Rank of the products.
-    """
+    """Adapters on the attention of a model, which an objective's forward passes train."""
 
     def __init__(self, objective: nn.Module, model: nn.Module, rank: int) -> None:
         super().__init__()
@@ -61,11 +55,7 @@ class LowRankAdapters(nn.Module):
         return [up @ down for up, down in zip(self.up, self.down, strict=True)]
 
     def before_step(self, held: bool = False) -> None:
-        """Store the products that the weights include.
-
-        Args:
-            held: Whether the adapters do not learn at this step; their gradients are dropped.
-        """
+        """Store the products that the weights include; adapters that are held at this step get no gradients."""
         if held:
             self.zero_grad()
         with torch.no_grad():

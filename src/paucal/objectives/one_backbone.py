@@ -11,8 +11,25 @@ from paucal.objectives.low_rank import LowRankAdapters
 from paucal.types import Batch, FeatureRequest, Features, LossTerms, Progress
 
 
-class OneBackbone(TunedObjective):
-    """A method that trains one backbone, whose model is deployed.
+class TunedBackbone(TunedObjective):
+    """A method that trains one backbone, whose model is deployed without heads."""
+
+    def __init__(self, backbone: FeatureBackbone, tuning: FineTuning | None) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.tuner = BackboneTuner(backbone.model, tuning or FineTuning())
+
+    def backbones(self) -> Sequence[FeatureBackbone]:
+        """Return the one backbone."""
+        return [self.backbone]
+
+    def deployable(self) -> nn.Module:
+        """Return the timm model without the heads."""
+        return self.backbone.model
+
+
+class OneBackbone(TunedBackbone):
+    """A method that trains one backbone with a classifier, and any number of extra losses.
 
     Args:
         backbone: Backbone with grids and logits.
@@ -28,21 +45,17 @@ class OneBackbone(TunedObjective):
         tuning: FineTuning | None = None,
         own: Sequence[str] = ("class",),
     ) -> None:
-        super().__init__()
         if backbone.num_classes < 2:
             raise ValueError(f"a backbone that learns classes needs at least 2 of them, got {backbone.num_classes}")
         for name in own:
             if name in (terms or {}):
                 raise ValueError(f"the name {name!r} is used by a loss of the method; rename the term")
-        self.backbone = backbone
+        super().__init__(backbone, tuning)
         # A list, since an nn.ModuleDict does not allow names of its own methods.
         self.names = tuple(terms or {})
         self.terms = nn.ModuleList((terms or {}).values())
-        tuning = tuning or FineTuning()
-        self.tuner = BackboneTuner(backbone.model, tuning)
-        self.adapters = None
-        if tuning.lora_rank is not None:
-            self.adapters = LowRankAdapters(self, backbone.model, tuning.lora_rank)
+        rank = self.tuner.options.lora_rank
+        self.adapters = None if rank is None else LowRankAdapters(self, backbone.model, rank)
 
     @property
     def requests(self) -> list[FeatureRequest]:
@@ -64,17 +77,9 @@ class OneBackbone(TunedObjective):
         """Return the extra losses by name."""
         return dict(zip(self.names, self._terms(), strict=True))
 
-    def backbones(self) -> Sequence[FeatureBackbone]:
-        """Return the one backbone."""
-        return [self.backbone]
-
     def compilable(self) -> Iterable[nn.Module]:
         """Return the backbone and the compilable modules of the extra losses."""
         return [self.backbone, *(module for term in self._terms() for module in term.compilable())]
-
-    def deployable(self) -> nn.Module:
-        """Return the timm model without the heads of the terms."""
-        return self.backbone.model
 
     def before_step(self, progress: Progress) -> None:
         """Drop the gradients of the parameters and adapters that the fine-tuning freezes at this step."""

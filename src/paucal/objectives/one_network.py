@@ -3,21 +3,19 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
 from paucal.distributed import all_reduce_mean
 from paucal.losses.feature_health import effective_rank, feature_spread
 from paucal.objectives.distilled_network import same_size
-from paucal.objectives.finetuning import BackboneTuner, FineTuning, TunedObjective
-from paucal.objectives.self_distillation import crop_size
+from paucal.objectives.finetuning import FineTuning
+from paucal.objectives.one_backbone import TunedBackbone
+from paucal.objectives.self_distillation import HEALTH_EVERY, crop_size
 from paucal.types import Crops, DataRequest, Progress
 
-HEALTH_EVERY = 10  # steps between two measurements of health
 
-
-class OneNetwork(TunedObjective):
+class OneNetwork(TunedBackbone):
     """A backbone for all views of an image; its heads are not deployed.
 
     Args:
@@ -25,10 +23,6 @@ class OneNetwork(TunedObjective):
         crops: Groups of views with their sizes, global views first.
         drop_path_rate: Stochastic depth rate of the backbone.
         tuning: Frozen parts of a pretrained network; None to train all of it.
-
-    Raises:
-        UserError: the backbone cannot take the views, or has fewer stages than are to be frozen.
-        ValueError: a view has no size.
     """
 
     def __init__(
@@ -38,9 +32,7 @@ class OneNetwork(TunedObjective):
         drop_path_rate: float | None = None,
         tuning: FineTuning | None = None,
     ) -> None:
-        super().__init__()
-        self.backbone = spec.build([crop_size(group) for group in crops], drop_path_rate)
-        self.tuner = BackboneTuner(self.backbone.model, tuning or FineTuning())
+        super().__init__(spec.build([crop_size(group) for group in crops], drop_path_rate), tuning)
         self._health: dict[str, Tensor] = {}
         self.data_request = DataRequest(tuple(crops), mixing=False, labels=False, smallest_batch=2)
 
@@ -56,14 +48,6 @@ class OneNetwork(TunedObjective):
         if self.training and progress.step % min(HEALTH_EVERY, progress.steps_per_epoch) == 0:
             self._record_health(pooled[0].detach())
         return pooled
-
-    def deployable(self) -> nn.Module:
-        """Return the timm model without the heads."""
-        return self.backbone.model
-
-    def backbones(self) -> Sequence[FeatureBackbone]:
-        """Return the one backbone."""
-        return [self.backbone]
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the latest measurements of the first view's features: spread, directions, length."""

@@ -65,13 +65,7 @@ class ProjectionHead(nn.Module):
 
 
 class Prototypes(nn.Module):
-    """A weight-normalised linear layer without bias, as tensors `weight_v` (K, D) and `weight_g` (K, 1).
-
-    Args:
-        dim: Number of features D.
-        out_dim: Number of prototypes K.
-        fixed: Whether the lengths `weight_g` stay at 1.
-    """
+    """A weight-normalised linear layer without bias, as tensors `weight_v` (K, D) and `weight_g` (K, 1)."""
 
     def __init__(self, dim: int, out_dim: int, fixed: bool) -> None:
         super().__init__()

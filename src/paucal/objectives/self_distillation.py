@@ -100,11 +100,9 @@ class SelfDistillation(Objective):
             student_temperature=self.options.student_temperature,
             teacher_temperature=temperature,
         )
-        values = (
-            {"view": loss_parts.view}
-            if loss_parts.region is None
-            else {"view": loss_parts.view, "region": loss_parts.region}
-        )
+        values = {"view": loss_parts.view}
+        if loss_parts.region is not None:
+            values["region"] = loss_parts.region
         if self.training and progress.step % min(HEALTH_EVERY, progress.steps_per_epoch) == 0:
             self._record_health(student_seen, teacher_seen, temperature)
         return LossTerms(values, self.options.weights())
@@ -135,12 +133,8 @@ class SelfDistillation(Objective):
         """Move the teacher towards the student, and the centres towards the teacher's mean scores."""
         # The momentum is that of the completed step, whose number is one less.
         finished_step = Progress(progress.step - 1, progress.total_steps, progress.steps_per_epoch)
-        follow(
-            self.teacher,
-            self.student,
-            self.options.teacher_momentum(finished_step),
-            self.options.teacher_norm == "running",
-        )
+        momentum = self.options.teacher_momentum(finished_step)
+        follow(self.teacher, self.student, momentum, buffers=self.options.teacher_norm == "running")
         for name, means in self._means.items():
             centre = self._centre_of(name)
             centre.copy_(moved_centre(centre, torch.stack(means).mean(0), self.options.centre_momentum))
@@ -163,9 +157,8 @@ class SelfDistillation(Objective):
         return self._project_task("view", student_seen.pooled, pooled, targets)
 
     def _region_task(self, student_seen: CropFeatures, teacher_seen: CropFeatures) -> EsvitTask:
-        targets = region_targets(
-            [cells.detach() for cells in student_seen.cells], teacher_seen.cells, self.options.similarity
-        )
+        student_cells = [cells.detach() for cells in student_seen.cells]
+        targets = region_targets(student_cells, teacher_seen.cells, self.options.similarity)
         return self._project_task("region", torch.cat(student_seen.cells, 1), torch.cat(teacher_seen.cells, 1), targets)
 
     def _project_task(self, name: str, student: Tensor, teacher: Tensor, targets: Targets) -> EsvitTask:
@@ -175,10 +168,8 @@ class SelfDistillation(Objective):
             mean = mean_score(teacher_rows, prototypes)
         if self.training:
             self._means.setdefault(name, []).append(mean)
-        student_rows = self.student.project(name, student)
-        return EsvitTask(
-            student_rows, self.student.prototypes(name), teacher_rows, prototypes, self._centre_of(name), targets
-        )
+        student_rows, own_prototypes = self.student.project(name, student), self.student.prototypes(name)
+        return EsvitTask(student_rows, own_prototypes, teacher_rows, prototypes, self._centre_of(name), targets)
 
     @torch.no_grad()
     def _record_health(self, student_seen: CropFeatures, teacher_seen: CropFeatures, temperature: float) -> None:
@@ -219,10 +210,6 @@ def mean_score(projections: Tensor, prototypes: Tensor) -> Tensor:
     """Return the (K,) mean over all rows of their scores, in float32 also inside autocast.
 
     Scores are linear in the projections, so their mean needs no scores.
-
-    Args:
-        projections: (B, R, D).
-        prototypes: (K, D).
     """
     with torch.autocast(projections.device.type, enabled=False):
         return projections.float().flatten(0, 1).mean(0) @ prototypes.float().T

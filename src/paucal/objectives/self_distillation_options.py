@@ -26,8 +26,7 @@ class SelfDistillationOptions:
         head_layers: Linear layers of the MLP.
         head_batch_norm: Whether the MLP is batch-normalised.
         norm_last_layer: Whether prototypes have a fixed length of 1, the default of the authors' code. Its published
-            runs,
-            except Swin-B with windows of 14, learn the lengths, which is less stable.
+            runs, except Swin-B with windows of 14, learn the lengths, which is less stable.
         freeze_last_layer: Epochs at the start in which prototypes are frozen.
         student_temperature: Temperature of the student.
         teacher_temperature: Temperature of the teacher.

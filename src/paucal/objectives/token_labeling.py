@@ -14,13 +14,7 @@ from paucal.backbones.families.common.contract import new_classifier
 from paucal.backbones.families.mixtoken import exchange_tokens
 from paucal.backbones.features import FeatureBackbone
 from paucal.losses.label_targets import SparseTargets, compact_maps, map_targets, transpose_geometry
-from paucal.losses.token_labeling import (
-    Box,
-    TokenLabelingReading,
-    draw_mix_box,
-    kept_share,
-    token_label_loss,
-)
+from paucal.losses.token_labeling import Box, TokenLabelingReading, draw_mix_box, kept_share, token_label_loss
 from paucal.objectives.base import Term
 from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.one_backbone import OneBackbone
@@ -143,14 +137,13 @@ class TokenLabeling(OneBackbone):
         # The authors' code also uses maps of central squares as maps of whole images.
         theta = transpose_geometry(geometry[0]) if options.like_program else geometry[0]
         covered = None if options.like_program else label_maps.get("covered")
-        sizes, count = ((1, 1), self.backbone.grid), self.backbone.num_classes
-        n_teacher_classes = label_maps.get("teacher_classes")
+        count, n_teacher_classes = self.backbone.num_classes, label_maps.get("teacher_classes")
+        smooth = SparseTargets.smoothed_like_program if options.like_program else SparseTargets.smoothed
         image_targets, cells = (
-            map_targets(maps, classes, theta, size, count, covered, n_teacher_classes) for size in sizes
+            smooth(map_targets(maps, classes, theta, size, count, covered, n_teacher_classes), options.label_smoothing)
+            for size in ((1, 1), self.backbone.grid)
         )
-        if options.like_program:
-            return tuple(t.smoothed_like_program(options.label_smoothing) for t in (image_targets, cells))  # type: ignore[return-value]
-        return image_targets.smoothed(options.label_smoothing), cells.smoothed(options.label_smoothing)
+        return image_targets, cells
 
     def _true_targets(self, batch: Batch) -> SparseTargets:
         if batch.labels is None:

@@ -1,26 +1,17 @@
 """The trainer of any objective."""
 
-from paucal.training.checkpoints import checkpoint_rows, checkpoint_step
-from paucal.training.failures import largest_batch
-from paucal.training.fit import Outcome, fit
-from paucal.training.keeper import Records, Watch
-from paucal.training.plan import Hardware, Optimization, Plan, PlanChange, TimePlan
-from paucal.training.schedules import CosineWarmup, LaggingEpochs, WarmupThenCosine
-
-__all__ = [
-    "CosineWarmup",
-    "Hardware",
-    "LaggingEpochs",
-    "Optimization",
-    "Outcome",
-    "Plan",
-    "PlanChange",
-    "Records",
-    "TimePlan",
-    "WarmupThenCosine",
-    "Watch",
-    "checkpoint_rows",
-    "checkpoint_step",
-    "fit",
-    "largest_batch",
-]
+from paucal.training.checkpoints import checkpoint_rows as checkpoint_rows
+from paucal.training.checkpoints import checkpoint_step as checkpoint_step
+from paucal.training.failures import largest_batch as largest_batch
+from paucal.training.fit import Outcome as Outcome
+from paucal.training.fit import fit as fit
+from paucal.training.keeper import Records as Records
+from paucal.training.keeper import Watch as Watch
+from paucal.training.plan import Hardware as Hardware
+from paucal.training.plan import Optimization as Optimization
+from paucal.training.plan import Plan as Plan
+from paucal.training.plan import PlanChange as PlanChange
+from paucal.training.plan import TimePlan as TimePlan
+from paucal.training.schedules import CosineWarmup as CosineWarmup
+from paucal.training.schedules import LaggingEpochs as LaggingEpochs
+from paucal.training.schedules import WarmupThenCosine as WarmupThenCosine

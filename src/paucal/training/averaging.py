@@ -72,14 +72,7 @@ class MovingAverage(Callback):
 
 @dataclass(frozen=True)
 class KeptEpochs:
-    """The files with the weights of a run's best epochs.
-
-    Attributes:
-        folder: Folder of the files.
-        count: Number of files to keep.
-        score: Metric that compares epochs, higher is better.
-        loss: Metric that breaks ties, lower is better.
-    """
+    """The files with the weights of a run's best epochs."""
 
     folder: Path
     count: int
@@ -105,8 +98,7 @@ class KeptEpochs:
 
     def files(self) -> list[Path]:
         """Return all files of epochs."""
-        epoch_files = (path for path in self.folder.glob(f"{PREFIX}*.safetensors"))
-        return sorted(path for path in epoch_files if re.fullmatch(rf"{PREFIX}\d+", path.stem))
+        return sorted(p for p in self.folder.glob("*.safetensors") if re.fullmatch(rf"{PREFIX}\d+", p.stem))
 
     def clear(self) -> None:
         """Remove all files."""
@@ -128,15 +120,10 @@ def greedy_soup(
 ) -> tuple[dict[str, Tensor], list[Path], Ingredient]:
     """Average states greedily, best first: add each state that does not lower the score of the mean.
 
-    Args:
-        files: Files of state dicts with the same entries, best first; at least one.
-        judge: Function that scores a state dict, higher is better.
-
     Returns:
         The mean, the files that are in it, and its score.
     """
-    chosen_files = [files[0]]
-    mean = read_weights(files[0])
+    mean, chosen_files = read_weights(files[0]), [files[0]]
     score = judge(mean)
     for path in files[1:]:
         candidate = mean_of(mean, read_weights(path), len(chosen_files))

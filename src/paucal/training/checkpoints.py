@@ -32,8 +32,8 @@ class AtomicCheckpoints(CheckpointIO):
 
 def checkpoint_step(path: Path) -> int:
     """Return the number of optimizer steps before a checkpoint."""
-    with _refuse_other_versions(path):
-        return int(load_checkpoint(path)["callbacks"]["RunKeeper"]["step"])
+    with _keeper_state(path) as state:
+        return int(state["step"])
 
 
 def recount_passes(checkpoint: dict[str, Any], accumulate: int) -> None:
@@ -55,30 +55,29 @@ def checkpoint_rows(path: Path) -> list[dict[str, float]]:
     """
     if not path.exists():
         return []
-    with _refuse_other_versions(path):
-        return [dict(row) for row in load_checkpoint(path)["callbacks"]["RunKeeper"]["rows"]]
+    with _keeper_state(path) as state:
+        return [dict(row) for row in state["rows"]]
 
 
 def checkpoint_best(path: Path) -> tuple[int, dict[str, float]]:
     """Return the optimizer steps before a checkpoint, and the metrics of the best epoch until then."""
-    with _refuse_other_versions(path):
-        keeper_state = load_checkpoint(path)["callbacks"]["RunKeeper"]
-        return int(keeper_state["step"]), dict(keeper_state["best"])
+    with _keeper_state(path) as state:
+        return int(state["step"]), dict(state["best"])
 
 
 def checkpoint_changes(path: Path) -> tuple[PlanChange, ...]:
     """Return the corrections of a run's length in a checkpoint; empty without a checkpoint."""
     if not path.exists():
         return ()
-    with _refuse_other_versions(path):
-        changes = load_checkpoint(path)["callbacks"]["RunKeeper"].get("changes", [])
-        return tuple(PlanChange(*map(int, change)) for change in changes)
+    with _keeper_state(path) as state:
+        return tuple(PlanChange(*map(int, change)) for change in state.get("changes", []))
 
 
 @contextmanager
-def _refuse_other_versions(path: Path) -> Iterator[None]:
+def _keeper_state(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the state that `RunKeeper` stored; a state of another version raises a UserError."""
     try:
-        yield
+        yield load_checkpoint(path)["callbacks"]["RunKeeper"]
     except (KeyError, TypeError, ValueError) as problem:
         raise UserError(f"{str(path)!r} is not a checkpoint of this version of paucal: train again.") from problem
 

@@ -30,12 +30,7 @@ OnChange = Callable[[Plan, float], None]
 
 
 class RunClock:
-    """Measures the steps of a run and corrects its length.
-
-    Args:
-        plan: Plan of the run, with its time.
-        on_change: Called on the first process with the corrected plan and the seconds of a step.
-    """
+    """Measures the steps of a run and corrects its length."""
 
     def __init__(self, plan: Plan, on_change: OnChange | None = None) -> None:
         assert plan.time is not None
@@ -124,11 +119,9 @@ class RunClock:
         steps_left = (left - closing - evaluation) / (pace + evaluation / plan.steps_per_epoch)
         total = min(step + max(0, int(steps_left)), self._time.most_steps)
         surplus = total % plan.steps_per_epoch
-        return (
-            total - surplus
-            if surplus < SHORT_EPOCH * plan.steps_per_epoch and total - surplus > step
-            else max(total, step)
-        )
+        if surplus < SHORT_EPOCH * plan.steps_per_epoch and total - surplus > step:
+            return total - surplus
+        return max(total, step)
 
     def _fastest_threads(self, trainer: Trainer, module: TrainingModule, batch: Batch, left: float) -> int | None:
         """Return the number of threads with which a step is fastest; None if measuring would take too long."""

@@ -43,13 +43,6 @@ def largest_batch(
 
     Each size is tried with a real forward and backward pass, while memory for the optimizer and the moving average is
     reserved. The objective is restored afterwards, on the CPU.
-
-    Args:
-        objective: Objective to train.
-        make_batch: Function that returns a batch of a size on the CPU.
-        sizes: Sizes to try, largest first.
-        device: Device of the training.
-        precision: Precision by Lightning's names.
     """
     initial_state = {name: value.detach().clone() for name, value in objective.state_dict().items()}
     try:

@@ -11,7 +11,6 @@ import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import Callback as LightningCallback
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -97,10 +96,6 @@ def fit(
         plan: Length, seed and hardware.
         records: Run folder, validation and callbacks.
         callbacks: Further Lightning callbacks, such as a progress bar.
-
-    Raises:
-        UserError: The loss was not finite for many steps in a row, the saved state does not fit, the memory does
-            not suffice, or the model cannot be compiled.
     """
     compiled = plan.hardware.compile_backend is not None
     for module in objective.compilable() if compiled else ():
@@ -118,7 +113,7 @@ def fit(
     health = FiniteWatch()
     clock = None if plan.time is None else RunClock(plan, records.on_change)
     keeper = RunKeeper(records, evaluated, stop, health, clock, plan.changes)
-    own_callbacks: list[LightningCallback] = [
+    own_callbacks: list[Callback] = [
         AfterStep(),
         *([EqualBuffers()] if cut else []),
         *([average] if average else []),
@@ -138,19 +133,12 @@ def fit(
     ):
         trainer = build_trainer(plan, records.run.path, [*own_callbacks, *callbacks])
         trainer.fit(module, ckpt_path=last if last.exists() else None)
-    plan = module.plan
-    finished = keeper.step >= plan.last_step
-    return Outcome(finished, keeper.step, keeper.rows, keeper.best, keeper.seconds, plan, keeper.interrupted)
+    finished = keeper.step >= module.plan.last_step
+    return Outcome(finished, keeper.step, keeper.rows, keeper.best, keeper.seconds, module.plan, keeper.interrupted)
 
 
 def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Trainer:
-    """Return a Lightning Trainer that only trains: metrics, checkpoints and progress are paucal's callbacks.
-
-    Args:
-        plan: Length, randomness and hardware.
-        folder: Run folder. In a SLURM job, Lightning resumes from any hpc_ckpt_*.ckpt in it.
-        callbacks: All callbacks.
-    """
+    """Return a Lightning Trainer that only trains: metrics, checkpoints and progress are paucal's callbacks."""
     in_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
     hardware: Hardware = plan.hardware
     return Trainer(

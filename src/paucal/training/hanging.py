@@ -9,11 +9,7 @@ from torch.distributed import distributed_c10d
 
 
 class HangLimit(Callback):
-    """Limits the wait for other processes during training only: afterwards the first process works alone for long.
-
-    Args:
-        seconds: Seconds after which a process that does not answer counts as lost.
-    """
+    """Limits the wait for other processes during training only: afterwards the first process works alone for long."""
 
     def __init__(self, seconds: float) -> None:
         self.limit = timedelta(seconds=seconds)

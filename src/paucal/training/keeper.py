@@ -90,16 +90,7 @@ class AfterStep(Callback):
 
 
 class RunKeeper(Callback):
-    """Writes the run folder: a row of metrics per epoch, the newest state, the best one and its weights.
-
-    Args:
-        records: Files and functions of the run.
-        evaluated: Function that returns the module to evaluate and deploy; called on every process.
-        stop: Request to stop.
-        health: Watcher for NaN and infinite losses.
-        clock: Clock that corrects the length of a run with a time budget; None for a given length.
-        changes: Corrections of the length so far.
-    """
+    """Writes the run folder: a row of metrics per epoch, the newest state, the best one and its weights."""
 
     def __init__(
         self,
@@ -196,9 +187,8 @@ class RunKeeper(Callback):
         stop_requested = False
         if self.records.on_epoch is not None and trainer.is_global_zero:
             # The last epoch may be incomplete.
-            epoch, epochs = (
-                math.ceil(steps / module.plan.steps_per_epoch) for steps in (self.step, module.plan.last_step)
-            )
+            plan = module.plan
+            epoch, epochs = (math.ceil(steps / plan.steps_per_epoch) for steps in (self.step, plan.last_step))
             stop_requested = bool(self.records.on_epoch(epoch, epochs, row))
         self._asked_to_stop = trainer.strategy.broadcast(stop_requested)
         if self._improves(row):

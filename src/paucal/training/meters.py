@@ -14,6 +14,7 @@ from torch import Tensor
 from paucal.types import LossTerms
 from paucal.wording import was
 
+CHECK_EVERY = 50  # steps between two checks for skipped steps
 log = logging.getLogger("paucal")
 
 
@@ -112,15 +113,11 @@ class FiniteWatch(Callback):
     A run is hopeless if all steps since the last check were skipped, or all steps of a shorter run. `RunKeeper` then
     writes its records and ends it.
 
-    Args:
-        every: Steps between two checks.
-
     Attributes:
         hopeless: Message that ends the run; None if it may continue.
     """
 
-    def __init__(self, every: int = 50) -> None:
-        self.every = every
+    def __init__(self) -> None:
         self.hopeless: str | None = None
         self._seen = 0.0  # skipped steps at the newest check
         self._looked = 0  # step of that check
@@ -136,7 +133,7 @@ class FiniteWatch(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Read the number of skipped steps, which waits for the device."""
         step, plan = trainer.global_step, pl_module.plan
-        is_due = step % self.every == 0 or step >= plan.last_step
+        is_due = step % CHECK_EVERY == 0 or step >= plan.last_step
         if not is_due or (batch_idx + 1) % plan.accumulate:
             return
         skipped = float(pl_module.meters.skipped)
@@ -146,12 +143,11 @@ class FiniteWatch(Callback):
             return
         names = ", ".join(repr(name) for name in pl_module.meters.culprits()) or "none; a gradient overflowed"
         window = "the last step" if steps == 1 else f"the last {steps} steps"
-        if n_new >= steps >= min(self.every, plan.last_step):
+        if n_new >= steps >= min(CHECK_EVERY, plan.last_step):
             self.hopeless = (
-                f"{window} {'was' if steps == 1 else 'were all'} skipped because "
-                "the loss or its gradient was not finite "
-                f"(losses concerned: {names}): lower --lr (now {pl_module.meters.rate:.2g}), "
-                "or use --precision 32-true. The run folder keeps the earlier weights."
+                f"{window} {'was' if steps == 1 else 'were all'} skipped because the loss or its gradient was not "
+                f"finite (losses concerned: {names}): lower --lr (now {pl_module.meters.rate:.2g}), or use "
+                "--precision 32-true. The run folder keeps the earlier weights."
             )
             return
         subject = f"{window} was" if steps == 1 else f"{n_new:.0f} of {window} {was(int(n_new))}"

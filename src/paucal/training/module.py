@@ -33,11 +33,7 @@ class TrainingModule(LightningModule):
     """
 
     def __init__(
-        self,
-        objective: Objective,
-        optimization: Optimization,
-        plan: Plan,
-        make_loader: Callable[[], DataLoader],
+        self, objective: Objective, optimization: Optimization, plan: Plan, make_loader: Callable[[], DataLoader]
     ) -> None:
         super().__init__()
         self.objective = objective
@@ -49,9 +45,8 @@ class TrainingModule(LightningModule):
 
     def progress(self, micro_step: int = 0) -> Progress:
         """Return the position of the run in its schedules, see `Plan.position`."""
-        plan = self.plan
-        position = int(plan.position(self.trainer.global_step))
-        return Progress(position, plan.total_steps, plan.steps_per_epoch, micro_step)
+        position = int(self.plan.position(self.trainer.global_step))
+        return Progress(position, self.plan.total_steps, self.plan.steps_per_epoch, micro_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the total loss of a batch."""

@@ -79,20 +79,14 @@ def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) ->
 
     SGD and LARS have momentum, and their weight decay is part of the gradient, as in EsViT's code. LARS (You et al.
     2017) scales the step of each tensor to the tensor's L2 norm, except for undecayed ones such as norms and biases.
-
-    Args:
-        groups: Dictionaries with `params`, `names`, `label` and `decayed`.
-        settings: Name and hyperparameters of the optimizer.
     """
     if settings.optimizer == "sgd":
         return SGD(list(groups), lr=0.0, momentum=settings.momentum)
     if settings.optimizer == "lars":
         # Otherwise timm's LARS would leave out the scaling whenever the current weight decay is 0.
         scaled = [{**group, "always_adapt": group["decayed"]} for group in groups]
-        numbers: Any = {
-            "momentum": settings.momentum,
-            "trust_coeff": TRUST,
-        }  # Any, since a type checker infers integers from timm's defaults
+        # Any, since a type checker infers integers from timm's defaults.
+        numbers: Any = {"momentum": settings.momentum, "trust_coeff": TRUST}
         return Lars(scaled, lr=0.0, **numbers)
     # The fused version supports `found_inf`, with which non-finite steps are skipped.
     return AdamW(list(groups), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)

@@ -30,10 +30,9 @@ class StopSignal(Callback):
         self.slow_start = slow_start
         self._signals = (signal.SIGINT, *stop_signals())
         # Lightning adds its own handler to a SIGTERM that another program handles or ignores.
-        previous_handler = signal.getsignal(signal.SIGTERM)
-        self._kept = (
-            {} if signal.SIGTERM in self._signals or previous_handler is None else {signal.SIGTERM: previous_handler}
-        )
+        previous_handler, self._kept = signal.getsignal(signal.SIGTERM), {}
+        if signal.SIGTERM not in self._signals and previous_handler is not None:
+            self._kept[signal.SIGTERM] = previous_handler
         self._previous: dict[int, signal._HANDLER] = {}
 
     def requested(self, trainer: Trainer, at_once: bool = False) -> bool:

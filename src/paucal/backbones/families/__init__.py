@@ -1,4 +1,7 @@
-"""The papers' backbones that timm lacks, registered with timm: one file per family, plus `_layers` for long ones."""
+"""The papers' backbones that timm lacks, registered with timm: one file per family, plus `_layers` for long ones.
+
+Docstrings of models and layers leave out arguments that timm's transformers have too, such as `mlp_ratio`.
+"""
 
 from paucal.backbones.families import cvt as cvt
 from paucal.backbones.families import cvt_drloc as cvt_drloc

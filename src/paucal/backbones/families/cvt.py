@@ -48,15 +48,7 @@ from paucal.backbones.families.cvt_layers import (
 
 
 class ConvAttention(nn.Module):
-    """Attention whose queries, keys and values each come from a convolutional projection (section 3.2 of the paper).
-
-    Args:
-        width: Number of channels.
-        num_heads: Number of attention heads.
-        num_prefix_tokens: Tokens before the cells, which bypass the convolutions.
-        proj_drop: Dropout rate of the output.
-        attn_drop: Dropout rate of the attention weights.
-    """
+    """Attention whose queries, keys and values each come from a convolutional projection (section 3.2 of the paper)."""
 
     attention_layout = AttentionLayout(pools="keys")
 
@@ -98,21 +90,9 @@ class Cvt(CvtBackbone):
     """A CvT; the defaults are those of CvT-13.
 
     Args:
-        in_chans: Channels of the images.
-        num_classes: Outputs of the classifier; 0 for none.
         global_pool: Input of the classifier: the class "token", the mean of the cells ("avg"), or "" for all tokens.
-        embed_dims: Channels of each stage.
-        depths: Number of blocks of each stage.
-        num_heads: Number of attention heads of each stage.
-        mlp_ratio: Hidden channels of each MLP over those of its stage.
-        drop_rate: Dropout rate before the classifier.
-        proj_drop_rate: Dropout rate after projections within the blocks.
-        attn_drop_rate: Dropout rate of attention weights.
         drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first
             block of the last stage, and 0 in the stages before, as published (there 0.1).
-
-    Raises:
-        ValueError: no model can be built with these values.
     """
 
     pools = ("token", "avg", "")

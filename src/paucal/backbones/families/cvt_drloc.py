@@ -59,14 +59,7 @@ class DeviationNorm(nn.Module):
 
 
 class SharedConvAttention(nn.Module):
-    """Attention whose keys and values share a depthwise convolution of stride 2.
-
-    Args:
-        width: Number of channels.
-        num_heads: Number of attention heads.
-        proj_drop: Dropout rate of the output.
-        attn_drop: Dropout rate of the attention weights.
-    """
+    """Attention whose keys and values share a depthwise convolution of stride 2."""
 
     attention_layout = AttentionLayout(pools="keys")
 
@@ -96,22 +89,10 @@ class DrlocCvt(CvtBackbone):
     """The CvT of DrLoc; the defaults are those of its CvT-13.
 
     Args:
-        in_chans: Channels of the images.
-        num_classes: Outputs of the classifier; 0 for none.
         global_pool: Input of the classifier: the mean of the cells ("avg"), or "" for the map.
-        embed_dims: Channels of each stage.
-        depths: Number of blocks of each stage.
-        num_heads: Number of attention heads of each stage.
-        mlp_ratio: Hidden channels of each MLP over those of its stage.
         eps_in_root: Put the 1e-5 of the norms inside the root, as a layer norm does.
-        drop_rate: Dropout rate before the classifier.
-        proj_drop_rate: Dropout rate after projections within the blocks.
-        attn_drop_rate: Dropout rate of attention weights.
         drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first.
             Published: 0.
-
-    Raises:
-        ValueError: no model can be built with these values.
     """
 
     def __init__(  # noqa: PLR0913 (timm's builder passes plain arguments)

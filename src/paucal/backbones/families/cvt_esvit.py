@@ -82,11 +82,6 @@ def hidden_cells(grid: Grid, window: Grid, like: Tensor) -> Tensor:
     """Return a bias (windows, 1, 1, rows * columns) of -inf at the cells beyond the grid, 0 elsewhere.
 
     The result is cached for the most recent sizes, for all models of the process.
-
-    Args:
-        grid: (rows, columns) of the cells.
-        window: (rows, columns) of a window.
-        like: A tensor on the wanted device.
     """
     # A bias made during tracing, or of another tensor type, must not be reused outside.
     if torch.compiler.is_compiling() or type(like) is not Tensor:
@@ -132,14 +127,10 @@ class WindowAttention(nn.Module):
     - "shrunk": windows as small as their number allows (`window_of`), for the least padding, which is masked.
 
     Args:
-        width: Number of channels.
-        num_heads: Number of attention heads.
         window_size: Largest number of rows and of columns of a window.
         padding: One of the three above.
         rel_pos_bias: Add a learned bias for each head and each offset between query and key. The table is read by
             offset, so smaller windows use its middle.
-        proj_drop: Dropout rate of the output.
-        attn_drop: Dropout rate of the attention weights.
     """
 
     attention_layout = AttentionLayout(places=_places)
@@ -228,23 +219,11 @@ class EsvitCvt(CvtBackbone):
     """A windowed CvT; the defaults are those of EsViT's CvT-T.
 
     Args:
-        in_chans: Channels of the images.
-        num_classes: Outputs of the classifier; 0 for none.
         global_pool: Input of the classifier: the mean of the cells ("avg"), or "" for the map.
-        embed_dims: Channels of each stage.
-        depths: Number of blocks of each stage.
-        num_heads: Number of attention heads of each stage.
         window_size: Largest number of rows and of columns of a window.
         padding: "published", "masked" or "shrunk"; see `WindowAttention`.
         rel_pos_bias: Whether attention has a learned bias for each offset between cells.
-        mlp_ratio: Hidden channels of each MLP over those of its stage.
-        drop_rate: Dropout rate before the classifier.
-        proj_drop_rate: Dropout rate after projections within the blocks.
-        attn_drop_rate: Dropout rate of attention weights.
         drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first.
-
-    Raises:
-        ValueError: no model can be built with these values.
     """
 
     embed_layer = SizedConvEmbed

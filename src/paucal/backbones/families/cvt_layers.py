@@ -80,12 +80,9 @@ class CvtBlock(nn.Module):
     """Attention and a feed-forward, each after a norm and with a shortcut; one stochastic depth module serves both.
 
     Args:
-        width: Number of channels.
         attn: Attention, called with the normed tokens and their grid.
-        mlp_ratio: Hidden channels of the feed-forward over `width`.
         act_layer: Activation of the feed-forward.
         make_norm: Function that builds the norm for a number of channels.
-        proj_drop: Dropout rate in the feed-forward.
         drop_path: Chance that a branch is skipped in training.
     """
 
@@ -141,9 +138,6 @@ class CvtBackbone(StagedBackbone):
     """Stages of a CvT: the first with 4 pixels per cell, each further one with twice as many.
 
     Args:
-        in_chans: Channels of the images.
-        embed_dims: Channels of each stage.
-        depths: Number of blocks of each stage.
         stem_padding: Zeros around the image in the first convolution, 7x7 with stride 4.
         make_norm: Function that builds the norm for a number of channels.
         make_block: Function that builds a block, given the numbers of its stage and the block.
@@ -186,11 +180,7 @@ class CvtBackbone(StagedBackbone):
 
 
 def require_valid_sizes(
-    embed_dims: Sequence[int],
-    depths: Sequence[int],
-    num_heads: Sequence[int],
-    mlp_ratio: float,
-    drop_path_rate: float,
+    embed_dims: Sequence[int], depths: Sequence[int], num_heads: Sequence[int], mlp_ratio: float, drop_path_rate: float
 ) -> None:
     """Check the values that describe the stages of a CvT."""
     if not len(embed_dims) == len(depths) == len(num_heads) > 0:

@@ -76,17 +76,7 @@ class Dhvt(TokenBackbone):
     Args:
         img_size: Side, or (height, width), in pixels.
         patch_size: Pixels per cell: 2, 4, 8 or 16 with SOPE.
-        in_chans: Channels of the images.
-        num_classes: Outputs of the classifier; 0 for none.
         global_pool: "token", "avg" or "".
-        embed_dim: Channels of the tokens.
-        depth: Number of blocks.
-        num_heads: Number of attention heads.
-        mlp_ratio: Hidden channels of the feed-forward per channel of the tokens.
-        qkv_bias: Whether the joint projection of the attention has a bias.
-        drop_rate: Dropout rate before the classifier.
-        proj_drop_rate: Dropout rate of the outputs of attention and feed-forward.
-        attn_drop_rate: Dropout rate of the attention weights.
         drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first. The
             published code trains every model with 0.1.
         dynamic_img_size: Resample the table of positions to the grid of each batch.
@@ -171,11 +161,7 @@ class Dhvt(TokenBackbone):
         return recompute(block, x, grid) if self.grad_checkpointing and self.training else block(x, grid)
 
     def set_input_size(self, img_size: int | Size) -> None:
-        """Prepare for another image size: a table of positions, the only part bound to a size, is resampled.
-
-        Args:
-            img_size: Side, or (height, width), in pixels.
-        """
+        """Prepare for another image size: a table of positions, the only part bound to a size, is resampled."""
         size, old_grid = _as_pair(img_size), self.patch_embed.grid_size
         self._require_whole_patches(size)
         self.patch_embed.set_input_size(size)

@@ -45,9 +45,6 @@ class DhvtParts:
             normed class token to the class token; the paper does not spell this out, but its code implies it.
         aggregate: The mean output cell, through two linear layers and no gate function, multiplies the class token
             ("cls"), every token ("all") or nothing ("none").
-
-    Raises:
-        ValueError: an option has an unknown value.
     """
 
     sope: bool = True
@@ -176,12 +173,8 @@ class HeadInteractedAttention(nn.Module):
     at random. The published code decays them; `Dhvt.no_weight_decay` names them.
 
     Args:
-        dim: Channels of the tokens.
         num_heads: Number of attention heads; a divisor of `dim`.
-        qkv_bias: Whether the joint projection has a bias.
         head_tokens: False for the plain attention of a ViT.
-        attn_drop: Dropout rate of the attention weights.
-        proj_drop: Dropout rate of the output.
     """
 
     attention_layout = AttentionLayout(suffix=_head_token_names)
@@ -312,12 +305,6 @@ class Daff(FeedForward):
     first almost nothing is added to it.
 
     Before a batch norm the biases of the convolutions have no effect in training and no gradient beyond rounding.
-
-    Args:
-        dim: Channels of the tokens.
-        hidden: Channels between the outer convolutions.
-        parts: The options.
-        drop: Dropout rate of the output.
     """
 
     def __init__(self, dim: int, hidden: int, parts: DhvtParts, drop: float = 0.0) -> None:
@@ -345,14 +332,7 @@ class Daff(FeedForward):
 
 
 class PlainFeedForward(FeedForward):
-    """The two linear layers of a ViT; the supplement's Table 2 adds the operations of DAFF to these one by one.
-
-    Args:
-        dim: Channels of the tokens.
-        hidden: Channels between the layers.
-        parts: The options.
-        drop: Dropout rate after each layer.
-    """
+    """The two linear layers of a ViT; the supplement's Table 2 adds the operations of DAFF to these one by one."""
 
     def __init__(self, dim: int, hidden: int, parts: DhvtParts, drop: float = 0.0) -> None:
         super().__init__(dim, parts, drop)

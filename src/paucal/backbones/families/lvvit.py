@@ -46,14 +46,8 @@ class LvVit(TokenBackbone):
     Args:
         img_size: Side of the images, or (height, width), in pixels: the size of the position table.
         patch_size: Pixels per cell, along each side.
-        in_chans: Channels of the images.
         num_classes: Outputs of each classifier; 0 for none.
         global_pool: Input of the classifier: the class "token", the mean of the cells ("avg"), or "" for all tokens.
-        embed_dim: Channels of the tokens.
-        depth: Number of blocks.
-        num_heads: Number of attention heads.
-        mlp_ratio: Hidden channels of each MLP over `embed_dim`.
-        qkv_bias: Whether queries, keys and values have a bias.
         skip_lam: Divisor of residual branches (table 4 of the supplement).
         stem: Patch embedding, a key of `lvvit_layers.STEMS` (table 3 of the supplement).
         stem_width: Channels between the convolutions of the stem.
@@ -63,8 +57,6 @@ class LvVit(TokenBackbone):
         dynamic_img_size: Resample the position table to the size of the images in every forward pass, instead of
             refusing other sizes.
         drop_rate: Dropout rate before the classifiers.
-        proj_drop_rate: Dropout rate after projections within the blocks.
-        attn_drop_rate: Dropout rate of attention weights.
         drop_path_rate: Chance that a residual branch of the last block is skipped in training; linear from 0 at the
             first. The published models were trained with 0.1 (T, S), 0.2 (M) and 0.3 (L).
     """
@@ -184,11 +176,7 @@ class LvVit(TokenBackbone):
             self.aux_head = like(self, new_classifier(self.num_features, num_classes))
 
     def set_input_size(self, img_size: int | Size) -> None:
-        """Resample the position table in place for images of another size, in pixels.
-
-        Raises:
-            ValueError: the size is not a multiple of the patch size.
-        """
+        """Resample the position table in place for images of another size, in pixels."""
         old_grid = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size)
         table = resample_positions(self.pos_embed.detach(), old_grid, self.patch_embed.grid_size)

@@ -60,9 +60,6 @@ class LvVitStem(nn.Module):
         patch_size: (height, width) of a cell in pixels.
         grid_size: (rows, columns) of the cells at `img_size`.
         num_patches: Cells at `img_size`.
-
-    Raises:
-        ValueError: the stem is unknown, or the sizes are not multiples of each other.
     """
 
     def __init__(
@@ -88,11 +85,7 @@ class LvVitStem(nn.Module):
         self.proj = nn.Conv2d(in_chans, embed_dim, plan.overlap * stride, stride, padding)
 
     def set_input_size(self, img_size: int | Size) -> None:
-        """Expect images of another size; nothing is resampled, since convolutions take any size.
-
-        Raises:
-            ValueError: the size is not a multiple of the patch size.
-        """
+        """Expect images of another size; nothing is resampled, since convolutions take any size."""
         height, width = height_and_width(img_size)
         self._require_whole_patches(height, width)
         self.img_size = (height, width)
@@ -100,11 +93,7 @@ class LvVitStem(nn.Module):
         self.num_patches = self.grid_size[0] * self.grid_size[1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the map (B, embed_dim, H / patch, W / patch) of images (B, in_chans, H, W).
-
-        Raises:
-            ValueError: H or W is not a multiple of the patch size.
-        """
+        """Return the map (B, embed_dim, H / patch, W / patch) of images (B, in_chans, H, W)."""
         self._require_whole_patches(x.shape[2], x.shape[3])
         # Channels last, the layout of CPU kernels and of tokens, saves a fifth of the time on a CPU. In training it
         # saves little, and makes batch norm there sum in single precision instead of double.
@@ -143,15 +132,7 @@ Grid = tuple[int, int]
 
 
 class LvVitAttention(nn.Module):
-    """Self-attention; by default the joint projection has no bias, as in all published models.
-
-    Args:
-        dim: Channels of the tokens.
-        num_heads: Number of attention heads, which share the channels.
-        qkv_bias: Whether queries, keys and values have a bias.
-        attn_drop: Dropout rate of the attention weights.
-        proj_drop: Dropout rate of the output.
-    """
+    """Self-attention; by default the joint projection has no bias, as in all published models."""
 
     def __init__(
         self, dim: int, num_heads: int, qkv_bias: bool = False, attn_drop: float = 0.0, proj_drop: float = 0.0
@@ -176,13 +157,7 @@ class LvVitBlock(nn.Module):
     """x + attention(norm(x)) / s, then x + MLP(norm(x)) / s ("enhanced residual", table 4 of the supplement).
 
     Args:
-        dim: Channels of the tokens.
-        num_heads: Number of attention heads.
-        mlp_ratio: Hidden channels of the MLP over `dim`.
-        qkv_bias: Whether queries, keys and values have a bias.
         skip_lam: The divisor s of both branches; the identity path is left as it is.
-        proj_drop: Dropout rate after the projections of attention and MLP.
-        attn_drop: Dropout rate of the attention weights.
         drop_path: Chance that a branch is skipped in training, per image.
     """
 

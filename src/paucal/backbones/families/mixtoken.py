@@ -24,9 +24,6 @@ def exchange_box(cells: Tensor, box: Box) -> Tensor:
     Returns:
         (B, C, H, W), new memory.
 
-    Raises:
-        ValueError: the box does not lie within the grid.
-
     Example:
         >>> exchange_box(torch.tensor([[[[1, 2]]], [[[3, 4]]]]), (0, 0, 1, 1)).flatten().tolist()
         [3, 2, 1, 4]

@@ -193,12 +193,7 @@ class EsvitSwin(SwinTransformer):
 default_cfgs = generate_default_cfgs(
     {
         f"esvit_swin_{size}_patch4_window{window}_224": configuration(
-            "patch_embed.proj",
-            "head.fc",
-            pool_size=(7, 7),
-            fixed_input_size=True,
-            crop_pct=DEIT_CROP,
-            license="mit",
+            "patch_embed.proj", "head.fc", pool_size=(7, 7), fixed_input_size=True, crop_pct=DEIT_CROP, license="mit"
         )
         for size in ("tiny", "small", "base")
         for window in (7, 14)

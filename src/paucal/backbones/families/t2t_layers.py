@@ -171,13 +171,7 @@ class PerformerLayer(nn.Module):
 
 
 class TokenAttention(nn.Module):
-    """Softmax attention of one head among windows, with the value as the skip connection.
-
-    Args:
-        in_features: Features of a window; attention is scaled by its root, not by the root of `dim`.
-        dim: Number of output channels.
-        drop: Dropout rate of the output.
-    """
+    """Softmax attention of one head among windows, with the value as the skip connection."""
 
     def __init__(self, in_features: int, dim: int, drop: float = 0.0) -> None:
         super().__init__()

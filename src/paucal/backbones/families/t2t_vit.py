@@ -46,34 +46,20 @@ class T2tVit(TokenBackbone):
     Args:
         img_size: Side of the images, or (height, width), in pixels: the size of the position table.
         patch_size: Pixels per cell, along each side, a multiple of 4 up to 28; see `TokensToToken`.
-        in_chans: Channels of the images.
-        num_classes: Outputs of the classifier; 0 for none.
         global_pool: Input of the classifier: the class "token", the mean of the cells ("avg"), or "" for all tokens.
         tokens_type: Attention of the token layers, "performer" or "transformer" (T2T-ViT_t).
         token_dim: Channels in the token layers.
         kernel_ratio: Random features of the performer over `token_dim`, at most 1.
         token_drop_rate: Dropout rate in the token layers; None for the published rates, 0.1 in the performer and 0 in
             the transformer.
-        embed_dim: Channels of the tokens.
-        depth: Number of blocks.
-        num_heads: Number of attention heads in the blocks.
-        mlp_ratio: Hidden channels of each MLP over `embed_dim`.
-        qkv_bias: Whether queries, keys and values of the blocks have a bias.
         qk_scale: Factor on the products of queries and keys; None for the inverse root of a head's channels.
         dynamic_img_size: Interpolate the position table to the size of the images in every forward pass, instead of
             refusing other sizes.
-        drop_rate: Dropout rate before the classifier.
-        pos_drop_rate: Dropout rate of the tokens with their positions.
-        proj_drop_rate: Dropout rate after projections within the blocks.
-        attn_drop_rate: Dropout rate of attention weights within the blocks.
         drop_path_rate: Chance that a residual branch of the last block is skipped in training; linear from 0 at the
             first. The published models were trained with 0.1, DrLoc's models with 0.
 
     Attributes:
         pos_embed: (1, 1 + H * W, C), fixed and stored.
-
-    Raises:
-        ValueError: no model can be built with these values.
     """
 
     stem_names = ("cls_token", "pos_embed", "tokens_to_token")
@@ -147,11 +133,7 @@ class T2tVit(TokenBackbone):
         return self.tokens_to_token
 
     def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
-        """Return the tokens (B, 1 + H * W, C) of images, with positions, and the (rows, columns) of their grid.
-
-        Raises:
-            ValueError: the images have another size than the model is built for, and `dynamic_img_size` is off.
-        """
+        """Return the tokens (B, 1 + H * W, C) of images, with positions, and the (rows, columns) of their grid."""
         self._require_size(x.shape[2], x.shape[3])
         cells, grid = self.tokens_to_token(x)
         positions, own_grid = self.pos_embed, self.tokens_to_token.grid_size
@@ -166,11 +148,7 @@ class T2tVit(TokenBackbone):
         self.tokens_to_token.grad_checkpointing = enable
 
     def set_input_size(self, img_size: int | Size) -> None:
-        """Interpolate the position table in place for images of another size, in pixels.
-
-        Raises:
-            ValueError: the images are too small.
-        """
+        """Interpolate the position table in place for images of another size, in pixels."""
         stem = self.tokens_to_token
         old_grid = stem.grid_size
         stem.set_input_size(img_size, stem.patch_size[0])

@@ -52,13 +52,8 @@ class VisionLongformer(StagedBackbone):
 
     Args:
         img_size: (height, width) in pixels, or one side, that tables of positions are made for.
-        in_chans: Channels of the images.
-        num_classes: Outputs of the classifier; 0 for none.
         global_pool: "avg", "token", or "" for no pooling.
         patch_sizes: Side of the patches that each stage begins with.
-        embed_dims: Channels of each stage.
-        depths: Number of blocks of each stage.
-        num_heads: Number of attention heads of each stage.
         sparse: Whether attention is sparse, per stage.
         global_tokens: Global tokens of each stage.
         window_size: Side w of the chunks of sparse attention, in cells.
@@ -70,16 +65,7 @@ class VisionLongformer(StagedBackbone):
         bias_resize: How full attention interpolates its biases at other sizes, "lookup" or "picture"; see
             `FullAttention`.
         share_projections: Whether global tokens use the projections of the cells in sparse attention.
-        mlp_ratio: Hidden width of the perceptrons over the channels.
-        qkv_bias: Whether queries, keys and values have biases.
-        drop_rate: Dropout rate before the classifier.
-        pos_drop_rate: Dropout rate after the positions.
-        proj_drop_rate: Dropout rate after projections and in the perceptrons.
-        attn_drop_rate: Dropout rate of attention weights.
         drop_path_rate: Stochastic depth rate of the last block; rates grow linearly from 0.
-
-    Raises:
-        ValueError: arguments that do not fit together.
     """
 
     pools = ("avg", "token", "")
@@ -156,11 +142,7 @@ class VisionLongformer(StagedBackbone):
 
     @torch.no_grad()
     def set_input_size(self, img_size: int | Sequence[int]) -> None:
-        """Resize the tables of full attention and of absolute positions for images of another size, in pixels.
-
-        Raises:
-            ValueError: a side is not a multiple of the reduction.
-        """
+        """Resize the tables of full attention and of absolute positions for images of another size, in pixels."""
         size = height_and_width(img_size)
         require_multiple(size, self.reduction)
         for stage, grid in zip(self.stages, stage_grids(size, self.patch_sizes), strict=False):
@@ -174,11 +156,7 @@ class VisionLongformer(StagedBackbone):
         record_input_size(self, size)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Return the normed map (B, C, H, W) of the last stage, or tokens (B, g + H * W, C) if it has global tokens.
-
-        Raises:
-            ValueError: a side is not a multiple of the reduction.
-        """
+        """Return the normed map (B, C, H, W) of the last stage, or tokens (B, g + H * W, C) if it has global tokens."""
         require_multiple(x.shape[2:], self.reduction)
         return super().forward_features(x)
 
@@ -227,11 +205,7 @@ def _require_stages(columns: Sequence[Sequence[Any]], positions: str) -> None:
 
 
 def _require_choices(mode: str, positions: str, bias_resize: str, window_size: int) -> None:
-    choices = {
-        "mode": (mode, MODES),
-        "positions": (positions, POSITIONS),
-        "bias_resize": (bias_resize, BIAS_RESIZES),
-    }
+    choices = {"mode": (mode, MODES), "positions": (positions, POSITIONS), "bias_resize": (bias_resize, BIAS_RESIZES)}
     for name, (value, allowed) in choices.items():
         if value not in allowed:
             raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}")

@@ -49,14 +49,11 @@ def candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidat
         ("teacher, 'module.'", ['fc.bias'])
     """
     mappings = sorted(_mappings(tree), key=lambda mapping: -len(mapping[1]))[:MAX_MAPPINGS]
-    parts = [
-        Candidate(
-            _describe_part(path, prefix),
-            {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)},
-        )
-        for path, tensors in mappings
-        for prefix in _prefixes(tensors, names)
-    ]
+    parts = []
+    for path, tensors in mappings:
+        for prefix in _prefixes(tensors, names):
+            state = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            parts.append(Candidate(", ".join(filter(None, (".".join(path), prefix and repr(prefix)))), state))
     return sorted(parts, key=lambda part: _preference_rank(part.part))
 
 
@@ -79,10 +76,6 @@ def _prefixes(tensors: Mapping[str, Tensor], names: Collection[str]) -> list[str
     voted = [prefix for prefix, _ in votes.most_common(MAX_PREFIXES)]
     wrapped = [prefix for prefix in WRAPPERS if sum(key.startswith(prefix) for key in tensors) > len(tensors) / 2]
     return list(dict.fromkeys([*voted, *reversed(wrapped), ""]))
-
-
-def _describe_part(path: tuple[str, ...], prefix: str) -> str:
-    return ", ".join([*([".".join(path)] if path else []), *([repr(prefix)] if prefix else [])])
 
 
 def _preference_rank(part: str) -> int:
@@ -158,10 +151,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(_ESVIT, (r"^head_dense\.",), ("esvit_*", "resnet50"), _SELF_SUPERVISED_HEADS),
     Program(_ESVIT, (r"^stage0\.1\.layers\.0\.0\.fn\.qkv\.dw\.",), ("esvit_cvt_*",), _SELF_SUPERVISED_HEADS),
     Program(
-        _ESVIT,
-        (r"^layer1\.0\.cls_token$", r"^layer4\.4\.norm\.weight$"),
-        ("esvit_vil_*",),
-        _SELF_SUPERVISED_HEADS,
+        _ESVIT, (r"^layer1\.0\.cls_token$", r"^layer4\.4\.norm\.weight$"), ("esvit_vil_*",), _SELF_SUPERVISED_HEADS
     ),
     Program(
         "facebookresearch/dino or microsoft/esvit",

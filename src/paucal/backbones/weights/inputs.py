@@ -51,8 +51,7 @@ def input_of_timm(model: str) -> ImageInput:
         return ImageInput()
     ratio = float(config.crop_pct or ImageInput.crop_ratio)
     interpolation: Any = config.interpolation if config.interpolation in get_args(Filter) else "bicubic"
-    mean, std = tuple(config.mean), tuple(config.std)
-    return ImageInput(ratio, interpolation, mean, std)  # type: ignore[arg-type]
+    return ImageInput(ratio, interpolation, tuple(config.mean), tuple(config.std))  # type: ignore[arg-type]
 
 
 def input_of_file(program: str, model: str) -> ImageInput:

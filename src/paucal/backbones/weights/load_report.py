@@ -43,9 +43,7 @@ class LoadReport:
 
     def lines(self) -> list[str]:
         """Return sentences for the user: how much was loaded, then only what is unexpected."""
-        origin = "; ".join(
-            part_text for part_text in (self.program and f"written by {self.program}", self.part) if part_text
-        )
+        origin = "; ".join(filter(None, (self.program and f"written by {self.program}", self.part)))
         part = f" ({origin})" if origin else ""
         count = len(self.loaded) + len(self.adapted)
         lines = [
@@ -60,9 +58,9 @@ class LoadReport:
             ([name for name in self.fresh if name in mismatched], "not loaded, since the shape differs"),
             ([name for name in self.fresh if name not in mismatched], "not loaded, since the file lacks them"),
             ([name for name in self.unused if name not in mismatched], "in the file, not used by the model"),
+            (self.method, "left out, as part of the training method"),
         ):
             lines += [f"{description}: {some(names)}"] if names else []
-        lines += [f"left out, as part of the training method: {some(self.method)}"] if self.method else []
         return lines
 
     def __str__(self) -> str:
@@ -74,14 +72,8 @@ class LoadReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, for `init.json`."""
-        return {
-            **vars(self),
-            "loaded": list(self.loaded),
-            "adapted": dict(self.adapted),
-            "fresh": list(self.fresh),
-            "unused": list(self.unused),
-            "method": list(self.method),
-        }
+        lists = {name: list(value) for name, value in vars(self).items() if isinstance(value, tuple)}
+        return {**vars(self), **lists, "adapted": dict(self.adapted)}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "LoadReport":

@@ -114,9 +114,8 @@ def take_whole(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tenso
     if missing:
         raise UserError(
             f"{weights.source} does not hold the weights of {model_name(model)}: {len(missing)} of its "
-            f"{len(needed_names)} "
-            f"tensors are missing or have another shape (such as {missing[0]!r}); give the --model that the weights "
-            "belong to."
+            f"{len(needed_names)} tensors are missing or have another shape (such as {missing[0]!r}); give the --model "
+            "that the weights belong to."
         )
     state = {**fitted.state, **classifier}
     _require_finite(state, weights.source, "")
@@ -217,11 +216,9 @@ def _too_little_message(model: nn.Module, weights: StartWeights, best: Fit) -> s
         if value.shape == model_state[misfit].shape:
             reason = f"{example}: convert the weights to floats"
     else:
-        example_name = next(iter(_names_in_file(weights.tree)), "nothing")
-        reason = (
-            f"its tensors have names such as {example_name!r}, the model's such as {next(iter(model_state))!r}; choose "
-            "the --model that the weights belong to"
-        )
+        in_file, in_model = next(iter(_names_in_file(weights.tree)), "nothing"), next(iter(model_state))
+        reason = f"its tensors have names such as {in_file!r}, the model's such as {in_model!r}; choose the --model "
+        reason += "that the weights belong to"
     return f"--init: {weights.source} has only {loaded_text} ({rounded_down(best.share)} of the parameters): {reason}."
 
 
@@ -257,16 +254,10 @@ def _names_in_file(tree: Mapping[str, Any]) -> list[str]:
 def _describe_difference(in_file: Tensor, in_model: Tensor) -> tuple[str, str]:
     """Return the difference between two tensors as text: their shapes, or else their types."""
     if in_file.shape != in_model.shape:
-        return _shape_text(in_file), _shape_text(in_model)
-    return _dtype_name(in_file), _dtype_name(in_model)
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _shape_text(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "a number"
+        texts = ["x".join(map(str, tensor.shape)) or "a number" for tensor in (in_file, in_model)]
+    else:
+        texts = [str(tensor.dtype).removeprefix("torch.") for tensor in (in_file, in_model)]
+    return texts[0], texts[1]
 
 
 def _require_finite(state: Mapping[str, Tensor], source: str, setting: str = "--init: ") -> None:

@@ -100,11 +100,7 @@ def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Si
     scored = scored.to(distance.device)
     count = scored.sum(1)
     return Matches(
-        cells,
-        similarity,
-        order,
-        ((distance == 0) & scored).sum(1) / count,
-        (distance * scored).sum(1) / count,
+        cells, similarity, order, ((distance == 0) & scored).sum(1) / count, (distance * scored).sum(1) / count
     )
 
 

@@ -198,12 +198,7 @@ def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
 
 
 def open_voc(folder: Path) -> EvaluationData:
-    """Open `VOCdevkit/VOC2007`, with its own train, val and test splits.
-
-    Args:
-        folder: Folder with `JPEGImages` and `ImageSets/Main`, into which both archives, trainval and test, were
-            unpacked.
-    """
+    """Open `VOCdevkit/VOC2007`, into which both archives were unpacked, with its own train, val and test splits."""
     keys: list[str] = []
     rows: list[NDArray[np.int64]] = []
     parts: dict[str, NDArray[np.int64]] = {}

@@ -11,17 +11,7 @@ from paucal.metrics.measures import MetricName
 
 @dataclass(frozen=True)
 class Table9Set:
-    """One of the data sets.
-
-    Attributes:
-        title: Name for messages.
-        classes: Number of classes, as the paper counts them.
-        train: Number of training images, including validation images.
-        test: Number of test images.
-        metric: Reported metric.
-        source: Where to get the data set.
-        note: Difference from the paper.
-    """
+    """One of the data sets."""
 
     title: str
     classes: int
@@ -103,13 +93,7 @@ TABLE9: dict[str, Table9Set] = {
         note="videos, of which the middle frames are used; the first of three official splits",
     ),
     "hateful_memes": Table9Set(
-        "Hateful Memes",
-        2,
-        8_500,
-        500,
-        "roc_auc",
-        "the Hateful Memes challenge of Facebook AI",
-        note="test is dev_seen",
+        "Hateful Memes", 2, 8_500, 500, "roc_auc", "the Hateful Memes challenge of Facebook AI", note="test is dev_seen"
     ),
 }
 

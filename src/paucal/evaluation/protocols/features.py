@@ -96,9 +96,6 @@ class FeatureReader(nn.Module):
     Args:
         backbone: Backbone to read from; hooks stay registered on it until `close`.
         kinds: Kinds of features to return.
-
-    Raises:
-        UserError: The model has too few blocks or stages, or lacks the class token that a kind needs.
     """
 
     def __init__(self, backbone: FeatureBackbone, kinds: Sequence[FeatureKind]) -> None:
@@ -201,11 +198,7 @@ def _is_2d(norm: nn.Module) -> bool:
 
 
 class FeatureCache:
-    """A folder of features, one file per key.
-
-    Args:
-        folder: Folder of the files, created when it is missing; None to store nothing.
-    """
+    """A folder of features, one file per key; None stores nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -298,14 +291,7 @@ def feature_key(subject: str, images: str, kind: str, dtype: torch.dtype) -> str
 
 @dataclass(frozen=True)
 class Extraction:
-    """How to compute and store features.
-
-    Attributes:
-        batch_size: Images per forward pass.
-        workers: Processes that load images.
-        dtype: Precision of the stored features, `torch.float32` or `torch.float16`; the forward pass is in float32.
-        cache: Cache on disk.
-    """
+    """How to compute and store features."""
 
     batch_size: int = MAX_TOGETHER
     workers: int = 0
@@ -334,9 +320,6 @@ def extract(
     Returns:
         (N, D) on the CPU in the order of `indices`, always in the dtype of the cache, even if they were just computed.
         The cache recognises the same images in any order.
-
-    Raises:
-        UserError: A feature is not finite.
     """
     order = np.argsort(indices, kind="stable")
     data = images_fingerprint(images, indices[order]) if extraction.cache.folder is not None else ""

@@ -73,9 +73,6 @@ def few_label_curve(
         seed: Seed of the draws; every model sees the same images.
         solver: Backend and stopping rule.
         progress: Called with (fits done, fits in all).
-
-    Raises:
-        UserError: features are not finite or come from different models, or there is a single class.
     """
     require_same_width(train[0], test[0])
     require_finite(test[0], "test images")

@@ -22,12 +22,7 @@ TRAIN_ROWS = 1 << 14
 
 
 def knn_scores(
-    train: Tensor,
-    labels: Tensor,
-    test: Tensor,
-    n_classes: int,
-    neighbours: Sequence[int] = NEIGHBOURS,
-    temperature: float = TEMPERATURE,
+    train: Tensor, labels: Tensor, test: Tensor, n_classes: int, neighbours: Sequence[int] = NEIGHBOURS
 ) -> dict[int, Tensor]:
     """Return the summed votes per class for several numbers of neighbours.
 
@@ -37,7 +32,6 @@ def knn_scores(
         test: (M, D) features.
         n_classes: Number of classes K.
         neighbours: Values of k; values above N become N, without duplicates.
-        temperature: Temperature of the votes.
 
     Returns:
         (M, K) float64 votes for each k, on the CPU.
@@ -46,7 +40,7 @@ def knn_scores(
         raise ValueError(f"expected training images and k >= 1, got {len(train)} and {list(neighbours)}")
     usable = clamp_neighbours(neighbours, len(train))
     similarity, index = nearest(train, test, max(usable))
-    votes = (to_double(similarity) / temperature).exp()
+    votes = (to_double(similarity) / TEMPERATURE).exp()
     index = index.to(votes.device)
     classes = labels.to(votes.device)[index]
     empty = votes.new_zeros(len(test), n_classes)

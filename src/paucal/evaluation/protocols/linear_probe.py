@@ -80,13 +80,7 @@ def for_images(settings: ProbeSettings, n_images: int) -> ProbeSettings:
 
 @dataclass(frozen=True)
 class FittedProbe:
-    """A linear probe with the learning rate that scored highest.
-
-    Attributes:
-        classifier: Classifier of the best rate, trained on training and validation images.
-        rate: Best learning rate per 256 images.
-        scores: Validation score of every rate.
-    """
+    """A linear probe with the learning rate that scored highest."""
 
     classifier: LinearClassifier
     rate: float
@@ -118,11 +112,7 @@ def cached_batches(features: Tensor, labels: Tensor, settings: ProbeSettings, ro
 
 
 def train_probes(
-    batches: Batches,
-    dim: int,
-    n_classes: int,
-    settings: ProbeSettings,
-    progress: Advance | None = None,
+    batches: Batches, dim: int, n_classes: int, settings: ProbeSettings, progress: Advance | None = None
 ) -> tuple[Tensor, Tensor]:
     """Train one linear layer per learning rate, all on the same batches.
 
@@ -197,9 +187,6 @@ def fit_probe_by_folds(
         settings: Schedule.
         metric: Metric whose mean over the folds is highest at the best rate; of equal scores the lower rate wins.
         progress: Called after every epoch with (done, all).
-
-    Raises:
-        UserError: There are too few images, or a feature is not finite.
     """
     features, labels = train
     require_finite(features, "training images")
@@ -228,12 +215,7 @@ def _score_rates(
 
 
 def _fit_best(
-    batches: Batches,
-    dim: int,
-    n_classes: int,
-    settings: ProbeSettings,
-    scores: list[float],
-    progress: Advance | None,
+    batches: Batches, dim: int, n_classes: int, settings: ProbeSettings, scores: list[float], progress: Advance | None
 ) -> FittedProbe:
     """Train with the rate that has the highest of the scores."""
     rate = settings.rates[best_of(scores)]
@@ -254,16 +236,7 @@ def augmented_batches(
     settings: ProbeSettings,
     extraction: Extraction,
 ) -> Batches:
-    """Return batches of the features of augmented views, with new views in every epoch.
-
-    Args:
-        subject: Backbone whose features are returned.
-        images: Image set.
-        rows: (N,) positions in the set, and (N,) labels.
-        kind: Kind of features.
-        settings: Seed and images per step.
-        extraction: Workers and images per forward pass.
-    """
+    """Return batches of the features of new augmented views in every epoch; `rows` are positions and labels."""
     indices, labels = rows
     plain = subject.preprocessing.transform()
     transform = TrainTransform(plain.size, PROBE_AUGMENTATION, plain.normalisation, resize=plain.resize)

@@ -130,9 +130,6 @@ def fit_logistic(
         n_classes: Number of classes K.
         strength: Lambda.
         solver: Backend and stopping rule.
-
-    Raises:
-        UserError: A feature is not finite, or there are fewer than two classes.
     """
     require_finite(features, "training images")
     if labels.ndim == 2:
@@ -253,13 +250,7 @@ def _minimise(inputs: Tensor, outputs: int, strength: float, loss: Callable[[Ten
 
 @dataclass(frozen=True)
 class SelectedClassifier:
-    """A classifier with the lambda that scored highest.
-
-    Attributes:
-        classifier: Classifier fitted to the training and validation images together.
-        search: Scores by lambda.
-        fits: Number of fits, including the last one.
-    """
+    """A classifier with the lambda that scored highest."""
 
     classifier: LinearClassifier
     search: SearchResult
@@ -304,17 +295,7 @@ def fit_selected(
 def fit_by_folds(
     train: tuple[Tensor, Tensor], n_classes: int, metric: MetricName = "accuracy", solver: Solver = DEFAULT
 ) -> SelectedClassifier:
-    """Choose lambda by cross-validation within the training images, then fit to all of them.
-
-    Args:
-        train: (N, D) features and labels as `fit_logistic` takes them.
-        n_classes: Number of classes K.
-        metric: Metric whose mean over the folds is highest at the best lambda.
-        solver: Backend and stopping rule.
-
-    Raises:
-        UserError: A feature is not finite, or there are too few images.
-    """
+    """Choose lambda by cross-validation within the training images, then fit to all of them."""
     folds = draw_folds(train[1])
 
     def score(strength: float) -> float:

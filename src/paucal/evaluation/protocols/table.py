@@ -106,16 +106,7 @@ def _parse_line(content: Mapping[str, Any]) -> Line:
 
 
 def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Bootstrap) -> list[Row]:
-    """Return the rows of a data set.
-
-    Args:
-        data: Name of the data set.
-        outcomes: Outcomes by model; the baseline of comparisons comes first.
-        bootstrap: Bootstrap of the intervals; all models share the resampled sets.
-
-    Raises:
-        UserError: A model was evaluated on different images than the first model.
-    """
+    """Return the rows of a data set from the outcomes by model; the first model is the baseline of the gains."""
     first, *other_names = outcomes
     rows = []
     for first_outcome in outcomes[first]:

@@ -134,10 +134,6 @@ def fold_head_tokens(attention: AttentionMap, average: bool) -> AttentionMap:
     As a source, a head token represents the mean of all tokens. As a target, its row is given to the class token:
     shares of attention are averaged over head tokens (`average`), as the layer does, while relevances are summed, since
     they were already divided on the way back. A layer without head tokens is unchanged.
-
-    Args:
-        attention: Attention in one group of all tokens, with any number of heads.
-        average: Whether the class token takes the mean of the head tokens' rows, instead of their sum.
     """
     tokens = attention.tokens
     if not tokens.suffix:

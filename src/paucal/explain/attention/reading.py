@@ -84,11 +84,7 @@ class AttentionRecord(NamedTuple):
 
 
 def run_recorded(module: nn.Module, images: Tensor) -> AttentionRecord:
-    """Run a model and record its attention, with gradients if they are enabled.
-
-    Raises:
-        UserError: as `read_attention`.
-    """
+    """Run a model and record its attention, with gradients if they are enabled."""
     layers = attention_layers(module)
     require_attention(module)
     calls: dict[str, Call] = {}
@@ -133,14 +129,7 @@ def require_attention(module: nn.Module) -> None:
 
 
 def place(name: str, weights: Tensor, call: Call, images: Tensor) -> AttentionMap | None:
-    """Return the attention with the positions of its queries and keys, or None if these are unknown.
-
-    Args:
-        name: Name of the layer.
-        weights: Weights as `recorded_attention` stores them.
-        call: Arguments of the layer's call.
-        images: (B, C, H, W).
-    """
+    """Return the attention with the positions of its queries and keys, or None if these are unknown."""
     size, positions = (images.shape[-2], images.shape[-1]), None
     for declared in map(layout_of, call.modules):
         if positions is None and declared.places is not None:

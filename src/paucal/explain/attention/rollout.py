@@ -26,12 +26,7 @@ from paucal.explain.attention.reading import AttentionRecord, read_attention, ru
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """Shares of the tokens of one layer, while they are traced back through a network.
-
-    Attributes:
-        values: (B, tokens) shares.
-        tokens: Names and grid of the tokens.
-    """
+    """Shares of the tokens of one layer, while they are traced back through a network."""
 
     values: Tensor
     tokens: Tokens
@@ -60,12 +55,6 @@ def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, 
 
     In each layer a token's share stays with the factor `keep`, by the shortcut, and moves with the factor `move` to the
     tokens it attends to. The share of a token without a query (a cell, if only the class token attends) is unchanged.
-
-    Args:
-        start: Shares of the last tokens.
-        layers: Shallow to deep, without head tokens.
-        keep: Factor on the share that stays.
-        move: Factor on the share that moves.
     """
     flow = start
     for parts in reversed(_group_steps(layers)):

@@ -38,15 +38,6 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
     windows (Swin) and merged cells work as well. In a model that averages its cells, which has no class token, the
     rollout starts from the positive part of gradient times feature of the last cells; the original would weight all
     cells equally.
-
-    Args:
-        model: A timm transformer.
-        images: (B, C, H, W), normalised.
-        classes: (B,) or a single one.
-        pruned: Use LibraGrad's gradients, with products halved.
-
-    Raises:
-        UserError: the model has no attention between cells, or there is no such class.
     """
     with explainable(model) as module, torch.enable_grad():
         require_attention(module)
@@ -71,12 +62,6 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
 
     With LibraGrad's gradients (attention weights as constants) each block's map adds up to the logit without biases.
     Maps of later stages are enlarged to the finest grid, each cell's share divided among its parts.
-
-    Args:
-        model: Any timm model whose blocks output grids.
-        images: (B, C, H, W), normalised.
-        classes: (B,) or a single one.
-        pruned: Use LibraGrad's gradients.
     """
     size = (images.shape[-2], images.shape[-1])
     with explainable(model) as module, torch.enable_grad():
@@ -113,15 +98,6 @@ def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, step
     Negative values are evidence against the class. Sundararajan et al. 2017. The path starts at 0, which is the
     mean colour of the training images after normalisation; the sum over an image is nearly the difference between its
     logit and that of the mean colour.
-
-    Args:
-        model: Any classifier.
-        images: (B, C, H, W), normalised.
-        classes: (B,) or a single one.
-        steps: Number of points on the path.
-
-    Raises:
-        UserError: captum is not installed, or there is no such class.
     """
     captum = _import_captum()
     with explainable(model) as module, torch.enable_grad():
@@ -138,14 +114,6 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     Selvaraju et al. 2017: the channels of a grid, weighted with their mean gradients. The grid is the last one of a
     convolutional network or a Swin; in a model with a class token, which reads the cells in the last block, it is the
     input of that block.
-
-    Args:
-        model: Any timm model with a grid.
-        images: (B, C, H, W), normalised.
-        classes: (B,) or a single one.
-
-    Raises:
-        UserError: captum is not installed, the model has no blocks that output grids, or there is no such class.
     """
     captum = _import_captum()
     size = (images.shape[-2], images.shape[-1])

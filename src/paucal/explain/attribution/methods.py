@@ -39,9 +39,6 @@ def last_attention(model: nn.Module, images: Tensor, classes: Tensor | None = No
 
     For a model that averages its cells, this is how much all its cells together attend to each cell. The map does not
     depend on the class.
-
-    Raises:
-        UserError: the model has no attention between cells.
     """
     last = read_attention(model, images)[-1]
     row = last_row(model, last.tokens, len(images), last.weights)

@@ -93,17 +93,7 @@ def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relev
 
 
 def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: int = 0) -> Tensor:
-    """Return the relevance of every cell for a class, (B, rows, columns), not below 0.
-
-    Args:
-        model: A ViT, DeiT, LV-ViT or DHVT.
-        images: (B, C, H, W), normalised.
-        classes: (B,) or a single one.
-        start_layer: Index of the first layer to include.
-
-    Raises:
-        UserError: as `layer_relevances`.
-    """
+    """Return the relevance of every cell for a class, (B, rows, columns), not below 0."""
     relevances = layer_relevances(model, images, classes)
     weighted = [
         layer.attention.with_weights((layer.gradient * layer.relevance).clamp(min=0).mean(2, keepdim=True))

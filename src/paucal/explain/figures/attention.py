@@ -98,15 +98,7 @@ SMALL = 0.6  # factor on the usual side of a panel if all heads are in one row
 
 
 def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mass: float) -> Figure:
-    """Draw all heads of a layer for one query, by descending entropy, with the cells of largest attention outlined.
-
-    Args:
-        picture: (H, W, 3).
-        view: Heads of the layer.
-        token: The query; a cell is marked at its centre.
-        layer: Name.
-        mass: Share of the attention inside the outline.
-    """
+    """Draw all heads of a layer for one query, by descending entropy, with the cells of largest attention outlined."""
     count = len(view.heads)
     columns = columns_for(count + 1)
     figure, axes = panels(-(-(count + 1) // columns), columns, picture.shape[:2], extra=0.4)
@@ -132,13 +124,6 @@ def queries_figure(
 
     Heads are sorted by their mean entropy over the queries, so that each column shows one head. (EsViT's Figures 10 to
     12 show one query each.)
-
-    Args:
-        picture: (H, W, 3).
-        views: Heads of the layer, per query.
-        tokens: The queries; cells are marked at their centres.
-        layer: Name.
-        mass: Share of the attention inside the outlines.
     """
     bits = torch.stack([view.entropy[view.heads.argsort()] for view in views])  # (queries, heads)
     order = bits.mean(0).argsort(descending=True, stable=True).tolist()
@@ -159,13 +144,7 @@ def queries_figure(
 
 
 def entropy_figure(entropies: Mapping[str, Tensor], uniform: Mapping[str, float], images: int) -> Figure:
-    """Draw the entropy of every head of every layer over a set of images, beside the largest possible entropy.
-
-    Args:
-        entropies: Layer -> (heads,) bits.
-        uniform: Layer -> bits of uniform attention, the largest possible entropy.
-        images: Number of images that were averaged.
-    """
+    """Draw the entropy of every head of every layer over a set of images, beside the largest possible entropy."""
     figure = Figure(figsize=(max(5.0, 0.45 * len(entropies) + 2.5), 3.6), layout="constrained")
     axes = figure.subplots()
     low = min(float(bits.min()) for bits in entropies.values())
@@ -185,11 +164,6 @@ def ranked_entropy_figure(models: Mapping[str, Tensor], uniform: Mapping[str, fl
     """Draw the entropies of the last layer's heads for several models, one line per model, in descending order.
 
     As in EsViT's appendix, a steeper line means that the heads of a model differ more from each other.
-
-    Args:
-        models: Name -> (heads,) bits, mean over the images.
-        uniform: Name -> bits of uniform attention, the largest possible entropy.
-        images: Number of images that were averaged.
     """
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()
@@ -235,13 +209,7 @@ def _describe_token(token: Token) -> str:
 
 
 def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes: Sequence[str]) -> Figure:
-    """Draw an image, and beside it a grey copy with each cell's predicted class as a colour, stronger with confidence.
-
-    Args:
-        picture: (H, W, 3).
-        maps: (title, probabilities (K, h, w)) of each model.
-        classes: K names.
-    """
+    """Draw an image, and beside it a grey copy with the class of each cell as a colour, stronger with confidence."""
     figure, axes = panels(1, 1 + len(maps), picture.shape[:2], extra=0.7)
     axes[0][0].imshow(picture)
     title(axes[0][0], "image")

@@ -34,13 +34,7 @@ class AttributedImage:
 
 
 def attribution_figure(explained: AttributedImage, method: str, asks_class: bool = True) -> Figure:
-    """Draw an image and its attribution for each class, on one scale so that classes can be compared.
-
-    Args:
-        explained: The image and its maps.
-        method: Title of the method, shown below.
-        asks_class: Whether the maps depend on the class; else a single map is drawn.
-    """
+    """Draw an image and its attribution for each class, on one scale so that classes can be compared."""
     maps = explained.maps if asks_class else explained.maps[:1]
     figure, axes = panels(1, 1 + len(maps), explained.picture.shape[:2], extra=0.35)
     axes[0][0].imshow(explained.picture)
@@ -56,13 +50,7 @@ def attribution_figure(explained: AttributedImage, method: str, asks_class: bool
 
 
 def contact_sheet(explained: Sequence[AttributedImage], method: str, asks_class: bool = True) -> Figure:
-    """Draw many images, each beside its attribution for its first class, each on its own scale.
-
-    Args:
-        explained: The images and their maps.
-        method: Title of the method, shown below.
-        asks_class: Whether the maps depend on the class; else no class is named.
-    """
+    """Draw many images, each beside its attribution for its first class, each on its own scale."""
     columns = min(COLUMNS, len(explained))
     rows = -(-len(explained) // columns)
     figure, axes = panels(rows, 2 * columns, explained[0].picture.shape[:2], extra=0.3)

@@ -27,14 +27,7 @@ _MARK: dict[str, Any] = {"fillstyle": "none", "markersize": 15, "markeredgewidth
 
 @dataclass(frozen=True, eq=False)
 class MatchedPair:
-    """Two images whose cells were matched, for one row of a sheet.
-
-    Attributes:
-        pictures: Pictures as returned by `figures.pictures.visible_part`.
-        found: Pairs of cells.
-        names: Titles of the pictures.
-        right: (n,) whether each pair is correct; None if unknown.
-    """
+    """Two images whose cells were matched, for one row of a sheet."""
 
     pictures: tuple[Picture, Picture]
     found: Correspondence
@@ -173,14 +166,7 @@ def all_pairs(grid: tuple[int, int]) -> Tensor:
 
 
 def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], second: tuple[int, int]) -> Figure:
-    """Draw the predicted position of one cell relative to another, and the mean error for every cell.
-
-    Args:
-        picture: (H, W, 3).
-        view: All pairs of the image.
-        first: The cell (row, column) whose position is predicted.
-        second: The cell from which it is predicted.
-    """
+    """Draw the predicted position of one cell relative to another, and the mean error for every cell."""
     figure, axes = panels(1, 2, picture.shape[:2], extra=0.55)
     axes[0][0].imshow(picture)
     true, predicted = _true_and_predicted(view, first, second)

@@ -49,15 +49,7 @@ def visible_part(image: Image.Image, geometry: Tensor, size: tuple[int, int]) ->
 def panels(
     rows: int, columns: int, shape: tuple[int, int], extra: float = 0.0, scale: float = 1.0
 ) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure of rows x columns panels for pictures of a given shape, with room for titles.
-
-    Args:
-        rows: Rows of panels.
-        columns: Columns of panels.
-        shape: (height, width) of the pictures; only the proportion matters.
-        extra: Inches added to the height.
-        scale: Factor on the usual size of a panel.
-    """
+    """Return a figure of rows x columns panels for pictures of a given shape, with room for titles."""
     longest = max(shape)
     width, height = scale * PANEL * shape[1] / longest, scale * PANEL * shape[0] / longest
     figure = Figure(

@@ -47,15 +47,10 @@ METHOD = PretrainingMethod(
     name="diet",
     summary="every image is its own class: DIET, and DIET-CP from pretrained weights",
     settings=DietSettings,
-    rules={
-        **OWN,
-        **{name: lejepa.RULES[name] for name in SHARED},
-    },  # the order matters: the last rate depends on the peak
-    advice="with --method {method}: leave it out, or give --method diet",
+    # The order matters: the last rate depends on the peak.
+    rules={**OWN, **{name: lejepa.RULES[name] for name in SHARED}},
     title=lambda settings: "DIET: every image is its own class",
     build=_build_objective,
-    weight_decay=lambda settings: settings.weight_decay,
-    clip=lambda settings: settings.clip,
     judge=lejepa.judge_features,
     settled_start=True,
 )

@@ -59,11 +59,7 @@ NEEDS = {
 
 
 def given_options(settings: Any) -> dict[str, Any]:
-    """Return the fields of `DrLocOptions` that the settings of a run give, apart from the preset.
-
-    Args:
-        settings: Settings of the run; old stored runs may lack some.
-    """
+    """Return the fields of `DrLocOptions` that the settings of a run give, apart from the preset."""
     options: dict[str, Any] = {"seed": settings.seed}
     for name in (item.name for item in fields(DrLocSettings) if item.name not in _NO_OPTIONS):
         value = getattr(settings, name, None)
@@ -85,20 +81,12 @@ def check_options(settings: Any) -> None:
                 f"{flag(name)} has no effect with {flag(requirement.setting)} {value}, since {requirement.why}: leave "
                 f"it out, or give {flag(requirement.setting)} {text}."
             )
-    _check_pool(settings)
-    _check_ramp(settings)
-
-
-def _check_pool(settings: Any) -> None:
     levels, pool = in_effect(settings, "drloc_levels"), settings.drloc_pool
     if levels != "last" and isinstance(pool, str):
         raise UserError(
             f"--drloc-pool {pool} is a rule for the last grid, and has no effect with --drloc-levels {levels}: leave "
             "it out, or give the side to pool every grid to."
         )
-
-
-def _check_ramp(settings: Any) -> None:
     warmup, horizon = (in_effect(settings, f"drloc_{name}_epochs") for name in ("warmup", "horizon"))
     if in_effect(settings, "drloc_schedule") == "ramp" and horizon <= warmup:
         raise UserError(

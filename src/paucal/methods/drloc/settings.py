@@ -21,8 +21,7 @@ class DrLocFormulaSettings:
     )
     drloc_mode: Literal["l1", "signed", "ce", "reg"] | None = option("variant of the DrLoc loss", group=_GROUP)
     drloc_scale: Literal["side", "side_minus_1", "none"] | None = option(
-        "l1, signed: divisor of offsets: the grid's side, the largest offset, or none",
-        group=_GROUP,
+        "l1, signed: divisor of offsets: the grid's side, the largest offset, or none", group=_GROUP
     )
     drloc_shift: Literal["side_minus_1", "none"] | None = option(
         "signed: shift of offsets: the largest offset, so that none is negative, or none", group=_GROUP

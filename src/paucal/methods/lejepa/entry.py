@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.evaluation.collapse import Verdict, find_feature_collapse
+from paucal.evaluation.collapse import PATIENCE, Verdict, find_feature_collapse
 from paucal.methods.contract import HealthScale, PretrainingMethod, Row
 from paucal.methods.lejepa.settings import LeJepaSettings
 from paucal.objectives.base import Objective
@@ -106,14 +106,17 @@ def projection_hidden(model: str | None, model_args: Sequence[str] | None, img_s
 
 
 def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Objective:
-    options = LeJepaOptions(
-        weight=settings.sigreg_weight,
-        directions=settings.sigreg_directions,
-        projection_dim=settings.projection_dim,
-        hidden_dim=settings.projection_hidden,
-        seed=settings.seed,
-    )
-    objective = LeJepa(spec, groups, options, settings.drop_path, still_stages(settings))
+    own = settings.sigreg_weight, settings.sigreg_directions, settings.projection_dim
+    return build_projected(LeJepa, settings, spec, groups, own)
+
+
+def build_projected(
+    kind: type[LeJepa], settings: Any, spec: BackboneSpec, groups: Sequence[Crops], own: tuple[float, int, int]
+) -> Objective:
+    """Build a method that compares projected embeddings; `own` are its weight, directions and width of embeddings."""
+    weight, directions, width = own
+    options = LeJepaOptions(weight, directions, width, settings.projection_hidden, seed=settings.seed)
+    objective = kind(spec, groups, options, settings.drop_path, still_stages(settings))
     if settings.processes > 1 and settings.device == "cuda":  # torch has no such norm for CPUs
         objective.projector = nn.SyncBatchNorm.convert_sync_batchnorm(objective.projector)
     return objective
@@ -126,8 +129,12 @@ def still_stages(settings: Any) -> FineTuning:
 
 def judge_features(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
     """Return the verdict on the health of the features."""
-    keywords = {} if patience is None else {"patience": patience}
-    return find_feature_collapse(rows, scale.feature_dim, batch=scale.batch, grace_steps=scale.grace_steps, **keywords)
+    limits: Any = {
+        "batch": scale.batch,
+        "grace_steps": scale.grace_steps,
+        "patience": PATIENCE if patience is None else patience,
+    }
+    return find_feature_collapse(rows, scale.feature_dim, **limits)
 
 
 RULES = rules_by_name(
@@ -141,11 +148,8 @@ METHOD = PretrainingMethod(
     summary="views predict their common centre, with normally distributed embeddings: LeJEPA, without a teacher",
     settings=LeJepaSettings,
     rules=RULES,
-    advice="with --method {method}: leave it out, or give --method lejepa",
     title=lambda settings: "LeJEPA: views predict their centre",
     build=_build_objective,
-    weight_decay=lambda settings: settings.weight_decay,
-    clip=lambda settings: settings.clip,
     judge=judge_features,
     settled_start=True,
 )

@@ -36,11 +36,7 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
 
 
 def _settle_guide(settings: Any, term: LocalityGuidance, run_images: RunImages) -> None:
-    """Give the guide its own normalisation.
-
-    Raises:
-        UserError: The guide was trained on validation or test images of this run, whose labels would leak.
-    """
+    """Give the guide its own normalisation."""
     run = open_model_folder(settings.guide)
     refuse_leaks("guide", run, run_images)
     show_as_trained("guide", term, read_card(run).preprocessing, run_images)

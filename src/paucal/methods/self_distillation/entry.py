@@ -1,13 +1,13 @@
 """Self-distillation of views and regions (EsViT), or only of views (DINO)."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from torch import nn
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.evaluation.collapse import Verdict, find_collapse
+from paucal.evaluation.collapse import PATIENCE, Verdict, find_collapse
 from paucal.methods.contract import HealthScale, PretrainingMethod, Row
 from paucal.methods.self_distillation.rules import RULES
 from paucal.methods.self_distillation.settings import SelfDistillationSettings
@@ -27,28 +27,12 @@ def _build_objective(settings: Any, spec: BackboneSpec, crops: Sequence[Crops]) 
 
 
 def _loss_options(settings: Any) -> SelfDistillationOptions:
+    shared = {item.name for item in fields(SelfDistillationOptions)} & vars(settings).keys()
     return SelfDistillationOptions(
-        tasks=settings.tasks,
-        similarity=settings.similarity,
-        out_dim=settings.out_dim,
-        hidden_dim=settings.hidden_dim,
-        bottleneck_dim=settings.bottleneck_dim,
-        head_layers=settings.head_layers,
+        **{name: getattr(settings, name) for name in shared},
         head_batch_norm=settings.head_norm == "batch",
         norm_last_layer=not settings.learn_lengths,
-        freeze_last_layer=settings.freeze_last_layer,
-        student_temperature=settings.student_temperature,
-        teacher_temperature=settings.teacher_temperature,
-        warmup_teacher_temperature=settings.warmup_teacher_temperature,
-        warmup_teacher_epochs=settings.warmup_teacher_epochs,
-        momentum=settings.momentum,
-        centre_momentum=settings.centre_momentum,
-        weight_decay=settings.weight_decay,
-        weight_decay_end=settings.weight_decay_end,
         decays_tables=settings.esvit_preset == "reference",
-        clip=settings.clip,
-        teacher_norm=settings.teacher_norm,
-        mixup=settings.mixup,
     )
 
 
@@ -70,10 +54,12 @@ def _check_tasks(settings: Any) -> None:
 
 
 def _judge_collapse(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
-    keywords = {} if patience is None else {"patience": patience}
-    return find_collapse(
-        rows, settings.out_dim, scale.feature_dim, batch=scale.batch, grace_steps=scale.grace_steps, **keywords
-    )
+    limits: Any = {
+        "batch": scale.batch,
+        "grace_steps": scale.grace_steps,
+        "patience": PATIENCE if patience is None else patience,
+    }
+    return find_collapse(rows, settings.out_dim, scale.feature_dim, **limits)
 
 
 def calmer(settings: Any, kind: str) -> dict[str, float]:
@@ -102,9 +88,8 @@ def _superseded_settings(settings: Any, given: Mapping[str, str]) -> Collection[
     """Return the settings of a recipe that do not apply beside the given ones."""
     superseded = ["region_after"] if settings.tasks == "view" and "tasks" in given else []
     superseded += ["tasks"] if settings.region_after is not None and "region_after" in given else []
-    superseded += (
-        ["global_scale", "local_scale"] if settings.pipeline in ("alike", "deit") and "pipeline" in given else []
-    )
+    if settings.pipeline in ("alike", "deit") and "pipeline" in given:
+        superseded += ["global_scale", "local_scale"]
     return [*superseded, "drop_path"] if "model" in given else superseded
 
 
@@ -114,12 +99,12 @@ METHOD = PretrainingMethod(
     settings=SelfDistillationSettings,
     rules=rules_by_name(RULES),
     check=_check_tasks,
-    advice="with --method {method}: leave it out, or give --method self-distillation",
     superseded=_superseded_settings,
     title=lambda settings: f"self-distillation of {settings.tasks.replace('+', 's and ')}s",
     build=_build_objective,
     # The highest weight decay; the objective scales it down in each step.
     weight_decay=lambda settings: max(settings.weight_decay, settings.weight_decay_end),
+    clip=lambda settings: None,
     judge=_judge_collapse,
     calmer=calmer,
     prototypes=lambda settings: settings.out_dim,

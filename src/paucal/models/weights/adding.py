@@ -28,17 +28,7 @@ USUAL_SIDE = 224  # pixels, for models without an image size in timm
 
 @dataclass(frozen=True)
 class CheckedWeights:
-    """Weights that were loaded into their model, and what is known about them.
-
-    Attributes:
-        state: Tensors by the model's names.
-        name: timm name of the model.
-        licence: Name of the licence.
-        source: Origin of the weights.
-        input: Preprocessing of images.
-        report: Report on the tensors that were adapted and left out.
-        licence_text: Text of the licence; "" if it was not given.
-    """
+    """Weights that were loaded into their model, and what is known about them."""
 
     state: Mapping[str, Tensor]
     name: str
@@ -56,12 +46,8 @@ class CheckedWeights:
 
     def card(self, digest: str, size: int) -> AddedWeights:
         """Return the card for the tensors in a file of this SHA-256 and size in bytes."""
-        input_values = {
-            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self.input).items()
-        }
-        return AddedWeights(
-            self.name, self.licence, self.source, digest, size, self.classes, input_values, self.licence_text
-        )  # fmt: skip
+        fed = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self.input).items()}
+        return AddedWeights(self.name, self.licence, self.source, digest, size, self.classes, fed, self.licence_text)
 
 
 def checked_licence(name: str, licence: str) -> str:
@@ -106,12 +92,7 @@ def check_weights(
 
 @torch.inference_mode()
 def outputs(weights: CheckedWeights, state: Mapping[str, Tensor]) -> Tensor:
-    """Return (N, K) outputs for crops of two photographs: logits, or features where there is no classifier.
-
-    Args:
-        weights: Weights with their model and preprocessing.
-        state: Tensors to apply; those of `weights`, or rounded ones.
-    """
+    """Return (N, K) outputs for crops of two photographs: logits, or features where there is no classifier."""
     with torch.random.fork_rng(devices=[]):
         model = create_model(weights.name, num_classes=weights.classes).eval()
     model.load_state_dict({key: value.float() if value.is_floating_point() else value for key, value in state.items()})

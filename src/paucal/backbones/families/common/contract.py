@@ -5,7 +5,7 @@ timm's own models each repeat this code (see `timm.models.vision_transformer`); 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from timm.layers.weight_init import trunc_normal_
@@ -123,6 +123,7 @@ class Classifying(nn.Module):
     """
 
     pools: tuple[str, ...] = ("avg", "")  # allowed values of `global_pool`
+    levels: Literal["blocks", "stages"] = "blocks"  # list of modules whose outputs are intermediate features
     norm: nn.Module
     feature_info: list[dict[str, Any]]
 
@@ -150,6 +151,19 @@ class Classifying(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Compute blocks again in the backward pass instead of keeping what they computed."""
         self.grad_checkpointing = enable
+
+    def prune_intermediate_layers(
+        self, indices: Indices = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the blocks or stages after the last requested one, and optionally the final norm and the classifier."""
+        modules = getattr(self, self.levels)
+        selected = take_indices(len(modules), indices)
+        setattr(self, self.levels, modules[: max(selected) + 1])
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return selected
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the features after the final norm, before any pooling."""

@@ -20,6 +20,7 @@ class StagedBackbone(Classifying):
             `blocks`.
     """
 
+    levels = "stages"
     stages: nn.ModuleList
 
     def __init__(
@@ -90,18 +91,6 @@ class StagedBackbone(Classifying):
             )
         maps = [outputs[index].contiguous() for index in selected]
         return maps if intermediates_only else (final, maps)
-
-    def prune_intermediate_layers(
-        self, indices: Indices = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop the stages after the last requested one, and optionally the final norm and the classifier."""
-        selected = take_indices(len(self.stages), indices)
-        self.stages = self.stages[: max(selected) + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return selected
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Compute blocks again in the backward pass instead of keeping what they computed."""

@@ -115,18 +115,6 @@ class TokenBackbone(Classifying):
             maps = [(grid_map, outputs[index][:, :first]) for grid_map, index in zip(maps, selected, strict=True)]
         return maps if intermediates_only else (self.norm(x), maps)
 
-    def prune_intermediate_layers(
-        self, indices: Indices = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop the blocks after the last requested one, and optionally the final norm and the classifier."""
-        selected = take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[: max(selected) + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return selected
-
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return how parameters are grouped by depth, for layer-wise learning rates."""
         stem = "|".join(self.stem_names)

@@ -84,10 +84,6 @@ def kept_apart(windows: Windows, like: Tensor) -> Tensor:
     Cells that only the cyclic shift has brought together are hidden from each other. Padding may see everything, since
     nothing reads its output; so no query is left without a key. Masks are cached for the most recent sizes, for all
     models of the process.
-
-    Args:
-        windows: Windows that the map was cut into.
-        like: A tensor on the wanted device.
     """
     # A mask made during tracing, or of another tensor type, must not be reused outside.
     if torch.compiler.is_compiling() or type(like) is not Tensor:
