@@ -263,6 +263,18 @@ def test_classes__of_images_are_read_back_equal(tmp_path: Path, to: str):
     assert set(second.declared) == set(first.declared)
 
 
+def test_unreadable_images__are_refused_or_left_out_with_their_labels(tmp_path: Path):
+    photos = make_photos(tmp_path / "photos", 2, 3)
+    bad = sorted(photos.rglob("*.*"))[0]
+    bad.write_bytes(b"damaged")
+    with pytest.raises(UserError, match="leave it out with --on-bad-image skip"):
+        paucal.convert(photos, to="csv", output=tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    result = paucal.convert(photos, to="csv", output=tmp_path / "kept", on_bad_image="skip")
+    assert (result.images, len(open_images(tmp_path / "kept"))) == (5, 5)
+    assert f"note: 1 unreadable image was left out ({bad.parent.name}/{bad.name})" in result.said
+
+
 @pytest.mark.parametrize("to", ["coco", "voc", "csv", "label-studio", "cvat"])
 def test_objects_of_a_class_that_was_added_in_another_program__are_read(tmp_path: Path, to: str):
     write_voc(tmp_path / "set", 4)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from paucal.data.shards.writing import encode_image
+from paucal.data.unreadable import drop_unreadable, for_each
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data
@@ -16,7 +17,7 @@ from paucal.types import UserError
 from paucal.verbs.convert.content import Content, read_content
 from paucal.verbs.convert.settings import ConvertSettings, Form
 from paucal.verbs.convert.writing import LAYOUTS, Layout
-from paucal.wording import counted
+from paucal.wording import counted, first_few, was
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,22 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
         content = read_content(settings, layout.kinds, advance)
     for note in content.images.notes:
         console.say(f"note: {note}")
+    if settings.on_bad_image == "skip":
+        content = _without_unreadable(content, console)
     write_set(content, layout, target, console)
     return conclude(content, settings.to, target, console)
+
+
+def _without_unreadable(content: Content, console: Console) -> Content:
+    """Leave out the images that cannot be decoded, with a note."""
+    items, images = content.items, content.images
+    with console.progress("checking images") as advance:
+        problems = for_each(len(items), lambda row: images.store.check(items[row].index), None, advance)
+    _, names = drop_unreadable(images, {items[row].index: problem for row, problem in problems.items()}, "skip")
+    if names:
+        left_out = f"{counted(len(names), 'unreadable image')} {was(len(names))} left out"
+        console.say(f"note: {left_out} ({first_few(names, 3)})")
+    return replace(content, items=tuple(item for row, item in enumerate(items) if row not in problems))
 
 
 def write_set(content: Content, layout: Layout, target: Path, console: Console) -> None:
@@ -85,7 +100,7 @@ def write_set(content: Content, layout: Layout, target: Path, console: Console) 
         for n_written, item in enumerate(content.items, 1):
             encoded = encode_image(content.images, item.index)
             if isinstance(encoded, str):
-                raise UserError(f"{encoded}: repair the image or take it out, with its labels.")
+                raise UserError(f"{encoded}: repair the image, or leave it out with --on-bad-image skip.")
             path = folder / layout.place(item)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(encoded[0])
