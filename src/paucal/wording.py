@@ -138,3 +138,19 @@ def _is_hidden(character: str) -> bool:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as text.
+
+    Example:
+        >>> [duration(seconds) for seconds in (8, 59.7, 100, 1000, 9000)]
+        ['8 s', '1 min', '1 min 40 s', '17 min', '2 h 30 min']
+    """
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 600:
+        return f"{seconds // 60} min {seconds % 60} s".removesuffix(" 0 s")
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min".removesuffix(" 0 min")

@@ -10,7 +10,6 @@ from paucal.evaluation.predictions import Predictions
 from paucal.report import pictures
 from paucal.report.explanations import (
     confidence_sentence,
-    duration,
     headline,
     kept_epoch,
     kept_validation_score,
@@ -107,13 +106,6 @@ def test_headline__without_a_test_it_says_so():
     first, second = headline(files(rows=[{"epoch": 1, "val_top1": 0.625}]))
     assert "62.5 % of the validation images" in first
     assert second.startswith("The model has not been evaluated")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(42.4, "42 seconds"), (180, "3 minutes"), (5399, "90 minutes"), (9000, "2.5 hours")]
-)
-def test_duration__uses_the_unit_a_person_would(seconds, text):
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(("after", "expected"), [(0.02, "reduces this to 2.0 %"), (0.08, "changes this to 8.0 %")])

@@ -65,7 +65,7 @@ def test_page__says_what_was_trained_and_what_the_features_are_worth(run):
         "photos: 1200 images; all images are used",
         "crops of an image 2 crops of 224x224 and 8 crops of 96x96",
         "prototypes of a head 4,096",
-        "training time 10 minutes",
+        "training time 10 min",
         "no sign of collapse",
         "After epoch 3 nearest neighbours classify 48.0 % of the labelled images of labelled/ correctly",
         "with the initial weights, 30.2 %",

@@ -101,7 +101,7 @@ def test_write_report__shows_what_was_trained_and_why(run):
         "parameters 5,432,100",
         "token grid 8 x 8",
         "epoch kept 4",
-        "training time 1.5 hours",
+        "training time 1 h 30 min",
         "Folder photos/",
         "images 1200 77",
         "cat 700 -",

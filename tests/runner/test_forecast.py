@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from paucal.runner import clock as forecast
-from paucal.runner.clock import Expectation, duration, finish
+from paucal.runner.clock import Expectation, finish
 from paucal.runner.console import RecordingConsole
 from paucal.runner.progress import Forecast
 from paucal.training import Plan
+from paucal.wording import duration
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from paucal.evaluation.curves import SPEED, best_epoch, validation_score, with_s
 from paucal.evaluation.results import ClassificationReport, MultiLabelReport, Report
 from paucal.metrics.intervals import Score, images_needed
 from paucal.report.inputs import RunFiles, Summary
-from paucal.wording import counted, images_text, percent, was
+from paucal.wording import counted, duration, images_text, percent, was
 
 WIDE = 0.1  # width of an interval
 NARROW = 0.03  # half the width of an interval that is narrow enough to compare models
@@ -262,14 +262,3 @@ def confidence_sentence(files: RunFiles) -> str | None:
         f"{confidence.temperature:.2f}, fitted to {counted(confidence.images, 'validation image')}, {verb} this "
         f"to {percent(confidence.after)}. The scores on this page include it; the predictions are the same."
     )
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in a readable unit.
-
-    >>> duration(42), duration(600), duration(5400)
-    ('42 seconds', '10 minutes', '1.5 hours')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -1,9 +1,11 @@
-"""The time of a run: start of its command, expected end, and durations as text."""
+"""The time of a run: start of its command, and expected end."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+
+from paucal.wording import duration
 
 MAX_TIMING = 3.0  # seconds after which no more steps are timed
 MIN_FORECAST = 60.0  # seconds; shorter work is not announced
@@ -35,22 +37,6 @@ def start_time() -> float:
     """Return `time.monotonic()` of the start of the run's time; now, outside of a run."""
     start = _start.get()
     return time.monotonic() if start is None else start
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as text.
-
-    Example:
-        >>> [duration(seconds) for seconds in (8, 100, 1000, 9000)]
-        ['8 s', '1 min 40 s', '17 min', '2 h 30 min']
-    """
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s".replace(" 0 s", "")
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min".replace(" 0 min", "")
 
 
 def precise_duration(seconds: float) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from rich.progress import Progress
 
-from paucal.runner.clock import MAX_TIMING, MIN_FORECAST, duration, finish
+from paucal.runner.clock import MAX_TIMING, MIN_FORECAST, finish
+from paucal.wording import duration
 
 REFRESH = 10  # steps between updates of the bar; reading the loss waits for the device
 WARMUP_STEPS, TIMED_STEPS = 2, 5

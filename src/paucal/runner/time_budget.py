@@ -19,7 +19,7 @@ from torch import nn
 from paucal.cores import choose_threads, cores_are_shared
 from paucal.objectives import Objective
 from paucal.rules.resolve import origins
-from paucal.runner.clock import duration, finish, start_time
+from paucal.runner.clock import finish, start_time
 from paucal.runner.console import Console
 from paucal.runner.job import A, Job, R, S
 from paucal.runner.run_folder import store_changes
@@ -28,7 +28,7 @@ from paucal.settings.values import DURATION
 from paucal.training import Plan, TimePlan
 from paucal.training.failures import memory_advice
 from paucal.types import Batch, Progress, UserError
-from paucal.wording import counted
+from paucal.wording import counted, duration
 
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 FILE = "time_plan.json"

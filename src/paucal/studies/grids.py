@@ -14,7 +14,6 @@ from paucal.models.frozen import random_backbone
 from paucal.recipes.segmentation import SCALES
 from paucal.rules.backbone import model_arguments
 from paucal.rules.facts import best_device
-from paucal.runner.clock import duration
 from paucal.studies.call import Call
 from paucal.studies.plan import PlannedRun
 from paucal.studies.starts import open_labelled, prepare_starts, share_of, with_starts
@@ -28,7 +27,7 @@ from paucal.verbs.compare.running import is_settled, run_workers
 from paucal.verbs.compare.settings import Arm
 from paucal.verbs.label.launch import label_set
 from paucal.verbs.label.settings import LabelSettings
-from paucal.wording import counted
+from paucal.wording import counted, duration
 
 MAX_EVALUATED = 2000  # images of each split for the evaluation of features at a smaller scale
 # Image sizes for evaluation at several scales, relative to the training size; without mirroring, since a mirrored digit

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from paucal.cores import threads_restored
 from paucal.evaluation.plots import save_figure
 from paucal.report.standalone import StudyPage, write_standalone
-from paucal.runner.clock import duration, finish
+from paucal.runner.clock import finish
 from paucal.runner.console import Console, SilentConsole
 from paucal.runs.grid_files import is_grid
 from paucal.settings.options import check_ranges
@@ -34,7 +34,7 @@ from paucal.verbs.compare.findings import read_findings
 from paucal.verbs.compare.grid import Grid, cells_of, read_grid, state_of
 from paucal.verbs.compare.report import write_report
 from paucal.verbs.compare.running import require_workers, run_workers
-from paucal.wording import counted
+from paucal.wording import counted, duration
 
 
 @dataclass(frozen=True)

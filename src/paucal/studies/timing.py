@@ -17,12 +17,12 @@ from paucal.backbones import BackboneSpec
 from paucal.models.devices import usable_device
 from paucal.rules.backbone import model_arguments
 from paucal.rules.facts import best_device
-from paucal.runner.clock import duration, finish
+from paucal.runner.clock import finish
 from paucal.runner.console import Console
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import TIMED, Column, Row, Study
 from paucal.types import UserError
-from paucal.wording import counted, did_you_mean
+from paucal.wording import counted, did_you_mean, duration
 
 Step = Callable[[], object]
 

@@ -20,7 +20,6 @@ from paucal.recipes.recipe import fill_in, require_start
 from paucal.rules.resolve import origins
 from paucal.runner import life
 from paucal.runner.annotation_frames import takes_annotations
-from paucal.runner.clock import duration
 from paucal.runner.console import Console
 from paucal.runner.frames import Data
 from paucal.runner.images import step_loader
@@ -46,7 +45,7 @@ from paucal.training import CosineWarmup, Optimization, Outcome, Watch
 from paucal.training.failures import memory_advice
 from paucal.training.schedules import WarmupThenSteps
 from paucal.types import UserError
-from paucal.wording import counted
+from paucal.wording import counted, duration
 
 MISSED = "val_missed"  # share of missed objects; breaks ties
 START = 1e-3  # share of the peak learning rate at the first step of the published warm-up

@@ -19,7 +19,6 @@ from paucal.recipes.recipe import fill_in, require_start
 from paucal.recipes.segmentation import RECIPES
 from paucal.runner import life
 from paucal.runner.annotation_frames import takes_annotations
-from paucal.runner.clock import duration
 from paucal.runner.console import Console
 from paucal.runner.frames import Data
 from paucal.runner.images import step_loader
@@ -47,7 +46,7 @@ from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.training import CosineWarmup, Optimization, Outcome, Watch
 from paucal.training.schedules import LinearWarmup
 from paucal.types import UserError
-from paucal.wording import counted
+from paucal.wording import counted, duration
 
 # Settings of all tasks that have no meaning for masks.
 MEANINGLESS = ("data_root", "download", "image_column", "channels")

@@ -35,7 +35,6 @@ from paucal.data.stores import ConvertedStore, FileStore
 from paucal.reading import named_path
 from paucal.rules.model import SIDES
 from paucal.runner.annotation_frames import takes_annotations
-from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data
 from paucal.runner.images import SplitImages, find_images
@@ -50,7 +49,7 @@ from paucal.verbs.check.annotations import crop_findings, for_masks, open_masked
 from paucal.verbs.check.labels import FeatureReader, SuspectLabel, find_suspects, open_reader, weights_at_hand
 from paucal.verbs.check.result import CheckResult, facts_of, print_result, require_ours, write_check
 from paucal.verbs.check.settings import CheckSettings
-from paucal.wording import counted, percent, was
+from paucal.wording import counted, duration, percent, was
 
 MAX_CONFIRMED = 2000  # images whose features are computed to confirm near duplicates: a minute on a laptop
 _AT_ONCE = 1 << 14  # pairs whose features are in memory at a time

@@ -10,13 +10,12 @@ from paucal.evaluation.comparison import Difference
 from paucal.evaluation.plots import save_figure
 from paucal.metrics.intervals import Score
 from paucal.report.standalone import ComparisonPage, write_standalone
-from paucal.runner.clock import duration
 from paucal.runs import csv_text, write_text
 from paucal.settings.options import flag_words
 from paucal.verbs.compare._figures import curves_figure, differences_figure, scores_figure
 from paucal.verbs.compare.findings import ArmOutcome, Findings
 from paucal.verbs.compare.grid import EVAL, EVALUATED, MODEL, Cell, start_of, verb_settings
-from paucal.wording import counted, images_text, percent
+from paucal.wording import counted, duration, images_text, percent
 
 PAGE = "comparison.html"
 SAME_TIME = 1.05  # ratio up to which two times count as equal

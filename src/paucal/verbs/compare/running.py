@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paucal.runner.clock import duration, finish
+from paucal.runner.clock import finish
 from paucal.runner.console import Console
 from paucal.runner.elsewhere.packages import PACKAGES, require_package, require_sbatch, slurm_options
 from paucal.runs import RunFolder
@@ -17,7 +17,7 @@ from paucal.verbs.compare._workers import Processes, Ray, Slurm, Team
 from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, read_grid, state_of
 from paucal.verbs.compare.jobs import OPENING_SECONDS
 from paucal.verbs.compare.settings import GridSettings
-from paucal.wording import counted, percent
+from paucal.wording import counted, duration, percent
 
 # For each verb: the summary entry that is printed when a run ends, and the text before it.
 HEADLINES = {"train": ("test_top1", ""), "detect": ("test_ap", "AP "), "segment": ("test_mean_iou", "mean IoU ")}

@@ -11,7 +11,6 @@ from typing import Any
 from rich.measure import Measurement
 from rich.table import Table
 
-from paucal.runner.clock import duration
 from paucal.runner.console import Console
 from paucal.runner.tables import FORMS, check_table
 from paucal.runs import csv_text, write_text
@@ -22,7 +21,7 @@ from paucal.types import UserError
 from paucal.verbs.runs.rows import ListedRun, matching, require_known, sort_runs
 from paucal.verbs.runs.rows import list_runs as runs_below
 from paucal.verbs.runs.settings import RunsSettings
-from paucal.wording import counted, percent
+from paucal.wording import counted, duration, percent
 
 SHOWN = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
 WIDEST = 10_000  # characters in a line of a file or a pipe

@@ -16,7 +16,6 @@ from paucal.data.recognition import recognise
 from paucal.data.shards.folders import is_remote, upload
 from paucal.data.shards.writing import write_shards
 from paucal.data.stores import EncodedStore, locate
-from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import as_read, find_images
@@ -26,7 +25,7 @@ from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
 from paucal.verbs.shard.settings import ShardSettings
-from paucal.wording import counted, was
+from paucal.wording import counted, duration, was
 
 MIB = 2**20
 _SAMPLE = 64

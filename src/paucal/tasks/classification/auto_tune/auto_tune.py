@@ -12,7 +12,7 @@ import torch
 
 from paucal.cores import cores_are_shared, slowdown
 from paucal.models.features import linear_classifier
-from paucal.runner.clock import duration, start_time
+from paucal.runner.clock import start_time
 from paucal.runner.console import Console
 from paucal.runner.time_budget import store_length
 from paucal.runs import RunFolder
@@ -24,7 +24,7 @@ from paucal.tasks.classification.auto_tune.tuning import choose_preset, seconds_
 from paucal.tasks.classification.auto_tune.unlabelled import learn_from_unlabelled
 from paucal.training import TimePlan
 from paucal.types import UserError
-from paucal.wording import counted
+from paucal.wording import counted, duration
 
 # Epochs beyond COSINE_EPOCHS are appended at LOW_RATE times the peak rate; the earlier epochs do not change.
 MAX_EPOCHS, COSINE_EPOCHS, LOW_RATE, WARMUP = 60, 20, 0.1, 0.1

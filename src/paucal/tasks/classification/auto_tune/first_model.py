@@ -19,7 +19,7 @@ from paucal.models.features import ClassifierInputs, StagedInputs, linear_classi
 from paucal.models.precision import GIVEN
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
-from paucal.runner.clock import duration, finish
+from paucal.runner.clock import finish
 from paucal.runner.images import SplitImages, eval_loader
 from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
@@ -34,7 +34,7 @@ from paucal.tasks.classification.auto_tune.probe import MAX_COMPARED, Head, fit_
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_judge_tuning
 from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher
-from paucal.wording import counted
+from paucal.wording import counted, duration
 
 # Largest share of the time budget for extracting training features: of a run that is tuned afterwards, on all training
 # images, and of one that keeps the probe. With a fifth, tuning on 3,068 and 4,502 images had a third less time, and

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from paucal.evaluation.results import PrimaryMetric
-from paucal.runner.clock import duration
 from paucal.tasks.classification.auto_tune.record import TuneRecord
 from paucal.tasks.classification.finishing import Finish
 from paucal.training import Outcome
-from paucal.wording import counted
+from paucal.wording import counted, duration
 
 
 def step_rows(

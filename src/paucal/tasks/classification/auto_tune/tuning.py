@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from paucal.memory import is_out_of_memory
-from paucal.runner.clock import duration
 from paucal.runner.time_budget import seconds_per_step, trial_steps
 from paucal.tasks.classification.assembly import TrainingSetup, head_file
 from paucal.tasks.classification.auto_tune.first_model import fit_probe_head, save_head
@@ -25,7 +24,7 @@ from paucal.tasks.classification.auto_tune.trials import (
 from paucal.tasks.classification.loaders import train_loader
 from paucal.training import TimePlan
 from paucal.types import UserError
-from paucal.wording import counted
+from paucal.wording import counted, duration
 
 # Tuning needs so many epochs, or so many steps: part of an epoch of many images is better than none. On 4,500 images of
 # CIFAR-10, runs tuned for 1.25 epochs reached 82.0 % of the test images, without tuning 76.0 %.

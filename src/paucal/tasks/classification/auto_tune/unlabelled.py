@@ -12,7 +12,6 @@ from paucal.data.images import ImageSet
 from paucal.evaluation.familiarity import fit_familiarity
 from paucal.evaluation.predictions import Predictions
 from paucal.models.trained import save_trained
-from paucal.runner.clock import duration
 from paucal.runs.weights import read_weights, save_weights
 from paucal.tasks.classification.auto_tune.first_model import (
     fit_probe_head,
@@ -29,7 +28,7 @@ from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, c
 from paucal.tasks.classification.auto_tune.unlabelled_head import UnlabelledResult, base_of, race_unlabelled
 from paucal.tasks.classification.unlabelled_images import MAX_IMAGES, as_training_part, remember, usable_images
 from paucal.types import UserError
-from paucal.wording import counted, percent
+from paucal.wording import counted, duration, percent
 
 # Largest share of the time budget for reading the images without labels: if tuning follows, if tuning follows with few
 # labels, and if no tuning follows. On clothing with ten labels per class, 150 images without labels added 0.5 points,
