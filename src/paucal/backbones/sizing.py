@@ -78,7 +78,8 @@ def _fitted_sizing(name: str, image_size: Size, arguments: str) -> Sizing:
     model = _build_unfitted(name, image_size, user_args)
     if not reductions(model):
         raise UserError(f"{name} with {user_args} has no layers: give numbers of layers from 1.")
-    # The model resizes its positions to any image, but is better built for this size if its patches change anyway.
+    # A model with dynamic image size works at any size. If other arguments change its patches anyway, it is better to
+    # build it for this size.
     dynamic = bool(getattr(model, "dynamic_img_size", False))
     best: _Built | None = None
     for size_arguments in arguments_to_try(model, image_size, user_args):

@@ -254,7 +254,9 @@ def _convert_argument(parser: VerbParser, name: str, value: Any) -> Any:
     if hint is None or isinstance(value, bool):
         return value
     positional = any(action.dest == name and not action.option_strings for action in parser._actions)
-    return convert_setting(name, value, hint, parser.verb, texts=True, shown=name.upper() if positional else flag(name))
+    return convert_setting(
+        name, value, hint, parser.verb, parse_text=True, shown=name.upper() if positional else flag(name)
+    )
 
 
 def _refuse_invalid_texts(parser: ArgumentParser, values: Namespace) -> None:

@@ -22,7 +22,7 @@ def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any
             suggestion = did_you_mean(setting, hints)
             raise UserError(f"unknown key {str(key)!r} in the config{suggestion}; see 'paucal {verb} --help'.")
         if value is not None:
-            settings[setting] = convert_setting(setting, value, hints[setting], verb, texts=True)
+            settings[setting] = convert_setting(setting, value, hints[setting], verb, parse_text=True)
         elif key in chosen_by_run:
             settings[setting] = None
     return settings

@@ -1,4 +1,4 @@
-"""The `paucal` command: one verb per file. Any text can be printed, and a closed pipe is no error."""
+"""The `paucal` command: one verb per file. Any text can be printed, and a closed pipe is not an error."""
 
 import codecs
 import errno

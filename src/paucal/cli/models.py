@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _aligned_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Yield rows as lines with aligned columns, the first of them the headings."""
+    """Yield rows as lines with aligned columns; the first row has the headings."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(COLUMNS, row, widths, strict=True)

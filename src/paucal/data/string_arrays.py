@@ -77,7 +77,7 @@ class StringArray(Sequence[str]):
         return (_decode(value) for batch in self._batches() for value in batch)
 
     def take(self, indices: NDArray[np.int64]) -> "StringArray":
-        """Return some of the strings, in that order."""
+        """Return the strings at some positions, in the order of the positions."""
         return StringArray(self._values.take(pa.array(np.asarray(indices, dtype=np.int64))))
 
     def prefixed(self, prefix: str) -> "StringArray":
@@ -130,7 +130,7 @@ class GroupedStrings(Sequence[str]):
             yield from (f"{group}/{name}" for name in (self._read(number) if self._counts[number] else ()))
 
     def take(self, indices: NDArray[np.int64]) -> StringArray:
-        """Return some of the strings, in that order."""
+        """Return the strings at some positions, in the order of the positions."""
         indices = np.asarray(indices, dtype=np.int64)
         numbers = np.searchsorted(self._ends, indices, side="right")
         group_order = np.argsort(numbers, kind="stable")
@@ -196,12 +196,12 @@ class RepeatedStrings(Sequence[str]):
         return np.asarray(self._words, dtype=dtype)[self._codes]
 
     def take(self, indices: NDArray[np.int64]) -> "RepeatedStrings":
-        """Return some of the strings, in that order."""
+        """Return the strings at some positions, in the order of the positions."""
         return RepeatedStrings(self._words, self._codes[indices])
 
 
 def take_strings(strings: Sequence[str], indices: NDArray[np.int64]) -> Sequence[str]:
-    """Return some of the strings, in that order, in the same kind of sequence."""
+    """Return the strings at some positions, in the order of the positions, as the same kind of sequence."""
     if isinstance(strings, StringArray | GroupedStrings | RepeatedStrings):
         return strings.take(indices)
     positions: list[int] = np.asarray(indices).tolist()

@@ -119,15 +119,17 @@ class PretrainingMethod(Entry):
         title: Returns a short description of a run with these settings.
         build: Builds the objective from the settings, the backbone's specification and the groups of crops.
         weight_decay: Returns the weight decay of the optimizer, which an objective may scale in each step.
-        clip: Returns the global norm to which gradients are clipped; None for none, or for the objective's own rule.
+        clip: Returns the global norm to which gradients are clipped; None for no clipping, or if the objective
+            clips by a rule of its own.
         judge: Returns the verdict on the health after some epochs, from the settings, the rows, the scale and the
             number of consecutive epochs that must show a symptom.
-        calmer: Returns the settings to change after a collapse, by the kind of verdict.
-        prototypes: Returns the outputs of a head, whose logarithm is the entropy of a uniform output; None without.
-        stage: Returns the settings of the stage after a number of epochs.
-        changes_after: Returns the epoch after which the next stage starts; None for a single stage.
+        settings_after_collapse: Returns the settings to change after a collapse, given the kind of verdict.
+        n_prototypes: Returns the number of outputs of a head, K; a uniform output has the entropy ln K. None for
+            methods without prototypes.
+        stage: Returns the settings of the stage that a run is in after a number of epochs.
+        next_stage_epoch: Returns the epoch after which the next stage starts; None for a single stage.
         stage_news: Message when the next stage starts.
-        smallest_set: Smallest number of images that can be compared.
+        min_images: Minimum number of training images.
         settled_start: Whether a run from pretrained weights is expected to be healthy from the first step, since only
             its features are assessed, not new heads.
     """
@@ -137,10 +139,10 @@ class PretrainingMethod(Entry):
     judge: Callable[[Any, Sequence[Row], HealthScale, int | None], Verdict | None]
     weight_decay: Callable[[Any], float] = lambda settings: settings.weight_decay
     clip: Callable[[Any], float | None] = lambda settings: settings.clip
-    calmer: Callable[[Any, str], dict[str, float]] = lambda settings, kind: {"lr": settings.lr / 2}
-    prototypes: Callable[[Any], int | None] = lambda settings: None
+    settings_after_collapse: Callable[[Any, str], dict[str, float]] = lambda settings, kind: {"lr": settings.lr / 2}
+    n_prototypes: Callable[[Any], int | None] = lambda settings: None
     stage: Callable[[Any, int], Any] = lambda settings, epochs: settings
-    changes_after: Callable[[Any], int | None] = lambda settings: None
+    next_stage_epoch: Callable[[Any], int | None] = lambda settings: None
     stage_news: str = ""
-    smallest_set: int = 2
+    min_images: int = 2
     settled_start: bool = False

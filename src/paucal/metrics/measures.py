@@ -79,14 +79,16 @@ class MeanPerClass:
 class MacroF1:
     """The mean F1 over the classes that occur among labels or predictions (as in scikit-learn)."""
 
-    def __init__(self, labels: NDArray[np.int64], answers: NDArray[np.int64], n_classes: int) -> None:
-        self._labels, self._answers, self._n_classes = labels, answers, n_classes
+    def __init__(self, labels: NDArray[np.int64], predicted: NDArray[np.int64], n_classes: int) -> None:
+        self._labels, self._predicted, self._n_classes = labels, predicted, n_classes
 
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D,) scores for (D, N) weights."""
-        right = sum_by_class(weights * (self._labels == self._answers), self._labels, self._n_classes)
-        true, predicted = (sum_by_class(weights, counts, self._n_classes) for counts in (self._labels, self._answers))
-        return _mean_f1(right, true + predicted)
+        right = sum_by_class(weights * (self._labels == self._predicted), self._labels, self._n_classes)
+        true, positive = (
+            sum_by_class(weights, classes, self._n_classes) for classes in (self._labels, self._predicted)
+        )
+        return _mean_f1(right, true + positive)
 
 
 class MacroF1OfSeveral:
@@ -94,11 +96,11 @@ class MacroF1OfSeveral:
 
     Args:
         labels: (N, K) of 1, 0 and -1 (image ignored for that class).
-        answers: (N, K) bool.
+        predicted: (N, K) bool.
     """
 
-    def __init__(self, labels: Tensor, answers: Tensor) -> None:
-        positive, given = (labels == 1).numpy(), answers.numpy() & (labels >= 0).numpy()
+    def __init__(self, labels: Tensor, predicted: Tensor) -> None:
+        positive, given = (labels == 1).numpy(), predicted.numpy() & (labels >= 0).numpy()
         self._right = (given & positive).astype(np.float64)
         self._either = given.astype(np.float64) + positive
 
@@ -305,12 +307,12 @@ class PixelScores:
     def __init__(self, confusions: Sequence[NDArray[np.int64]]) -> None:
         self._hits = np.stack([np.diagonal(confusion) for confusion in confusions]).astype(np.float64)
         self._labels = np.stack([confusion.sum(1) for confusion in confusions]).astype(np.float64)
-        self._answers = np.stack([confusion.sum(0) for confusion in confusions]).astype(np.float64)
+        self._predicted = np.stack([confusion.sum(0) for confusion in confusions]).astype(np.float64)
 
     def iou(self, weights: Weights) -> NDArray[np.float64]:
         """Return the (D, K) intersection over union of each class; NaN for a class that does not occur."""
         hits = weights @ self._hits
-        return _ratio(hits, weights @ self._labels + weights @ self._answers - hits)
+        return _ratio(hits, weights @ self._labels + weights @ self._predicted - hits)
 
     def mean_iou(self, weights: Weights) -> NDArray[np.float64]:
         """Return the (D,) means over the classes that occur among labels or predictions; NaN without any."""

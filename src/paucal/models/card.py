@@ -103,7 +103,7 @@ class ModelCard:
     @classmethod
     def _read(cls, stored: Mapping[str, Any]) -> Self:
         spec, names = BackboneSpec.from_dict(stored["backbone"]), stored["classes"]
-        count, task_values = cls._own_values(stored, spec)
+        count, task_values = cls._read_task_fields(stored, spec)
         # Check lengths first: a hostile card could claim so many classes that building types would fill the memory.
         if not isinstance(names, list) or len(names) != count or not all(type(name) is str for name in names):
             raise UserError(f"model.json must name the {count} classes of its model: restore it.")
@@ -118,7 +118,7 @@ class ModelCard:
         return cls(backbone=spec, classes=classes, preprocessing=preprocessing, **task_values)
 
     @classmethod
-    def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
+    def _read_task_fields(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
         """Return the number of classes that a stored card must name, and the values of this task's own fields."""
         is_multi_label = stored["format"] == FORMAT_OF_SEVERAL
         return spec.num_classes, {

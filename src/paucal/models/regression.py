@@ -152,7 +152,7 @@ class RegressionCard(ModelCard):
         return {**super().to_dict(), "task": self.task, **number_values, **grades}
 
     @classmethod
-    def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
+    def _read_task_fields(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
         half_width, grades = stored["half_width"], stored.get("grades")
         if grades is not None:
             grade_values = {field.name: grades[field.name] for field in fields(Grades)}

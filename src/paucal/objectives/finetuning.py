@@ -85,8 +85,8 @@ class BackboneTuner:
             model.get_parameter(name).requires_grad_(False)
         self._held = body_names - self._frozen if options.freeze_epochs else set()
         whole = self._frozen == body_names
-        self._still = list(model.modules() if options.eval_mode else quiet_modules(model, self._frozen, whole))
-        self._held_modules = list(quiet_modules(model, body_names, whole=True)) if self._held else []
+        self._still = list(model.modules() if options.eval_mode else frozen_modules(model, self._frozen, whole))
+        self._held_modules = list(frozen_modules(model, body_names, whole=True)) if self._held else []
         self._labels, self._scales = self._groups()
 
     def label(self, name: str) -> str:
@@ -167,8 +167,8 @@ def frozen_parameters(model: nn.Module, freeze: Frozen) -> set[str]:
     return first_stages(model, 0 if freeze == "stem" else freeze)
 
 
-def quiet_modules(model: nn.Module, frozen: set[str], whole: bool, prefix: str = "") -> Iterator[nn.Module]:
-    """Yield the modules all of whose parameters are frozen, with everything inside them.
+def frozen_modules(model: nn.Module, frozen: set[str], whole: bool, prefix: str = "") -> Iterator[nn.Module]:
+    """Yield each module whose parameters are all frozen, and its submodules.
 
     Args:
         model: Model to search.
@@ -182,6 +182,6 @@ def quiet_modules(model: nn.Module, frozen: set[str], whole: bool, prefix: str =
         yield from model.modules()
     elif names:
         for child, module in model.named_children():
-            yield from quiet_modules(module, frozen, whole, f"{prefix}{child}.")
+            yield from frozen_modules(module, frozen, whole, f"{prefix}{child}.")
     elif whole and any(True for _ in model.buffers()):
         yield from model.modules()

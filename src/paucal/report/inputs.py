@@ -64,8 +64,8 @@ class Confidence:
 
 
 @dataclass(frozen=True)
-class Complaint:
-    """One finding about the images: its level ("misleads", "warning" or "note"), a description, and advice."""
+class CheckFinding:
+    """A finding about the images: its level ("misleads", "warning" or "note"), a description, and advice."""
 
     level: str
     text: str
@@ -141,7 +141,7 @@ class RunFiles:
     environment: Mapping[str, str]
     rows: Sequence[Mapping[str, float]]
     evaluation: Report | None
-    check: Sequence[Complaint] | None = None
+    check: Sequence[CheckFinding] | None = None
     frozen: FrozenFeatures | None = None
     verb: str = "train"
     exports: Sequence[ExportedFile] = ()
@@ -177,13 +177,13 @@ def _read_json(run: RunFolder, name: str) -> dict[str, Any]:
     return run.read_json(name) if (run.path / name).is_file() else {}
 
 
-def _read_findings(run: RunFolder) -> list[Complaint] | None:
+def _read_findings(run: RunFolder) -> list[CheckFinding] | None:
     if not (run.path / "check.json").is_file():
         return None
     try:
         findings = run.read_json("check.json")["findings"]
         fields = ("level", "text", "advice")
-        return [Complaint(*(_short_text(finding[name]) for name in fields)) for finding in findings[:MAX_ITEMS]]
+        return [CheckFinding(*(_short_text(finding[name]) for name in fields)) for finding in findings[:MAX_ITEMS]]
     except (KeyError, TypeError) as problem:
         place = str(run.path / "check.json")
         raise UserError(f"{place!r} is damaged ({problem}): remove it or train again.") from problem

@@ -1,4 +1,4 @@
-"""Common parts of the tasks' pages: safe reading of stored scores, and scores as text."""
+"""Functions shared by the report pages of all tasks: safe reading of stored scores, and scores as text."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar

@@ -21,7 +21,10 @@ SOUP = 3  # epochs to average; Wortsman et al. 2022 gain most from the first few
 
 
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
-    """A time that users accept; None if epochs, a recipe, the data set or the user's weights decide the length."""
+    """Half an hour on a GPU, else a quarter of an hour.
+
+    None if the length is decided by epochs, a recipe, the data set, or weights that the user gave.
+    """
     has_named_start = facts.start is not None and not facts.start.chosen
     if epochs is not None or recipe is not None or facts.hinted_epochs or has_named_start:
         return None, ""

@@ -125,7 +125,7 @@ def first_reading(settings: DataSettings, images: ImageSet, stored: Reading | No
 
 
 def as_read(images: ImageSet, settings: DataSettings) -> ImageSet:
-    """Return images that are checked with the channels and the value ranges of a run, without decoding them now."""
+    """Return images that will be read with the channels and value ranges of a run; none is decoded now."""
     if images.stream is not None:  # reading a sample could download many shards
         return images
     reading, _ = with_value_ranges(first_reading(settings, images), images)

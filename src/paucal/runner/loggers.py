@@ -110,22 +110,22 @@ def _score_alone(logger: Any, settings: Mapping[str, Any], scores: dict[str, flo
         logger.log_metrics(scores, step)
 
 
-def _close_wandb(logger: Any, ending: str) -> None:
-    logger.finalize(ending)
-    logger.experiment.finish(exit_code=int(ending != "success"))  # a later run in this process needs a new wandb run
+def _close_wandb(logger: Any, status: str) -> None:
+    logger.finalize(status)
+    logger.experiment.finish(exit_code=int(status != "success"))  # a later run in this process needs a new wandb run
 
 
 KINDS: dict[str, Kind] = {
     "tensorboard": Kind(
         _open_tensorboard,
         _score_beside_settings,
-        lambda logger, ending: logger.finalize(ending),
+        lambda logger, status: logger.finalize(status),
         lambda logger: str(logger.log_dir),
     ),
     "mlflow": Kind(
         _open_mlflow,
         _score_alone,
-        lambda logger, ending: logger.finalize({"stopped": "KILLED"}.get(ending, ending)),
+        lambda logger, status: logger.finalize({"stopped": "KILLED"}.get(status, status)),
         lambda logger: str(logger._tracking_uri),
     ),
     "wandb": Kind(
@@ -245,9 +245,9 @@ class Loggers:
             text = shortened(" ".join(str(problem).split()), MAX_SHOWN)
             self._console.say(f"note: {name} failed ({text}); the run continues, and metrics.csv has all values")
 
-    def _close_all(self, ending: str) -> None:
+    def _close_all(self, status: str) -> None:
         for name in list(self._open):
-            self._call_or_drop(name, lambda logger, kind=KINDS[name]: kind.close(logger, ending))
+            self._call_or_drop(name, lambda logger, kind=KINDS[name]: kind.close(logger, status))
         self._open = {}
 
 

@@ -15,7 +15,7 @@ from paucal.runner.input_images import Pictures
 def choose_for_pictures(
     model: TrainedModel, asked: str | None, pictures: Pictures, console: Console
 ) -> PrecisionChoice:
-    """Return the precision for some pictures: as asked, or measured on the first of them, which is then printed."""
+    """Return the requested precision, or else measure on the first pictures which one is faster, and print it."""
     if asked is not None:
         return GIVEN[asked]
     sample: list[Image.Image] = []

@@ -36,7 +36,8 @@ from paucal.types import UserError
 
 MANIFESTS, OBJECTS, LOCK = ("manifest-0.json", "manifest-1.json"), "objects", "lock"
 _MAX_MANIFEST = 64 << 20  # bytes
-UNSENT = "unsent.json"  # beside a copy whose last state could not be sent; has the number of the last manifest
+# Marks a local copy whose newest state could not be uploaded; holds the number of the last uploaded manifest.
+UNSENT = "unsent.json"
 _LOOK, _LONGEST_PAUSE = 1.0, 300.0  # seconds between two checks for a new state, and longest pause after failures
 _ABANDONED = 24 * 3600.0  # seconds after which partial uploads of a killed process are removed
 _SCRATCH = "tmp-"  # prefix of folders that are being sent

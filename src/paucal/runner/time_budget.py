@@ -179,8 +179,8 @@ def seconds_per_step(
 ) -> float:
     """Return the seconds of an optimizer step: reading, forward and backward passes, and `OVERHEAD`.
 
-    The objective is on the device, within `trial_steps`. The batches are for a few forward passes, the first of which
-    is not timed. With `threads`, their number is chosen first, if other programs use the same cores.
+    Call it within `trial_steps`, which moves the objective to the device. The first batch is a warm-up and not timed.
+    With `threads`, the number of CPU threads is chosen during the warm-up if other programs use the same cores.
     """
     dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
 

@@ -113,7 +113,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def csv_text(*rows: Iterable[object]) -> str:
-    """Return rows as lines of CSV, the first of them the header.
+    """Return rows as lines of CSV, with the header first.
 
     Example:
         >>> csv_text(("class", "images"), ("cat, dog", 3)).splitlines()

@@ -95,7 +95,7 @@ def with_current_names(values: Mapping[str, Any], settings: type) -> dict[str, A
 
 
 def with_earlier_names(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
-    """Return values by the first names of their settings, so that hashes of stored settings stay the same."""
+    """Return values by the original names of renamed settings, so that hashes of stored settings stay the same."""
     renamed, first = dict(values), dict(earlier_names(settings).values())
     for name in first.keys() & values.keys():
         value, earlier = renamed.pop(name), first[name]

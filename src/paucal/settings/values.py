@@ -56,21 +56,21 @@ def hints_of(kind: type) -> dict[str, Any]:
     return {**typing.get_type_hints(kind), **earlier_hints}
 
 
-def convert_setting(name: str, value: Any, hint: Any, verb: str, texts: bool = False, shown: str = "") -> Any:
+def convert_setting(name: str, value: Any, hint: Any, verb: str, parse_text: bool = False, shown: str = "") -> Any:
     """Return the value of a setting, given in Python or in a config, converted to its type.
 
-    With `texts`, text may represent numbers, true and false, as in a config. Messages call the setting `shown`, or by
-    its flag.
+    With `parse_text`, as for a config, text such as "3" or "true" may stand for a number or a truth value. Error
+    messages name the setting as `shown`, or by its flag if that is empty.
     """
-    plain = texts or name != "model_args"  # the only words whose values are read as YAML
+    plain = parse_text or name != "model_args"  # the only words whose values are read as YAML
     value_words = _words_of(value, PAIRS[name], plain) if name in PAIRS else value
     try:
-        return _convert_to_hint(value_words, hint, texts)
+        return _convert_to_hint(value_words, hint, parse_text)
     except _Unfit:
         if _is_list(without_none(hint)) and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
             value = value[0]  # a flag's only word
         expected = DURATION if name in ("time", "time_limit", "hang_after") else expectation(*_allowed_types(hint))
-        value_text = got(_yaml_on_one_line(value) if texts else value)
+        value_text = got(_yaml_on_one_line(value) if parse_text else value)
         raise UserError(f"{shown or flag(name)}: {expected}{value_text}; see 'paucal {verb} --help'.") from None
 
 
@@ -144,30 +144,30 @@ def _allowed_types(hint: Any) -> tuple[list[type], str]:
     return [kind for kind in KINDS if kind in members], ", ".join(map(repr, choices))
 
 
-def _convert_to_hint(value: Any, hint: Any, texts: bool) -> Any:
+def _convert_to_hint(value: Any, hint: Any, parse_text: bool) -> Any:
     """Return a value converted to one of a hint's types; raises `_Unfit` if it fits none."""
     for member in _member_types(hint):
         try:
-            return _as_list(value, member, texts) if _is_list(member) else _as_kind(value, member, texts)
+            return _as_list(value, member, parse_text) if _is_list(member) else _as_kind(value, member, parse_text)
         except _Unfit:
             continue
     raise _Unfit
 
 
-def _as_list(value: Any, hint: Any, texts: bool) -> list[Any]:
+def _as_list(value: Any, hint: Any, parse_text: bool) -> list[Any]:
     entries = value if isinstance(value, list | tuple) else [value]
     if not entries:
         raise _Unfit
-    return [_convert_to_hint(entry, typing.get_args(hint)[0], texts) for entry in entries]
+    return [_convert_to_hint(entry, typing.get_args(hint)[0], parse_text) for entry in entries]
 
 
-def _as_kind(value: Any, kind: Any, texts: bool) -> Any:
+def _as_kind(value: Any, kind: Any, parse_text: bool) -> Any:
     if _is_literal(kind):
         return _require_fit(value, isinstance(value, str) and value in typing.get_args(kind))
     if kind is str:
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
         return _require_fit(text, isinstance(text, str))
-    if texts and isinstance(value, str) and kind in (int, float, bool):
+    if parse_text and isinstance(value, str) and kind in (int, float, bool):
         value = _read_plain(value, kind)
     if kind is bool:
         return _require_fit(value, isinstance(value, bool))

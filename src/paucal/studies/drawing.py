@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from paucal.studies.outcome import Line
-from paucal.studies.study import DRAWN, Study
+from paucal.studies.study import FIGURE_AXES, Study
 
 PICTURE = "figure.png"
 LARGEST = 900.0  # area of a circle in square points
@@ -20,8 +20,8 @@ class Point:
 
     Attributes:
         name: Name of the row.
-        values: Accuracy in percent, images per second and parameters in millions, by the names in `DRAWN`; None if
-            unknown.
+        values: Accuracy in percent, images per second and parameters in millions, by the names in `FIGURE_AXES`; None
+            if unknown.
         quoted: Names of the values that are published, not measured here.
     """
 
@@ -35,7 +35,7 @@ def points_of(study: Study, lines: Sequence[Line]) -> list[Point]:
     lines_by_name = {(line.row.name, line.column.name): line for line in lines}
     points = []
     for row in study.rows:
-        part_lines = {part: lines_by_name[row.name, study.draws[part]] for part in DRAWN}
+        part_lines = {part: lines_by_name[row.name, study.draws[part]] for part in FIGURE_AXES}
         shown = {p: line.published if line.measured is None else line.measured.value for p, line in part_lines.items()}
         values = {part: value if isinstance(value, float) else None for part, value in shown.items()}
         quoted = frozenset(part for part, line in part_lines.items() if line.measured is None)

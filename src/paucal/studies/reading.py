@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from paucal.reading import parse_yaml, read_text
 from paucal.studies.study import (
     DERIVED,
-    DRAWN,
+    FIGURE_AXES,
     KINDS,
     METRICS,
     NETWORKS,
@@ -66,7 +66,7 @@ def find_study(name: str) -> Study:
 
 
 def read_data_sets(path: Path) -> dict[str, DataSet]:
-    """Read the data sets."""
+    """Read a YAML file of data sets, and return them by name."""
     sets = {name: _make(DataSet, entry, f"{path.name}: {name}") for name, entry in _read_mapping(path).items()}
     for name, data_set in sets.items():
         if not data_set.named and not data_set.how:
@@ -270,8 +270,8 @@ def _check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> 
         _require_name(start.verb, ("train", "pretrain"), f"{where}: the verb of the start {name!r}")
         if start.tag and start.init != "timm":
             raise UserError(f"{where}: the start {name!r} has the tag {start.tag!r}, which belongs to init: timm.")
-    if study.draws and set(study.draws) != set(DRAWN):
-        raise UserError(f"{where}: its figure draws {', '.join(study.draws)}; expected {', '.join(DRAWN)}.")
+    if study.draws and set(study.draws) != set(FIGURE_AXES):
+        raise UserError(f"{where}: its figure draws {', '.join(study.draws)}; expected {', '.join(FIGURE_AXES)}.")
     for name in study.draws.values():
         _require_name(name, [column.name for column in study.columns], f"{where}: the column that is drawn")
     _check_completeness(study, where)

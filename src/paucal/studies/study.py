@@ -28,7 +28,7 @@ TRAINED: Mapping[str, tuple[str, ...]] = {
     "segment": ("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),
 }
 COUNTED = ("params", "gmacs", "gmacs_all")
-DRAWN = ("accuracy", "throughput", "parameters")  # roles of columns in a figure of efficiency
+FIGURE_AXES = ("accuracy", "throughput", "parameters")  # of the efficiency figure; each shows one column of a table
 DERIVED = ("average", "wins")
 TIMED = ("throughput", "throughput_scaled")
 
@@ -253,7 +253,7 @@ class Study:
         telling: Sentences on what the smaller scales can and cannot show.
         without: Reason for having no smaller scales.
         starts: Starts of its rows by name; none for random weights.
-        draws: Names of the columns that its figure shows, by their role in it; none without a figure.
+        draws: Name of the column that each of the `FIGURE_AXES` shows; empty for a study without a figure.
         see: Where to find a study that cannot be run, or how to reproduce it.
         note: Remark.
     """
@@ -301,6 +301,6 @@ class Study:
 
     @property
     def data_sets(self) -> Sequence[str]:
-        """The data sets that its runs at full scale read, in the order of the table."""
+        """The data sets that the study's full-scale runs read, in the order of the table."""
         columns = [column.data for column in self.trained_columns]
         return list(dict.fromkeys([*columns, *(row.data for row in self.trained_rows if row.data)]))

@@ -47,7 +47,8 @@ def train(
     Args:
         data: "digits" (the built-in images, the default), a folder of images, Parquet in the Hugging Face layout, a
             list file, or the name of a published data set such as "cifar10"; or a DataFrame with a row per image
-            (pandas, Polars, Arrow), whose columns `image=` (paths or pictures) and `label=` name. The run keeps it.
+            (pandas, Polars, Arrow), whose columns `image=` (paths or pictures) and `label=` name; a copy
+            is kept in the run folder.
         resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
             data and settings; only settings that do not change the result may be given, and `data` if the images have
             moved.

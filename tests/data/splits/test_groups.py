@@ -112,7 +112,7 @@ def test_groups__of_copies():
         ("patient", "is not a column and matches 0 of 100 names"),
         ("p(", "is neither a column nor a regular expression"),
         ("x" * 400, "has 400 characters"),
-        (r"^c\d", "makes 2 groups"),
+        (r"^c\d", "gives 2 groups"),
     ],
 )
 def test_groups__that_cannot_be_are_refused(by, words):

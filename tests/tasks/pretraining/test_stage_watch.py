@@ -8,7 +8,7 @@ from lightning.pytorch import Callback
 
 from paucal.evaluation.collapse import Verdict
 from paucal.methods.pretraining_settings import PretrainSettings
-from paucal.methods.self_distillation.entry import calmer as gentler
+from paucal.methods.self_distillation.entry import settings_after_collapse as gentler
 from paucal.runner import life
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume

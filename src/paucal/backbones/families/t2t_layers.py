@@ -84,7 +84,7 @@ def full_precision(device_type: str) -> Iterator[None]:
         yield
 
 
-FIRST, NEXT = 7, 3  # sides of the windows, in pixels and in cells
+FIRST_WINDOW, NEXT_WINDOW = 7, 3  # side of the first window in pixels, and of the later ones in cells
 
 
 def cut_windows(cells: Tensor, side: int, stride: int) -> Tensor:
@@ -95,7 +95,7 @@ def cut_windows(cells: Tensor, side: int, stride: int) -> Tensor:
     border = padding(side, stride)
     cells = functional.pad(cells, (0, 0, border, border, border, border))
     rows, columns = ((length - side) // stride + 1 for length in cells.shape[1:3])
-    if side > NEXT:  # many views of few channels; the image rarely needs a gradient
+    if side > NEXT_WINDOW:  # many views of few channels; the image rarely needs a gradient
         views = cells.unfold(1, side, stride).unfold(2, side, stride)
         return views.permute(0, 1, 2, 4, 5, 3).flatten(3)
     # The same with slices; their gradient costs half that of `Tensor.unfold` on a CPU and compiles to plain sums.
@@ -263,18 +263,19 @@ class TokensToToken(nn.Module):
         self.grad_checkpointing = False
         if tokens == "performer":
             rate = 0.1 if drop is None else drop
-            self.attention1 = PerformerLayer(in_chans, FIRST**2, token_dim, kernel_ratio, rate)
-            self.attention2 = PerformerLayer(token_dim, NEXT**2, token_dim, kernel_ratio, rate)
+            self.attention1 = PerformerLayer(in_chans, FIRST_WINDOW**2, token_dim, kernel_ratio, rate)
+            self.attention2 = PerformerLayer(token_dim, NEXT_WINDOW**2, token_dim, kernel_ratio, rate)
         else:
-            self.attention1 = TransformerLayer(in_chans, FIRST**2, token_dim, drop or 0.0)
-            self.attention2 = TransformerLayer(token_dim, NEXT**2, token_dim, drop or 0.0)
-        self.project = nn.Linear(token_dim * NEXT**2, embed_dim)
+            self.attention1 = TransformerLayer(in_chans, FIRST_WINDOW**2, token_dim, drop or 0.0)
+            self.attention2 = TransformerLayer(token_dim, NEXT_WINDOW**2, token_dim, drop or 0.0)
+        self.project = nn.Linear(token_dim * NEXT_WINDOW**2, embed_dim)
 
     def set_input_size(self, img_size: int | Size, patch_size: int) -> None:
         """Expect images of a size and give cells of a size, both in pixels; no weights depend on them."""
-        if patch_size not in range(_LAST_STRIDES, _LAST_STRIDES * FIRST + 1, _LAST_STRIDES):
+        if patch_size not in range(_LAST_STRIDES, _LAST_STRIDES * FIRST_WINDOW + 1, _LAST_STRIDES):
             raise ValueError(
-                f"patch_size is {patch_size}; it must be a multiple of {_LAST_STRIDES} up to {_LAST_STRIDES * FIRST}"
+                f"patch_size is {patch_size}; it must be a multiple of {_LAST_STRIDES} up to "
+                f"{_LAST_STRIDES * FIRST_WINDOW}"
             )
         self.stride = patch_size // _LAST_STRIDES
         self.patch_size = (int(patch_size), int(patch_size))
@@ -284,7 +285,7 @@ class TokensToToken(nn.Module):
 
     def grid_of(self, height: int, width: int) -> Size:
         """Return (rows, columns) of the cells of images of that size in pixels."""
-        smallest_side = FIRST - 2 * padding(FIRST, self.stride)
+        smallest_side = FIRST_WINDOW - 2 * padding(FIRST_WINDOW, self.stride)
         if min(height, width) < smallest_side:
             raise ValueError(f"images of {height}x{width} pixels hold no window; give {smallest_side} pixels or more")
         rows, columns = ((side - smallest_side) // self.stride + 1 for side in (height, width))
@@ -293,11 +294,11 @@ class TokensToToken(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Size]:
         """Return the tokens (B, H' * W', embed_dim) of images (B, C, H, W), row by row, and (H', W')."""
         x = x.permute(0, 2, 3, 1).contiguous()
-        x = self._mix_step(self.attention1, x, FIRST, self.stride)
-        x = self._mix_step(self.attention2, x, NEXT, 2)
+        x = self._mix_step(self.attention1, x, FIRST_WINDOW, self.stride)
+        x = self._mix_step(self.attention2, x, NEXT_WINDOW, 2)
         # A convolution would compute the same, but in TF32 on GPUs, where a matrix product is in float32.
-        windows = cut_windows(x, NEXT, 2)
-        channels = windows.shape[-1] // NEXT**2
+        windows = cut_windows(x, NEXT_WINDOW, 2)
+        channels = windows.shape[-1] // NEXT_WINDOW**2
         cells = functional.linear(windows, cells_last(self.project.weight, channels), self.project.bias)
         return cells.flatten(1, 2), (cells.shape[1], cells.shape[2])
 

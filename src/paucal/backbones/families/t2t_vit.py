@@ -31,7 +31,7 @@ from paucal.backbones.families.common.contract import configuration, init_linear
 from paucal.backbones.families.common.positions import record_input_size, resample_positions, with_fitting_positions
 from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_valid_sizes
 from paucal.backbones.families.lvvit_layers import LvVitBlock
-from paucal.backbones.families.t2t_layers import FIRST, Size, TokensToToken
+from paucal.backbones.families.t2t_layers import FIRST_WINDOW, Size, TokensToToken
 
 _READS_PIXELS = ("norm1.weight", "norm1.bias", "kqv.weight", "attn.qkv.weight")
 
@@ -203,10 +203,10 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: T2tVit) -> dict[str
 
 def _with_channels(value: Tensor, parameter: Tensor, channels: int) -> Tensor:
     """Return new weights (..., C * 7 * 7) of the first layer for other channels; other tensors are left alone."""
-    count, remainder = divmod(value.shape[-1], FIRST**2) if value.ndim else (0, 1)
+    count, remainder = divmod(value.shape[-1], FIRST_WINDOW**2) if value.ndim else (0, 1)
     if remainder or not count or value.ndim != parameter.ndim or value.shape[:-1] != parameter.shape[:-1]:
         return value
-    split = value.unflatten(-1, (count, FIRST, FIRST))
+    split = value.unflatten(-1, (count, FIRST_WINDOW, FIRST_WINDOW))
     if value.ndim == 1:
         return split.mean(0).repeat(channels, 1, 1).flatten()
     return adapt_input_conv(channels, split, base_chans=count).flatten(1).clone()

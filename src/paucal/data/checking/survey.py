@@ -58,7 +58,7 @@ class Survey:
         return len(self.digests)
 
     def of(self, positions: NDArray[np.int64]) -> "Survey":
-        """Return the measurements of some images, in that order."""
+        """Return the measurements of the images at some positions, in the order of the positions."""
         indices = positions.tolist()
         return Survey(
             self.sizes[positions],

@@ -50,7 +50,7 @@ class EntryTable:
         return self.moments.shape[-1]
 
     def rows(self, chosen: NDArray[np.int64]) -> "EntryTable":
-        """Return some rows, in that order."""
+        """Return the rows with some numbers, in the order of the numbers."""
         table = EntryTable(0)
         for name, values in vars(self).items():
             setattr(table, name, values[chosen])

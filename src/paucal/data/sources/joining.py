@@ -25,7 +25,7 @@ def roots_of(location: str | Path) -> list[str]:
         ['digits']
     """
     text = str(location)
-    if "://" in text:  # the ":" of a URL is no separator
+    if "://" in text:  # the ":" of a URL is not a separator
         return [text]
     pieces = text.split(SEPARATOR)
     if len(pieces) < 2 or _exists(text) or not any(_exists(piece) for piece in pieces):

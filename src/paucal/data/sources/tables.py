@@ -252,7 +252,7 @@ def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
     lists = train_files([file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root)])
     if len(lists) > 1:
         names = ", ".join(file.name for file in lists)
-        raise UserError(f"{folder} has the lists of several sets ({names}); name one of them, such as {lists[0]}.")
+        raise UserError(f"{folder} has lists of several data sets ({names}): give one list, such as {lists[0]}.")
     return lists[0] if lists else None
 
 

@@ -87,8 +87,8 @@ def cut_groups(
     wanted_parts = {part: share for part, share in cut.items() if share > 0}
     if len(members) <= len(wanted_parts):
         raise UserError(
-            f"--group-by makes {counted(len(members), 'group')} of the images to divide, and {len(wanted_parts) + 1} "
-            "parts are wanted: give a finer pattern or column"
+            f"--group-by gives {counted(len(members), 'group')}, too few for {len(wanted_parts) + 1} parts: "
+            "give a finer pattern or column"
         )
     order = np.random.default_rng(derive_seed(seed, len(members))).permutation(list(members))
     order = sorted(order.tolist(), key=lambda group: -len(members[group]))

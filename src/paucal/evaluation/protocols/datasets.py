@@ -90,7 +90,7 @@ TABLE9: dict[str, Table9Set] = {
         3_783,
         "accuracy",
         "the UCF101 page",
-        note="videos, of which the middle frames are used; the first of three official splits",
+        note="the middle frame of each video; the first of three official splits",
     ),
     "hateful_memes": Table9Set(
         "Hateful Memes", 2, 8_500, 500, "roc_auc", "the Hateful Memes challenge of Facebook AI", note="test is dev_seen"

@@ -62,7 +62,7 @@ def _judge_collapse(settings: Any, rows: Sequence[Row], scale: HealthScale, pati
     return find_collapse(rows, settings.out_dim, scale.feature_dim, **limits)
 
 
-def calmer(settings: Any, kind: str) -> dict[str, float]:
+def settings_after_collapse(settings: Any, kind: str) -> dict[str, float]:
     """Return the settings to change after a collapse.
 
     Sharpening counteracts uniform outputs and centring a constant output, so these two need opposite changes of the
@@ -106,9 +106,9 @@ METHOD = PretrainingMethod(
     weight_decay=lambda settings: max(settings.weight_decay, settings.weight_decay_end),
     clip=lambda settings: None,
     judge=_judge_collapse,
-    calmer=calmer,
-    prototypes=lambda settings: settings.out_dim,
+    settings_after_collapse=settings_after_collapse,
+    n_prototypes=lambda settings: settings.out_dim,
     stage=_stage_at,
-    changes_after=lambda settings: settings.region_after,
+    next_stage_epoch=lambda settings: settings.region_after,
     stage_news="the region task starts: its head is new, everything else continues",
 )

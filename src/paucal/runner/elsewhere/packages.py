@@ -22,7 +22,7 @@ def require_package(on: str) -> None:
 
 
 def import_package(on: str) -> Any:
-    """Return the package."""
+    """Import the package that submits runs elsewhere, and return it."""
     require_package(on)
     try:
         return importlib.import_module(PACKAGES[on])

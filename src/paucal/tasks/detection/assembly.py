@@ -260,7 +260,7 @@ def _build_detector(
 
 
 def _steps_plan(settings: DetectSettings, n_train: int) -> Plan:
-    """Return the length in steps; 1 step until the length has been planned for the time."""
+    """Return a plan with its length in steps: 1 step until the number that fits in --time is known."""
     plan = trainer_plan(settings, n_train)
     total = settings.steps or (plan.total_steps if settings.epochs else 1)
     passes = -(-total // plan.steps_per_epoch)

@@ -40,7 +40,7 @@ class DetectorCard(ModelCard):
         return {**super().to_dict(), "task": self.task, **detector_values, "resize_to": list(self.resize_to)}
 
     @classmethod
-    def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
+    def _read_task_fields(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
         numbers, sides = stored["category_ids"], stored["resize_to"]
         if not _are_whole_numbers(numbers) or not numbers:
             raise UserError("model.json must have a whole number for each class of its detector: restore it.")

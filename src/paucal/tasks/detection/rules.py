@@ -144,7 +144,7 @@ def freeze(init: str | None, facts: DataAndMachine) -> Choice:
 
 
 def eval_mode(init: str | None, facts: DataAndMachine, batch_size: int) -> Choice:
-    """Keep pretrained statistics if a batch is too small for better ones."""
+    """Keep the pretrained batch-norm statistics if a batch is too small to compute better ones."""
     if facts.start is not None and facts.start.undertrained:
         return False, describe_undertrained(facts.start)
     if init is not None and batch_size < MIN_NORM_BATCH:

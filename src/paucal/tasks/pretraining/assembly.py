@@ -74,7 +74,7 @@ def assemble(
     settings, renamed = with_published_order(settings)
     method = method_of(settings)
     method.check(settings)
-    _check_images(settings, facts.n_train, method.smallest_set)
+    _check_images(settings, facts.n_train, method.min_images)
     objective, spec, notes = _build_objective(method.stage(settings, epochs_done(run)), images.reading.channels)
     timm_model = timm_name(settings.model)  # timm's name of the published weights
     card = ModelCard(spec, (), _run_preprocessing(settings, data, (start.input or input_of_timm)(timm_model), run))

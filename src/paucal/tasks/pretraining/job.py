@@ -73,7 +73,7 @@ def summary(run: RunFolder, setup: PretrainingSetup, outcome: Outcome, stage_wat
         "parts": {name: count for name, count in data.counts().items() if count},
         "grid": setup.grid_text,
         "crops": describe_crops(settings),
-        "out_dim": method_of(settings).prototypes(settings),
+        "out_dim": method_of(settings).n_prototypes(settings),
         "feature_dim": setup.objective.backbones()[0].dim,
         "epochs": settings.epochs,
         "monitor": settings.monitor,
@@ -186,7 +186,7 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         if rank() == 0:
             chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
             save_curves(run, outcome.rows, len(setup.data.part("train")), chance=chance)
-            prototypes = method_of(setup.settings).prototypes(setup.settings)
+            prototypes = method_of(setup.settings).n_prototypes(setup.settings)
             dim = setup.objective.backbones()[0].dim
             save_figure(run.plots / "health.png", health_figure(outcome.rows, prototypes, dim, verdict))
             run.write_json("summary.json", summary(run, setup, outcome, watcher))

@@ -51,8 +51,8 @@ def knn_monitor(
     several processes, each reads its share of the images, and all get the score: {"val_knn": accuracy}, NaN if features
     are not finite.
 
-    If there are more than `max_images`, three quarters of it are neighbours and one quarter queries, with the classes
-    as balanced as possible. With the training on a CPU, no workers are started for cached batches.
+    Of a larger set, only `max_images` images are used: three quarters as neighbours and one quarter as queries, with
+    the classes as balanced as possible. If the training runs on a CPU, no workers are started for cached batches.
     """
     if max_images < QUERY_EVERY:
         raise UserError(f"--monitor-images is {max_images}; expected at least {QUERY_EVERY}, better some thousands.")

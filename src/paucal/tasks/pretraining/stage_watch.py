@@ -144,7 +144,7 @@ class StageWatch(Watcher[PretrainingSetup]):
         is_healthy = self._verdict is None and not self.watcher.suspicious
         if is_healthy and settings.on_collapse == "rollback" and self.run.last.exists():
             keep_as(self.run.last, self.run.last.with_name(HEALTHY))  # saved before this epoch, which is healthy
-        self._changes = epoch == self.method.changes_after(settings) and epoch < epochs
+        self._changes = epoch == self.method.next_stage_epoch(settings) and epoch < epochs
         collapsed = self._verdict is not None and settings.on_collapse != "warn" and epoch < epochs
         self._scores = self._count_worse(row), row.get(NAME)
         return collapsed or self._changes or (self._worse >= WORSE_EPOCHS and epoch < epochs)
@@ -184,7 +184,7 @@ class StageWatch(Watcher[PretrainingSetup]):
         return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
 
     def _count_worse(self, row: Mapping[str, float]) -> float | None:
-        """Count an epoch that scores below the trained weights at the start; return their score, None without."""
+        """Count an epoch that scores below the trained initial weights; return their score, None if there is none."""
         start = self.knn_start() if begins_settled(self.setup) else None
         is_worse = start is not None and row.get(NAME, start) < start - WORSE
         self._worse = self._worse + 1 if is_worse else 0
@@ -204,7 +204,7 @@ class StageWatch(Watcher[PretrainingSetup]):
         rows = self.run.read_rows()
         entry = {"epoch": rows[-1]["epoch"], "kind": verdict.kind, "sentence": verdict.sentence}
         reason = f"rollback {len(self.rollbacks) + 1}, after {verdict.kind}"
-        changes = self.method.calmer(settings, verdict.kind)
+        changes = self.method.settings_after_collapse(settings, verdict.kind)
         store_changes(self.run, replace(settings, **changes), origin | dict.fromkeys(changes, reason))
         config = self.run.read_yaml(self.run.config.name)
         self.run.write_yaml(self.run.config.name, {**config, ROLLBACKS: [*self.rollbacks, entry]})

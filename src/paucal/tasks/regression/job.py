@@ -236,7 +236,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         return f"{images.name}, {len(images)} images; {setup.settings.target}: {describe_numbers(setup.data.targets)}"
 
     def write_beginning(self, run: RunFolder, setup: RegressionSetup) -> None:
-        """Write nothing more: no network is trained, so there is no batch to draw."""
+        """Do nothing: no network is trained, so there is no training batch to draw."""
 
     def draw_batch(self, setup: RegressionSetup) -> Image.Image:
         """Raise an error: there is no training batch to draw."""

@@ -87,7 +87,7 @@ class SegmentationCard(ModelCard):
         }
 
     @classmethod
-    def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
+    def _read_task_fields(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
         masks, overlap = stored["masks"], stored["overlap"]
         coding = MaskCoding(masks["kind"], tuple(masks["values"]), masks["ignore"])
         if not isinstance(overlap, float | int) or not 0 <= overlap <= 0.9:

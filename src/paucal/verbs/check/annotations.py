@@ -236,7 +236,7 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
 
 
 def _class_findings(annotated: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
-    counts = _count_trained_boxes(annotated)
+    counts = _count_training_boxes(annotated)
     text = f"{counted(len(keys), 'image')} with {counted(counts.total(), 'box', 'boxes')} of "
     text += f"{counted(len(counts), 'class', 'classes')}: this is data for paucal detect"
     counts_text = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(SHOWN))
@@ -244,7 +244,7 @@ def _class_findings(annotated: Sequence[AnnotatedImage], keys: Sequence[str]) ->
     return [Finding(BOXES, "note", text), Finding("boxes-per-class", "note", f"boxes: {counts_text}{omitted}")]
 
 
-def _count_trained_boxes(annotated: Sequence[AnnotatedImage]) -> Counter[str]:
+def _count_training_boxes(annotated: Sequence[AnnotatedImage]) -> Counter[str]:
     """Count the boxes of each class that are used in training: neither crowds nor boxes marked as difficult."""
     return Counter(
         name for image in annotated for name, is_crowd in zip(image.names, image.crowd, strict=True) if not is_crowd
@@ -263,7 +263,7 @@ def _size_findings(sides: Sequence[np.ndarray]) -> list[Finding]:
 
 
 def _rare_class_findings(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
-    counts = _count_trained_boxes(annotated)
+    counts = _count_training_boxes(annotated)
     rare_classes: Mapping[str, int] = {name: count for name, count in counts.items() if count < FEW}
     if not rare_classes:
         return []

@@ -1,4 +1,4 @@
-"""The differences between the verbs of a grid: the job of a run, its images, and its expected duration."""
+"""The parts of a comparison that depend on the verb: the job of a run, its images, and its expected duration."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -91,7 +91,7 @@ def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]
         for word, count in Counter(words).items():
             if count > 1:
                 raise UserError(f"{flag}: {word!r} is given twice: leave one out.")
-    shares = [(word, _share_settings(word)) for word in labels] if labels is not None else [(None, {})]
+    shares = [(word, _settings_of_share(word)) for word in labels] if labels is not None else [(None, {})]
     arms = []
     for (share, fraction), model, (way, settings) in product(shares, models if models is not None else [None], ways):
         varied = {**({} if model is None else {"model": model}), **fraction}
@@ -103,7 +103,7 @@ def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]
     return tuple(arms)
 
 
-def _share_settings(text: str) -> dict[str, Any]:
+def _settings_of_share(text: str) -> dict[str, Any]:
     percentage = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
     if percentage is None or not 0 < float(percentage[1]) <= 100:
         raise UserError(

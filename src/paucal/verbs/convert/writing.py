@@ -204,7 +204,10 @@ def _class_folder(item: Item) -> str:
 
 
 def write_folders(content: Content, folder: Path) -> None:
-    """Check that folders can hold the set: each image has one class, and class names give different folder names."""
+    """Write no labels, since folder names are the classes; refuse a set that folders cannot represent.
+
+    Each image needs exactly one class, and class names must give different folder names.
+    """
     unsuitable = next((item for item in content.items if len(item.labels) != 1), None)
     if unsuitable is not None:
         raise UserError(

@@ -41,7 +41,7 @@ ANSWERS = {  # by the kind of prediction: texts for the agreement and for the ac
 }
 NOISE = 16  # number of noise pictures on which a model is compared if there are no images
 CALIBRATING = 100  # number of training images from which the ranges of 8-bit activations are measured
-TESTED, JUDGED = ("test", "val", "train"), ("val", "train")  # parts of the images, of which the first one is taken
+TESTED, JUDGED = ("test", "val", "train"), ("val", "train")  # parts in order of preference; an empty one is skipped
 
 
 def reads_pixels(name: str, settings: ExportSettings) -> bool:
@@ -104,8 +104,8 @@ class GraphWriter:
     def open(self, formats: Sequence[str], parts: Sequence[str] = TESTED, pictures: Pictures | None = None) -> None:
         """Prepare the graphs, and read the images on which the files are compared, unless pictures are given.
 
-        They are those of the first part of the run's images that has any. Images that the user gave take the place of
-        test images, and of other parts if the run's images are missing.
+        The images come from the first of `parts` that has any. Images of --data replace the test images, and those of
+        other parts if the run's images are missing.
         """
         web = None if self.settings.onnxruntime_web is None else named_path(self.settings.onnxruntime_web)
         if "html" in formats:

@@ -25,7 +25,7 @@ from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
 
 RANKED = 200  # images that are ranked; after so many labels a new model should rank the rest
-TURN = 10  # images of which one is drawn at random
+TURN = 10  # one image in this many is drawn at random
 
 
 def check_labelling(source: str | None, settings: ServeSettings) -> None:

@@ -36,10 +36,10 @@ class ListedWeights:
 
 
 def list_weights() -> list[ListedWeights]:
-    """Return the weights of the table, those that were added, and timm's in the hub's cache, in order of preference.
+    """Return known weights in order of preference: paucal's table, added weights, timm's in the Hugging Face cache.
 
     Example:
-        >>> [one.name for one in list_weights() if one.place == "package"]  # doctest: +SKIP
+        >>> [weights.name for weights in list_weights() if weights.place == "package"]  # doctest: +SKIP
         ['tf_efficientnet_lite0.in1k', 'tf_efficientnet_lite1.in1k', 'tf_efficientnet_lite2.in1k']
     """
     added_by_name, cached = {card.name: card for card in list_added()}, _in_hub_cache()
