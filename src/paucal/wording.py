@@ -154,3 +154,8 @@ def duration(seconds: float) -> str:
         return f"{seconds // 60} min {seconds % 60} s".removesuffix(" 0 s")
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min".removesuffix(" 0 min")
+
+
+def first_line(problem: BaseException) -> str:
+    """Return the first line of an error's text, or its type."""
+    return str(problem).split("\n")[0].strip() or type(problem).__name__

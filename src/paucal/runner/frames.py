@@ -30,6 +30,7 @@ from paucal.data.sources.table_columns import IMAGE_COLUMNS
 from paucal.runs import RunFolder, csv_text, write_atomically
 from paucal.runs.folder import FRAME
 from paucal.types import UserError
+from paucal.wording import first_line
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -190,7 +191,7 @@ def read_table(file: Path) -> pa.Table:
     try:
         return csv.read_csv(file, convert_options=csv.ConvertOptions(column_types=names))
     except (OSError, pa.ArrowException) as problem:
-        raise UserError(f"{str(file)!r} cannot be read ({str(problem).splitlines()[0]}): run 'paucal eval'.") from None
+        raise UserError(f"{str(file)!r} cannot be read ({first_line(problem)}): run 'paucal eval'.") from None
 
 
 def to_pandas(table: pa.Table) -> "DataFrame":

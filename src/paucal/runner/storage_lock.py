@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from paucal.data.shards.requests import first_line, retry
+from paucal.data.shards.requests import retry
 from paucal.reading import parse_json
 from paucal.runs.lock import BEAT, SILENCE, is_running, process_space
 from paucal.types import UserError
+from paucal.wording import first_line
 
 _HELD: set[str] = set()  # tokens of the locks of this process
 _WITH_FOLDERS = {"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"}  # protocols of fsspec

@@ -22,7 +22,7 @@ from lightning.pytorch import Callback, Trainer
 
 from paucal.data.decoded.cache_folder import OFF, STORED_RUNS, VARIABLE, usable_folder
 from paucal.data.shards.folders import open_storage
-from paucal.data.shards.requests import GaveUp, first_line, retry
+from paucal.data.shards.requests import GaveUp, retry
 from paucal.data.sources.archive import checked_name
 from paucal.reading import parse_json
 from paucal.runner.console import Console
@@ -33,6 +33,7 @@ from paucal.runs import RunFolder
 from paucal.runs.files import write_text
 from paucal.runs.folder import MARKER, PLACE
 from paucal.types import UserError
+from paucal.wording import first_line
 
 MANIFESTS, OBJECTS, LOCK = ("manifest-0.json", "manifest-1.json"), "objects", "lock"
 _MAX_MANIFEST = 64 << 20  # bytes

@@ -22,7 +22,7 @@ from paucal.runner.console import Console
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import TIMED, Column, Row, Study
 from paucal.types import UserError
-from paucal.wording import counted, did_you_mean, duration
+from paucal.wording import counted, did_you_mean, duration, first_line
 
 Step = Callable[[], object]
 
@@ -90,7 +90,7 @@ def time_models(study: Study, settings: StudySettings, console: Console) -> Mode
             paces[row.name] = pace = bench.pace(row)
         except (UserError, torch.OutOfMemoryError) as problem:
             paces[row.name] = None
-            console.say(f"{row.name} is not timed: {str(problem).splitlines()[0]}")
+            console.say(f"{row.name} is not timed: {first_line(problem)}")
             continue
         console.say(f"{row.name}: {pace.rate.median:.2f} images per second")
     return ModelSpeeds(paces, sentence)

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
+from paucal.wording import first_line
+
 RGB = 3
 _LEVELS = np.arange(256) / 255
 _MAX_VALUE = 65535  # largest 16-bit value
@@ -203,7 +205,7 @@ def _decode_png(encoded: bytes) -> NDArray[np.generic]:
     try:
         pixels = decode_png(torch.frombuffer(bytearray(encoded), dtype=torch.uint8), mode=ImageReadMode.UNCHANGED)
     except RuntimeError as problem:
-        raise ValueError(str(problem).splitlines()[0]) from None
+        raise ValueError(first_line(problem)) from None
     return pixels.permute(1, 2, 0).numpy()
 
 

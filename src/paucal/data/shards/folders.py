@@ -18,11 +18,12 @@ from typing import IO, Any
 from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.cache_folder import OFF, SHARDS, VARIABLE, usable_folder
 from paucal.data.shards.index import Shard
-from paucal.data.shards.requests import FULL, first_line, retry, send_hedged
+from paucal.data.shards.requests import FULL, retry, send_hedged
 from paucal.data.sources.archive import checked_name
 from paucal.data.sources.folder import require_readable
 from paucal.reading import read_bytes, require_regular
 from paucal.types import UserError
+from paucal.wording import first_line
 
 MAX_FETCHED = 32 << 30  # bytes of downloaded shards on this machine
 _SHARE_OF_FREE = 0.5  # share of the free disk that downloaded shards may take

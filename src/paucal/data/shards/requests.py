@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from paucal.types import UserError
+from paucal.wording import first_line
 
 _TRIES = 3  # minimum number of tries
 _BUDGET = 120.0  # seconds after which no request is tried again
@@ -104,8 +105,3 @@ def _discard_all(responses: "queue.SimpleQueue[Any]", discard: Callable[[T], Non
         value, problem = responses.get()
         if problem is None:
             discard(value)
-
-
-def first_line(problem: BaseException) -> str:
-    """Return the first line of an error's text, or its type."""
-    return str(problem).split("\n")[0].strip() or type(problem).__name__

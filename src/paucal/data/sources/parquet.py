@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from paucal.data.images import ImageSet
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, stamp_file
 from paucal.data.shards.index import DamagedShard, damage_notes
-from paucal.data.shards.requests import first_line
 from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_for
 from paucal.data.sources.folder import is_ignored, require_readable
 from paucal.data.sources.labels import Labels
@@ -39,7 +38,7 @@ from paucal.data.splits.part_names import PARTS
 from paucal.data.string_arrays import RepeatedStrings, StringArray
 from paucal.reading import require_regular
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, first_line, was
 
 _PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
 _NUMBERED = re.compile(r"(?P<series>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.(?:parquet|arrow)")

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from paucal.data.images import UNKNOWN
-from paucal.data.shards.requests import first_line
 from paucal.data.sources.labels import ONE_LABEL, Labels, from_cells, is_missing, several_notes
 from paucal.data.sources.source import SourceOptions
 from paucal.types import NoLabelsError, UserError
+from paucal.wording import first_line
 
 Features = dict[str, dict[str, Any]]
 _NO_LIST = -1  # length given to a row without a list

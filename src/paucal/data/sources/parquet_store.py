@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import RemoteShardFolder, ShardFolder
 from paucal.data.shards.index import DamagedShard, Shard
-from paucal.data.shards.requests import first_line, retry
+from paucal.data.shards.requests import retry
 from paucal.data.shards.stream import WINDOW_BYTES, is_streamed
 from paucal.data.stores import EncodedStore, ReopenedStore, Stamp
 from paucal.types import UserError
+from paucal.wording import first_line
 
 PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
 _DAMAGED_FOOTER = "deserialize thrift"  # part of Arrow's OSError for a damaged footer

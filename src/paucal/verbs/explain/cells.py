@@ -31,6 +31,7 @@ from paucal.tasks.classification.finishing import LOSS
 from paucal.types import UserError
 from paucal.verbs.explain.inputs import ExplainInput, stack_views, stem, view_of
 from paucal.verbs.explain.settings import CELL
+from paucal.wording import first_line
 
 _KEY = re.compile(r"objective\.terms\.\d+\.(heads\..+)")
 
@@ -58,7 +59,7 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
         term.load_state_dict(heads)
     except (AttributeError, RuntimeError, TypeError, ValueError) as problem:
         raise UserError(
-            f"the DrLoc head of {str(run.path)!r} does not fit its settings ({str(problem).splitlines()[0]})."
+            f"the DrLoc head of {str(run.path)!r} does not fit its settings ({first_line(problem)})."
         ) from problem
     return term.to(model.device).eval()
 
