@@ -30,7 +30,7 @@ from paucal.export.onnx_model import read_onnx
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.console import SilentConsole
 from paucal.verbs.predict.files import predict_to_files
-from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
+from paucal.verbs.predict.settings import OutputSettings, PredictSettings
 
 
 def write_files(data: str, folder: Path, count: int) -> list[Path]:
@@ -68,7 +68,7 @@ def written(run: str, folder: Path, batch_size: int) -> None:
     """Answer as the command line does, loading the model and writing everything it can."""
     with tempfile.TemporaryDirectory() as place:
         answers, features, sheet = (str(Path(place, name)) for name in ("a.csv", "a.parquet", "a.jpg"))
-        wanted = AnswerSettings(output=answers, features=features, sheet=sheet)
+        wanted = OutputSettings(output=answers, features=features, sheet=sheet)
         list(predict_to_files(run, [str(folder)], PredictSettings(batch_size=batch_size), wanted, SilentConsole()))
 
 

@@ -118,7 +118,7 @@ def test_interrupted__goes_on_and_writes_the_same_bytes(trained, many, tmp_path,
     with monkeypatch.context() as patch:
         interrupted_after(patch, 5)
         assert call(*words(tmp_path / "b")) == 130
-    assert "21 of 36 answers are kept in" in " ".join(capsys.readouterr().err.split())
+    assert "21 of 36 predictions are kept in" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "b" / "a.csv").exists()
     part = tmp_path / "b" / "a.csv.part" / "0000.arrow"
     if torn:

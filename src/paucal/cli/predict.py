@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.types import UserError
-from paucal.verbs.predict.settings import AnswerSettings, MovingSettings, PredictSettings
+from paucal.verbs.predict.settings import MovingSettings, OutputSettings, PredictSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ class _Call(NamedTuple):
     run: str
     paths: Sequence[str]
     settings: PredictSettings
-    wanted: AnswerSettings
+    wanted: OutputSettings
     given: Mapping[str, str]
     console: "Console"
 
@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
     # An optional positional argument would end at a flag, and words after the flag would be unknown.
     n_paths = "*" if any(argument.partition("=")[0] == "--watch" for argument in argv) else "+"
     parser.add_argument("paths", nargs=n_paths, help="images, folders or patterns; or videos, or camera:0")
-    add_settings(parser, AnswerSettings)
+    add_settings(parser, OutputSettings)
     add_settings(parser, PredictSettings)
     add_settings(parser, MovingSettings)
     values, given = parse(parser, argv)
@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
     from paucal.runner.plain_console import PlainConsole
     from paucal.settings.options import check_ranges
 
-    settings, wanted = settings_among(values, PredictSettings), settings_among(values, AnswerSettings)
+    settings, wanted = settings_among(values, PredictSettings), settings_among(values, OutputSettings)
     check_ranges(settings)
     check_ranges(wanted)
     moving, in_motion = settings_among(values, MovingSettings), _is_for_streams(values.paths, values.watch, given)

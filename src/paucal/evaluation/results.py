@@ -64,7 +64,7 @@ class ClassRow:
 
 
 class StoredReport:
-    """What the two kinds of reports share."""
+    """Common base of the reports for one label and for several labels per image."""
 
     REQUIRED: ClassVar[tuple[str, ...]]  # names of scores without which a stored report is damaged
     scores: Mapping[str, Score]

@@ -34,7 +34,7 @@ def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choic
 
 
 def epochs(facts: DataAndMachine, time: str | None, init: str | None, effective_batch: int) -> Choice:
-    """The paper's 100 epochs, and more if an epoch has few steps; None if the time decides."""
+    """The paper's 100 epochs, and more if an epoch has few steps; None if --time sets the length."""
     if time is not None:
         return None, ""
     if facts.hinted_epochs:

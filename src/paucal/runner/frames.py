@@ -82,7 +82,7 @@ def with_stored_data(function: F, store: Callable[[Any, Mapping[str, Any]], tupl
 
 
 def without_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return DATA as a path, and settings that name its columns; both unchanged if DATA is no DataFrame."""
+    """Return DATA as a path, and settings that name its columns; both unchanged if DATA is not a DataFrame."""
     if not is_frame(data):
         return data, dict(settings)
     columns = {"image_column": settings.get("image"), "label_column": settings.get("label")}

@@ -21,8 +21,8 @@ from paucal.data.decode import Reading
 from paucal.models.tasks import DETECTION
 from paucal.runner.console import SilentConsole
 from paucal.verbs.predict import annotating, moving, video
-from paucal.verbs.predict.answer_table import AnswerTable
-from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
+from paucal.verbs.predict.prediction_table import PredictionTable
+from paucal.verbs.predict.settings import OutputSettings, PredictSettings
 from paucal.verbs.predict.video import VideoLedger, read_frames
 
 av = pytest.importorskip("av", reason="PyAV is not installed (the extra `video`)")
@@ -139,7 +139,7 @@ SCRIPT = """
 import sys
 from paucal.cli.main import main
 from paucal.verbs.predict import moving
-add, calls = moving.AnswerTable.add, []
+add, calls = moving.PredictionTable.add, []
 def dying(self, rows):
     calls.append(rows)
     if len(calls) == 4:
@@ -147,7 +147,7 @@ def dying(self, rows):
         self._file.flush()
         import os; os._exit(9)
     add(self, rows)
-moving.AnswerTable.add = dying
+moving.PredictionTable.add = dying
 main(sys.argv[1:])
 """
 
@@ -167,13 +167,13 @@ def test_interrupted__goes_on_with_the_same_table(minute, run, tmp_path, monkeyp
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of the process as Linux tells it")
 def test_table__has_each_frame_of_a_minute_once_and_memory_does_not_grow(minute, run, tmp_path, monkeypatch):
     monkeypatch.chdir(minute.parent)
-    held, add = [], AnswerTable.add
+    held, add = [], PredictionTable.add
 
     def measured(self, rows):
         held.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
         add(self, rows)
 
-    monkeypatch.setattr(AnswerTable, "add", measured)
+    monkeypatch.setattr(PredictionTable, "add", measured)
     words = ["predict", str(run), minute.name, "--every", "frame", "--batch-size", "8", "--output"]
     assert main([*words, str(tmp_path / "all.csv")]) == 0
     assert [int(row["frame"]) for row in read(tmp_path / "all.csv")] == list(range(1800))
@@ -254,7 +254,7 @@ def test_detector__gives_boxes_of_watched_pictures_in_their_own_pixels(tmp_path,
     monkeypatch.setattr(moving, "load_detector", lambda *_: (None, card, "cpu"))
     numbered(0).resize((960, 480)).save(tmp_path / "large.png")
     monkeypatch.setattr(moving, "POLL", 0.05)
-    answerer = moving.FramePredictor("run", PredictSettings(), AnswerSettings(), SilentConsole())
+    answerer = moving.FramePredictor("run", PredictSettings(), OutputSettings(), SilentConsole())
     frames = moving.watched_pictures(tmp_path, set(), None, answerer.reading, SilentConsole())
     assert next(frame for frame in frames if frame is not None).image.size == (960, 480)
 
@@ -295,22 +295,24 @@ def test_watch__waits_for_a_picture_that_grows(tmp_path, monkeypatch):
 
 
 def test_table__of_other_settings_is_refused(tmp_path):
-    with AnswerTable(str(tmp_path / "a.csv"), ["path", "frame", "x"], {"--every": "1s"}) as table:
+    with PredictionTable(str(tmp_path / "a.csv"), ["path", "frame", "x"], {"--every": "1s"}) as table:
         table.add([["v", 0, 1], ["v", 5, 2]])
     with (
         pytest.raises(paucal.UserError, match="another --every"),
-        AnswerTable(str(tmp_path / "a.csv"), ["path"], {"--every": "2s"}),
+        PredictionTable(str(tmp_path / "a.csv"), ["path"], {"--every": "2s"}),
     ):
         pass
-    table = AnswerTable(str(tmp_path / "b.csv"), ["path", "frame", "x"], {"--every": "1s", "--precision": "bf16-mixed"})
+    table = PredictionTable(
+        str(tmp_path / "b.csv"), ["path", "frame", "x"], {"--every": "1s", "--precision": "bf16-mixed"}
+    )
     with table:
         table.add([["v", 0, 1]])
     with (
         pytest.raises(paucal.UserError, match="another --precision"),
-        AnswerTable(str(tmp_path / "b.csv"), ["path", "frame", "x"], {"--every": "1s"}),
+        PredictionTable(str(tmp_path / "b.csv"), ["path", "frame", "x"], {"--every": "1s"}),
     ):
         pass
-    with AnswerTable(str(tmp_path / "a.csv"), ["path", "frame", "x"], {"--every": "1s"}) as table:
+    with PredictionTable(str(tmp_path / "a.csv"), ["path", "frame", "x"], {"--every": "1s"}) as table:
         assert table.done == {"v": 0}  # the last frame may be incomplete
         table.finish()
     assert not (tmp_path / "a.csv.part").exists()

@@ -62,7 +62,7 @@ class Processes:
             worker.wait()
 
     def describe(self) -> str:
-        """Return what was started."""
+        """Describe the workers that were started."""
         count = counted(len(self._workers), "worker process", "worker processes")
         return f"{count}; their logs are in {self._logs}"
 
@@ -150,7 +150,7 @@ class Ray:
             self._ray.shutdown()
 
     def describe(self) -> str:
-        """Return what was started."""
+        """Describe the workers that were started."""
         return f"{counted(len(self._tasks), 'task')} on Ray"
 
 

@@ -37,7 +37,7 @@ NEEDS_ATTENTION = {"attention", "rollout", "head-tokens", "entropy"}
 
 @dataclass(frozen=True)
 class Explanations:
-    """What `paucal explain` has drawn.
+    """Pictures that `paucal explain` has drawn, and how.
 
     Attributes:
         folder: Folder of the pictures.

@@ -40,21 +40,21 @@ class Answers:
 
     Attributes:
         unsure: (N,) uncertainty about each image, from 0 to 1.
-        features: (N, D).
-        labelled: (L, D) features of its training images; (0, D) if they are not known.
-        unlike: (N,) whether an image is unlike the training images; None if unknown.
-        words: Description of the prediction for each image.
+        features: (N, D) features of the images.
+        training_features: (L, D) features of the model's training images; (0, D) if they are not known.
+        is_unfamiliar: (N,) bool, whether an image is unlike the training images; None if unknown.
+        descriptions: Description of the prediction for each image.
         likeliest: Likeliest classes of each image with their probabilities; empty for other tasks.
-        content: Function that returns the predictions at some positions as draft labels, with the images.
+        draft_labels: Function that takes positions, and returns these images with the predictions as draft labels.
     """
 
     unsure: Tensor
     features: Tensor
-    labelled: Tensor
-    unlike: Tensor | None
-    words: list[str]
+    training_features: Tensor
+    is_unfamiliar: Tensor | None
+    descriptions: list[str]
     likeliest: list[list[tuple[str, float]]]
-    content: Callable[[NDArray[np.int64]], Content]
+    draft_labels: Callable[[NDArray[np.int64]], Content]
 
 
 class Classifier:

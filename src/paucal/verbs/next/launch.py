@@ -117,12 +117,17 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
     images = _unlabelled_images(images, source, settings, console)
     answers = model.answer(images, console)
     choices = choose(
-        answers.unsure, answers.features, answers.labelled, settings.count, settings.random_share, settings.seed
+        answers.unsure,
+        answers.features,
+        answers.training_features,
+        settings.count,
+        settings.random_share,
+        settings.seed,
     )
     indices = np.asarray([choice.index for choice in choices], dtype=np.int64)
-    content = answers.content(indices)
+    content = answers.draft_labels(indices)
     if content.kind == "segment":
-        labels = [answers.words[index] for index in indices]
+        labels = [answers.descriptions[index] for index in indices]
     else:
         labels = [";".join(item.labels or [thing.name for thing in item.things]) for item in content.items]
     rows = [
@@ -210,12 +215,12 @@ def _images_of(run: RunFolder | None, unlabelled: ImageSet, console: Console) ->
 
 def describe_choice(answers: Answers, choice: Choice) -> str:
     """Describe the prediction for an image and the reason for choosing it."""
-    phrases = [answers.words[choice.index]]
+    phrases = [answers.descriptions[choice.index]]
     if choice.is_random:
         phrases.append("drawn at random")
     elif choice.stands_for > 1:
         phrases.append(f"represents {choice.stands_for} images")
-    if answers.unlike is not None and bool(answers.unlike[choice.index]):
+    if answers.is_unfamiliar is not None and bool(answers.is_unfamiliar[choice.index]):
         phrases.append("not like the training images")
     return "; ".join(phrases)
 

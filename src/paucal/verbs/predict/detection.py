@@ -27,7 +27,7 @@ from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.pictures import SHOWN, TILE, at_width, draw_detections
 from paucal.tasks.detection.views import evaluation_view, without_boxes
 from paucal.types import UserError
-from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
+from paucal.verbs.predict.settings import OutputSettings, PredictSettings
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -122,7 +122,7 @@ def detect_objects(
 
 
 def find_objects(
-    source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, console: Console
+    source: str, paths: Sequence[str], settings: PredictSettings, wanted: OutputSettings, console: Console
 ) -> str:
     """Return the output of `paucal predict` for a detector, and write its pictures if there is a folder for them."""
     folder = None

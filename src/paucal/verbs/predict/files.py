@@ -15,13 +15,13 @@ from paucal.types import UserError
 from paucal.verbs.predict.answers import Block, predict_batches
 from paucal.verbs.predict.journal import ENDING, PRECISION, Journal, stored_precision
 from paucal.verbs.predict.launch import open_pictures
-from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
+from paucal.verbs.predict.settings import OutputSettings, PredictSettings
 from paucal.verbs.predict.writing import Targets, answer_text, check_targets, write_all
 from paucal.wording import counted
 
 
 def predict_to_files(
-    source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, console: Console
+    source: str, paths: Sequence[str], settings: PredictSettings, wanted: OutputSettings, console: Console
 ) -> Iterator[str]:
     """Classify images and write the requested files; a model without a classifier gives only features.
 
@@ -87,7 +87,7 @@ def _classify_missing(
     except BaseException:
         if journal.done:
             console.say(
-                f"{journal.done} of {counted(len(pictures), 'answer')} are kept in {journal.folder}: repeat the "
+                f"{journal.done} of {counted(len(pictures), 'prediction')} are kept in {journal.folder}: repeat the "
                 "same call to continue"
             )
         raise

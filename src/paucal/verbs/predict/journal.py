@@ -20,7 +20,7 @@ from paucal.types import UserError
 from paucal.verbs.predict.answers import Block
 
 ENDING = ".part"
-WHAT = "the folder of unfinished answers"
+WHAT = "the folder of unfinished predictions"
 _KEY = b"paucal"
 _PARTS = "[0-9][0-9][0-9][0-9].arrow"
 PRECISION, OLD_PRECISION = "--precision", "32-true"  # the second for folders of older versions without it
@@ -134,7 +134,7 @@ class Journal:
                 continue
             differing = next((key for key in self._about if stored.get(key) != self._about[key]), "version")
             raise UserError(
-                f"{str(self.folder)!r} has answers with another {differing} ({stored.get(differing)!r}, now "
+                f"{str(self.folder)!r} has predictions with another {differing} ({stored.get(differing)!r}, now "
                 f"{self._about.get(differing)!r}): give the same value to continue, remove that folder to start again, "
                 "or give another --output."
             )
@@ -187,7 +187,9 @@ def _to_tensor(column: pa.ListArray, count: int) -> Tensor:
     values = torch.from_numpy(column.flatten().to_numpy(zero_copy_only=False).copy())
     width = len(values) // max(count, 1)
     if len(values) != width * count:
-        raise UserError("a file of unfinished answers is damaged: remove the folder that ends in .part to start again.")
+        raise UserError(
+            "a file of unfinished predictions is damaged: remove the folder that ends in .part to start again."
+        )
     return values.reshape(count, width)
 
 

@@ -30,7 +30,7 @@ from paucal.verbs.convert.launch import Converted, conclude, write_set
 from paucal.verbs.convert.writing import LAYOUTS
 from paucal.verbs.predict.detection import detect_objects
 from paucal.verbs.predict.launch import predict
-from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
+from paucal.verbs.predict.settings import OutputSettings, PredictSettings
 
 NOUNS: dict[Kind, str] = {"detect": "boxes", "segment": "masks", "train": "classes of images"}
 
@@ -45,7 +45,7 @@ class _PredictionInput(NamedTuple):
 
 
 def predict_as_labels(
-    source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, console: Console
+    source: str, paths: Sequence[str], settings: PredictSettings, wanted: OutputSettings, console: Console
 ) -> Converted:
     """Write the predictions for images as their labels, in the layout `wanted.to`."""
     if wanted.to is None or wanted.output is None:

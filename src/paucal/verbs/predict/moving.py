@@ -27,11 +27,11 @@ from paucal.settings.options import check_ranges
 from paucal.tasks.detection.model import load_detector
 from paucal.types import UserError
 from paucal.verbs.predict.annotating import annotate_video
-from paucal.verbs.predict.answer_table import AnswerTable
 from paucal.verbs.predict.answers import Prediction, csv_cells, csv_header
 from paucal.verbs.predict.detection import HEADER, detect_image, object_cells, require_of_detectors
+from paucal.verbs.predict.prediction_table import PredictionTable
 from paucal.verbs.predict.regression import COLUMNS, number_cells, number_rows
-from paucal.verbs.predict.settings import AnswerSettings, MovingSettings, PredictSettings
+from paucal.verbs.predict.settings import MovingSettings, OutputSettings, PredictSettings
 from paucal.verbs.predict.video import Frame, VideoLedger, is_live, is_moving, read_frames, read_live
 from paucal.wording import counted
 
@@ -49,7 +49,7 @@ class FramePredictor:
     `header` names the columns after the path and the time; `batch_size` is the number of frames per forward pass.
     """
 
-    def __init__(self, run: str, settings: PredictSettings, wanted: AnswerSettings, console: Console) -> None:
+    def __init__(self, run: str, settings: PredictSettings, wanted: OutputSettings, console: Console) -> None:
         self._predict_frames: Callable[[Sequence[Image.Image]], list[Rows]]
         if task_of(run) == DETECTION:
             detector, card, device = load_detector(run, settings.device)
@@ -108,7 +108,7 @@ def predict_moving(
     run: str,
     paths: Sequence[str],
     settings: PredictSettings,
-    wanted: AnswerSettings,
+    wanted: OutputSettings,
     moving: MovingSettings,
     console: Console,
 ) -> None:
@@ -125,7 +125,7 @@ def predict_moving(
     facts = {"model": model_digest(run), "--every": moving.every, "--mirror": settings.mirror, "--top-k": wanted.top_k}
     if settings.precision is not None:
         facts["--precision"] = settings.precision
-    with AnswerTable(wanted.output, ["path", *numbered, "time", *predictor.header], facts) as table:
+    with PredictionTable(wanted.output, ["path", *numbered, "time", *predictor.header], facts) as table:
         if table.done:
             console.say(f"{wanted.output} has predictions already: continuing")
         try:
@@ -145,7 +145,7 @@ def predict_moving(
 
 
 def _check_request(
-    run: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, moving: MovingSettings
+    run: str, paths: Sequence[str], settings: PredictSettings, wanted: OutputSettings, moving: MovingSettings
 ) -> None:
     if moving.watch is not None and paths:
         raise UserError("--watch names the folder: leave the other PATHS out.")
@@ -180,7 +180,9 @@ def _check_copy(text: str, paths: Sequence[str], table: str | None) -> None:
     check_writable(path, "--annotated")
 
 
-def _classify_watched(moving: MovingSettings, predictor: FramePredictor, table: AnswerTable, console: Console) -> None:
+def _classify_watched(
+    moving: MovingSettings, predictor: FramePredictor, table: PredictionTable, console: Console
+) -> None:
     """Classify new pictures until the folder has been idle for long enough."""
     idle_seconds = None if moving.idle is None else seconds_of(moving.idle, "--idle")
     folder = named_path(str(moving.watch), "--watch")
@@ -193,7 +195,7 @@ def _classify_video(
     source: str,
     interval: float,
     predictor: FramePredictor,
-    table: AnswerTable,
+    table: PredictionTable,
     settings: PredictSettings,
     console: Console,
 ) -> None:
@@ -216,7 +218,7 @@ def _classify_video(
 def _classify_frames(
     frames: Iterable[Frame | None],
     predictor: FramePredictor,
-    table: AnswerTable,
+    table: PredictionTable,
     console: Console,
     at_once: bool = False,
 ) -> None:

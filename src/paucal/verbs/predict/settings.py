@@ -53,8 +53,8 @@ _FILES = "what is written"
 
 
 @dataclass(frozen=True)
-class AnswerSettings:
-    """What `paucal predict` writes; the Python functions return it as values."""
+class OutputSettings:
+    """Settings of the files that `paucal predict` writes; the Python functions return the same values instead."""
 
     format: Literal["csv", "json"] | None = option(
         "format of the predictions; for a detector, json is COCO's; by default the extension of --output, else csv",

@@ -23,7 +23,7 @@ from paucal.runner.tables import TableForm, check_table
 from paucal.runs.files import check_writable, write_atomically
 from paucal.types import UserError
 from paucal.verbs.predict.answers import Block, csv_lines, json_lines
-from paucal.verbs.predict.settings import AnswerSettings
+from paucal.verbs.predict.settings import OutputSettings
 from paucal.wording import percent, shortened, showable
 
 Blocks = Callable[[], Iterator[Block]]
@@ -52,7 +52,7 @@ class Targets:
         return self.output or self.features
 
 
-def check_targets(wanted: AnswerSettings, sources: Iterable[str]) -> Targets:
+def check_targets(wanted: OutputSettings, sources: Iterable[str]) -> Targets:
     """Return the output files."""
     output, table_format = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
     targets = Targets(
@@ -69,7 +69,7 @@ def check_targets(wanted: AnswerSettings, sources: Iterable[str]) -> Targets:
 
 
 def answer_text(blocks: Iterable[Block], card: ModelCard, targets: Targets) -> Iterator[str]:
-    """Yield the answers as CSV or JSON, piece by piece."""
+    """Yield the predictions as CSV or JSON, piece by piece."""
     rows = (row for block in blocks for row in block.predictions(card))
     return json_lines(rows, targets.top_k) if targets.form == "json" else csv_lines(rows, card, targets.top_k)
 

@@ -24,7 +24,7 @@ from paucal.verbs.serve.labelling import LabelFile, Labelling, Suggestion
 from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
 
-RANKED = 200  # images that are ranked; after so many labels a new model should rank the rest
+RANKED = 200  # images that a model ranks; after as many labels, a new model should rank the rest
 TURN = 10  # one image in this many is drawn at random
 
 
@@ -84,7 +84,7 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
 
 def _rank_images(model: Classifier, images: ImageSet, console: Console) -> tuple[list[int], dict[int, Suggestion]]:
     answers = model.answer(images, console)
-    choices = choose(answers.unsure, answers.features, answers.labelled, RANKED, 1 / TURN)
+    choices = choose(answers.unsure, answers.features, answers.training_features, RANKED, 1 / TURN)
     suggestions = {index: Suggestion(top) for index, top in enumerate(answers.likeliest)}
     for choice in choices:
         suggestions[choice.index] = Suggestion(suggestions[choice.index].answers, describe_choice(answers, choice))

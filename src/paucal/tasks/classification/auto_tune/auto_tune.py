@@ -156,7 +156,7 @@ def _set_length(
 
 
 def _describe_length(epochs: int, epoch: float, left: float, max_epochs: int) -> str:
-    """Say how many epochs, of so many seconds each, a run makes in the seconds left.
+    """Describe the length of a run: its epochs, the seconds of each, and whether they fill the seconds left.
 
     Example:
         >>> _describe_length(4, 30.0, 125.0, 60), _describe_length(1, 60.0, 50.0, 60)

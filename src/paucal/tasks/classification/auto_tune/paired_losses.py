@@ -34,7 +34,7 @@ def clearly_lower(losses: Sequence[float], others: Sequence[float]) -> bool:
 
 
 def differs(score: float, other: float, images: int, errors: float = 1.0) -> bool:
-    """Return whether two accuracies differ by more than so many standard errors of the difference."""
+    """Return whether two accuracies differ by more than `errors` standard errors of the difference."""
     variance = sum(accuracy * (1 - accuracy) for accuracy in (score, other)) / max(images, 1)
     return abs(score - other) > errors * math.sqrt(variance)
 

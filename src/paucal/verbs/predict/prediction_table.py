@@ -20,7 +20,7 @@ ABOUT, MAX_ABOUT = "about.json", 1 << 20  # file name, bytes
 Key = tuple[str, str]  # path and number of the frame
 
 
-class AnswerTable:
+class PredictionTable:
     """Rows that are written to disk batch by batch, or to standard output if there is no file.
 
     While it grows, a folder beside it has a lock and everything that predictions depend on, `about`, by the names that
@@ -35,7 +35,7 @@ class AnswerTable:
         self.done: dict[str, int] = {}
         self.rows = 0
 
-    def __enter__(self) -> "AnswerTable":
+    def __enter__(self) -> "PredictionTable":
         if self.path is None or self.part is None:
             self._write_rows([self.header])
             return self
@@ -92,8 +92,8 @@ class AnswerTable:
         differing = next((name for name in names if stored.get(name) != self.about.get(name)), None)
         if differing is not None:
             raise UserError(
-                f"{str(self.path)!r} has answers with another {differing}: repeat the same call to continue, or give "
-                "another --output."
+                f"{str(self.path)!r} has predictions with another {differing}: repeat the same call to continue, or "
+                "give another --output."
             )
 
     def _recover(self) -> None:
@@ -102,7 +102,9 @@ class AnswerTable:
         for start, stop, row in _read_records(self._file):
             if not end:
                 if row != self.header:
-                    raise UserError(f"{str(self.path)!r} has other columns than these answers: give another --output.")
+                    raise UserError(
+                        f"{str(self.path)!r} has other columns than these predictions: give another --output."
+                    )
                 end = stop
                 continue
             key = (row[0], row[1])
