@@ -116,7 +116,7 @@ def test_open_images__several_lists_have_to_be_told_apart(make_folder):
     folder = make_folder(*DOMAIN)
     for name in ("real_train.txt", "sketch-train.txt"):
         (folder / name).write_text("real/dog/3.png 1\nreal/cat/1.png 0\n")
-    with pytest.raises(UserError, match=r"several sets \(real_train.txt, sketch-train.txt\); name one"):
+    with pytest.raises(UserError, match=r"several data sets \(real_train.txt, sketch-train.txt\): give one"):
         open_images(folder)
     assert open_images(folder / "sketch-train.txt").name == "sketch"
 
