@@ -168,7 +168,7 @@ def _first_line_not_utf8(content: bytes) -> int:
 
 
 def require_regular(path: Path) -> Path:
-    """Return the path of a file for a library to open, which reports missing files itself."""
+    """Return the path of a file unless it is a pipe, a device or the like; a missing file is not refused."""
     if os.path.exists(path) and not is_regular(path):
         raise UserError(_NOT_REGULAR.format(str(path)))
     return path

@@ -242,7 +242,7 @@ def test_bad_input__is_told_in_one_sentence() -> None:
 def test_models_without_a_classifier__have_no_class_to_explain(name: str) -> None:
     model = timm.create_model(name, **{**MODELS[name], "num_classes": 0}).eval()
     for method in methods_of(model):
-        if METHODS[method].asks_class and (methods.has_captum() or method not in methods.OF_CAPTUM):
+        if METHODS[method].is_class_specific and (methods.has_captum() or method not in methods.OF_CAPTUM):
             with pytest.raises(UserError, match="has no classifier, so there is no class to explain"):
                 attribute(model, images(), CLASSES, method)
 

@@ -21,10 +21,10 @@ def titles(figure: Figure) -> list[str]:
     return [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
 
 
-@pytest.mark.parametrize(("asks_class", "said"), [(True, "cat, 70%"), (False, "for any class")])
-def test_sheet__names_the_class_where_there_is_one(asks_class: bool, said: str) -> None:
+@pytest.mark.parametrize(("is_class_specific", "said"), [(True, "cat, 70%"), (False, "for any class")])
+def test_sheet__names_the_class_where_there_is_one(is_class_specific: bool, said: str) -> None:
     one = AttributedImage("a.jpg", PICTURE, torch.rand(1, 2, 3), ("cat",), (0.7,))
-    assert titles(contact_sheet([one, one], "a method", asks_class)) == ["a.jpg", said] * 2
+    assert titles(contact_sheet([one, one], "a method", is_class_specific)) == ["a.jpg", said] * 2
 
 
 def offsets(predicted: tuple[float, float]) -> Figure:

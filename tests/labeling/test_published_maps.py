@@ -162,7 +162,7 @@ def refused(path, match, classes=4):
         (torch.full((2, 1, 2, 2), 1.5), "fractional class numbers"),
         (torch.full((2, 1, 2, 2), -1.0), "names class -1 of 4"),
         (torch.full((2, 1, 2, 2), 4.0), "names class 4 of 4"),
-        ([torch.ones(2, 1, 2, 2)], "not hold a plain tensor"),
+        ([torch.ones(2, 1, 2, 2)], "not hold a dense tensor"),
         (torch.zeros(2, 5, 1024, 1024), "holds 40 MiB, expected a map of a few KiB"),
     ],
 )

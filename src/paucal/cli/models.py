@@ -58,7 +58,7 @@ def _aligned_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _measure_model(name: str) -> ListedModel:
-    """Measure a model of a newer timm that is missing in the stored table."""
+    """Measure a model of a newer timm that is missing from the stored table."""
     from paucal.models.measuring import measure
     from paucal.objectives import default_weight
 

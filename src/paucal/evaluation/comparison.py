@@ -39,11 +39,12 @@ class Difference:
     Attributes:
         by_seed: A difference for each seed, and their mean with the paired t-interval.
         over_images: The mean with the bootstrap interval over the test images, paired by image.
-        both: The mean with the interval for both other seeds and other images, see `difference`.
+        both: The mean with the interval over seeds and test images together, see `difference`.
         images: Number of different test images.
         groups: Number of groups of test images, which the bootstrap resampled whole; None if it resampled images.
         seeds_needed: Number of seeds needed to detect a difference of this size; None if unknown or too many.
-        images_needed: Number of test images needed to detect the difference with any number of seeds; None if it is 0.
+        images_needed: Number of test images needed to detect the difference with any number of seeds; None if the
+            difference is 0.
     """
 
     by_seed: ScoreOverSeeds

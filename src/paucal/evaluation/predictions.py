@@ -142,7 +142,7 @@ def majority_classes(labels: Tensor) -> list[int]:
     """
     labels = labels[labels >= 0]
     if labels.numel() == 0:
-        raise ValueError("there is no majority class among no labels")
+        raise ValueError("no label is known; expected at least one to find the majority class")
     counts = torch.bincount(labels)
     return torch.nonzero(counts == counts.max())[:, 0].tolist()
 

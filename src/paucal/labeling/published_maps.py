@@ -129,7 +129,7 @@ def _load_map(path: Path) -> Tensor:
             f"{str(path)!r} is refused ({reason}): expected one tensor, saved by torch 1.6 or newer."
         ) from None
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
-        raise UserError(f"{str(path)!r} does not hold a plain tensor: expected one of (2, k, rows, columns).")
+        raise UserError(f"{str(path)!r} does not hold a dense tensor: expected the shape (2, k, rows, columns).")
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise UserError(f"{str(path)!r} holds a tensor that is larger than its storage: it is damaged.")
     return tensor

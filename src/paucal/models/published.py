@@ -97,7 +97,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
 
 
 def _added_classes(card: AddedWeights) -> tuple[str, ...] | None:
-    """Return the names of the classes of added weights, which are known if timm knows these very weights by a tag."""
+    """Return the class names of added weights; None unless timm lists the same weights under a tag."""
     names = imagenet_classes(card.name) if "." in card.name else None
     return names if names is not None and len(names) == card.classes else None
 

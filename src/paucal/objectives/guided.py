@@ -1,4 +1,4 @@
-"""Extra losses on the outputs of a trained network, which never changes, for the training images."""
+"""Extra losses that compare a network with the outputs of a frozen one on the training images."""
 
 from collections.abc import Iterable, Sequence
 from typing import Self
@@ -10,7 +10,7 @@ from paucal.objectives.base import Term
 
 
 class GuidedTerm(Term):
-    """A term with a guide, which sees images normalised as in its own training."""
+    """An extra loss with a guide: a frozen network that gets images normalised as in its own training."""
 
     def __init__(self, guide: nn.Module, channels: int = 3) -> None:
         super().__init__()

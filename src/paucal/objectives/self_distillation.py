@@ -32,7 +32,7 @@ from paucal.objectives.distilled_network import CropFeatures, DistilledNetwork, 
 from paucal.objectives.self_distillation_options import SelfDistillationOptions
 from paucal.types import Batch, Crops, DataRequest, GroupScale, GroupScales, LossTerms, Progress
 
-HEALTH_EVERY = 10  # steps between two measurements of health
+HEALTH_EVERY = 10  # steps between two measurements of the signs of collapse
 
 
 class SelfDistillation(Objective):

@@ -23,7 +23,7 @@ S = TypeVar("S", bound=JobSettings)
 
 
 def rules_by_name(rules: Iterable[Rule]) -> dict[str, Rule]:
-    """Return rules by name, which is the name of their setting."""
+    """Return rules by the name of their setting."""
     return {rule.__name__: rule for rule in rules}
 
 

@@ -92,7 +92,7 @@ class Pictures:
         return store.read(index)
 
     def read_or_skip(self, position: int, on_bad: str, console: Console) -> Image.Image | UnreadableImage:
-        """Return a picture, or the reason why it is skipped, which is also printed."""
+        """Return a picture, or print and return the reason why it is skipped."""
         try:
             return self.read(position)
         except UnreadableImage as problem:

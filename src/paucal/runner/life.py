@@ -269,7 +269,7 @@ def _execute_run(
 
 
 def _plan_run(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -> A | None:
-    """Plan the length of a run on the first process, and assemble the run again; None if a signal stopped it."""
+    """Plan the length of a run on the first process; return the run's new setup, or None if a signal stopped it."""
     finished = True
 
     def plan() -> None:

@@ -151,7 +151,7 @@ class Loggers:
         self._open: dict[str, Logger] = {}
         self._ids: dict[str, str] = {}
         self._new: list[str] = []
-        self._logged = 0  # step of the newest logged row
+        self._logged_step = 0
         self._settings: dict[str, Any] = {}
         self._ending = "stopped"
 
@@ -192,16 +192,16 @@ class Loggers:
     def log_row(self, row: Mapping[str, float]) -> None:
         """Log the row of an epoch, unless it was logged before a crash."""
         step = int(row["step"])
-        if step <= self._logged:
+        if step <= self._logged_step:
             return
         for name in list(self._open):
             self._call_or_drop(name, lambda logger: _log(logger, {k: v for k, v in row.items() if k != "step"}, step))
-        self._logged = step
+        self._logged_step = step
         self._write_record()
 
     def forget_step(self) -> None:
         """Log all following rows: the run has changed, and may restart from an earlier step."""
-        self._logged = 0
+        self._logged_step = 0
 
     def finish(self, scores: Mapping[str, float], step: int) -> None:
         """Log the test scores of the finished run."""
@@ -218,15 +218,15 @@ class Loggers:
         checked_ids = {name: checked_id(run_id) for name, run_id in ids.items()} if isinstance(ids, dict) else {}
         self._ids = {name: run_id for name, run_id in checked_ids.items() if run_id is not None}
         step = record.get("step")
-        self._logged = step if isinstance(step, int) else 0
+        self._logged_step = step if isinstance(step, int) else 0
 
     def _write_record(self) -> None:
-        self._run.write_json(RECORD, {"ids": self._ids, "step": self._logged})
+        self._run.write_json(RECORD, {"ids": self._ids, "step": self._logged_step})
 
     def _open_all(self) -> None:
         self._new = [name for name in self._names if name not in self._ids]
         if self._new:
-            self._logged = 0  # a new logger has no row yet
+            self._logged_step = 0  # a new logger has no row yet
         for name in self._names:
             logger, place = _open_logger(name, self._run, self._ids.get(name))
             self._open[name] = logger

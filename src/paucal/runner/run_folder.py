@@ -215,7 +215,7 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
 
 
 def places_of(job: "AnyJob") -> tuple[str, ...]:
-    """Return the settings that name inputs of a run, which it reads until its end, and which may have moved."""
+    """Return the settings that name the inputs a run reads until its end; these may move before it is resumed."""
     return tuple(name for name in job.reads if name not in ("init", "split"))
 
 

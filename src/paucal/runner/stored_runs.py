@@ -310,7 +310,7 @@ def folder_of_runs() -> Path:
 
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """Yield a temporary folder beside the copies of runs; also remove abandoned ones of killed processes."""
+    """Yield a temporary folder beside the copies of runs; also remove the folders that killed processes left."""
     path = folder_of_runs()
     for left in path.glob(f"{_SCRATCH}*"):
         with suppress(OSError):

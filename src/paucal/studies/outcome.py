@@ -26,7 +26,7 @@ NOT_RUN = "not run at this scale"  # reason for a missing measurement
 
 @dataclass(frozen=True)
 class Line:
-    """One number of a table.
+    """One published number of a study's table, and what was measured for it.
 
     Attributes:
         row: Row of the study.

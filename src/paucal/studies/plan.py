@@ -196,7 +196,7 @@ def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Name runs after their rows, and after their columns if a row has several on the same images."""
+    """Name each run after its row; add its columns if the row has several runs on the same images."""
     counts = Counter((run.row.name, run.data) for run in runs)
     named_runs = []
     for run in runs:

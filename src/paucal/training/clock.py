@@ -20,11 +20,11 @@ from paucal.types import Batch
 
 MARGIN = 0.03  # share of the time in reserve, since the work after the last step varies
 TOLERANCE, EARLY = 0.03, 0.15  # tolerated error of the expected end, as shares of the whole and the remaining time
-# Least distance of two checks in seconds, in steps, and as a share of the whole time
+# Minimum time between two checks: in seconds, in steps, and as a share of the whole time
 MIN_SECONDS, MIN_STEPS, SHARE = 1.0, 2, 0.01
 NEWEST = 0.15  # smallest weight of the latest check in the moving average of the pace
 SHORT_EPOCH = 0.1  # share of an epoch that gets no validation of its own
-SPARE_STEPS, SPARE_SHARE = 6, 0.02  # steps for choosing threads; largest share of the remaining time for them
+SPARE_STEPS, SPARE_SHARE = 6, 0.02  # steps to find the best number of threads; maximum share of the remaining time
 
 OnChange = Callable[[Plan, float], None]
 

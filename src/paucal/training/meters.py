@@ -131,7 +131,7 @@ class FiniteWatch(Callback):
         self._seen, self._looked = state_dict["seen"], state_dict["looked"]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Read the number of skipped steps, which waits for the device."""
+        """Read the number of skipped steps; this waits for the device."""
         step, plan = trainer.global_step, pl_module.plan
         is_due = step % CHECK_EVERY == 0 or step >= plan.last_step
         if not is_due or (batch_idx + 1) % plan.accumulate:

@@ -29,7 +29,7 @@ class StopSignal(Callback):
         self.deadline = deadline
         self.slow_start = slow_start
         self._signals = (signal.SIGINT, *stop_signals())
-        # Lightning adds its own handler to a SIGTERM that another program handles or ignores.
+        # If another program handles or ignores SIGTERM, its handler is put back after Lightning has added its own.
         previous_handler, self._kept = signal.getsignal(signal.SIGTERM), {}
         if signal.SIGTERM not in self._signals and previous_handler is not None:
             self._kept[signal.SIGTERM] = previous_handler

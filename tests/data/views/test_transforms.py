@@ -173,7 +173,7 @@ def test_compute_normalisation__looks_at_chosen_images_only(make_set):
     [
         ({"crop": "centre"}, "crop is 'centre'; expected one of random-resized, padded, none"),
         ({"interpolation": "cubic"}, "interpolation is 'cubic'"),
-        ({"scale": (0.0, 1.0)}, r"scale is \(0\.0, 1\.0\); expected two rising numbers above 0, at most 1"),
+        ({"scale": (0.0, 1.0)}, r"scale is \(0\.0, 1\.0\); expected a minimum and a maximum, above 0 and at most 1"),
         ({"ratio": (2.0, 1.0)}, "ratio is"),
         ({"padding": -1}, "padding is -1; expected 0 or more"),
         ({"hflip": 1.5}, "hflip is 1.5; expected a probability"),

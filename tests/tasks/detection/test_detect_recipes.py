@@ -279,14 +279,14 @@ def test_parts_without_an_object__select_no_state_and_give_no_score(tmp_path: Pa
         parts_without("test")
 
 
-@pytest.mark.parametrize(("least", "boxes"), [(0.0, 1), (0.9, 1), (1.0, 0)])
-def test_boxes_under_a_side__are_not_learned(tmp_path: Path, least: float, boxes: int):
+@pytest.mark.parametrize(("min_side", "boxes"), [(0.0, 1), (0.9, 1), (1.0, 0)])
+def test_boxes_under_a_side__are_not_learned(tmp_path: Path, min_side: float, boxes: int):
     boxed = open_boxed(str(with_empty_and_thin(tmp_path / "set")))
     place = boxed.images.keys.index("3.png")
     view = training_view((96, 96), (0.0,) * 3, (1.0,) * 3, hflip=0.0, jitter="cropped")
     counts = []
     for epoch in range(20):
-        sample = BoxedDataset(boxed, view, seed=0, least=least)[SampleKey(place, epoch)]
+        sample = BoxedDataset(boxed, view, seed=0, min_side=min_side)[SampleKey(place, epoch)]
         counts.append(sum(1 for box in sample.boxes if float((box[2:] - box[:2]).min()) < 2))
     assert max(counts) == boxes
     assert len(boxed.boxes_of(place)) == len(boxed.boxes["3.png"])  # they are judged all the same

@@ -87,7 +87,8 @@ class PaddedWindowAttention(WindowAttention):
     def forward(self, x: Tensor, windows: Windows) -> Tensor:  # type: ignore[override]
         """Return the output (B, H, W, C) for a normed map (B, H, W, C)."""
         if windows.padded == windows.size:
-            qkv = self.qkv(lay_out(x, windows))  # a third of the channels to shift
+            # The input has a third of the channels of qkv, so shifting it is cheaper.
+            qkv = self.qkv(lay_out(x, windows))
         else:
             qkv = lay_out(self.qkv(x), windows, self.qkv.bias)
         (down, across), (rows, columns), heads = windows.counts, windows.window, self.num_heads

@@ -120,7 +120,7 @@ def add_image(images: dict[str, AnnotatedImage], image: AnnotatedImage, place: s
 
 
 def shorten_notes(notes: Sequence[str]) -> list[str]:
-    """Return the first two of the notes on single files, and a note on the number of the others."""
+    """Return the first two of the notes on individual files, and a note on the number of the others."""
     return [*notes[:2], *([f"and likewise for {counted(len(notes) - 2, 'more file')}"] if len(notes) > 2 else [])]
 
 

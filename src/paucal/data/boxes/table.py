@@ -309,7 +309,7 @@ def _refuse_centres(boxes: Sequence[_Placed], size_of: _SizeOf, place: str) -> N
     def ends_inside(box: Corners, key: str) -> bool:
         return _fits(_edges_of_span(box), (1, 1) if in_shares else size_of(key))
 
-    # Most corners are soon no centres, so only the headers of a few images are read.
+    # With corners, this usually fails after a few boxes, so only a few image headers are read.
     if not all(ends_inside((box[0] - box[2] / 2, box[1] - box[3] / 2, *box[2:]), key) for box, key in boxes):
         return
     if outside := [box for box, key in boxes if not ends_inside(box, key)]:

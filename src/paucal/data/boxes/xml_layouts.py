@@ -29,7 +29,7 @@ from paucal.reading import decode_text
 from paucal.types import UserError
 
 XML = ".xml"
-MAX_BYTES = 1 << 28  # CVAT writes all images to one file, with some kilobytes per image
+MAX_BYTES = 1 << 28  # CVAT writes the annotations of all images to one file, some kilobytes per image
 _MAX_DIGITS = 9  # of a side in pixels
 HEAD = 1 << 13  # bytes that hold the name of the outermost element
 ELLIPSE_POINTS = 72

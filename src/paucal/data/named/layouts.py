@@ -58,7 +58,7 @@ def file_piece(root: Path, paths: Iterable[str | Path], labels: Iterable[int], c
 
 
 def read_faces(root: Path, key: str, usage: str) -> Piece:
-    """Read the rows of FER2013's `fer2013.csv` that have one usage."""
+    """Read the rows of FER2013's `fer2013.csv` whose usage is `usage`, such as "Training"."""
     with _require_small(root / "fer2013" / "fer2013.csv").open(newline="", encoding="utf-8") as file:
         rows = (row for row in csv.DictReader(file) if row["Usage"] == usage)
         faces = [(int(row["emotion"]), _parse_face(row["pixels"])) for row in rows]

@@ -33,7 +33,7 @@ JSON_FIELD = "label"
 _SIZE = slice(124, 136)  # position in a tar header of the size of the member
 _MAX_LABEL = 1 << 20  # largest label file in bytes
 _STAYS_OPEN = 60.0  # seconds until a shard is opened again, which marks its downloaded copy as in use
-_MAX_OPEN = 64  # shards; most systems let a process open 1,024 files
+_MAX_OPEN_SHARDS = 64  # most systems let a process open 1,024 files
 _IMAGES, _LABELS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)
 
 
@@ -240,7 +240,7 @@ class TarStore(ReopenedStore, EncodedStore):
         self._open.pop(number, None)
         self._open[number] = file, now
         for old_number, (_, open_time) in list(self._open.items())[:-1]:
-            if len(self._open) > _MAX_OPEN or now - open_time >= _STAYS_OPEN:
+            if len(self._open) > _MAX_OPEN_SHARDS or now - open_time >= _STAYS_OPEN:
                 self._open.pop(old_number, None)
         return file
 

@@ -336,7 +336,7 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
 
 
 def _select_configuration(root: Path, files: list[Path], configuration: str, location: str) -> list[Path]:
-    """Return the files of one configuration, which is the first folder of their paths."""
+    """Return the files of one configuration; a configuration is a folder below `root`."""
     tops = sorted({file.relative_to(root).parts[0] for file in files if len(file.relative_to(root).parts) > 1})
     if configuration:
         if matching := [file for file in files if file.relative_to(root).parts[0] == configuration]:

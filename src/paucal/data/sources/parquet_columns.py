@@ -215,7 +215,7 @@ def _list_values(column: pa.ChunkedArray, name: str, shown: str) -> Values:
 
 
 def _are_equally_long(lengths: NDArray[np.int64]) -> bool:
-    """Return whether all lists have the same length, two or more, which may be the number of classes."""
+    """Return whether all lists have the same length of two or more, as lists with one value per class do."""
     distinct_lengths = np.unique(lengths[lengths >= 0])
     return len(distinct_lengths) == 1 and distinct_lengths[0] > 1
 

@@ -25,7 +25,7 @@ PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
 _DAMAGED_FOOTER = "deserialize thrift"  # part of Arrow's OSError for a damaged footer
 _KEPT_BYTES = 1 << 30
 _STREAMED_BYTES = 2 * WINDOW_BYTES  # kept bytes when streaming
-_MAX_OPEN = 16  # maximum number of open files; a downloaded file must be closed before its space can be freed
+_MAX_OPEN_FILES = 16  # a downloaded file must be closed before its space can be freed
 
 
 class Rows(NamedTuple):
@@ -225,7 +225,7 @@ class ParquetStore(RowStore):
 
     def _reader(self, file: int) -> pq.ParquetFile:
         if file not in self._readers:
-            while len(self._readers) >= _MAX_OPEN:
+            while len(self._readers) >= _MAX_OPEN_FILES:
                 self._readers.popitem(last=False)
             self._readers[file] = self._open_file(file)
         self._readers.move_to_end(file)

@@ -64,9 +64,9 @@ class Augmentation:
         _check_choice("crop", self.crop, get_args(Crop))
         _check_choice("interpolation", self.interpolation, get_args(Interpolation))
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise UserError(f"scale is {self.scale}; expected two rising numbers above 0, at most 1")
+            raise UserError(f"scale is {self.scale}; expected a minimum and a maximum, above 0 and at most 1")
         if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise UserError(f"ratio is {self.ratio}; expected two rising numbers above 0")
+            raise UserError(f"ratio is {self.ratio}; expected a minimum and a maximum, above 0")
         if self.padding < 0:
             raise UserError(f"padding is {self.padding}; expected 0 or more pixels")
         check_probability("hflip", self.hflip)

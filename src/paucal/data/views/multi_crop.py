@@ -208,6 +208,8 @@ def _check_crops(pipeline: str, groups: Sequence[Crops], image_size: Size, blur:
                 f"a group has {crops.count} crops of {size} pixels; expected 0 or more, of at least 1 pixel."
             )
         if not 0 < low <= high <= 1:
-            raise UserError(f"the area of a crop is {crops.scale}; expected two rising shares above 0, at most 1.")
+            raise UserError(
+                f"the area of a crop is {crops.scale}; expected a minimum and a maximum share, above 0 and at most 1."
+            )
     if not 0 <= blur[0] <= blur[1]:
-        raise UserError(f"the radius of the blur is {blur}; expected two rising numbers of pixels, 0 or more.")
+        raise UserError(f"the radius of the blur is {blur}; expected a minimum and a maximum in pixels, 0 or more.")

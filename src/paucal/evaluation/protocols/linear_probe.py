@@ -224,7 +224,7 @@ def _fit_best(
 
 
 def _progress_of_part(progress: Advance | None, number: int, trainings: int) -> Advance | None:
-    """Return the progress function of one of several trainings, which includes the earlier ones."""
+    """Return a progress function for one of several trainings, which counts the earlier trainings as done."""
     return progress and (lambda done, total: progress(number * total + done, trainings * total))
 
 

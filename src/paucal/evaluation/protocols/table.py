@@ -273,7 +273,7 @@ def shown_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
-    """Draw the share of each printed row for all models with its interval, the first model at the top."""
+    """Draw all models' scores with intervals for each printed row, in per cent, the first model at the top."""
     names = list(rows[0].scores)
     row_height = max(0.42, 0.14 * len(names))  # inches per row
     figure = Figure(figsize=(5.4, 1.5 + row_height * max(len(rows), 2)), layout="constrained")

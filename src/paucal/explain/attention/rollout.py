@@ -1,11 +1,11 @@
 """Attention rollout: which cells the information in the last tokens comes from, traced back through all layers.
 
 Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers": each layer mixes tokens by its mean attention,
-half of every token stays by the shortcut, and the layers are multiplied. Here the product is applied to the requested
-row only, from the last layer to the first. This needs no matrix between all tokens, and works with windows (Swin),
-pooled keys and merged cells.
+the residual connection keeps half of every token, and the layers are multiplied. Here the product is applied to the
+requested row only, from the last layer to the first. This needs no matrix between all tokens, and works with windows
+(Swin), pooled keys and merged cells.
 
-For attribution, the rollout starts from the contributions of the last tokens to a class (`start_of`).
+For attribution, the rollout starts from the contributions of the last tokens to a class (`class_contributions`).
 """
 
 from collections.abc import Sequence
@@ -53,8 +53,9 @@ class Flow:
 def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, move: float = 1.0) -> Flow:
     """Follow shares from the end of a network to its first layer.
 
-    In each layer a token's share stays with the factor `keep`, by the shortcut, and moves with the factor `move` to the
-    tokens it attends to. The share of a token without a query (a cell, if only the class token attends) is unchanged.
+    In each layer, the residual connection keeps a token's share with the factor `keep`, and the attention moves it with
+    the factor `move` to the tokens it attends to. The share of a token without a query (a cell, if only the class token
+    attends) is unchanged.
     """
     flow = start
     for parts in reversed(_group_steps(layers)):
@@ -79,10 +80,11 @@ def _group_steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
     return steps
 
 
-def last_row(model: nn.Module, tokens: Tokens, batch_size: int, like: Tensor) -> Flow:
-    """Return the weights with which the classifier reads the last tokens: the class token's, or equal ones; sum 1.
+def pooling_weights(model: nn.Module, tokens: Tokens, batch_size: int, like: Tensor) -> Flow:
+    """Return the weights of the last tokens in the classifier's input, with sum 1.
 
-    A distilled model reads two tokens.
+    The class token has weight 1, or each of two tokens has half in a distilled model. If the classifier reads no
+    class token, all cells have equal weights.
     """
     count = len(tokens)
     values = like.new_zeros(batch_size, count)
@@ -100,18 +102,18 @@ def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -
     """Return attention rollout (B, rows, columns) on the cells of the first layer, with sum at most 1.
 
     It shows where information could come from, independent of any class. In models that average cells (Swin), the
-    rollout starts from all last cells together.
+    rollout starts from all cells of the last layer, with equal weights.
 
     Args:
         model: A timm transformer.
         images: (B, C, H, W), normalised.
-        residual: Share of a token that stays by the shortcut in each layer.
+        residual: Share of each token that the residual connection keeps in each layer.
 
     Raises:
         UserError: the model has no attention between cells.
     """
     layers = [fold_normalised(attention) for attention in read_attention(model, images)]
-    start = last_row(model, layers[-1].tokens, len(images), layers[-1].weights)
+    start = pooling_weights(model, layers[-1].tokens, len(images), layers[-1].weights)
     flow = follow_back(start, layers, keep=residual, move=1 - residual)
     return flow.tokens.to_grid(flow.values)
 
@@ -131,7 +133,7 @@ def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[AttentionRecord,
         return run_recorded(module, images), outputs
 
 
-def start_of(
+def class_contributions(
     module: nn.Module, recorded: AttentionRecord, outputs: dict[str, Any], one_hot: Tensor, relevances: bool = False
 ) -> Flow:
     """Return the shares of the last tokens in the logit of a class, with sum 1.
@@ -149,7 +151,7 @@ def start_of(
     """
     last = recorded.maps[-1]
     layer = fold_head_tokens(last, average=False)
-    uniform = last_row(module, layer.tokens, len(one_hot), layer.weights.detach())
+    uniform = pooling_weights(module, layer.tokens, len(one_hot), layer.weights.detach())
     candidates = [*reversed(final_norm_names(module)), last.layer.rpartition(".")[0]]
     output = next((last_tensor(outputs[name]) for name in candidates if name in outputs), None)
     reads_cells = bool((uniform.tokens.to_grid(uniform.values) > 0).all())

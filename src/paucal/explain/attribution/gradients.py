@@ -15,7 +15,7 @@ from paucal.backbones.forward_hooks import block_names, recorded_outputs
 from paucal.backbones.layout import Hints, last_tensor, read_layout, to_grid
 from paucal.backbones.probe import Plan, model_name
 from paucal.explain.attention.reading import require_attention
-from paucal.explain.attention.rollout import rolled_out, run_with_blocks, start_of
+from paucal.explain.attention.rollout import class_contributions, rolled_out, run_with_blocks
 from paucal.explain.attribution.pruning import PrunedGradients
 from paucal.explain.prepared import (
     explainable,
@@ -34,10 +34,10 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
     """Return gradient x attention rollout for a class, (B, rows, columns) on the cells of the first layer, >= 0.
 
     Chefer et al. 2021, "Generic Attention-model Explainability": each layer adds the positive part of gradient times
-    attention, averaged over heads, to the shortcut. Here single rows are traced back instead of whole matrices, so that
-    windows (Swin) and merged cells work as well. In a model that averages its cells, which has no class token, the
-    rollout starts from the positive part of gradient times feature of the last cells; the original would weight all
-    cells equally.
+    attention, averaged over heads, to the residual connection. Here single rows are traced back instead of whole
+    matrices, so that windows (Swin) and merged cells work as well. In a model that averages its cells, which has no
+    class token, the rollout starts from the positive part of gradient times feature of the last cells; the original
+    would weight all cells equally.
     """
     with explainable(model) as module, torch.enable_grad():
         require_attention(module)
@@ -46,7 +46,7 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
         with PrunedGradients() if pruned else nullcontext():
             recorded, outputs = run_with_blocks(module, tracked)
         one_hot = one_hot_classes(recorded.logits, classes)
-        start = start_of(module, recorded, outputs, one_hot)
+        start = class_contributions(module, recorded, outputs, one_hot)
         gradients = recorded.gradients(one_hot)
     layers = [
         attention.with_weights((attention.weights.detach() * gradient).clamp(min=0).mean(2, keepdim=True))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paucal.backbones.attention_maps import attention_layers
 from paucal.backbones.timm_attention import relevance_family
 from paucal.explain.attention.reading import read_attention
-from paucal.explain.attention.rollout import attention_rollout, last_row
+from paucal.explain.attention.rollout import attention_rollout, pooling_weights
 from paucal.explain.attribution.gradients import grad_cam, gradient_features, gradient_rollout, integrated_gradients
 from paucal.explain.attribution.relevance import has_relevance, relevance
 from paucal.types import UserError
@@ -23,15 +23,15 @@ class Method(NamedTuple):
 
     Attributes:
         title: Name of the method in figures and messages.
-        compute: (model, images, classes) -> (B, rows, columns).
+        compute: Function of (model, images, classes) that returns maps (B, rows, columns).
         needs: What the model must have: "nothing", "attention", or "rules" (of relevance).
-        asks_class: Whether the map depends on the class.
+        is_class_specific: Whether the map depends on the class.
     """
 
     title: str
     compute: Callable[[nn.Module, Tensor, Tensor], Tensor]
     needs: str = "nothing"
-    asks_class: bool = True
+    is_class_specific: bool = True
 
 
 def last_attention(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
@@ -41,7 +41,7 @@ def last_attention(model: nn.Module, images: Tensor, classes: Tensor | None = No
     depend on the class.
     """
     last = read_attention(model, images)[-1]
-    row = last_row(model, last.tokens, len(images), last.weights)
+    row = pooling_weights(model, last.tokens, len(images), last.weights)
     queries = F.pad(row.values, (0, len(last.tokens) - row.values.shape[1]))
     return last.key_tokens.to_grid(last.flow(queries))
 
@@ -58,7 +58,7 @@ METHODS: Mapping[str, Method] = {
     "rollout": Method(
         "attention rollout", lambda model, images, classes: attention_rollout(model, images), "attention", False
     ),
-    "attention": Method("attention of the last layer", last_attention, "attention", asks_class=False),
+    "attention": Method("attention of the last layer", last_attention, "attention", is_class_specific=False),
 }
 RANDOM = "random"
 
@@ -146,8 +146,8 @@ def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str
 
 
 def ranked_methods(model: nn.Module) -> list[str]:
-    """Return the methods for single classes that work with a model, the best ones for its family first."""
-    applicable = [name for name in methods_of(model) if METHODS[name].asks_class]
+    """Return the class-specific methods that work with a model, the best ones for its family first."""
+    applicable = [name for name in methods_of(model) if METHODS[name].is_class_specific]
     best = [name for name in BEST[family_of(model)] if name in applicable]
     return [*best, *(name for name in applicable if name not in best)]
 

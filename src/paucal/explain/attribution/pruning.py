@@ -68,7 +68,7 @@ def _gated_product(x: Tensor, value: Tensor) -> Tensor:
 
 
 def _rescale(func: Callable[..., Any], name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
-    """Return the norm of x with the gradient of (x - mean) * constant."""
+    """Return the normalised x; its gradient is that of (x - mean) * constant."""
     x = args[0]
     with torch.no_grad():
         value = func(*args, **keywords)

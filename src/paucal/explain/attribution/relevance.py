@@ -20,7 +20,7 @@ from paucal.backbones.probe import model_name
 from paucal.backbones.timm_attention import relevance_family
 from paucal.explain.attention.maps import AttentionMap
 from paucal.explain.attention.reading import run_recorded
-from paucal.explain.attention.rollout import Flow, rolled_out, run_with_blocks, start_of
+from paucal.explain.attention.rollout import Flow, class_contributions, rolled_out, run_with_blocks
 from paucal.explain.attribution.relevance_mode import RelevanceMode
 from paucal.explain.prepared import explainable, one_hot_classes, require_classifier, with_gradient
 from paucal.types import UserError
@@ -83,7 +83,7 @@ def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relev
         gradients = plain.gradients(one_hot)
         with RelevanceMode():
             carried, outputs = run_with_blocks(module, tracked)
-        start = start_of(module, carried, outputs, one_hot, relevances=True)
+        start = class_contributions(module, carried, outputs, one_hot, relevances=True)
         relevances = carried.gradients(one_hot)
     layers = [
         LayerRelevance(attention.with_weights(attention.weights.detach()), gradient, relevance)

@@ -139,7 +139,7 @@ class Mean(torch.autograd.Function):
 
 
 class Sum(torch.autograd.Function):
-    """The rule for shortcuts: the z-rule for both summands, then each image's total relevance is restored.
+    """The rule for residual connections: the z-rule for both summands, then each image's total relevance is restored.
 
     The summands share the total in proportion to the absolute values that the z-rule gives them.
     """

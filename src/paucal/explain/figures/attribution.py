@@ -33,9 +33,9 @@ class AttributedImage:
     says: str = ""
 
 
-def attribution_figure(explained: AttributedImage, method: str, asks_class: bool = True) -> Figure:
+def attribution_figure(explained: AttributedImage, method: str, is_class_specific: bool = True) -> Figure:
     """Draw an image and its attribution for each class, on one scale so that classes can be compared."""
-    maps = explained.maps if asks_class else explained.maps[:1]
+    maps = explained.maps if is_class_specific else explained.maps[:1]
     figure, axes = panels(1, 1 + len(maps), explained.picture.shape[:2], extra=0.35)
     axes[0][0].imshow(explained.picture)
     title(axes[0][0], explained.name)
@@ -43,13 +43,13 @@ def attribution_figure(explained: AttributedImage, method: str, asks_class: bool
     for panel, values, name, share in zip(axes[0][1:], maps, explained.classes, explained.shares, strict=False):
         heat(panel, explained.picture, values, low, high)
         prediction = explained.says or f"{name}\nprobability {share:.0%}"
-        title(panel, prediction if asks_class else "for any class")
+        title(panel, prediction if is_class_specific else "for any class")
     colour_bar(figure, axes[0], low, high, "attribution")
     caption(figure, f"method: {method}")
     return figure
 
 
-def contact_sheet(explained: Sequence[AttributedImage], method: str, asks_class: bool = True) -> Figure:
+def contact_sheet(explained: Sequence[AttributedImage], method: str, is_class_specific: bool = True) -> Figure:
     """Draw many images, each beside its attribution for its first class, each on its own scale."""
     columns = min(COLUMNS, len(explained))
     rows = -(-len(explained) // columns)
@@ -60,7 +60,7 @@ def contact_sheet(explained: Sequence[AttributedImage], method: str, asks_class:
         title(pair[0], image.name, 8)
         heat(pair[1], image.picture, image.maps[0], *scale_of(image.maps[:1]))
         prediction = image.says or f"{image.classes[0]}, {image.shares[0]:.0%}"
-        title(pair[1], prediction if asks_class else "for any class", 8)
+        title(pair[1], prediction if is_class_specific else "for any class", 8)
     caption(figure, f"method: {method}; dark to bright: lowest to highest value of each image", x=0.01)
     return figure
 

@@ -128,7 +128,7 @@ def _with_thresholds(run: RunFolder, setup: TrainingSetup, finish: Finish, conso
 
 
 def clear_epochs(run: RunFolder, setup: TrainingSetup) -> None:
-    """Remove the weights of single epochs, once the run's model is final."""
+    """Remove the stored weights of the epochs, once the run's model is final."""
     if len(setup.data.part("val")) and (epoch_store := kept_epochs(run, watch_of(setup))) is not None:
         epoch_store.clear()
 

@@ -96,13 +96,13 @@ class BoxedDataset(Dataset[BoxSample]):
             index, repeat) as for all other images.
         seed: Seed of the run.
         pasting: Copy-paste, drawn from the same generator; None for no copy-paste.
-        least: Shortest side of a box that is kept, in pixels of the annotated image.
+        min_side: Shortest side of a box that is kept, in pixels of the annotated image.
     """
 
     def __init__(
-        self, boxed: BoxedImages, view: View, seed: int, pasting: CopyPaste | None = None, least: float = 0.0
+        self, boxed: BoxedImages, view: View, seed: int, pasting: CopyPaste | None = None, min_side: float = 0.0
     ) -> None:
-        self._boxed, self._view, self._seed, self._pasting, self._least = boxed, view, seed, pasting, least
+        self._boxed, self._view, self._seed, self._pasting, self._min_side = boxed, view, seed, pasting, min_side
 
     def __len__(self) -> int:
         return len(self._boxed.images)
@@ -134,7 +134,7 @@ class BoxedDataset(Dataset[BoxSample]):
         boxes = self._boxed.boxes_of(index)
         height, width = boxes.size
         scale = torch.tensor([image.shape[-1] / width, image.shape[-2] / height]).repeat(2)
-        is_large = (boxes.corners[:, 2:] - boxes.corners[:, :2]).min(1, initial=np.inf) >= self._least
+        is_large = (boxes.corners[:, 2:] - boxes.corners[:, :2]).min(1, initial=np.inf) >= self._min_side
         keep = torch.from_numpy(~boxes.crowd & is_large)
         corners = (torch.from_numpy(boxes.corners) * scale)[keep]
         sides = (int(image.shape[-2]), int(image.shape[-1]))

@@ -151,7 +151,7 @@ def _draw_images(run: RunFolder, setup: DetectionSetup, indices: list[int], dete
 
 
 def _epoch_images(setup: DetectionSetup) -> int:
-    """Return the images between two rows of `metrics.csv`, which may be several passes or less than one."""
+    """Return the number of images trained on between two rows of `metrics.csv`: part of a pass, or several passes."""
     return setup.settings.effective_batch * setup.plan.steps_per_epoch
 
 

@@ -109,7 +109,7 @@ def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
     """Return the training images as a deployed detector sees them, from a forward pass on."""
     settings, preprocessing = setup.settings, setup.card.preprocessing
     view = evaluation_view(setup.card.resize_to, preprocessing.mean, preprocessing.std)
-    dataset = BoxedDataset(setup.images, view, settings.seed, least=settings.least_box)
+    dataset = BoxedDataset(setup.images, view, settings.seed, min_side=settings.least_box)
     indices, accumulate = setup.data.part("train"), settings.accumulate
     batch, passes = settings.images_per_pass, steps * accumulate
     sampler = StepSampler(indices, batch, passes, settings.seed, start, accumulate=accumulate)

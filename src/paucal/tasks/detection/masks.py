@@ -134,7 +134,7 @@ def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengt
 
     Args:
         outline: Polygons as x, y, x, y, ..., or {"size": [height, width], "counts": ...} with run lengths as a
-            list or as packed text.
+            list or as COCO's compressed string.
         size: (height, width) of the image in pixels.
         where: Beginning of messages.
     """

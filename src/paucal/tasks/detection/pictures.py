@@ -28,7 +28,11 @@ MAX_CURVES = 20
 
 
 def draw_detections(
-    image: Image.Image, detections: Detections, classes: Sequence[str], truth: Boxes | None = None, least: float = SHOWN
+    image: Image.Image,
+    detections: Detections,
+    classes: Sequence[str],
+    truth: Boxes | None = None,
+    min_score: float = SHOWN,
 ) -> Image.Image:
     """Return a copy of an image with its detections, masks half-transparent, and its objects as thin white boxes.
 
@@ -36,7 +40,7 @@ def draw_detections(
     """
     picture = image.convert("RGB")
     scale = 1.0 if truth is None else picture.width / truth.size[1]
-    visible = detections.above(least)
+    visible = detections.above(min_score)
     for mask, label in zip(visible.masks or (), visible.labels.tolist(), strict=False):
         tint(picture, unpack_mask(mask), COLOURS[label % len(COLOURS)])
     draw = _drawing_context(picture)
@@ -96,9 +100,9 @@ def sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Imag
     return page
 
 
-def count_mistakes(detections: Detections, truth: Boxes, least: float = SHOWN) -> tuple[int, int]:
+def count_mistakes(detections: Detections, truth: Boxes, min_score: float = SHOWN) -> tuple[int, int]:
     """Return the numbers of missed objects and of false detections of an image, at an overlap of 0.5."""
-    confident = detections.above(least)
+    confident = detections.above(min_score)
     missed = false = 0
     for label in np.union1d(confident.labels, truth.labels):
         detected, annotated = confident.labels == label, truth.labels == label

@@ -150,7 +150,7 @@ def load_published(detector: Detector, settings: DetectSettings, classes: Sequen
 def _convert_names(
     tree: Mapping[str, Any], own_state: Mapping[str, Tensor], names: Sequence[str], classes: Sequence[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the tensors by the names of our detector, with rows for its classes, and the classes that COCO has."""
+    """Return the tensors under our detector's names, with a row for each of its classes, and its classes in COCO."""
     index_of = {name.lower(): index for index, name in enumerate(names)}
     rows = [index_of.get(name.strip().lower().replace("_", " ")) for name in classes]
     body = [name for name in own_state if name.startswith(PARTS["backbone.body."]) and not name.endswith("_tracked")]

@@ -83,7 +83,7 @@ class CropTransform:
         return floats.as_subclass(Tensor), classes.as_subclass(Tensor)
 
     def _scaled_crop(self, pixels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a scaled crop, cut before it is scaled, which is faster."""
+        """Cut a crop, then scale it; this is faster than scaling the whole image."""
         low, high = self.options.scale
         scale = _uniform(low, high)
         scale *= fitting_scale((pixels.shape[-2], pixels.shape[-1]), self.options.resize_to)

@@ -63,7 +63,7 @@ def auxiliary_width(width: int) -> Choice:
 
 
 def crops(facts: DataAndMachine, batch_size: int, accumulate: int) -> Choice:
-    """Take enough crops per image for an epoch that is long compared with its validation."""
+    """Take so many crops per image that an epoch takes much longer than its validation."""
     needed_crops = -(-STEPS * batch_size * accumulate // max(facts.n_train, 1))
     count = max(1, min(MAX_CROPS, needed_crops))
     return count, f"about {STEPS} steps between two validations" if count > 1 else "once an epoch"

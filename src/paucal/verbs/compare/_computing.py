@@ -106,7 +106,7 @@ def _train(cell: Cell, console: Console) -> bool:
 def _evaluate(cell: Cell, console: Console) -> None:
     """Evaluate a cell's finished run, or its model, and store the scores in the cell's folder.
 
-    The cell has settings of `paucal eval` and, for a pre-trained backbone, "on", the DATA of the evaluation.
+    The cell's settings include those of `paucal eval`. For a pretrained backbone, "on" is the DATA to evaluate on.
     """
     evaluation = dict(cell.settings.get(EVALUATION, {}))
     if cell.verb == "segment":

@@ -74,7 +74,7 @@ def write_report(findings: Findings) -> Path:
 
 
 def command_of(cell: Cell) -> str:
-    """Return the command of a cell's run, which needs the run that it starts from."""
+    """Return the command of a cell's run; a run that it starts from must exist first."""
     start, values = start_of(cell), verb_settings(cell.settings)
     data, output = values.pop("data", None), cell.run.path
     arguments = ["paucal", cell.verb]

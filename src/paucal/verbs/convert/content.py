@@ -129,7 +129,7 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
 
 
 def with_names(content: Content) -> Content:
-    """Return a content whose items have file names."""
+    """Return the content with a unique file name for each item."""
     names = unique_names([_with_suffix(content.images, item.index) for item in content.items])
     items = [replace(item, name=name) for item, name in zip(content.items, names, strict=True)]
     return replace(content, items=tuple(items))

@@ -140,7 +140,10 @@ def _check_settings(settings: FrozenSettings, n_compared: int) -> None:
 def _open_subjects(
     names: Sequence[str], settings: EvalSettings, protocols: Sequence[Protocol], console: Console
 ) -> list[FrozenBackbone]:
-    """Open and print the models; refuse features that a model lacks, before any image is read."""
+    """Open the models and print their names, sizes and weights, before any image is read.
+
+    Features that a model lacks are refused.
+    """
     runs = [find_run(name) is not None for name in names]
 
     def open_one(name: str, is_run: bool) -> FrozenBackbone:
@@ -156,7 +159,7 @@ def _open_subjects(
             seed=settings.seed,
         )
 
-    subjects = _with_own_names([open_one(*pair) for pair in zip(names, runs, strict=True)])
+    subjects = _with_unique_names([open_one(*pair) for pair in zip(names, runs, strict=True)])
     if not settings.no_floor and not subjects[0].random:
         subjects.append(random_floor(subjects[0], settings.seed))
     for subject in subjects:
@@ -169,7 +172,7 @@ def _open_subjects(
     return subjects
 
 
-def _with_own_names(subjects: Sequence[FrozenBackbone]) -> list[FrozenBackbone]:
+def _with_unique_names(subjects: Sequence[FrozenBackbone]) -> list[FrozenBackbone]:
     """Return the models with unique names, which become the columns of the table."""
     used_names, renamed = {FLOOR}, []
     for subject in subjects:

@@ -77,7 +77,7 @@ def explain_batch(
         explained = shares.argsort(dim=1, descending=True, stable=True)[:, :count]
     else:
         explained = torch.tensor(classes).expand(len(batch), -1)
-    columns = explained.T if METHODS[method].asks_class else explained.T[:1]
+    columns = explained.T if METHODS[method].is_class_specific else explained.T[:1]
     maps = [attribute(model.module, images, column, method).float().cpu() for column in columns]
     # Pixel maps are averaged over cells, since single pixels look like noise.
     maps = [on_cells(values) if max(values.shape[1:]) > MAX_CELLS else values for values in maps]

@@ -157,7 +157,7 @@ class _Drawer:
         if self._method is not None:
             method, numbers = METHODS[self._method], class_numbers(model, settings.explain_class)
             for explained in explain_batch(model, batch, self._method, numbers, settings.top):
-                figure = attribution_figure(explained, method.title, method.asks_class)
+                figure = attribution_figure(explained, method.title, method.is_class_specific)
                 yield f"{stem(explained.name)}_attribution", figure
                 self._sheet.append(explained)
         if "features" in self._views:
@@ -185,6 +185,6 @@ class _Drawer:
             method = METHODS[self._method]
             for start in range(0, len(self._sheet), MAX_ON_A_SHEET):
                 rows = self._sheet[start : start + MAX_ON_A_SHEET]
-                yield "sheet", contact_sheet(rows, method.title, method.asks_class)
+                yield "sheet", contact_sheet(rows, method.title, method.is_class_specific)
         if self.entropies is not None and self.entropies.images:
             yield from self.entropies.figures()

@@ -33,7 +33,8 @@ from paucal.wording import counted, percent
 PIXELS_TOLERANCE = 0.05  # for graphs with their preprocessing inside, which round a few pixels differently
 FACTOR_OF_MANY = {"pixels": 5, "objects": 5}  # on the tolerance, for the largest of thousands of differences
 MIN_AGREEMENT, LEAST_OF_8_BITS = 0.95, 0.75  # smallest agreement of a file with the model
-ANSWERS = {  # by the kind of prediction: texts for the agreement and for the accuracy
+# Texts for the agreement and for the accuracy, by the kind of prediction.
+COMPARISON_TEXTS = {
     "images": ("the same class for {}", "accuracy"),
     "numbers": ("the same number, to a tenth of the target's deviation, for {}", "accuracy"),
     "pixels": ("the same class for {} of the pixels", "pixels right"),
@@ -178,7 +179,7 @@ class GraphWriter:
 
     def _sentence(self, name: str, comparison: Comparison) -> str:
         model_ms, file_ms = comparison.milliseconds
-        agreement_text, accuracy_text = ANSWERS[self.subject.unit]
+        agreement_text, accuracy_text = COMPARISON_TEXTS[self.subject.unit]
         scores = (
             ""
             if comparison.accuracy is None

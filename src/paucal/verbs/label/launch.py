@@ -50,7 +50,7 @@ WHAT = "the folder of label maps"  # name of the locked folder in messages
 
 @dataclass(frozen=True)
 class Teacher:
-    """A classifier of single cells, with its classes and the preprocessing of whole images.
+    """A classifier of individual cells, with its classes and the preprocessing of whole images.
 
     `run` is the run that trained it; None for a timm model.
     """
@@ -281,7 +281,7 @@ def convert_published(
         raise UserError(f"published maps have 2 to {MAX_CLASSES} classes, but {len(names)} are named.")
     positions, files = find_maps(images, folder)
     labelled = images.select(positions)
-    check = _test_published(labelled, files, names) if labelled.labelled else None
+    check = _check_published_maps(labelled, files, names) if labelled.labelled else None
     if check is not None:
         console.say(
             f"maps: {folder}; their mean over the cells is correct for {percent(check.cells)} of {check.images} "
@@ -302,7 +302,7 @@ def convert_published(
     return Labeled(output, len(files), facts, check)
 
 
-def _test_published(images: ImageSet, files: Sequence[Path], names: tuple[str, ...]) -> TeacherCheck:
+def _check_published_maps(images: ImageSet, files: Sequence[Path], names: tuple[str, ...]) -> TeacherCheck:
     unknown = sorted(set(images.classes) - set(names))
     if unknown:
         raise UserError(

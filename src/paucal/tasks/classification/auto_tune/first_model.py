@@ -247,7 +247,7 @@ def fit_probe(state: TuneState) -> None:
 
 
 def with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
-    """Return a copy of a network on the CPU with another head, which may read the last stages too, and its card."""
+    """Return a copy of a network on the CPU with another head, and its card; a `staged` head reads the last stages."""
     network = copy.deepcopy(network).cpu()
     if staged:
         network = add_stage_classifier(network, card.backbone.image_size)

@@ -1,4 +1,4 @@
-"""Losses of single validation images, which compare models of nearly equal accuracy."""
+"""The loss on each validation image, to compare models of nearly equal accuracy."""
 
 import math
 from collections.abc import Sequence

@@ -66,7 +66,7 @@ class CostEstimate:
     shrink: float = 1.0
 
     def observed(self, seconds: float, eval_seconds: float, per_epoch: int) -> "CostEstimate":
-        """Return the cost corrected by the measured seconds of a trial with one validation, which take longer."""
+        """Return the cost corrected by the `seconds` of a trial, `eval_seconds` of them for its validation."""
         step = (seconds - eval_seconds) / self.steps
         return replace(self, epoch=per_epoch * step + eval_seconds) if step > 0 else self
 

@@ -38,11 +38,11 @@ ALONE, GAUSSIAN, BOTH = "labels alone", "Gaussian classes of all images", "mean 
 MAX_WEIGHT = 3.0  # total weight of the unlabelled images, relative to the labelled ones
 POWER, ROUNDS = 3.0, 3  # exponent that sharpens probabilities, and number of rounds
 AXES = 512  # principal axes of the features, with most of their variance
-# Least lead in standard errors. In 112 draws of clothing and CIFAR-10 a limit of 1 refused ten gains of up to 5.7
+# Minimum lead in standard errors. In 112 draws of clothing and CIFAR-10 a limit of 1 refused ten gains of up to 5.7
 # points and one small loss, a limit of 0 allowed a loss of 1.7 points, and one of 0.5 no loss above 0.2 (docs/lab).
 MIN_LEAD = 0.5
-# Most labelled images per class, on average, with which the Gaussian head wins whenever it leads. With 5 and 10 images
-# this gained 0.2 to 1.0 points over a choice by hits; with 20 and 40 the worst draws lost 1.5 to 3.5 points.
+# Up to this mean number of labelled images per class, the Gaussian head is chosen whenever it leads. With 5 and 10
+# images this gained 0.2 to 1.0 points over a choice by accuracy; with 20 and 40 the worst draws lost 1.5 to 3.5 points.
 FEW_EACH = 10
 
 # From (N, D) raw features and (N,) labels: (K, D) weights and (K,) biases of calibrated logits.
