@@ -67,8 +67,8 @@ SOUND: dict[str, list[list[str]]] = {
     ],
     "explain": [[f"{M}/run", f"{M}/photos/class0", "--method", "libra", "--output", "out"]],
     "next": [
-        [f"{M}/run", f"{M}/nested", "--count", "3", "--output", "a.csv"],
-        [f"{M}/run", f"{M}/nested", "--count", "3", "--to", "csv", "--folder", "out"],
+        [f"{M}/run", f"{M}/more", "--count", "3", "--output", "a.csv"],
+        [f"{M}/run", f"{M}/more", "--count", "3", "--to", "csv", "--folder", "out"],
         [f"{M}/areas", f"{M}/nested", "--count", "2", "--sheet", "a.png"],
     ],
     "label": [
@@ -97,6 +97,7 @@ SOUND: dict[str, list[list[str]]] = {
     "completion": [["bash"]],
     "models": [["lvvit*"], ["--ours"]],
     "recipes": [[]],
+    "weights": [["list"]],
 }
 KINDS: dict[str, SearchStrategy[Case]] = {}
 

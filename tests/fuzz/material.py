@@ -29,6 +29,7 @@ MAPS = ["-j", "0", "--img-size", "32", *LEARNER, "--method", "token-labeling", "
 def make_material(folder: Path) -> None:
     """Make photographs, runs, maps, weights, lists and odd files below a folder."""
     make_photos(folder / "photos")
+    make_photos(folder / "more", each=4, seed=6)
     for part in ("train", "val", "test"):
         make_photos(folder / "nested" / part, each=4)
     _lists(folder)

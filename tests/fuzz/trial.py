@@ -68,6 +68,8 @@ def _outputs(argv: tuple[str, ...]) -> Iterable[str]:
             yield named
             if argv[0] == "predict":  # what is left of a call that was stopped
                 yield f"{named}.part"
+        if argv[0] == "export":  # the run's report shows its exports
+            yield from (f"{word}/{name}" for name in ("report.html", "exports.json"))
         if argv[0] == "eval":  # writes into the run where no --output is given
             yield f"{word}/evaluation"
 
