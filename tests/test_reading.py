@@ -67,7 +67,7 @@ def test_parse_yaml__refuses_aliases_at_once():
     ("text", "message"),
     [
         ("a: [1,\nb: 2", r"it is not valid YAML at line [23], column \d"),
-        ("!!python/object/apply:os.system ['true']", "other values than plain ones at line 1, column 1"),
+        ("!!python/object/apply:os.system ['true']", "not a plain text, number, list or mapping at line 1, column 1"),
         ("!!int ''", "a value in it is not valid YAML"),
         ("a: " + "9" * 5000, "a value in it is not valid YAML"),
         ("[" * 200 + "]" * 200, "it is nested too deeply at line 1, column 101"),

@@ -256,5 +256,5 @@ def _reason_of(problem: yaml.MarkedYAMLError) -> str:
     if isinstance(problem, _RefusedYAML):
         return str(problem.problem)
     if isinstance(problem, yaml.constructor.ConstructorError):
-        return "it has other values than plain ones"
+        return "it has a value that is not a plain text, number, list or mapping"
     return "it is not valid YAML"

@@ -38,7 +38,7 @@ def test_folds__test_every_image_once_and_tell_mean_and_spread(photos, tmp_path,
     before = (runs[0] / "model.safetensors").stat().st_mtime_ns
     assert call("train", photos, *QUICK, "--folds", "3", "--output", out) == 0  # nothing is trained again
     assert (runs[0] / "model.safetensors").stat().st_mtime_ns == before
-    assert "holds other files than folds" in failure(capsys, "train", photos, *QUICK, "--folds", "4", "--output", out)
+    assert "is not a folder of folds" in failure(capsys, "train", photos, *QUICK, "--folds", "4", "--output", out)
 
 
 def test_folds__with_a_fold_that_lacks_a_class_are_told_without_roc_auc(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paucal.evaluation.comparison import difference, score_over_seeds, seeds_to_see
+from paucal.evaluation.comparison import count_seeds_needed, difference, score_over_seeds
 
 
 def test_repeated__is_scipys_t_interval_and_says_nothing_of_one_seed():
@@ -135,20 +135,20 @@ def test_both__covers_the_truth_where_seeds_and_images_matter():
 
 
 @pytest.mark.parametrize(("value", "needed"), [(1.0, 10), (0.5, 34), (-0.5, 34), (2.0, 5)])
-def test_seeds_to_see__are_those_of_the_tables(value, needed):
+def test_count_seeds_needed__are_those_of_the_tables(value, needed):
     # Cohen (1988) and G*Power: a paired t-test, two-sided 5 %, power 80 %.
-    assert seeds_to_see(value, 1.0) == needed
+    assert count_seeds_needed(value, 1.0) == needed
 
 
-def test_seeds_to_see__has_the_power_it_promises():
-    generator, count = np.random.default_rng(1), seeds_to_see(0.8, 1.0)
+def test_count_seeds_needed__has_the_power_it_promises():
+    generator, count = np.random.default_rng(1), count_seeds_needed(0.8, 1.0)
     drawn = generator.normal(0.8, 1.0, (2000, count))
     seen = stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05
     assert 0.77 < seen.mean() < 0.86
 
 
-def test_seeds_to_see__gives_up_where_no_number_would_do():
-    assert seeds_to_see(0.001, 1.0) is None
-    assert seeds_to_see(0.0, 1.0) is None
-    assert seeds_to_see(1.0, None) is None
-    assert seeds_to_see(1.0, 0.0) is None
+def test_count_seeds_needed__gives_up_where_no_number_would_do():
+    assert count_seeds_needed(0.001, 1.0) is None
+    assert count_seeds_needed(0.0, 1.0) is None
+    assert count_seeds_needed(1.0, None) is None
+    assert count_seeds_needed(1.0, 0.0) is None

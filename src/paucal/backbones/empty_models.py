@@ -59,7 +59,8 @@ def try_size(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Featu
         backbone = FeatureBackbone(model, image_size)
     except _REFUSALS:
         return None
-    # A position embedding can stretch a single cell to its own grid (PiT), and CrossViT enlarges every image.
+    # Refuse models that enlarge their input: PiT resizes a grid of a single cell to that of its position embedding, and
+    # CrossViT enlarges every image.
     stretched = min(backbone.cell_size) < reductions(model)[-1] / 2
     return None if stretched else backbone
 

@@ -38,7 +38,7 @@ class StageMaps(nn.Module):
 
     Args:
         backbone: Backbone of any family.
-        any_size: Whether the model runs at other sizes than `backbone.image_size`; see `stage_maps`.
+        any_size: Whether the model runs at sizes other than `backbone.image_size`; see `stage_maps`.
         finest: Stride in pixels of the finest map wanted; finer maps are left out and cost nothing.
 
     Attributes:

@@ -26,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
     def show(name: str, content: str, n_bytes: int, clear: Callable[[], object], noun: str) -> None:
         console.print(f"{name}: {content}", markup=False)
         if values.clear:
-            freed = clear()  # in bytes; None for all of them
+            freed = clear()  # number of bytes, or None if everything was removed
             n_bytes = freed if isinstance(freed, int) else n_bytes
             console.print(f"removed {n_bytes / MIB:.0f} MiB of {noun}", markup=False)
 

@@ -41,11 +41,11 @@ def run(argv: Sequence[str]) -> int:
         result = resume_comparison(Path(values.resume), grid_settings, Console())
     else:
         command = shlex.join(["paucal", "compare", *argv])
-        result = compare_all(grid_settings, shared_settings, named_arms(grid_settings.arms or ()), command, Console())
+        result = compare_all(grid_settings, shared_settings, parse_arms(grid_settings.arms or ()), command, Console())
     return 130 if grid_settings.jobs and not result.settled else int(bool(result.failed))
 
 
-def named_arms(words: Sequence[str]) -> dict[str, dict[str, Any]]:
+def parse_arms(words: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the settings of arms given as 'NAME: FLAGS of paucal train', by name."""
     arms: dict[str, dict[str, Any]] = {}
     for arm_text in words:

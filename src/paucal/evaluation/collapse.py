@@ -155,7 +155,7 @@ def not_finite(rows: Sequence[Row]) -> Verdict | None:
 def _find_explosion(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
     chance = math.log(scale.out_dim)
     bound = chance + max(1.0, ABOVE_CHANCE * chance)
-    if lasts(rows, lambda row: _head_loss(row, scale) > bound, patience):
+    if persists(rows, lambda row: _head_loss(row, scale) > bound, patience):
         text = (
             f"the {scale.head} loss is {_head_loss(rows[-1], scale):.2f}, but a uniform output would cost only ln "
             f"{scale.out_dim} = {math.log(scale.out_dim):.3f} nats"
@@ -166,7 +166,7 @@ def _find_explosion(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict
 
 def _find_long_features(rows: Sequence[Row], scale: Scale, patience: int, subject: str) -> Verdict | None:
     lengths = [length for row in rows if math.isfinite(length := scale.of(row, "feature_norm"))]
-    if not lengths or not lasts(rows, lambda row: scale.of(row, "feature_norm") > EXPLODED * lengths[0], patience):
+    if not lengths or not persists(rows, lambda row: scale.of(row, "feature_norm") > EXPLODED * lengths[0], patience):
         return None
     text = f"{subject} grew from a length of {lengths[0]:.3g} to {lengths[-1]:.3g}"
     return _make_verdict("divergence", text, rows[-1])
@@ -175,13 +175,13 @@ def _find_long_features(rows: Sequence[Row], scale: Scale, patience: int, subjec
 def _find_constant_output(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
     """Return a verdict if all images share a prototype, or share a distribution or feature that is not uniform."""
 
-    def shows(row: Row) -> bool:
+    def has_sign(row: Row) -> bool:
         are_alike = _is_same(row, scale) or scale.of(row, "feature_spread") < EQUAL
         return scale.of(row, "batch_entropy") <= CONSTANT * scale.max_entropy or (
             are_alike and not _is_uniform(row, scale)
         )
 
-    if not lasts(rows, shows, patience):
+    if not persists(rows, has_sign, patience):
         return None
     entropy, spread = (scale.of(rows[-1], name) for name in ("batch_entropy", "feature_spread"))
     numbers = [f"a whole batch uses about {math.exp(entropy):.3g} prototypes"] if entropy == entropy else []
@@ -191,7 +191,7 @@ def _find_constant_output(rows: Sequence[Row], scale: Scale, patience: int) -> V
 
 
 def _find_uniform_output(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
-    if not lasts(rows, lambda row: _is_uniform(row, scale), patience):
+    if not persists(rows, lambda row: _is_uniform(row, scale), patience):
         return None
     first, last = rows[-patience], rows[-1]
     # A run leaves this state exponentially; it is not reported once that has started.
@@ -214,10 +214,10 @@ def on_a_line(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | Non
         return None
     bound = max(LINE, min(SHRUNK * max(ranks), FEW * scale.directions))
 
-    def shows(row: Row) -> bool:
+    def has_sign(row: Row) -> bool:
         return scale.of(row, "effective_rank") <= bound and scale.of(row, "feature_spread") >= APART
 
-    if not lasts(rows, shows, patience):
+    if not persists(rows, has_sign, patience):
         return None
     text = (
         f"the {scale.head} features of different images differ, but only in {ranks[-1]:.1f} directions, of about "
@@ -253,9 +253,9 @@ def _head_loss(row: Row, scale: Scale) -> float:
     return row.get("train_loss", math.nan) if value != value and scale.head == "view" else value
 
 
-def lasts(rows: Sequence[Row], shows: Callable[[Row], bool], patience: int) -> bool:
+def persists(rows: Sequence[Row], has_sign: Callable[[Row], bool], patience: int) -> bool:
     """Return whether each of the newest `patience` epochs shows a sign."""
-    return len(rows) >= patience and all(shows(row) for row in rows[-patience:])
+    return len(rows) >= patience and all(has_sign(row) for row in rows[-patience:])
 
 
 def _make_verdict(kind: Kind, text: str, row: Row) -> Verdict:
@@ -339,7 +339,7 @@ def find_feature_collapse(
     later_rows = [row for row in rows if row.get("step", math.inf) >= grace_steps]
     scale = Scale("view", 2, feature_dim, batch)
     verdict = not_finite(rows) or _find_long_features(later_rows, scale, patience, "the features")
-    if verdict is None and lasts(later_rows, lambda row: row.get("feature_spread", math.nan) < EQUAL, patience):
+    if verdict is None and persists(later_rows, lambda row: row.get("feature_spread", math.nan) < EQUAL, patience):
         text = f"all images have the same features (spread {later_rows[-1]['feature_spread']:.4f})"
         verdict = _make_verdict("constant output", text, later_rows[-1])
     verdict = verdict or on_a_line(later_rows, scale, patience)

@@ -136,8 +136,8 @@ def difference(
         combined,
         images,
         None if numbers is None else int(numbers.max()) + 1,
-        seeds_to_see(over_seeds.score.value, over_seeds.deviation, level),
-        _images_to_see(over_seeds.score.value, image_error, images, level),
+        count_seeds_needed(over_seeds.score.value, over_seeds.deviation, level),
+        _count_images_needed(over_seeds.score.value, image_error, images, level),
     )
 
 
@@ -157,21 +157,21 @@ def _combine_intervals(over_seeds: Score, over_images: Score) -> Score:
     return Score(value) if low is None or high is None else Score(value, value - low, value + high)
 
 
-def seeds_to_see(value: float, deviation: float | None, level: float = LEVEL) -> int | None:
+def count_seeds_needed(value: float, deviation: float | None, level: float = LEVEL) -> int | None:
     """Return how many seeds a paired t-test needs to detect a difference with a probability of 80 %.
 
     The power is computed from the noncentral t distribution (Cohen 1988) with the measured deviation.
 
     Args:
         value: Difference to detect.
-        deviation: Standard deviation of the differences over seeds; None or 0 if the seeds do not show it.
+        deviation: Standard deviation of the differences over seeds; None or 0 if it is unknown.
         level: Level of the interval that must exclude 0.
 
     Returns:
         At least 2; None if the deviation is unknown, there is no difference, or 1000 seeds are not enough.
 
     Example:
-        >>> seeds_to_see(1.0, 1.0), seeds_to_see(0.5, 1.0), seeds_to_see(0.0, 1.0)
+        >>> count_seeds_needed(1.0, 1.0), count_seeds_needed(0.5, 1.0), count_seeds_needed(0.0, 1.0)
         (10, 34, None)
     """
     if not deviation or value == 0:
@@ -184,7 +184,7 @@ def seeds_to_see(value: float, deviation: float | None, level: float = LEVEL) ->
     return int(counts[enough[0]]) if len(enough) else None
 
 
-def _images_to_see(value: float, error: float, images: int, level: float) -> int | None:
+def _count_images_needed(value: float, error: float, images: int, level: float) -> int | None:
     """Return how many test images are needed to detect a difference if the images are the only uncertainty."""
     if value == 0:
         return None

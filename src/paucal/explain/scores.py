@@ -23,7 +23,7 @@ from paucal.explain.prepared import explainable, run
 
 STEPS = 10
 CELLS = 8  # along each side of the grid on which maps are compared
-BLUR = 8  # half the side, in pixels, of the squares that the blurred copy averages
+BLUR = 8  # half the side, in pixels, of the squares whose mean colours `blur` interpolates
 
 
 def on_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
@@ -153,6 +153,7 @@ def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[T
 
 
 def _share_inside(box: list[int], grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """Return the share of each cell of a grid that lies inside a box (top, left, bottom, right) in pixels."""
     top, left, bottom, right = box
     down = _overlap(top, bottom, grid[0], size[0])
     across = _overlap(left, right, grid[1], size[1])

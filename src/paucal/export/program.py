@@ -18,7 +18,7 @@ from paucal.types import UserError
 
 CARD = "model.json"  # name of the card among the extra files of a .pt2
 EXAMPLES = 2  # batch size of the example; torch.export would treat a batch size of 1 as a constant
-LONGER = 40  # added pixels per side when testing a program with another size than the traced one
+LONGER = 40  # pixels added to each side to test a program at a size other than the traced one
 
 
 class FromPixels(nn.Module):

@@ -161,18 +161,19 @@ def product(left: Tensor, right: Tensor) -> Tensor:
         left: (N, D).
         right: (D, K), of the same dtype.
     """
-    if left.dtype == torch.float32 or not _gives_float32(left.device.type):
+    if left.dtype == torch.float32 or not _has_float32_output(left.device.type):
         return left.float() @ right.float()
     return torch.mm(left, right, out_dtype=torch.float32)
 
 
-def _gives_float32(kind: str) -> bool:
-    return kind == "cuda" and torch.version.hip is None
+def _has_float32_output(device_type: str) -> bool:
+    """Return whether `torch.mm` of half-precision factors can return float32."""
+    return device_type == "cuda" and torch.version.hip is None
 
 
-def _factor_dtype(kind: str) -> torch.dtype:
-    rounds = torch.is_autocast_enabled(kind) and _gives_float32(kind)
-    return torch.get_autocast_dtype(kind) if rounds else torch.float32
+def _factor_dtype(device_type: str) -> torch.dtype:
+    rounds = torch.is_autocast_enabled(device_type) and _has_float32_output(device_type)
+    return torch.get_autocast_dtype(device_type) if rounds else torch.float32
 
 
 def _row_chunks(student: Tensor, teacher: Tensor, prototypes: Tensor, chunk: int) -> list[slice]:

@@ -70,9 +70,10 @@ def shape_loss(embeddings: Tensor, directions: Tensor) -> Tensor:
 
 
 def _joint_rows(values: Tensor) -> Tensor:
-    """Return the rows of all processes, which have equally many; the gradient of this process's rows counts for all.
+    """Concatenate the rows of all processes, each of which has the same number of rows.
 
-    The trainer averages gradients over processes, which turns them into the gradient on the joint batch.
+    Gradients flow only to this process's rows and are multiplied by the number of processes: the trainer averages
+    gradients over processes, which turns them into the gradient on the joint batch.
     """
     world = world_size()
     if world == 1:

@@ -1,4 +1,4 @@
-"""Measure the size and cost of a model without computing anything, for the table of models."""
+"""Measure the size and cost of a model on the meta device, where nothing is computed, for the table of models."""
 
 import warnings
 from typing import Any

@@ -32,7 +32,7 @@ _ADE20K: dict[str, Any] = {
     "hflip": 0.5,
     "colour": "photometric",
 }
-SCALES = [0.5, 0.75, 1.0, 1.25, 1.5, 1.75]  # of the test images; the supplement's section 4.2
+SCALES = [0.5, 0.75, 1.0, 1.25, 1.5, 1.75]  # test scales, from the supplement's section 4.2
 _COST = "160,000 steps of 16 crops of 512 pixels: eight GPUs with 2 crops each (--devices 8), about a day"
 RECIPES: dict[str, Recipe] = {
     "upernet-ade20k": Recipe(

@@ -51,7 +51,7 @@ class StorageLock:
             self._acquire(self._path)
         except UserError:
             raise
-        except Exception as problem:  # every storage has its own errors
+        except Exception as problem:  # each storage library has its own exceptions
             raise UserError(f"{self.what} cannot be written ({first_line(problem)}): check the address.") from problem
         _HELD.add(self._mine["token"])
         thread = threading.Thread(target=self._renew_until_end, name="storage lock", daemon=True)

@@ -44,7 +44,7 @@ def aside_of(path: Path) -> Path:
 
 
 def require_replaceable(path: Path) -> None:
-    """Refuse to replace a folder with other files than those of a run, or that is in use."""
+    """Refuse to replace a folder that is in use or holds files other than those of a run."""
     if path.is_symlink():
         raise UserError(f"--overwrite: {str(path)!r} is a link to {str(path.readlink())!r}: name the run itself.")
     if Path.cwd().is_relative_to(path.resolve()):

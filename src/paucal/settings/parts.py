@@ -140,7 +140,7 @@ class AugmentationSettings(ViewSettings):
         "consecutive draws of each image, each with a new augmentation", 1, group="augmentation", low=1, high=1000
     )
     resize: Literal["crop", "letterbox", "squash"] = option(
-        "treatment of images of another shape than the network's input: a crop, padding with the mean colour, or "
+        "treatment of images whose shape differs from the network's input: a crop, padding with the mean colour, or "
         "stretching",
         "crop",
         group="augmentation",

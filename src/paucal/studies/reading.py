@@ -37,8 +37,10 @@ PAPERS = ("drloc", "token_labeling", "dhvt", "esvit", "networks")
 MAX_BYTES = 1 << 20  # limit of a file of studies
 SHARED = ("paper", "source", "recipe", "epochs", "full", "telling")  # entries of a file for all its studies
 SHARED_BY_KIND = ("telling", "scales")  # entries of a kind in `by_kind.yaml`
-TUNE = "tune"  # kind there for studies of kind "train" whose rows have starts
-ENLARGE = "enlarge"  # kind there for studies with `like: enlarge`, whose starts see the rows' images at a smaller size
+# Two more kinds in `by_kind.yaml`: TUNE for studies of kind "train" whose rows start from trained weights, ENLARGE for
+# studies with `like: enlarge`, whose rows start from weights trained on the same images at a smaller size.
+TUNE = "tune"
+ENLARGE = "enlarge"
 STARTED = ("detect", "segment", "frozen")  # kinds whose rows have a start
 T = TypeVar("T")
 

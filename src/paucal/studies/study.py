@@ -102,8 +102,8 @@ class StartTraining:
     Attributes:
         epochs: Epochs of every start.
         side: Side of the images in pixels.
-        data: Labelled images; "" for the images of the rows, with the split of the teacher of their label maps.
-        images: Largest number of training images; not applied to the images of the rows.
+        data: Labelled images; "" for the images of the rows, split as for the teacher that made their label maps.
+        images: Largest number of training images; has no effect if `data` is "".
         set: Settings of all starts that are trained with labels.
         pretrain: Settings of all starts that are trained without labels.
     """

@@ -13,7 +13,7 @@ from paucal.studies.study import Study
 from paucal.studies.words import format_published
 from paucal.verbs.compare.report import span
 
-DIGITS = {  # after the point, by metric; 1 for others
+DIGITS = {  # number of decimals by metric; 1 for others
     **dict.fromkeys(("params", "gmacs", "gmacs_all", "correspondence_distance", "throughput", "average"), 2),
     **{"wins": 0, "correspondence": 3, "seconds_per_step": 4},
 }

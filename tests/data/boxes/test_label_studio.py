@@ -124,7 +124,7 @@ def test_brushed_masks__are_unpacked_or_refused():
     for values, size, words in (
         (brush(mask), (7, 12), "not of 12x7 pixels"),
         (brush(mask)[:-4], (7, 13), "ends too early"),
-        ([*brush(mask)[:8], 256], (7, 13), "other values than bytes"),
+        ([*brush(mask)[:8], 256], (7, 13), "values that are not bytes"),
         (packed([0] * 364, [(400, [0])]), (7, 13), "more values than pixels"),
         (brush(mask), (1 << 20, 1 << 20), "too large"),
     ):

@@ -294,7 +294,7 @@ def test_tables__of_centres_are_refused(tmp_path: Path, shares: bool):
             numbers = (value / side for value, side in zip(spans, sides * 2, strict=True))
             lines.append(",".join([f"{n}.png", name, *map(str, numbers)]))
     (root / "boxes.csv").write_text("\n".join(lines))
-    with pytest.raises(UserError, match=r"if x and y were the corner, .* and none if they were the centre"):
+    with pytest.raises(UserError, match=r"seem to be the centres of the boxes: as corners, .* as centres, none\."):
         read_boxes(root)
 
 

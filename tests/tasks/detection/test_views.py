@@ -183,10 +183,10 @@ def test_copy_paste__adds_objects_of_other_images_by_the_seed(tmp_path: Path):
 def test_partners__are_other_images_of_those_given():
     pasting = CopyPaste(1.0, [2, 5])
     torch.manual_seed(0)
-    drawn = [pasting.partner(2) for _ in range(40)]
+    drawn = [pasting.draw_partner(2) for _ in range(40)]
     assert set(drawn) == {None, 5}
-    assert CopyPaste(1.0, []).partner(0) is None
-    share = sum(CopyPaste(0.3, [1]).partner(0) is not None for _ in range(1000)) / 1000
+    assert CopyPaste(1.0, []).draw_partner(0) is None
+    share = sum(CopyPaste(0.3, [1]).draw_partner(0) is not None for _ in range(1000)) / 1000
     assert share == pytest.approx(0.3, abs=0.05)
 
 

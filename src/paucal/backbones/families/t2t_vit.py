@@ -13,7 +13,7 @@ Differences from the published code:
   this.
 
 The token layers have linear attention, or softmax attention in the variants with `_t_`. Drop-path is not part of a
-variant: pass `drop_path_rate` (published: 0.1; 0 in DrLoc's code). For other sizes than 224 pixels pass `img_size`;
+variant: pass `drop_path_rate` (published: 0.1; 0 in DrLoc's code). For sizes other than 224 pixels pass `img_size`;
 checkpoints of 224 pixels are then loaded with an interpolated position table. Small images need a smaller `patch_size`:
 4 makes 8x8 cells of 32 pixels.
 """

@@ -191,7 +191,9 @@ def _require_stages(columns: Sequence[Sequence[Any]], positions: str) -> None:
     stages = dict(zip(names, columns, strict=True))
     if len({len(values) for values in columns}) != 1 or not columns[0]:
         counts_text = ", ".join(f"{name} {len(values)}" for name, values in stages.items())
-        raise ValueError(f"every stage needs one value of each, but there are {counts_text}; give equally many")
+        raise ValueError(
+            f"every stage needs one value of each, but there are {counts_text}; give the same number of each"
+        )
     for name in names[:4]:
         if min(stages[name]) < 1:
             raise ValueError(f"{name} is {tuple(stages[name])}; every stage needs at least 1")

@@ -100,10 +100,10 @@ class VilAttention(nn.Module):
 class FullAttention(VilAttention):
     """Attention of all tokens to all tokens.
 
-    A grid of another size than the table's has two options. "lookup" takes the bias of each offset from the table, and
-    the farthest entry for offsets beyond it. "picture" resizes the matrix of biases between all pairs of cells
-    bicubically, like an image; this has no geometric meaning, but EsViT's code does it for crops of 96 pixels, and its
-    weights were trained that way.
+    There are two options for a grid that differs in size from the table's. "lookup" takes the bias of each offset from
+    the table, and the farthest entry for offsets beyond it. "picture" resizes the matrix of biases between all pairs of
+    cells bicubically, like an image; this has no geometric meaning, but EsViT's code does it for crops of 96 pixels,
+    and its weights were trained that way.
     """
 
     def __init__(self, settings: AttentionSettings, table_grid: Grid, bias_resize: str = "lookup") -> None:

@@ -96,7 +96,7 @@ class Program:
         models: Patterns of the timm names of the models that its weights may belong to, the likeliest first.
         method: Pattern of the names of its training method's tensors, such as projection or localization heads.
         rename: Mapping of its tensor names to ours, where no conversion for the model's family handles them.
-        own_crops: Whether its variants are tested with other crops than 224 of 256 pixels, as stated in the models'
+        own_crops: Whether its variants are tested with crops other than 224 of 256 pixels, as stated in the models'
             configurations.
     """
 

@@ -1,6 +1,6 @@
 """Image preprocessing that belongs to weights: the crop, filter, mean and deviation with which they were tested.
 
-The papers' code tests with other preprocessing than timm does for the same architectures. EsViT, DINO, DeiT, DrLoc,
+The papers' code preprocesses test images differently from timm for the same architectures. EsViT, DINO, DeiT, DrLoc,
 DHVT, Swin, CvT and Vision Longformer resize the shorter side to 256 for a crop of 224 pixels, where timm's
 configurations have a crop ratio of 0.9 or 0.95. All use ImageNet's mean and deviation, where timm's ViT has 0.5.
 """

@@ -167,8 +167,8 @@ def polygon_of_points(points: Sequence[Sequence[float]]) -> tuple[Corners, list[
 def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:
     """Decode COCO's text of run lengths: lengths of zeros and ones in turn, column by column.
 
-    Numbers start with their lowest bits; from the fourth on, each is the difference from the last but one. The usual
-    implementation does not check its input and is a hundred times slower.
+    Numbers start with their lowest bits; from the fourth on, each is stored as the difference from the length two
+    places before it. The usual implementation does not check its input and is a hundred times slower.
 
     Raises:
         ValueError: The text is invalid; the message says why.

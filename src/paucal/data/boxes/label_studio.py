@@ -265,7 +265,7 @@ def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.boo
     """
     total = 4 * math.prod(size)
     if total > 4 * MAX_PIXELS or not all(type(value) is int and 0 <= value < 256 for value in values):
-        raise ValueError("it is too large, or has other values than bytes")
+        raise ValueError("it is too large, or has values that are not bytes (0 to 255)")
     bits = _Bits(bytes(values))
     if bits.read(32) != total:
         raise ValueError(f"it is not of {size[1]}x{size[0]} pixels")

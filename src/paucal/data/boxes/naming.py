@@ -38,7 +38,7 @@ class Match(NamedTuple):
 
 
 def normalise_name(name: str) -> str:
-    """Return the form of a name for comparisons, independent of spellings in file systems."""
+    """Return the form of a name for comparisons: case, Unicode normalization and outer spaces do not matter."""
     return unicodedata.normalize("NFC", name).casefold().strip()
 
 
@@ -276,7 +276,7 @@ def assign_keys(images: Iterable[AnnotatedImage], named: Mapping[str, Sequence[s
 
 
 def _has_other_suffix(named: Sequence[str], key: str) -> bool:
-    """Return whether all names with an image suffix name other files than this image."""
+    """Return whether there are names with an image suffix and none of them is this image's."""
     file_names = [split_path(name)[-1] for name in named if split_path(name)]
     names = [normalise_name(name) for name in file_names if name.lower().endswith(IMAGE_SUFFIXES)]
     return bool(names) and normalise_name(key.rpartition("/")[2]) not in names

@@ -132,10 +132,10 @@ def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
 
 
 def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
-    """Read the annotation files of a place.
+    """Read the annotation files at a path.
 
     Raises:
-        UserError: The place has no boxes in a layout of the table, or an annotation file is invalid.
+        UserError: The path has no boxes in a layout of the table, or an annotation file is invalid.
     """
     if path.is_file() and not is_archive(path):
         return _read_single_file(path)
@@ -160,12 +160,12 @@ def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
 
 
 def open_boxed_images(path: Path) -> ImageSet:
-    """Return the images that the annotation files of a place describe, without labels."""
+    """Return the images of the annotation files at a path, without labels."""
     return without_labels(*read_boxes(path))
 
 
 def open_tagged_images(path: Path) -> ImageSet | None:
-    """Return the images of annotation files that have labels of whole images and no boxes; None for other places."""
+    """Return the images of annotation files with labels of whole images and no boxes; None for other paths."""
     files = find_boxes(path)
     if files is None or files.name not in TAGGED:
         return None

@@ -98,7 +98,7 @@ class _ListedNames:
         self._tree = tree
         self._keys = ImageNames([image.key for image in images], tree)
         key_of_file = {image.source: image.key for image in images}
-        # The name of a file for several images identifies none of them.
+        # An annotation file that describes several images does not identify one by its name.
         self._key_of_file = key_of_file if len(key_of_file) == len(images) else {}
         self._files = ImageNames(self._key_of_file, tree)
 

@@ -56,7 +56,8 @@ COLUMNS = {
 # Sets of columns that define a box, the most reliable first. Spans are a corner, and the width and height of the box.
 EDGES, SPANS, LISTS = ("left", "top", "right", "bottom"), ("left", "top", "across", "down"), ("bbox",)
 FORMS = (EDGES, SPANS, LISTS)
-# Tables without column names: kinds of the cells (i image, n number, p part, w another word, - empty), and columns.
+# Tables without column names. Keys are patterns of the kinds of cells in a row (i image, n number, p part, w another
+# word, - empty); values are the columns.
 UNNAMED = {
     "innnn[wn]": ("image", *EDGES, "name"),  # keras-retinanet
     "[wn]nnnninn": ("name", *SPANS, "image", "width", "height"),  # makesense.ai
@@ -314,9 +315,9 @@ def _refuse_centres(boxes: Sequence[_Placed], size_of: _SizeOf, place: str) -> N
         return
     if outside := [box for box, key in boxes if not ends_inside(box, key)]:
         raise UserError(
-            f"{place!r} has {counted(len(outside), 'box', 'boxes')} that would end outside of their image if x and y "
-            f"were the corner, such as {_format_box(outside[0])}, and none if they were the centre: give the edges "
-            "of the boxes as xmin, ymin, xmax, ymax."
+            f"x and y in {place!r} seem to be the centres of the boxes: as corners, they would put "
+            f"{counted(len(outside), 'box', 'boxes')} partly outside of the image, such as {_format_box(outside[0])}; "
+            "as centres, none. Give the edges of the boxes as xmin, ymin, xmax, ymax."
         )
 
 

@@ -30,7 +30,7 @@ from paucal.types import UserError
 
 XML = ".xml"
 MAX_BYTES = 1 << 28  # CVAT writes the annotations of all images to one file, some kilobytes per image
-_MAX_DIGITS = 9  # of a side in pixels
+_MAX_DIGITS = 9  # most digits of a width or height
 HEAD = 1 << 13  # bytes that hold the name of the outermost element
 ELLIPSE_POINTS = 72
 VOC_EDGES, CVAT_EDGES = ("xmin", "ymin", "xmax", "ymax"), ("xtl", "ytl", "xbr", "ybr")

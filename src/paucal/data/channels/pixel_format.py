@@ -77,7 +77,7 @@ def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
 
 
 def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
-    """Return a list with a note if images of a set have another depth than a model's training images."""
+    """Return a list with a note if images of a set differ in depth from a model's training images."""
     other, sampled = 0, images.sample(LOOKED_AT)
     for index in sampled:
         store, position = locate_original(images.store, int(index))

@@ -96,9 +96,10 @@ def list_entries(folder: Path) -> list[CacheEntry]:
 
 
 def free_space(folder: Path, max_bytes: int = MAX_BYTES, spare: Path | None = None) -> None:
-    """Remove the least recently used entries until the rest takes at most `max_bytes` bytes, and old unfinished files.
+    """Remove old unfinished files, and the least recently used entries until the rest takes at most `max_bytes`.
 
-    A run that has an entry open can still read it; on Windows an open entry is not removed.
+    The entry whose pixels are the file `spare` is kept. A run that has an entry open can still read it; on Windows an
+    open entry is not removed.
     """
     entries = list_entries(folder)
     total = sum(entry.n_bytes for entry in entries)

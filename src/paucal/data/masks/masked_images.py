@@ -258,7 +258,7 @@ def is_smaller_than_image(
 
 
 def _require_joinable(files: Sequence[tuple[Path, ...]], coding: MaskCoding) -> None:
-    """Refuse several masks of one image if they have other classes than background and foreground."""
+    """Refuse several masks of one image if they have classes other than background and foreground."""
     paths = next((paths for paths in files if len(paths) > 1), None)
     if paths and (coding.count != 2 or coding.values[0] != 0):
         raise UserError(

@@ -32,7 +32,7 @@ _LATE, _MIN_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
 _LONGEST_SILENCE = 3600.0  # seconds without a new byte after which a download counts as abandoned
 _MAX_SPEEDS = 32  # downloads whose speed is remembered
 _PIECE = 4 << 20  # bytes of a file that are requested and kept at once
-# Entries of a file by which storages tell its versions apart: of S3, Google, Azure, web servers and disks.
+# Fields of file metadata that identify a version of a file on S3, Google, Azure, web servers and disks.
 _VERSION = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime")
 _EXTRA = "pip install 'paucal[remote]'"
 
@@ -104,7 +104,7 @@ class RemoteShardFolder:
             entries = files.find(root, detail=True)
         except NotImplementedError:
             return None
-        except Exception as problem:  # every storage has its own types of errors
+        except Exception as problem:  # each storage library has its own exceptions
             raise UserError(f"{self.location} cannot be listed ({first_line(problem)}); check the address.") from None
         if not entries or any(entry.get("size") is None for entry in entries.values()):
             return None
@@ -148,7 +148,7 @@ class RemoteShardFolder:
                     target.write(piece)
         except FileNotFoundError:
             return False
-        except Exception as problem:  # every storage has its own types of errors
+        except Exception as problem:  # each storage library has its own exceptions
             raise UserError(
                 f"{self.location}/{name} cannot be read ({first_line(problem)}); check the address."
             ) from None
@@ -202,7 +202,7 @@ class RemoteShardFolder:
             entry = files.info(f"{root.rstrip('/')}/{checked_name(self.location, name)}")
         except FileNotFoundError:
             raise UserError(f"{self.location}/{name} does not exist; check the address.") from None
-        except Exception as problem:  # every storage has its own types of errors
+        except Exception as problem:  # each storage library has its own exceptions
             raise UserError(
                 f"{self.location}/{name} cannot be read ({first_line(problem)}); check the address."
             ) from None
@@ -241,7 +241,7 @@ class RemoteShardFolder:
             ) from None
         except UserError:
             raise
-        except Exception as problem:  # every storage has its own types of errors
+        except Exception as problem:  # each storage library has its own exceptions
             if isinstance(problem, OSError) and problem.errno in FULL:
                 raise UserError(
                     f"the disk of {self.cache} is full, and the shard {shard.name} of {self.location} does not fit: "
@@ -305,7 +305,7 @@ def open_storage(url: str) -> tuple[Any, str]:
         return fsspec.core.url_to_fs(url)
     except ImportError as problem:
         raise UserError(f"{url} needs a package that is not installed ({first_line(problem)}): {_EXTRA}.") from None
-    except Exception as problem:  # every storage has its own types of errors
+    except Exception as problem:  # each storage library has its own exceptions
         raise UserError(f"{url} cannot be opened ({first_line(problem)}); check the address.") from None
 
 
@@ -320,7 +320,7 @@ def upload(folder: Path, url: str) -> None:
             files.put_file(str(file), f"{root.rstrip('/')}/{file.name}")
     except UserError:
         raise
-    except Exception as problem:  # every storage has its own types of errors
+    except Exception as problem:  # each storage library has its own exceptions
         raise UserError(f"OUT: {url} cannot be written ({first_line(problem)}): check the address.") from None
 
 

@@ -38,7 +38,7 @@ def retry(work: Callable[[], T]) -> T:
             return work()
         except (FileNotFoundError, PermissionError, UserError):  # another try would fail too
             raise
-        except Exception as problem:  # every storage has its own errors, and networks fail temporarily
+        except Exception as problem:  # each storage library has its own exceptions, and networks fail temporarily
             if isinstance(problem, OSError) and problem.errno in FULL:
                 raise
             pause = jitter.uniform(0, min(_LONGEST_PAUSE, _PAUSE * 2**attempt))

@@ -56,7 +56,7 @@ class Stream:
         n_blocks = -(-images // BLOCK)
         shards = np.repeat(np.arange(len(images), dtype=np.int32), n_blocks)
         blocks = np.arange(len(shards), dtype=np.int32)
-        numbers = blocks - (np.cumsum(n_blocks) - n_blocks)[shards]  # of each block within its shard
+        numbers = blocks - (np.cumsum(n_blocks) - n_blocks)[shards]  # number of each block within its shard
         ends = (np.cumsum(images) - images)[shards] + np.minimum((numbers + 1) * BLOCK, images[shards])
         return cls(ends, shards, blocks, window)
 
@@ -119,7 +119,9 @@ class StreamOrder:
         runs = np.lexsort((block_ranks[stream.blocks], shard_ranks[stream.shards]))
         lengths = np.diff(stream.ends, prepend=0)[runs]
         self._run_ends = np.cumsum(lengths)
-        self._offsets = stream.ends[runs] - self._run_ends  # from a place, before windows are shuffled, to its image
+        self._offsets = (
+            stream.ends[runs] - self._run_ends
+        )  # added to a place (before windows are shuffled), gives its image
         last = np.flatnonzero(np.append(np.diff(stream.shards[runs]), 1)[: len(runs)])
         self.shards, self.ends = stream.shards[runs[last]], self._run_ends[last]
         self.some_images = stream.ends[runs[last]] - 1

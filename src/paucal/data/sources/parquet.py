@@ -44,7 +44,7 @@ _PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.I
 _NUMBERED = re.compile(r"(?P<series>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.(?:parquet|arrow)")
 PREFIX = "hf:"
 CONVERTED = "refs/convert/parquet"  # branch on which the hub keeps most data sets as Parquet files
-PARTIAL = "partial-"  # begin of a folder there with only the first gigabytes of a part
+PARTIAL = "partial-"  # prefix of folders on that branch that hold only the first gigabytes of a part
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # no slashes: a name must not lead to another folder
 
 PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")

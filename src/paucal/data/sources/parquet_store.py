@@ -99,7 +99,7 @@ class RowFile:
             raise
         except FileNotFoundError:
             raise UserError(f"{self} no longer exists; check the address.") from None
-        except Exception as problem:  # every storage has its own errors
+        except Exception as problem:  # each storage library has its own exceptions
             raise UserError(f"{self} cannot be read ({first_line(problem)}); check the network.") from None
 
 

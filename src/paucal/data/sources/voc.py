@@ -93,7 +93,7 @@ def _class_part_lists(root: Path) -> list[tuple[Path, str, str]]:
 
 
 def _read_list(file: Path) -> tuple[list[tuple[str, int]], str]:
-    """Return the images of a list with their marks, and a note on its encoding."""
+    """Return the images of a list with their marks (1, 0 or -1), and a note on the encoding of the file."""
     rows, (text, _, note) = [], read_decoded(file, MAX_BYTES)
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         match = _LINE.fullmatch(line.strip())

@@ -30,7 +30,7 @@ JITTER = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
 JITTER_PROB, GREY_PROB = 0.8, 0.2
 # Probabilities of (blur, solarisation) for the first global crop, other global crops, and local crops.
 FIRST, FURTHER, LOCAL = (1.0, 0.0), (0.1, 0.2), (0.5, 0.0)
-ALIKE = (0.5, 0.2)  # for all crops of LeJEPA
+ALIKE = (0.5, 0.2)  # the same for all crops of LeJEPA
 SOLARISED = [value if value < 128 else 255 - value for value in range(256)] * 3
 
 

@@ -21,7 +21,7 @@ PAPER_BATCH, PAPER_MOMENTUM, PAPER_PROTOTYPES = 512, 0.996, 65536
 NARROW = 256  # channels below which a backbone counts as small
 LONG = 100  # number of epochs from which a run uses the published settings
 MANY = 100_000  # number of images from which the published heads are used unchanged
-QUICKEST = 0.98  # with a lower momentum of the teacher, small runs collapse
+QUICKEST = 0.98  # lowest momentum of the teacher; below it, small runs collapse
 Words = Sequence[str] | None
 Sides = Sequence[int] | None
 

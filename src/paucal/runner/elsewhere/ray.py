@@ -81,7 +81,7 @@ def work(config: dict[str, Any]) -> None:
     context = get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
     environment = dict(config["environment"])
-    if gpus := ray.get_gpu_ids():  # Ray shows all GPUs of a machine to each of its workers there
+    if gpus := ray.get_gpu_ids():  # Ray shows all GPUs of a machine to each worker on it
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     if world > 1:
         address: list[Any] = [_free_address() if rank == 0 else None]

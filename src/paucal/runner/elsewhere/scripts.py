@@ -17,7 +17,7 @@ STOP_SIGNAL = "USR1@120"  # two minutes before the limit: the step ends, and its
 # Options that have other names in sbatch than in submitit.
 _SBATCH = {"timeout-min": "time", "mem-gb": "mem", "tasks-per-node": "ntasks-per-node", "name": "job-name"}
 
-_CPUS, _MEMORY = 4, "16Gi"  # of each process
+_CPUS, _MEMORY = 4, "16Gi"  # requested for each process
 _IMAGE = "rayproject/ray:latest"
 _TO_CHANGE = {
     f"image: {_IMAGE}": "an image with Python, paucal[ray] and packages for the data",

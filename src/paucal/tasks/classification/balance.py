@@ -51,8 +51,8 @@ def suit_labels(settings: TrainSettings, data: SplitImages, objective: Objective
         )
     if settings.sampling == "balanced":
         raise UserError(
-            "--sampling balanced draws equally many images of every class, but these images may have several classes "
-            "each: leave it out, or give --class-weights auto."
+            "--sampling balanced draws the same number of images from every class, but these images may have several "
+            "classes each: leave it out, or give --class-weights auto."
         )
     objective.judge_classes_apart()
 

@@ -146,7 +146,7 @@ def _prepare_folder(settings: TrainSettings) -> Path:
         stored_settings = RunFolder(folder).read_json(RECORD).get("settings") if record.is_file() else None
         if stored_settings != _common_settings(settings):
             raise UserError(
-                f"--output: {str(folder)!r} holds other files than folds with these settings: choose another "
+                f"--output: {str(folder)!r} is not a folder of folds with these settings: choose another "
                 "folder, or replace it with --overwrite."
             )
     folder.mkdir(parents=True, exist_ok=True)

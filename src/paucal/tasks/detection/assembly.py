@@ -41,7 +41,7 @@ from paucal.training import Plan
 from paucal.types import UserError
 from paucal.wording import counted, did_you_mean
 
-MAX_EVALUATIONS = 20  # on the validation images, by default
+MAX_EVALUATIONS = 20  # default limit of evaluations on the validation images
 MULTIPLE = 32  # pixels
 STRIDES = (4, 8, 16, 32)  # possible strides of the finest map, in pixels
 CASCADE_DEFAULTS = {"cascade_boxes": "shared", "cascade_average": "probabilities"}

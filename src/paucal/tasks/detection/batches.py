@@ -120,7 +120,7 @@ class BoxedDataset(Dataset[BoxSample]):
         image, target = self._read_view(key.index)
         reseed(self._seed, *key)
         viewed, target = self._view(image, target)
-        other = None if self._pasting is None else self._pasting.partner(key.index)
+        other = None if self._pasting is None else self._pasting.draw_partner(key.index)
         if self._pasting is not None and other is not None:
             viewed, target = self._pasting((viewed, target), self._view(*self._read_view(other)))
         boxes = torch.as_tensor(target["boxes"]).as_subclass(Tensor).float()

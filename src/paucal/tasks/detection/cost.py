@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds of a detector, counted on the meta device without computing anything."""
+"""Parameters and multiply-adds of a detector, counted on the meta device, where nothing is computed."""
 
 import torch
 from torch import Tensor, nn

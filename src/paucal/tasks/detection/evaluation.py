@@ -92,7 +92,7 @@ class DetectionScores:
     Attributes:
         scores: "ap" and "ap50" with their 95 % intervals; with masks also "mask_ap" and "mask_ap50".
         per_class: Average precision by class name; None for classes without an object.
-        matches: Matches of each class; of boxes under "", of masks under "mask_".
+        matches: Matches of each class, by prefix: "" for boxes, "mask_" for masks.
         mask_per_class: Average precision of masks as in `per_class`; empty without masks.
     """
 

@@ -25,7 +25,7 @@ from paucal.wording import brief, counted
 BACKEND, EXTRA = "faster_coco_eval", 'pip install "paucal[detection]"'
 MIN_POINTS, MAX_POLYGONS = 3, 10_000
 MAX_PERIMETER = 1_000_000  # pixels; drawing an outline of this length takes some 100 MB
-MIN_MASK_PROBABILITY = 0.5  # of a pixel that belongs to the object
+MIN_MASK_PROBABILITY = 0.5  # from which a pixel belongs to the object
 REMEDY = "correct it, or ignore the outlines with paucal detect --masks off"
 
 

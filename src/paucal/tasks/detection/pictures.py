@@ -34,9 +34,10 @@ def draw_detections(
     truth: Boxes | None = None,
     min_score: float = SHOWN,
 ) -> Image.Image:
-    """Return a copy of an image with its detections, masks half-transparent, and its objects as thin white boxes.
+    """Return a copy of an image with the detections drawn on it, with half-transparent masks.
 
-    Detections are in pixels of the annotated image, which may have another size than `image` if `truth` is given.
+    The annotated objects in `truth` are drawn as thin white boxes. Detections are in pixels of the annotated image
+    (`truth.size`), of which `image` may be a resized copy; without `truth`, they are in pixels of `image`.
     """
     picture = image.convert("RGB")
     scale = 1.0 if truth is None else picture.width / truth.size[1]

@@ -143,7 +143,7 @@ class CopyPaste:
     def __init__(self, chance: float, partners: Sequence[int]) -> None:
         self._chance, self._partners = chance, list(partners)
 
-    def partner(self, index: int) -> int | None:
+    def draw_partner(self, index: int) -> int | None:
         """Draw the image that objects are taken from; None for no pasting, as when the image itself is drawn."""
         if not self._partners or float(torch.rand(())) >= self._chance:
             return None

@@ -71,7 +71,7 @@ def assemble(
     images = data.images
     if run is None:
         check_rates(settings)
-    settings, renamed = with_published_order(settings)
+    settings, renamed = with_esvit_padding(settings)
     method = method_of(settings)
     method.check(settings)
     _check_images(settings, facts.n_train, method.min_images)
@@ -131,7 +131,8 @@ def _run_preprocessing(
 ) -> Preprocessing:
     """Return the preprocessing of a run: as stored, or with the mean and deviation of the pretrained weights.
 
-    The crop is always EsViT's, since these weights will be trained on such crops.
+    The crop ratio and the interpolation are EsViT's even with pretrained weights of another model, since the run trains
+    on EsViT's crops.
     """
     stored = stored_preprocessing(run)
     if stored is not None:
@@ -201,10 +202,10 @@ def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> No
         )
 
 
-def with_published_order(settings: PretrainSettings) -> tuple[PretrainSettings, list[str]]:
-    """Build Swin as EsViT does: windows are padded before they are shifted, which crops of 96 pixels need.
+def with_esvit_padding(settings: PretrainSettings) -> tuple[PretrainSettings, list[str]]:
+    """Return settings that build Swin as EsViT does (windows are padded before they are shifted), and a note.
 
-    The weights have timm's names and shapes, and timm's own Swin loads them strictly.
+    Crops of 96 pixels need this order. The weights have timm's names and shapes, so timm's own Swin loads them.
     """
     name = f"{PREFIX}{settings.model}"
     if timm_name(name) == name:

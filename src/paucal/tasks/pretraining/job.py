@@ -77,7 +77,7 @@ def summary(run: RunFolder, setup: PretrainingSetup, outcome: Outcome, stage_wat
         "feature_dim": setup.objective.backbones()[0].dim,
         "epochs": settings.epochs,
         "monitor": settings.monitor,
-        "knn_start": stage_watch.knn_start(),
+        "knn_start": stage_watch.load_start_score(),
         "knn_end": score if score is not None and math.isfinite(score) else None,
         "verdict": None if verdict is None else vars(verdict),
         "verdicts": stage_watch.history(),

@@ -132,8 +132,8 @@ class StageWatch(Watcher[PretrainingSetup]):
         """Store the monitor's score of the weights at the start of the run."""
         self.run.write_json(START, {NAME: scores[NAME]})
 
-    def knn_start(self) -> float | None:
-        """Return the monitor's score of the weights at the start of the run; None without one."""
+    def load_start_score(self) -> float | None:
+        """Return the monitor's score of the weights at the start of the run; None if it was not measured."""
         return self.run.read_json(START).get(NAME) if (self.run.path / START).exists() else None
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> bool:
@@ -185,7 +185,7 @@ class StageWatch(Watcher[PretrainingSetup]):
 
     def _count_worse(self, row: Mapping[str, float]) -> float | None:
         """Count an epoch that scores below the trained initial weights; return their score, None if there is none."""
-        start = self.knn_start() if begins_settled(self.setup) else None
+        start = self.load_start_score() if begins_settled(self.setup) else None
         is_worse = start is not None and row.get(NAME, start) < start - WORSE
         self._worse = self._worse + 1 if is_worse else 0
         return start

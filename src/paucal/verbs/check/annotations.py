@@ -42,7 +42,7 @@ TINY = 8.0  # pixels of the shorter side: one or two cells of the finest feature
 SMALL, LARGE = 32.0**2, 96.0**2  # square pixels: areas that bound COCO's medium objects
 SHOWN = 12  # classes named in a finding
 _WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)  # a colon within a quoted value is skipped
-MAX_EMPTY_SHARE = 0.5  # of images without a box; if the share is larger, they were probably never annotated
+MAX_EMPTY_SHARE = 0.5  # if more images have no box, they were probably never annotated
 _OUTSIDE = ("outside-boxes", "outside of their image", "correct them, or check whether images were swapped")
 _TINY = (
     "tiny-boxes",

@@ -31,8 +31,9 @@ from paucal.verbs.export.subjects import Subject
 from paucal.wording import counted, percent
 
 PIXELS_TOLERANCE = 0.05  # for graphs with their preprocessing inside, which round a few pixels differently
-FACTOR_OF_MANY = {"pixels": 5, "objects": 5}  # on the tolerance, for the largest of thousands of differences
-MIN_AGREEMENT, LEAST_OF_8_BITS = 0.95, 0.75  # smallest agreement of a file with the model
+# Factors on the tolerance for pixels and objects, since the largest of thousands of differences is compared with it.
+TOLERANCE_FACTORS = {"pixels": 5, "objects": 5}
+MIN_AGREEMENT, MIN_INT8_AGREEMENT = 0.95, 0.75  # of the outputs of a file and of the model
 # Texts for the agreement and for the accuracy, by the kind of prediction.
 COMPARISON_TEXTS = {
     "images": ("the same class for {}", "accuracy"),
@@ -136,10 +137,10 @@ class GraphWriter:
             return None
         comparison = self.compare(name, path)
         if int8:
-            _require_agreement(path.name, comparison, LEAST_OF_8_BITS, "leave out --int8")
+            _require_agreement(path.name, comparison, MIN_INT8_AGREEMENT, "leave out --int8")
         else:
             tolerance = max(entry.tolerance, PIXELS_TOLERANCE if reads_pixels(name, self.settings) else 0)
-            max_difference = tolerance * FACTOR_OF_MANY.get(self.subject.unit, 1)
+            max_difference = tolerance * TOLERANCE_FACTORS.get(self.subject.unit, 1)
             if not comparison.largest <= max_difference:
                 raise UserError(
                     f"{path.name} differs from the model: {self._difference(comparison)} on "

@@ -44,7 +44,7 @@ from paucal.verbs.label.settings import LEVEL, LabelSettings
 from paucal.wording import counted, percent
 
 SAMPLE = 1000  # labelled images that the teacher is tested on
-MIN_CELL_ACCURACY = 0.8  # of the mean over the cells, relative to the accuracy on whole images
+MIN_CELL_ACCURACY = 0.8  # least accuracy of the mean over the cells, relative to that on whole images
 WHAT = "the folder of label maps"  # name of the locked folder in messages
 
 

@@ -142,7 +142,7 @@ def find_objects(
 
 
 def object_cells(row: Objects) -> list[list[str]]:
-    """Return the cells of a line for each confident object, without the path."""
+    """Return the cells of the CSV row of each confident detection, without the path."""
     confident = row.found.above(SHOWN)
     return [
         [row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)]

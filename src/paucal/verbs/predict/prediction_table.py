@@ -103,7 +103,7 @@ class PredictionTable:
             if not end:
                 if row != self.header:
                     raise UserError(
-                        f"{str(self.path)!r} has other columns than these predictions: give another --output."
+                        f"{str(self.path)!r} has different columns from these predictions: give another --output."
                     )
                 end = stop
                 continue

@@ -26,7 +26,7 @@ from paucal.wording import counted, duration, percent
 SHOWN = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
 WIDEST = 10_000  # characters in a line of a file or a pipe
 SPARED = ("changed", "size", "time", "seed", "epochs", "method", "data")  # columns left out first on a narrow terminal
-ERRORS = {"val": "cross_validated_mae", "test": "test_mae"}  # of runs that predict numbers
+ERRORS = {"val": "cross_validated_mae", "test": "test_mae"}  # keys in the summary of a run that predicts numbers
 NUMBERS = ("val", "test", "size", "seed", "epochs")
 LONG_AGO = 30 * 86400.0  # seconds after which a stopped run will probably not be resumed
 JUST_NOW = 600.0  # seconds for which a started run may still be running on another machine

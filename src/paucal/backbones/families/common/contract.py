@@ -245,7 +245,7 @@ def recompute(block: nn.Module, *arguments: Any) -> Any:
     """Run a block and, in the backward pass, run it again instead of keeping what it computed.
 
     In training, the second pass would update the running statistics of batch norms again, so a model with checkpoints
-    would end with other statistics than one without; here it does not. (Compiled code needs no such care: there a
+    would end with different statistics from one without; here it does not. (Compiled code needs no such care: there a
     buffer changes once.)
     """
     norms = [part for part in block.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]

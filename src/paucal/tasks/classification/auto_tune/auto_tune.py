@@ -29,7 +29,7 @@ from paucal.wording import counted, duration
 # Epochs beyond COSINE_EPOCHS are appended at LOW_RATE times the peak rate; the earlier epochs do not change.
 MAX_EPOCHS, COSINE_EPOCHS, LOW_RATE, WARMUP = 60, 20, 0.1, 0.1
 SCRATCH_EPOCHS = 300
-REPORT_SECONDS = 6.0  # for the pictures and the page at the end, on an idle core
+REPORT_SECONDS = 6.0  # time reserved for the pictures and the page at the end, on an idle core
 
 
 def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:

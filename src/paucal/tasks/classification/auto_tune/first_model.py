@@ -60,7 +60,8 @@ def frozen_features(
 ) -> Tensor:
     """Return (N, D) float32 features on the CPU, in the order of `indices`; the model is moved to the run's device.
 
-    `staged` appends the pooled maps of the last stages, see `StagedInputs`; `autocast` is a lower precision.
+    `staged` appends the pooled maps of the last stages, see `StagedInputs`; `autocast` is the dtype for autocast,
+    None to compute in float32.
     """
     device, model = settings.device, model.to(settings.device)
     inputs = StagedInputs(model, preprocess.image_size) if staged else ClassifierInputs(model)

@@ -46,7 +46,7 @@ class LearningCurve:
     """Accuracy against images per class, with a forecast.
 
     Attributes:
-        points: Points in ascending order; the last one has all images of the other folds.
+        points: Points in ascending order; for the last one, heads are fitted to all images outside the fold they score.
         per_class: Images per class that the model itself has, on average.
         forecast: Accuracy with twice as many images; None with fewer than three points.
         gain: Forecast minus the model's accuracy; None without a forecast. An upper estimate for curves that flatten.

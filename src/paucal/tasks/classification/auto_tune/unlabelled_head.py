@@ -208,10 +208,10 @@ def fit_heads(
 
 def divisor_for(scores: Tensor, confidence: float) -> float:
     """Return the divisor at which the largest probabilities of (N, K) scores are on average `confidence`."""
-    low, high = -8.0, 8.0  # natural logarithms, relative to that of the deviation of the scores
+    low, high = -8.0, 8.0  # natural logarithms of multiples of the scores' standard deviation
     start = math.log(float(scores[scores.isfinite()].std().clamp(min=1e-12)))
     for _ in range(30):
         middle = (low + high) / 2
-        surer = float((scores / math.exp(start + middle)).softmax(1).amax(1).mean()) > confidence
-        low, high = (middle, high) if surer else (low, middle)
+        is_too_confident = float((scores / math.exp(start + middle)).softmax(1).amax(1).mean()) > confidence
+        low, high = (middle, high) if is_too_confident else (low, middle)
     return math.exp(start + (low + high) / 2)
