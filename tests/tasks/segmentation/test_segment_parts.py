@@ -3,11 +3,15 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
+import paucal
+from cli.calls import make_scenes
 from paucal.runner.console import SilentConsole
 from paucal.tasks.segmentation.images import open_segmentation_data
 from paucal.tasks.segmentation.settings import SegmentSettings
+from paucal.types import UserError
 
 
 def test_validation_images_without_a_labelled_pixel__select_no_epoch(tmp_path: Path):
@@ -23,3 +27,10 @@ def test_validation_images_without_a_labelled_pixel__select_no_epoch(tmp_path: P
     assert data.counts() == {"train": 3, "val": 0, "test": 3}
     words = "3 validation images without a labelled pixel left out, since they cannot select a model"
     assert data.split.description.endswith(words)
+
+
+def test_fraction_that_leaves_no_test_image__is_refused(tmp_path):
+    scenes = make_scenes(tmp_path / "scenes", 6)
+    with pytest.raises(UserError, match="none of 6 images is left for testing: give test images, or a larger"):
+        paucal.segment(scenes, test_fraction=0.05, model="test_resnet", init=None, output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

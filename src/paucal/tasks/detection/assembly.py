@@ -169,7 +169,7 @@ def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder |
 def _require_objects(split: Split, boxed: BoxedImages) -> Split:
     """Return the split without validation images that show no object: each state of the detector would score 0."""
     test, val = split.indices("test"), split.indices("val")
-    if len(test) and not boxed.count_boxes(test):
+    if not boxed.count_boxes(test):
         raise UserError(
             f"no object to count is in {counted(len(test), 'test image')}, so the detector could not be scored: give "
             "test images with boxes, or a larger --test-fraction."

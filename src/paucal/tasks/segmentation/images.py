@@ -108,4 +108,10 @@ def _split_images(settings: SegmentSettings, images: ImageSet) -> Split:
         classes=tuple(images.classes[index] for index in class_indices),
         multi_hot=images.multi_hot[:, class_indices],
     )
-    return make_split(visible_classes, seed=settings.seed, group_by=settings.group_by, **settings.given_fractions)
+    split = make_split(visible_classes, seed=settings.seed, group_by=settings.group_by, **settings.given_fractions)
+    if not len(split.indices("test")):
+        raise UserError(
+            f"none of {counted(len(images), 'image')} is left for testing: give test images, or a larger "
+            "--test-fraction."
+        )
+    return split
