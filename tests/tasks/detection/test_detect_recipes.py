@@ -279,6 +279,13 @@ def test_parts_without_an_object__select_no_state_and_give_no_score(tmp_path: Pa
         parts_without("test")
 
 
+def test_fraction_that_leaves_no_test_image__is_refused(tmp_path: Path):
+    write_coco(tmp_path / "set", 6)
+    settings = plain_init(DetectSettings(str(tmp_path / "set"), epochs=1, test_fraction=0.01, **TINY))
+    with pytest.raises(UserError, match="no object to count is in 0 test images, so the detector could not be scored"):
+        assemble(settings, {**GIVEN, "epochs": "flag"}, SilentConsole().progress)
+
+
 @pytest.mark.parametrize(("min_side", "boxes"), [(0.0, 1), (0.9, 1), (1.0, 0)])
 def test_boxes_under_a_side__are_not_learned(tmp_path: Path, min_side: float, boxes: int):
     boxed = open_boxed(str(with_empty_and_thin(tmp_path / "set")))

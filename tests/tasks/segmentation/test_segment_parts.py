@@ -29,8 +29,12 @@ def test_validation_images_without_a_labelled_pixel__select_no_epoch(tmp_path: P
     assert data.split.description.endswith(words)
 
 
-def test_fraction_that_leaves_no_test_image__is_refused(tmp_path):
+def test_split_without_test_images__is_refused(tmp_path):
     scenes = make_scenes(tmp_path / "scenes", 6)
-    with pytest.raises(UserError, match="none of 6 images is left for testing: give test images, or a larger"):
-        paucal.segment(scenes, test_fraction=0.05, model="test_resnet", init=None, output=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    keys = sorted(path.relative_to(scenes).as_posix() for path in (scenes / "images").iterdir())
+    lines = ["key,label,class,split", *(f"{key},,,{'val' if n < 2 else 'train'}" for n, key in enumerate(keys))]
+    (tmp_path / "split.csv").write_text("\n".join(lines))
+    for settings in ({"test_fraction": 0.05}, {"split": str(tmp_path / "split.csv")}):
+        with pytest.raises(UserError, match="none of 6 images is for testing: give test images, or a larger"):
+            paucal.segment(scenes, model="test_resnet", init=None, output=tmp_path / "run", **settings)
+        assert not (tmp_path / "run").exists()

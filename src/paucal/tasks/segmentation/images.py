@@ -80,6 +80,11 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
     if run is not None:
         return SegmentationData(masked.images, stored_split(run, masked.images), masked=masked)
     split = _without_blank_validation(_split_images(settings, masked.images), masked)
+    if not len(split.indices("test")):
+        raise UserError(
+            f"none of {counted(len(split.parts), 'image')} is for testing: give test images, or a larger "
+            "--test-fraction."
+        )
     return SegmentationData(masked.images, split, masked=masked)
 
 
@@ -108,10 +113,4 @@ def _split_images(settings: SegmentSettings, images: ImageSet) -> Split:
         classes=tuple(images.classes[index] for index in class_indices),
         multi_hot=images.multi_hot[:, class_indices],
     )
-    split = make_split(visible_classes, seed=settings.seed, group_by=settings.group_by, **settings.given_fractions)
-    if not len(split.indices("test")):
-        raise UserError(
-            f"none of {counted(len(images), 'image')} is left for testing: give test images, or a larger "
-            "--test-fraction."
-        )
-    return split
+    return make_split(visible_classes, seed=settings.seed, group_by=settings.group_by, **settings.given_fractions)
