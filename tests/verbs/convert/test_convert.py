@@ -272,7 +272,8 @@ def test_unreadable_images__are_refused_or_left_out_with_their_labels(tmp_path: 
     assert not (tmp_path / "refused").exists()
     result = paucal.convert(photos, to="csv", output=tmp_path / "kept", on_bad_image="skip")
     assert (result.images, len(open_images(tmp_path / "kept"))) == (5, 5)
-    assert f"note: 1 unreadable image was left out ({bad.parent.name}/{bad.name})" in result.said
+    note = f"note: 1 of 6 images cannot be read ({bad.parent.name}/{bad.name}); they were left out"
+    assert note in result.said
 
 
 @pytest.mark.parametrize("to", ["coco", "voc", "csv", "label-studio", "cvat"])

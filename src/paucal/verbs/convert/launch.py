@@ -17,7 +17,7 @@ from paucal.types import UserError
 from paucal.verbs.convert.content import Content, read_content
 from paucal.verbs.convert.settings import ConvertSettings, Form
 from paucal.verbs.convert.writing import LAYOUTS, Layout
-from paucal.wording import counted, first_few, was
+from paucal.wording import counted
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,9 @@ def _without_unreadable(content: Content, console: Console) -> Content:
     items, images = content.items, content.images
     with console.progress("checking images") as advance:
         problems = for_each(len(items), lambda row: images.store.check(items[row].index), None, advance)
-    _, names = drop_unreadable(images, {items[row].index: problem for row, problem in problems.items()}, "skip")
-    if names:
-        left_out = f"{counted(len(names), 'unreadable image')} {was(len(names))} left out"
-        console.say(f"note: {left_out} ({first_few(names, 3)})")
+    readable, _ = drop_unreadable(images, {items[row].index: problem for row, problem in problems.items()}, "skip")
+    for note in readable.notes[len(images.notes) :]:
+        console.say(f"note: {note}")
     return replace(content, items=tuple(item for row, item in enumerate(items) if row not in problems))
 
 
