@@ -97,7 +97,7 @@ def test_overwrite__refuses_what_is_not_only_a_run(verb, trained, run, tmp_path,
     photos = make_photos(run / "plots" / "photos")
     before = content(tmp_path)
     assert "--data: " in failure(capsys, *words, run, photos)
-    assert "lies in the run that --overwrite would remove" in failure(capsys, *words, run, photos)
+    assert "is inside the run folder, which --overwrite would remove" in failure(capsys, *words, run, photos)
     assert "--init: " in failure(capsys, *words, run, trained / "photos", "--init", run)
     (tmp_path / "link").symlink_to("run")
     assert "is a link to 'run': name the run itself" in failure(capsys, *words, tmp_path / "link", trained / "photos")

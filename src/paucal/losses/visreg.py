@@ -70,7 +70,7 @@ def shape_loss(embeddings: Tensor, directions: Tensor) -> Tensor:
 
 
 def _joint_rows(values: Tensor) -> Tensor:
-    """Concatenate the rows of all processes, each of which has the same number of rows.
+    """Concatenate the rows of all processes. Every process must have the same number of rows.
 
     Gradients flow only to this process's rows and are multiplied by the number of processes: the trainer averages
     gradients over processes, which turns them into the gradient on the joint batch.

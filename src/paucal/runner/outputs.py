@@ -50,7 +50,8 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
         for name, value in read_paths.items():
             if value != BUILT_IN and _resolve_links(named_path(value, name)).is_relative_to(_resolve_links(path)):
                 raise UserError(
-                    f"{name}: {value!r} lies in the run that --overwrite would remove: choose another --output."
+                    f"{name}: {value!r} is inside the run folder, which --overwrite would remove: choose another "
+                    "--output."
                 )
     return replace(settings, output=str(path))
 

@@ -295,7 +295,7 @@ def _size_reader(tree: Tree, keys: Sequence[str]) -> _SizeOf:
 
 def _form_of_lists(boxes: Sequence[_Placed], size_of: _SizeOf, file: str) -> tuple[tuple[str, ...], str]:
     """Return whether boxes in lists are edges or spans, whichever keeps all boxes within their images, and a note."""
-    # Spans are seldom edges for long, so the headers of a few images usually suffice.
+    # Few spans are also valid as edges, so the headers of a few images usually decide.
     are_edges = all(_is_within(box, size_of(key)) for box, key in boxes)
     are_spans = not are_edges or all(_is_within(_edges_of_span(box), size_of(key)) for box, key in boxes)
     form = SPANS if are_spans else EDGES

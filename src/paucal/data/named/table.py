@@ -74,7 +74,7 @@ class NamedSet:
         lists: Lists of an official partition.
         homes: Folders below the root in which the paths of `unpacked` and `one_of` are looked for; "" for the root
             itself.
-        one_of: Paths, at least one of which must exist, in addition to all of `unpacked`.
+        one_of: Alternative folders: at least one must exist, as well as all of `unpacked`.
         labelled: Whether there are classes to learn.
     """
 

@@ -36,8 +36,8 @@ def draw_detections(
 ) -> Image.Image:
     """Return a copy of an image with the detections drawn on it, with half-transparent masks.
 
-    The annotated objects in `truth` are drawn as thin white boxes. Detections are in pixels of the annotated image
-    (`truth.size`), of which `image` may be a resized copy; without `truth`, they are in pixels of `image`.
+    The annotated objects in `truth` are drawn as thin white boxes. With `truth`, detections are in pixels of the image
+    at its annotated size (`truth.size`), and `image` may be smaller. Without it, they are in pixels of `image`.
     """
     picture = image.convert("RGB")
     scale = 1.0 if truth is None else picture.width / truth.size[1]

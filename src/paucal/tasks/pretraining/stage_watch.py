@@ -184,7 +184,10 @@ class StageWatch(Watcher[PretrainingSetup]):
         return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
 
     def _count_worse(self, row: Mapping[str, float]) -> float | None:
-        """Count an epoch that scores below the trained initial weights; return their score, None if there is none."""
+        """Count epochs that score below the trained weights the run starts from, and return the score of those weights.
+
+        Return None if the weights were not scored.
+        """
         start = self.load_start_score() if begins_settled(self.setup) else None
         is_worse = start is not None and row.get(NAME, start) < start - WORSE
         self._worse = self._worse + 1 if is_worse else 0
