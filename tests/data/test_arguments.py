@@ -57,14 +57,14 @@ STRANGE = [
     ({"a.jpg": PICTURE}, "the images are of the type dict, "),
     (Table(), "the images are of the type Table, "),
     (np.float64(3), "the images are of the type float64, "),
-    (np.array(3), "the images are of the type array of 0 axes, "),
+    (np.array(3), "the images are of the type array with 0 axes, "),
     ([None], "image 1 is of the type NoneType, "),
     ([PICTURE, b"\xff\xd8"], "image 2 is of the type bytes, "),
     ([ARRAY, [1, 2]], "image 2 is of the type list, "),
     (torch.zeros(3, 4, 4), "image 1 is of the type Tensor, "),
     (np.zeros(4), "image 1 is of the type float64, "),
-    (np.zeros((2, 2, 2, 2, 2)), "image 1 is of the type array of 4 axes, "),
-    (np.zeros((2, 2), complex), "image 1 is of the type array of 1 axes, "),
+    (np.zeros((2, 2, 2, 2, 2)), "image 1 is of the type array with 4 axes, "),
+    (np.zeros((2, 2), complex), "image 1 is of the type array with 1 axes, "),
     ([UserString("a.jpg")], "image 1 is of the type UserString, "),
 ]
 
@@ -91,6 +91,6 @@ def test_path__is_text_or_has_one():
     assert path_text("runs/1", "the run") == "runs/1"
     assert path_text(Path("runs") / "1", "the run") == str(Path("runs/1"))
     assert path_text(b"runs/1", "the run") == "runs/1"
-    for value, kind in ((None, "NoneType"), (["runs/1"], "list"), (3, "int"), (ARRAY, "array of 3 axes")):
+    for value, kind in ((None, "NoneType"), (["runs/1"], "list"), (3, "int"), (ARRAY, "array with 3 axes")):
         with pytest.raises(UserError, match=f"^the run is of the type {kind}, expected a path, such as 'runs/1'.$"):
             path_text(value, "the run")

@@ -1,4 +1,4 @@
-"""The classes of a set: their names cleaned and compared, and a subset chosen by a list."""
+"""Class names: cleaning and comparing them, and selecting the classes of a set that a list names."""
 
 import difflib
 import io
@@ -17,23 +17,24 @@ from paucal.reading import decode_text, read_decoded
 from paucal.types import UserError
 from paucal.wording import counted, first_few
 
-_UNSEEN = "\0\u200b\u200e\u200f\u2060\ufeff"  # invisible characters
-_ENDS = re.compile(rf"^[\s{_UNSEEN}]+|[\s{_UNSEEN}]+$")
-_INSIDE = re.compile(rf"[{_UNSEEN}\u00ad\u200c\u200d]")
-_BETWEEN_WORDS = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
-_WHOLE = re.compile(r"([+-]?\d+)(?:\.0*)?")
+_INVISIBLE = "\0\u200b\u200e\u200f\u2060\ufeff"
+_OUTER_BLANKS = re.compile(rf"^[\s{_INVISIBLE}]+|[\s{_INVISIBLE}]+$")
+_INVISIBLE_INSIDE = re.compile(rf"[{_INVISIBLE}\u00ad\u200c\u200d]")
+_WORD_SEPARATORS = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
+_INTEGER = re.compile(r"([+-]?\d+)(?:\.0*)?")
 _NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")  # a line break would split a name in a list
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")  # a line break would split a name in a list
 _SURROGATE = re.compile("[\ud800-\udfff]")
-NO_LABEL = ("NA", "N/A", "n/a", "nan", "NaN", "None", "NULL", "null", "NONE")  # may still be real class names
-_MANY_VALUES = 8  # fewer different numbers are not measurements
+# Names that often stand for a missing label, but may also be real class names.
+NO_LABEL_NAMES = ("NA", "N/A", "n/a", "nan", "NaN", "None", "NULL", "null", "NONE")
+_MIN_MEASUREMENTS = 8  # fewer different numbers are taken for class names
 MAX_LIST_BYTES = 16 << 20
 
 
 def plain_name(name: str) -> str:
-    r"""Return a name as valid Unicode in composed form, on one line, without white space at its ends.
+    r"""Return a name as valid Unicode in composed form (NFC), on one line, without outer white space.
 
-    Bytes that are not UTF-8, as in folder names of old archives, are read as Windows-1252, or else escaped.
+    Bytes that are not UTF-8, as in folder names of old archives, are decoded as Windows-1252, or else escaped.
 
     Example:
         >>> plain_name(" cat\r"), plain_name("cafe\u0301"), plain_name("caf\udce9"), plain_name("\udcc3\udce8")
@@ -41,11 +42,11 @@ def plain_name(name: str) -> str:
     """
     if name.isascii() and name.isprintable():
         return name.strip()
-    return unicodedata.normalize("NFC", _ENDS.sub("", _CONTROLS.sub(" ", valid_text(name))))
+    return unicodedata.normalize("NFC", _OUTER_BLANKS.sub("", _CONTROL_CHARACTERS.sub(" ", valid_text(name))))
 
 
 def valid_text(text: str) -> str:
-    """Return text that UTF-8 can encode: other bytes are read as Windows-1252, or else escaped."""
+    """Return text without surrogates: the bytes that they stand for are decoded as Windows-1252, or else escaped."""
     try:
         text.encode()
         return text
@@ -63,17 +64,17 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def plain_names(names: Sequence[str]) -> dict[str, str]:
-    """Return the plain name of each class of a set.
+    """Return a mapping from each class name of a set to its plain name (see `plain_name`).
 
-    If all classes are whole numbers, ".0" is removed, which tools add to columns with missing values. If all are
-    "true" or "false" in any case, they are capitalised alike.
+    If all names are whole numbers, the ".0" that tools add in columns with missing values is removed. Names that are
+    all "true" or "false" in different cases become "True" and "False".
 
     Example:
         >>> plain_names(["0.0", "1", "1.0"]), plain_names(["1.0", "1.5"])
         ({'0.0': '0', '1': '1', '1.0': '1'}, {'1.0': '1.0', '1.5': '1.5'})
     """
     plain_of = {name: plain_name(name) for name in names}
-    number_matches = {name: _WHOLE.fullmatch(plain) for name, plain in plain_of.items()}
+    number_matches = {name: _INTEGER.fullmatch(plain) for name, plain in plain_of.items()}
     if all(number_matches.values()):
         return {name: match[1] for name, match in number_matches.items() if match}
     folded = {plain.casefold() for plain in plain_of.values()}
@@ -83,14 +84,14 @@ def plain_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def plain_if_distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the plain names of classes if they are all different, else the names themselves."""
+    """Return the plain names of classes; the unchanged names if two plain names are equal or one is empty."""
     plain_of = plain_names(names)
     plain = tuple(plain_of[name] for name in names)
     return plain if len(set(plain)) == len(names) and all(plain) else tuple(names)
 
 
 def with_plain_classes(images: ImageSet) -> ImageSet:
-    """Return a set whose classes have plain names; classes of the same plain name are joined, with a note."""
+    """Return a set whose classes have plain names; classes with equal plain names are joined, and a note says so."""
     plain_of = plain_names(images.classes)
     if empty := [name for name, plain in plain_of.items() if not plain]:
         raise UserError(f"the name of a class is {empty[0][:20]!r}, which cannot be seen: rename it.")
@@ -115,24 +116,25 @@ def with_plain_classes(images: ImageSet) -> ImageSet:
     )
 
 
-def _notes_on_names(plain: dict[str, str]) -> list[str]:
-    """Return notes on classes that were joined, or whose names were not UTF-8."""
+def _notes_on_names(plain_of: dict[str, str]) -> list[str]:
+    """Return notes on classes that were joined, and on names that were not UTF-8; `plain_of` is from `plain_names`."""
     raw_names: dict[str, list[str]] = {}
-    for name, new in plain.items():
+    for name, new in plain_of.items():
         raw_names.setdefault(new, []).append(name)
     joined_names = [repr(name) for name, spellings in raw_names.items() if len(spellings) > 1]
-    raw = [repr(new) for name, new in plain.items() if _SURROGATE.search(name)]
+    recoded_names = [repr(new) for name, new in plain_of.items() if _SURROGATE.search(name)]
     notes = []
     if joined_names:
         spellings = counted(len(joined_names), "class has", "classes have")
         notes.append(f"{spellings} several spellings, which were joined ({first_few(joined_names)})")
-    if raw:
-        notes.append(f"names of classes that are not UTF-8 were read as {first_few(raw)}: rename them if that is wrong")
+    if recoded_names:
+        recoded = first_few(recoded_names)
+        notes.append(f"names of classes that are not UTF-8 were read as {recoded}: rename them if that is wrong")
     return notes
 
 
 def alike_names(names: Iterable[str]) -> list[list[str]]:
-    """Return the groups of names that differ only in case, separators of words, leading zeros or width.
+    """Return groups of names that differ only in case, word separators, leading zeros or full-width characters.
 
     Example:
         >>> alike_names(["CAT", "cat", "red cell", "red_cell", "dog", "1", "01", "A+", "A-"])
@@ -140,34 +142,36 @@ def alike_names(names: Iterable[str]) -> list[list[str]]:
     """
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(_likeness(name), []).append(name)
+        groups.setdefault(_comparison_key(name), []).append(name)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _likeness(name: str) -> str:
-    folded = unicodedata.normalize("NFKC", _INSIDE.sub("", plain_name(name))).casefold()
-    number_match = _WHOLE.fullmatch(folded)
-    return number_match[1].lstrip("+0") or "0" if number_match else _BETWEEN_WORDS.sub(" ", folded)
+def _comparison_key(name: str) -> str:
+    folded = unicodedata.normalize("NFKC", _INVISIBLE_INSIDE.sub("", plain_name(name))).casefold()
+    number_match = _INTEGER.fullmatch(folded)
+    return number_match[1].lstrip("+0") or "0" if number_match else _WORD_SEPARATORS.sub(" ", folded)
 
 
 def are_alike(first: str, second: str) -> bool:
-    """Return whether two names look the same; see `alike_names`."""
-    return _likeness(first) == _likeness(second)
+    """Return whether two names differ at most in the ways that `alike_names` ignores."""
+    return _comparison_key(first) == _comparison_key(second)
 
 
 def are_measurements(names: Sequence[str], rare: float) -> bool:
-    """Return whether class names look like measurements: many numbers, some fractions or most with few images.
+    """Return whether class names look like measurements, as for regression.
+
+    They do if there are at least 8, all are numbers, and either not all are integers or most have few images.
 
     Args:
         names: Names of the classes.
-        rare: Share of the classes that have too few images to learn from.
+        rare: Share of the classes with too few images to learn from, in [0, 1].
     """
-    numbers = len(names) >= _MANY_VALUES and all(map(_NUMBER.fullmatch, names))
-    return numbers and (rare > 0.5 or not all(map(_WHOLE.fullmatch, names)))
+    are_numbers = len(names) >= _MIN_MEASUREMENTS and all(map(_NUMBER.fullmatch, names))
+    return are_numbers and (rare > 0.5 or not all(map(_INTEGER.fullmatch, names)))
 
 
 def shipped_lists() -> list[str]:
-    """Return the names of the lists that come with paucal.
+    """Return the names of the class lists that come with paucal.
 
     Example:
         >>> shipped_lists()
@@ -198,22 +202,22 @@ def read_class_list(source: str | Path) -> list[str]:
 def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
     """Return only the images of the listed classes.
 
-    The classes keep their order in the set and are renumbered from 0. Declared parts stay as they are. If images may
-    have several labels, all images stay, some of them without a label.
+    The classes keep their order in the set and are renumbered from 0. The declared split stays as it is. In a set with
+    several labels per image all images stay, and some may then have no label.
     """
     names = read_class_list(source)
     if not images.classes:
-        raise UserError(f"--classes {source} chooses classes, and {images.location} was opened without labels")
-    known_names = set(images.classes)
-    if unknown := [name for name in names if name not in known_names]:
+        raise UserError(f"--classes {source} chooses classes, but {images.location} was opened without labels")
+    set_names = set(images.classes)
+    if unknown := [name for name in names if name not in set_names]:
         raise UserError(
             f"{len(unknown)} of the {len(names)} classes of {source} are not in {images.location} "
             f"(such as '{unknown[0]}'{_suggest_classes(unknown[0], images.classes)}); correct the file or the data"
         )
     if len(names) < 2:
         raise UserError(f"{source} names only one class ('{names[0]}'); training a classifier needs at least two")
-    wanted_names = set(names)
-    used_classes = tuple(name for name in images.classes if name in wanted_names)
+    listed_names = set(names)
+    used_classes = tuple(name for name in images.classes if name in listed_names)
     new_numbers = {name: number for number, name in enumerate(used_classes)}
     numbers = np.asarray([new_numbers.get(name, -1) for name in images.classes], dtype=np.int64)
     note = f"{len(used_classes)} of {len(images.classes)} classes are used ({Path(source).name})"
@@ -249,7 +253,12 @@ def _suggest_classes(name: str, classes: tuple[str, ...]) -> str:
 
 
 def numbered_names(lines: Sequence[str], place: str) -> list[str]:
-    """Return the names of classes that are numbered by their lines; refuse an empty line before the last name."""
+    """Return class names from lines in the order of the class numbers; refuse an empty line between names.
+
+    Args:
+        lines: Lines of the file, one class each; the first line is class 0.
+        place: Name of the file for the error message.
+    """
     names = [line.strip() for line in lines]
     while names and not names[-1]:
         names.pop()

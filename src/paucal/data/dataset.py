@@ -1,4 +1,4 @@
-"""Dataset of image views; the augmentation of a sample depends only on its key."""
+"""Dataset of augmented views of images; the augmentation of a sample depends only on the seed and its `SampleKey`."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class SampleKey(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One image as input of the network; fields as in `types.Batch`, without their first axis."""
+    """The views and targets of one image; the fields are those of `types.Batch` without the batch axis."""
 
     id: int
     views: list[Tensor]
@@ -46,7 +46,7 @@ class Sample(NamedTuple):
 
 
 class ViewDataset(Dataset[Sample]):
-    """Reads an image by its key and makes its views.
+    """Dataset that returns the augmented views and targets of one image for a `SampleKey`.
 
     Args:
         image_set: Images to read.
@@ -54,8 +54,8 @@ class ViewDataset(Dataset[Sample]):
         seed: Seed of the run. Randomness is seeded from (seed, epoch, index, repeat), so neither the number of workers
             nor other samples change a sample.
         labels: True adds the set's labels to the samples.
-        geometry: True adds the geometry that the transforms return.
-        label_maps: Function that returns the dense targets of the image at a position.
+        geometry: True adds the geometry of each view, which the transforms return; see `types.Batch.geometry`.
+        label_maps: Function from the position of an image to its dense targets by name; None for none.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ViewDataset(Dataset[Sample]):
         label_maps: LabelMaps | None = None,
     ) -> None:
         if labels and not image_set.labelled and image_set.multi_hot is None:
-            raise ValueError(f"labels are wanted, but images of {image_set.location} have none")
+            raise ValueError(f"labels=True, but images of {image_set.location} have no labels")
         self.image_set, self.seed = image_set, seed
         self._transforms = [transform for transform, count in views for _ in range(count)]
         self._labels: Targets | None = image_set.targets if labels else None
@@ -82,7 +82,7 @@ class ViewDataset(Dataset[Sample]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[SampleKey]) -> list[Sample]:
-        """Return several samples; a loader calls this for a whole batch.
+        """Return several samples; torch's loader calls this with the keys of a batch.
 
         The global generators are restored once for all samples, since that takes ten times as long as seeding them.
         """
@@ -92,7 +92,7 @@ class ViewDataset(Dataset[Sample]):
             return [self._sample(key) for key in keys]
 
     def _batched_samples(self, keys: list[SampleKey]) -> list[Sample] | None:
-        """Return the samples of decoded images whose transform supports batches; None for all others."""
+        """Return the samples if all their images are decoded and the transform supports batches, else None."""
         transform = self._transforms[0] if len(self._transforms) == 1 else None
         if not isinstance(transform, BatchTransform):
             return None
@@ -122,7 +122,7 @@ class ViewDataset(Dataset[Sample]):
 
 
 def decoded_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
-    """Return a view of the (H, W, C) pixels that `store.read` copies; None if it would decode an image."""
+    """Return the (H, W, C) pixels of a decoded image without copying them; None if the store has none."""
     while isinstance(store, NestedStore) and not isinstance(store, ConvertedStore):  # conversion changes the pixels
         store, index = store.locate(index)
     if isinstance(store, MappedStore):
@@ -133,7 +133,7 @@ def decoded_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
 def as_label(target: NDArray[np.integer] | np.integer) -> int | Tensor:
     """Return a class number as int, or a multi-hot row as (K,) float32 with NaN for unknown labels.
 
-    The mixed label of two images is then NaN if either label is unknown.
+    Because of NaN, mixing two images gives an unknown label where either label is unknown.
     """
     if not target.ndim:
         return int(target)
@@ -154,7 +154,7 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 def _collate_maps(maps: list[dict[str, Tensor] | None]) -> dict[str, Tensor]:
-    """Stack dense targets; list the classes of a teacher's maps on the CPU, since counting on a GPU synchronises."""
+    """Stack dense targets; list the classes in a teacher's maps here, since on a GPU the training step would wait."""
     stacked = default_collate(maps)
     if "indices" in stacked:
         stacked["classes"], stacked["slots"] = name_classes(stacked.pop("indices"))

@@ -1,7 +1,7 @@
 """Decoding of images to upright 8-bit RGB. Every failure becomes an `UnreadableImage` that names the image.
 
-Images much larger than the network's input are reduced. Files are untrusted: any exception of a decoder is caught, and
-its warnings are silenced.
+Images much larger than the network's input are reduced. Files are untrusted: every exception of a decoder is caught,
+and warnings of decoders are silenced.
 """
 
 import io
@@ -26,11 +26,12 @@ ImageSource = bytes | Path
 # Accepted formats; Pillow reads more, some of them through external programs (EPS through Ghostscript).
 _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF", "HEIF")
 # An image of 1 x 65,000 pixels, resized to cover a square, would take 10 GB.
-_MAX_ELONGATED = 100
-_DRAFTED = ("JPEG", "MPO")  # MPO: JPEG with further pictures, as some phones write it
+_MAX_ASPECT_RATIO = 100
+# Formats that `Image.draft` decodes at a reduced size. MPO is JPEG with further pictures, as some phones write it.
+_DRAFT_FORMATS = ("JPEG", "MPO")
 # Images are reduced only if they are more than this many times as large as their reduced size.
-_WORTH_REDUCING = 1.5
-_TAG = 0x0112  # EXIF tag of the orientation
+_MIN_REDUCTION = 1.5
+_ORIENTATION_TAG = 0x0112  # of EXIF
 # Transposition that undoes each value of the EXIF orientation (EXIF 2.3, table 6).
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -45,7 +46,7 @@ UPRIGHT = {
 
 @dataclass(frozen=True)
 class Orientation:
-    """The EXIF orientation of an image file, with its size before and after it is applied.
+    """The EXIF orientation of an image file, and the size of the image before and after it is applied.
 
     Attributes:
         value: EXIF orientation from 1 to 8; 1 where the file has none or an invalid one.
@@ -59,7 +60,7 @@ class Orientation:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether the size of an annotation does not show if it was drawn on the stored or on the upright pixels.
+        """Whether the size of an annotation leaves open if it was drawn on the stored or on the upright pixels.
 
         This is so for half turns, mirror images and squares.
         """
@@ -72,8 +73,8 @@ class Reading:
 
     Attributes:
         side: Shorter side in pixels to which much larger images are reduced; None keeps all sizes.
-        value_range: Values that become 0 and 255 in images of more than 8 bits per channel; None for the whole range of
-            16 bits; floats are then refused.
+        value_range: The two values that become 0 and 255 in images of more than 8 bits per channel. None for 0 and
+            65,535; floats are then refused.
         channels: Number of channels of every image; 3 converts everything that Pillow reads to RGB.
         channel_ranges: Value range of each channel, in place of `value_range`, if `channels` is not 3.
     """
@@ -91,7 +92,7 @@ class Reading:
             ((683, 512), (700, 600))
         """
         shorter = min(size)
-        if self.side is None or shorter <= _WORTH_REDUCING * self.side:
+        if self.side is None or shorter <= _MIN_REDUCTION * self.side:
             return size
         first, second = (round(length * self.side / shorter) for length in size)
         return first, second
@@ -101,15 +102,15 @@ WHOLE = Reading()
 
 
 class UnreadableImage(UserError):
-    """An image that cannot be decoded; the message names it and the reason."""
+    """An image cannot be decoded; the message contains its name and the reason."""
 
     def __init__(self, message: str) -> None:
         # torch recreates the exception with the loader process's traceback, which ends in the original message.
         super().__init__(message.rpartition(f"{type(self).__name__}: ")[2])
 
 
-class _Silence:
-    """Thread-safe `warnings.catch_warnings`: the first thread to enter silences, the last to leave restores."""
+class _SilencedWarnings:
+    """Thread-safe `warnings.catch_warnings`: the first to enter silences warnings, the last to leave restores them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -131,7 +132,7 @@ class _Silence:
                 self._catcher.__exit__(None, None, None)
 
 
-_SILENCE = _Silence()
+_SILENCED_WARNINGS = _SilencedWarnings()
 
 
 def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Image.Image:
@@ -151,7 +152,7 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
         return small
     with open_image(source, name) as image:
         size = reading.reduced(image.size)
-        if size != image.size and image.format in _DRAFTED:
+        if size != image.size and image.format in _DRAFT_FORMATS:
             image.draft(image.mode, size)
         return _decode_upright(image, size, reading.value_range)
 
@@ -185,7 +186,7 @@ def turned_upright(image: Image.Image) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> Orientation:
-    value, (width, height) = orientation_of(image), image.size
+    value, (width, height) = exif_orientation(image), image.size
     if value < 5:  # no turn by 90 degrees
         return Orientation(value, (height, width), (height, width))
     if image.format == "TIFF":  # Pillow has already exchanged the sides
@@ -195,7 +196,7 @@ def _orientation(image: Image.Image) -> Orientation:
 
 def _exif_transposition(image: Image.Image) -> Image.Transpose | None:
     """Return the transposition that turns a decoded image upright; None for TIFF, which Pillow turns itself."""
-    return None if image.format == "TIFF" else UPRIGHT.get(orientation_of(image))
+    return None if image.format == "TIFF" else UPRIGHT.get(exif_orientation(image))
 
 
 def read_orientation(source: ImageSource, name: str) -> Orientation:
@@ -205,12 +206,12 @@ def read_orientation(source: ImageSource, name: str) -> Orientation:
 
 
 def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> None:
-    """Read an image to its last byte as cheaply as its format allows (JPEG: at an eighth of its size)."""
+    """Raise `UnreadableImage` if an image cannot be decoded to its last byte; a JPEG is decoded at 1/8 of its size."""
     with open_image(source, name) as image:
         if is_deep(image):
             to_8_bits(deep_values(image), reading.value_range)
             return
-        if image.format in _DRAFTED:
+        if image.format in _DRAFT_FORMATS:
             image.draft(image.mode, (1, 1))
         image.load()
         _to_rgb(image)
@@ -219,7 +220,7 @@ def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> N
 def decode_reduced(
     source: ImageSource, name: str, side: int, value_range: tuple[float, float] | None = None
 ) -> tuple[Image.Image, str, tuple[int, int]]:
-    """Decode an image, at a reduced size if its format allows that (JPEG), with no side shorter than `side` pixels.
+    """Decode an image; a JPEG at a reduced size whose shorter side still has at least `side` pixels.
 
     Returns:
         The upright RGB image, the mode of its pixels in the file ("L", "RGB", "CMYK", "I;16", ...), and its upright
@@ -227,7 +228,7 @@ def decode_reduced(
     """
     with open_image(source, name) as image:
         mode, full = image.mode, _orientation(image).upright
-        if image.format in _DRAFTED:
+        if image.format in _DRAFT_FORMATS:
             image.draft(image.mode, (side, side))
         return upright_rgb(image, Reading(value_range=value_range)), mode, full
 
@@ -243,15 +244,15 @@ def open_image(source: ImageSource, name: str) -> Iterator[Image.Image]:
     with decoding_errors(name):
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
             raise ValueError("it is not a regular file (a pipe or a device, for instance)")
-        with _SILENCE, Image.open(file, formats=_readable_formats()) as image:
+        with _SILENCED_WARNINGS, Image.open(file, formats=_readable_formats()) as image:
             check_shape(*image.size)
             yield image
 
 
 def check_shape(width: int, height: int) -> None:
-    """Raise a ValueError for a too elongated image, and Pillow's error for a decompression bomb."""
-    if max(width, height) > _MAX_ELONGATED * min(width, height):
-        raise ValueError(f"{width} x {height} pixels are more than {_MAX_ELONGATED} times as long as wide")
+    """Raise a ValueError if one side is over 100 times the other, and Pillow's error for a decompression bomb."""
+    if max(width, height) > _MAX_ASPECT_RATIO * min(width, height):
+        raise ValueError(f"{width} x {height} pixels are more than {_MAX_ASPECT_RATIO} times as long as wide")
     if width * height > 2 * (Image.MAX_IMAGE_PIXELS or width * height):
         raise Image.DecompressionBombError
 
@@ -283,7 +284,7 @@ def _readable_formats() -> tuple[str, ...]:
         from pillow_heif import register_heif_opener  # type: ignore[import-not-found]
 
         register_heif_opener()
-    except ImportError:  # photos of recent phones need the extra `heif`
+    except ImportError:  # the extra `heif`, for photos of recent phones, is not installed
         pass
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
@@ -294,7 +295,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def orientation_of(image: Image.Image) -> int:
+def exif_orientation(image: Image.Image) -> int:
     """Return the EXIF orientation of an image that Pillow has opened but not decoded.
 
     Returns:
@@ -302,17 +303,22 @@ def orientation_of(image: Image.Image) -> int:
     """
     try:
         # The `getexif` of PNG images would decode the pixels to find metadata after them.
-        value = Image.Image.getexif(image).get(_TAG)
+        value = Image.Image.getexif(image).get(_ORIENTATION_TAG)
         return int(value) if value in UPRIGHT else 1
     except Exception:  # Pillow raises any error for damaged metadata, and the pixels are still usable
         return 1
 
 
 def ambiguity_note(names: Sequence[str], annotations: str) -> str:
-    """Return the note on annotations ("masks", "boxes") that may have been drawn before images were rotated upright."""
+    """Return a note on images whose EXIF rotation may or may not apply to their annotations.
+
+    Args:
+        names: Names of the images whose `Orientation.is_ambiguous`.
+        annotations: "masks" or "boxes".
+    """
     subject = counted(len(names), "image is turned by its EXIF tag", "images are turned by their EXIF tags")
     return (
         f"{subject} ({first_few(names)}), and the size does not show whether the {annotations} were drawn before or "
-        "after the turn: they are read as drawn after it; check some of them, or store the images upright without the "
+        "after the turn: after it is assumed; check some of them, or store the images upright without the "
         "tag"
     )

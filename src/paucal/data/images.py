@@ -19,15 +19,15 @@ UNKNOWN = -1  # entry of a multi-hot row: unknown whether the image is of the cl
 
 @dataclass(frozen=True)
 class Hints:
-    """Properties of a set's images that default settings respect.
+    """Properties of a set's images from which default settings are chosen.
 
     Attributes:
         flip: Whether a mirrored image has the same meaning (not true for digits).
         image_size: Side in pixels that suits the images; None if unknown.
-        epochs: Passes that are enough for a first impression; None if unknown.
-        train_per_class: Usual number of training images per class in papers, with all other images for testing, if the
-            set has no official split; None if there is no such convention.
-        official_parts: Advice on how to get a missing official split; "" for none.
+        epochs: Epochs that are enough for a first impression; None if unknown.
+        train_per_class: Training images per class that papers use for a set without an official split, with all other
+            images as test images; None if there is no such convention.
+        official_parts: Advice on how to get the official split if it is missing; "" for none.
     """
 
     flip: bool = True
@@ -39,7 +39,7 @@ class Hints:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with stable keys in a fixed order, and their labels if there are any.
+    """Images with stable keys in a fixed order, and their labels if they have any.
 
     Attributes:
         name: Short name for messages and reports.
@@ -51,15 +51,15 @@ class ImageSet:
             images if there is a `multi_hot`.
         declared: "train", "val" or "test" for each image if the source has its own split, else "".
         store: Store that reads the pixels.
-        hints: Properties of the images that default settings respect.
+        hints: Properties of the images from which default settings are chosen.
         notes: Sentences on what was left out or looks wrong, for `paucal check` and the report.
         columns: Further columns of the table of the images, by name.
-        column_problems: Why a column of `columns` cannot be used, by its name, such as two columns of one name.
+        column_problems: Error message for each column of `columns` that cannot be used, by its name (because two
+            columns have that name, for instance).
         reading: Size, channels and value ranges of the images that the store returns.
         multi_hot: (N, K) int8 if an image may have several labels or none: 1 for a label, 0 for no label, `UNKNOWN`
             (-1) if unknown. None if each image has one label.
-        stream: Positions of streamed images, such as millions in shards; None for a set that is decoded before a run
-            begins.
+        stream: Order in which the images of large shards are streamed; None for a set that is decoded before a run.
     """
 
     name: str
@@ -108,7 +108,7 @@ class ImageSet:
         return self.labels if self.multi_hot is None else self.multi_hot
 
     def cells(self, column: str) -> Sequence[str]:
-        """Return the cells of a further column.
+        """Return the cells of one of `columns`, one for each image.
 
         Raises:
             UserError: Several columns have its name, or an image has several cells in it.
@@ -118,7 +118,7 @@ class ImageSet:
         return self.columns[column]
 
     def classes_of(self, index: int) -> list[str]:
-        """Return the names of the labels of an image, without unknown ones."""
+        """Return the class names of an image; labels that are unknown are left out."""
         if self.multi_hot is not None:
             return [self.classes[position] for position in np.flatnonzero(self.multi_hot[index] == 1)]
         label = int(self.labels[index])
@@ -129,7 +129,7 @@ class ImageSet:
         return np.flatnonzero(self.labels == label if self.multi_hot is None else self.multi_hot[:, label] == 1)
 
     def as_multi_hot(self) -> "ImageSet":
-        """Return the set with labels as multi-hot rows; the rows of unlabelled images are unknown."""
+        """Return the set with multi-hot labels; all entries of an unlabelled image are `UNKNOWN`."""
         if self.multi_hot is not None:
             return self
         rows = np.eye(len(self.classes), dtype=np.int8)[self.labels]
@@ -145,7 +145,7 @@ class ImageSet:
         return np.bincount(labels[labels >= 0], minlength=len(self.classes))
 
     def sample(self, count: int, indices: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Return up to `count` positions spread over the set or `indices`; if streamed, in runs of neighbours."""
+        """Return up to `count` positions spread over the set or `indices`; in a streamed set, runs of neighbours."""
         total = len(self) if indices is None else len(indices)
         if self.stream is None:
             positions = evenly_spaced(total, count)
@@ -221,7 +221,7 @@ def full_size_image(images: ImageSet, index: int) -> Image.Image:
 
 
 def without_decoded_copies(images: ImageSet) -> ImageSet:
-    """Return a prepared set with its original store, without the unreadable images."""
+    """Return a set that reads the original images again, not their decoded copies; images left out stay out."""
     store = images.store
     if isinstance(store, DecodedCopies) and store.original is not None:
         store = store.original

@@ -1,4 +1,4 @@
-"""Data loaders: a resumable one for training, an exact one for evaluation."""
+"""Data loaders: for training, starting at any step, and for evaluation, reading each image once."""
 
 import errno
 import gc
@@ -21,9 +21,10 @@ from paucal.signals import ignore_stop_signals
 from paucal.types import Batch, UserError
 from paucal.wording import counted
 
-MAX_TOGETHER = 256  # images
-PIXELS_TOGETHER = 16 * 224 * 224
-_RESOURCE_ERRORS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)  # ENOSPC: shared memory
+MAX_INFERENCE_BATCH = 256  # images
+MAX_CPU_BATCH_PIXELS = 16 * 224 * 224
+# ENOSPC: shared memory is full
+_RESOURCE_ERRORS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)
 MAX_KEPT_BYTES = 512 << 20
 
 
@@ -31,10 +32,10 @@ class WorkerLoader(DataLoader[Sample]):
     """A loader that raises a UserError if its processes cannot be started."""
 
     def __iter__(self) -> Any:
-        """Start the processes unless they are running."""
+        """Return an iterator over the batches; start the loader processes unless they are running."""
         require_guard(self.num_workers)
         if self.num_workers and self._iterator is None:
-            # A forked process inherits unreachable objects. Freeing pinned memory there would abort it.
+            # A forked process inherits unreachable objects, and would abort if it freed pinned memory among them.
             gc.collect()
         try:
             return super().__iter__()
@@ -70,12 +71,12 @@ def make_train_loader(
     pin_memory: bool = False,
     into_batch: Callable[[list[Any]], Any] = collate,
 ) -> TrainLoader:
-    """Return a loader of one `types.Batch` per forward pass, the same for any number of workers.
+    """Return a loader of one batch per forward pass; the batches do not depend on the number of workers.
 
-    Its length is that of the whole run; iteration begins at the sampler's `start`. `into_batch` collates the samples
-    of datasets other than `ViewDataset`.
+    Its length is the number of forward passes of the whole run; iteration begins at the sampler's `start`. `into_batch`
+    collates samples into a batch, by default those of a `ViewDataset`.
     """
-    return TrainLoader(dataset, batch_sampler=sampler, **_settings(workers, pin_memory, into_batch))
+    return TrainLoader(dataset, batch_sampler=sampler, **_loader_options(workers, pin_memory, into_batch))
 
 
 def make_ordered_loader(
@@ -87,30 +88,34 @@ def make_ordered_loader(
     pin_memory: bool = False,
     epoch: int = 0,
 ) -> DataLoader[Any]:
-    """Return a loader over the samples at some positions, each once, in order; at most one process per batch.
+    """Return a loader over the samples at `indices`, each once, in order.
 
-    They are augmented as in `epoch`.
+    Samples are augmented as in `epoch`. No more processes than batches are used.
     """
     batches = _OrderedBatches(indices, batch_size, epoch)
     workers = min(workers, len(batches))
-    return WorkerLoader(dataset, batch_sampler=batches, **_settings(workers, pin_memory, into_batch))
+    return WorkerLoader(dataset, batch_sampler=batches, **_loader_options(workers, pin_memory, into_batch))
 
 
 def inference_batch_size(image_size: tuple[int, int], device: str, given: int | None = None) -> int:
-    """Return the batch size for inference, unless it is given.
+    """Return the batch size for inference: `given` if it is not None, else one that suits the device.
 
-    An accelerator is fast with many images. A CPU is slower with many large images: the activations of an
-    EfficientNet then take gigabytes, which fit in no cache.
+    An accelerator is fastest with large batches. A CPU is slower with many large images, because their activations
+    (gigabytes for an EfficientNet) do not fit in its cache.
 
     Example:
         >>> sizes = ((224, 224), "cpu"), ((32, 32), "cpu"), ((224, 224), "cuda")
-        >>> [inference_batch_size(*one) for one in sizes]
+        >>> [inference_batch_size(size, device) for size, device in sizes]
         [16, 256, 256]
     """
     if given is not None:
         return given
     height, width = image_size
-    return MAX_TOGETHER if device != "cpu" else min(MAX_TOGETHER, max(1, PIXELS_TOGETHER // (height * width)))
+    return (
+        MAX_INFERENCE_BATCH
+        if device != "cpu"
+        else min(MAX_INFERENCE_BATCH, max(1, MAX_CPU_BATCH_PIXELS // (height * width)))
+    )
 
 
 def make_eval_loader(
@@ -127,14 +132,14 @@ def make_eval_loader(
 
     `Batch.labels` is None if an image has no label. `Batch.ids` allows results of several processes to be put in order.
     """
-    own_indices = np.asarray(indices, dtype=np.int64)[rank::world]
+    rank_indices = np.asarray(indices, dtype=np.int64)[rank::world]
     has_labels = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
     dataset = ViewDataset(image_set, [(transform, 1)], seed=0, labels=has_labels or image_set.multi_hot is not None)
-    return make_ordered_loader(dataset, own_indices, batch_size, collate, workers, pin_memory)
+    return make_ordered_loader(dataset, rank_indices, batch_size, collate, workers, pin_memory)
 
 
 class _OrderedBatches(Sampler[list[SampleKey]]):
-    """Batches of positions in order; keys are created lazily, since there may be millions."""
+    """Sampler of batches of positions in order; sample keys are created lazily, since there may be millions."""
 
     def __init__(self, positions: NDArray[np.int64], batch_size: int, epoch: int = 0) -> None:
         self._positions, self._size, self._epoch = positions, batch_size, epoch
@@ -165,7 +170,7 @@ def _terminate_workers(problem: BaseException) -> None:
                 process.join()
 
 
-def _settings(workers: int, pin_memory: bool, into_batch: Callable[[list[Any]], Any]) -> dict[str, Any]:
+def _loader_options(workers: int, pin_memory: bool, into_batch: Callable[[list[Any]], Any]) -> dict[str, Any]:
     return {
         "num_workers": workers,
         "collate_fn": into_batch,
@@ -173,27 +178,27 @@ def _settings(workers: int, pin_memory: bool, into_batch: Callable[[list[Any]], 
         "persistent_workers": workers > 0,
         "worker_init_fn": _prepare_worker,
         "multiprocessing_context": start_method() if workers else None,
-        # The loader draws a seed for its workers; its own generator leaves the global one unchanged.
+        # The loader draws the seeds of its workers from this generator; without it, from torch's global generator.
         "generator": torch.Generator().manual_seed(0),
     }
 
 
 def _prepare_worker(_: int) -> None:
-    """Limit a worker to one thread, leave signals to the training process, and keep what was inherited from it."""
-    gc.freeze()  # the objects of the training process are never freed here; see `WorkerLoader.__iter__`
+    """Limit a worker to one thread, leave signals to the training process, and never free objects inherited from it."""
+    gc.freeze()  # see `WorkerLoader.__iter__`
     torch.set_num_threads(1)
     ignore_stop_signals()
 
 
 class KeptBatches:
-    """Batches that are the same in every pass; up to 512 MiB of them are read once and kept.
+    """Batches that are the same in every epoch; if they take at most 512 MiB, they are read once and kept in memory.
 
     Args:
-        make: Function from a number of loader processes to the batches; called in the first pass, because distributed
-            processes are joined only then.
+        make: Function from a number of loader processes to the batches. It is called in the first epoch, because
+            the process group does not exist before.
         n_bytes: Size of all batches in bytes.
-        workers: Number of loader processes; 0 is used for kept batches if training on a CPU: starting processes during
-            training slows its next steps, because they share its memory until it is written to
+        workers: Number of loader processes. For kept batches and training on a CPU 0 is used instead: forking during
+            training slows the next steps, which must copy each memory page before they write to it
             (`benchmarks/training.py --workers 2`: 1.2 times as long for an epoch).
         device: Training device: "cpu" or an accelerator.
 

@@ -1,7 +1,7 @@
 """Seeds derived from numbers such as (seed, epoch, image).
 
-No global random state is stored or carried through a run. All random values are functions of such numbers, so resuming
-a run or changing its number of workers does not change them.
+No state of a global random generator is kept during a run. All random values are functions of such numbers, so they
+stay the same if a run is resumed or its number of workers changes.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import torch
 _SEED_BITS = 63
 
 
-def derive_seed(*parts: int) -> int:
+def derive_seed(*numbers: int) -> int:
     """Mix integers into one seed in [0, 2**63), the same on every machine and in every Python version.
 
     Neighbouring inputs give unrelated seeds, and the order of the integers matters.
@@ -24,18 +24,18 @@ def derive_seed(*parts: int) -> int:
         >>> derive_seed(0, 1) == derive_seed(0, 1), derive_seed(0, 1) == derive_seed(1, 0)
         (True, False)
     """
-    text = ",".join(str(int(part)) for part in parts)
+    text = ",".join(str(int(number)) for number in numbers)
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
 
 
-def reseed(*parts: int) -> None:
+def reseed(*numbers: int) -> None:
     """Seed Python's, NumPy's legacy and torch's CPU generator from integers; takes about 10 microseconds.
 
     timm's augmentations draw from the first two, torchvision's from the third. The generators of accelerators
     are left alone.
     """
-    seed = derive_seed(*parts)
+    seed = derive_seed(*numbers)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)

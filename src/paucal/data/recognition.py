@@ -1,4 +1,4 @@
-"""The kinds of labels of images (classes, boxes, masks): how each is recognised, and which verb learns it."""
+"""The kinds of labels (classes, boxes, masks): how each is recognised in files, and which verb learns it."""
 
 import os
 from collections import Counter
@@ -27,7 +27,7 @@ from paucal.data.splits.part_names import part_of_name
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, first_few
 
-FOLDERS_SHOWN, CLASSES_SHOWN = 5, 3
+MAX_FOLDERS_SHOWN, MAX_CLASSES_SHOWN = 5, 3
 
 
 @dataclass(frozen=True)
@@ -35,31 +35,31 @@ class Kind:
     """A kind of labels.
 
     Attributes:
-        verb: Verb that learns them.
-        noun: Name of the labels.
+        verb: Verb of paucal that learns such labels.
+        noun: Name of the labels, plural.
         reads: Description of the files that the verb reads.
-        see: Function that describes the labels of this kind in a folder, an archive or a file; "" if there are none.
-        advice: Advice for a place that only has labels of another kind, by the verb that learns those labels.
+        describe: Function that describes the labels of this kind in a folder, an archive or a file; "" if it has none.
+        advice: What to do if the data only has labels of another kind, by the verb that learns that other kind.
     """
 
     verb: str
     noun: str
     reads: str
-    see: Callable[[Path], str]
+    describe: Callable[[Path], str]
     advice: Mapping[str, str] = field(default_factory=dict)
 
 
 def recognise(path: Path, without: str = "") -> dict[str, str]:
-    """Return a description of the labels in a place for each verb that could learn them, except one verb."""
+    """Return descriptions of the labels at a path by the verb that learns them, leaving out the verb `without`."""
     descriptions = {kind.verb: _describe_kind(kind, path) for kind in KINDS if kind.verb != without}
     return {verb: description for verb, description in descriptions.items() if description}
 
 
 def refuse_other_kinds(path: Path, verb: str) -> None:
-    """Refuse a place that has labels for other verbs.
+    """Refuse a path whose labels are for verbs other than `verb`.
 
     Raises:
-        UserError: The place has labels of another kind; the message says which, and which verb learns them.
+        UserError: The path has labels of another kind; the message says which, and which verb learns them.
     """
     if other_kinds := recognise(path, without=verb):
         raise _refusal(str(path), other_kinds, verb)
@@ -67,7 +67,7 @@ def refuse_other_kinds(path: Path, verb: str) -> None:
 
 @contextmanager
 def other_kinds_named(path: Path, verb: str) -> Iterator[None]:
-    """Within this context, an error about missing labels names the verb that learns the labels that are there."""
+    """Within this context, a `NoLabelsError` becomes an error that names other kinds of labels at the path, if any."""
     try:
         yield
     except NoLabelsError:
@@ -82,7 +82,7 @@ def refuse_masks(images: ImageSet) -> None:
 
 
 def refuse_structure(path: Path, names: tuple[str, ...]) -> None:
-    """Refuse folders such as `images` and `labels` as classes; say what they hold and what each verb would read."""
+    """Refuse folders such as `images` and `labels` as classes; the message describes them and what each verb reads."""
     are_folders = bool(names) and all(os.path.isdir(path / name) for name in names)  # False for an empty list
     if not are_folders or not {name.lower() for name in names} <= set(STRUCTURE):
         return
@@ -94,16 +94,16 @@ def refuse_structure(path: Path, names: tuple[str, ...]) -> None:
 
 
 def _refusal(location: str, other_kinds: dict[str, str], verb: str) -> UserError:
-    wanted_kind = next(kind for kind in KINDS if kind.verb == verb)
+    verb_kind = next(kind for kind in KINDS if kind.verb == verb)
     verbs = ", ".join(f"`paucal {kind.verb}` learns {kind.noun}" for kind in KINDS if kind.verb in other_kinds)
-    advice = dict.fromkeys(wanted_kind.advice[other] for other in other_kinds if other in wanted_kind.advice)
-    problem = f"{location} has {' and '.join(other_kinds.values())}, and no {wanted_kind.noun}"
+    advice = dict.fromkeys(verb_kind.advice[other] for other in other_kinds if other in verb_kind.advice)
+    problem = f"{location} has {' and '.join(other_kinds.values())}, and no {verb_kind.noun}"
     return UserError(f"{problem}: {'; '.join([verbs, *advice])}.")
 
 
 def _describe_kind(kind: Kind, path: Path) -> str:
     try:
-        return kind.see(path)
+        return kind.describe(path)
     except UserError:  # the path is damaged or ambiguous; opening it reports that
         return ""
 
@@ -155,23 +155,23 @@ def _describe_classes(path: Path) -> str:
     names = (open_archive(path) if is_archive(path) else open_folder(path)).classes
     if len(names) < 2 or are_parts(names) or {name.lower() for name in names} & set(STRUCTURE) or _describe_masks(path):
         return ""
-    return f"class folders ({first_few(names, CLASSES_SHOWN)})"
+    return f"class folders ({first_few(names, MAX_CLASSES_SHOWN)})"
 
 
 def are_parts(names: Sequence[str]) -> bool:
-    """Return whether all names of folders are those of parts, such as `train2017` and `val2017`."""
+    """Return whether all folder names denote parts of a split, such as `train2017` and `val2017`."""
     return bool(names) and all(part_of_name(name) for name in names)
 
 
 def boxes_note(path: Path) -> str:
-    """Return a note if a place whose classes or masks are read has boxes too, else ""."""
+    """Return a note that the path also has boxes, for a verb that reads its classes or masks; "" if it has none."""
     boxes = _describe_kind(next(kind for kind in KINDS if kind.verb == "detect"), path)
     return f"there are also {boxes}: `paucal detect` learns those" if boxes else ""
 
 
 _CLASSIFY = (
     "to classify, write a table of image_path,label with the classes that each image shows, such as 'cat;dog', or "
-    "rename folders that are classes nevertheless"
+    "rename the folders if they are classes after all"
 )
 KINDS = (
     Kind(
@@ -194,11 +194,11 @@ KINDS = (
 
 
 def _describe_contents(tree: Tree, names: tuple[str, ...]) -> str:
-    """Describe the content of the folders of a set, such as "images/ (8 .jpg)"."""
-    described = []
-    for name in names[:FOLDERS_SHOWN]:
-        files = [PurePosixPath(file).suffix.lower() for file in tree.files if file.startswith(f"{name}/")]
-        kinds = ", ".join(f"{count} {suffix or 'files'}" for suffix, count in Counter(files).most_common(2))
-        described.append(f"{name}/ ({kinds or 'empty'})")
+    """Return a description of the contents of folders, such as "images/ (8 .jpg), labels/ (8 .txt)"."""
+    descriptions = []
+    for name in names[:MAX_FOLDERS_SHOWN]:
+        suffixes = [PurePosixPath(file).suffix.lower() for file in tree.files if file.startswith(f"{name}/")]
+        suffix_counts = ", ".join(f"{count} {suffix or 'files'}" for suffix, count in Counter(suffixes).most_common(2))
+        descriptions.append(f"{name}/ ({suffix_counts or 'empty'})")
     loose_files = [file for file in tree.files if "/" not in file]
-    return ", ".join(described) + (f" and {counted(len(loose_files), 'file')} beside them" if loose_files else "")
+    return ", ".join(descriptions) + (f" and {counted(len(loose_files), 'file')} beside them" if loose_files else "")

@@ -24,12 +24,12 @@ def steps_per_epoch(images: int, global_batch: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class StepSampler(Sampler[list[SampleKey]]):
-    """Yields the sample keys of every forward pass of a run, beginning at any pass.
+    """Yields the sample keys of each forward pass of a run, from any pass on.
 
     An epoch is a permutation of the images that depends on (seed, epoch); for streamed images it keeps neighbours
-    close (`shards.stream`). A step takes the next `world` x `batch_size` images, and each process its own share of
-    them, so two processes see the same images as one with twice the batch size. A smaller set is repeated, with new
-    augmentation, to fill the batch.
+    close (`shards.stream`). A step takes the next `world` x `batch_size` images, of which each process gets
+    `batch_size`, so two processes see the same images as one with twice the batch size. A smaller set is repeated, with
+    new augmentation, to fill the batch.
 
     Attributes:
         indices: (n,) int64, positions of the training images.
@@ -42,12 +42,12 @@ class StepSampler(Sampler[list[SampleKey]]):
         shuffle: False keeps the order of `indices` in every epoch.
         repeats: Number of draws of an image in a row, each augmented anew (repeated augmentation, arXiv:1902.05509); an
             epoch then has the same number of steps, but `repeats` times fewer images.
-        accumulate: Forward passes per optimizer step; an epoch has whole steps.
+        accumulate: Forward passes per optimizer step; an epoch is a whole number of optimizer steps.
         labels: (n,) int64 classes of the images, for balanced epochs; None to draw each image once. In a balanced epoch
             images of small classes are repeated, each time augmented anew, and large classes are subsampled anew.
         stream: Stream of the images of `indices`, if they are streamed.
-        on_pass: Function called before each forward pass over streamed images with the order of the epoch and the place
-            at which the pass begins; None for none.
+        on_pass: Function called before each forward pass over streamed images, with the order of the epoch and the
+            position in that order at which the pass begins; None for none.
     """
 
     indices: NDArray[np.int64]
@@ -105,7 +105,7 @@ class StepSampler(Sampler[list[SampleKey]]):
     def _draw(
         self, order: NDArray[np.int64] | StreamOrder, earlier_draws: NDArray[np.int64] | None, draws: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the images of some draws of an epoch, and the repeat number of each.
+        """Return the image positions of draws of an epoch (numbered from 0), and the repeat number of each draw.
 
         Draw d is image d // repeats of the order; after the last image, draws start over with higher repeat numbers.
         """
@@ -114,7 +114,8 @@ class StepSampler(Sampler[list[SampleKey]]):
         repeats = rounds * self.repeats + draws % self.repeats
         if earlier_draws is not None:
             n_draws = max(count, self._global_batch * self.accumulate)
-            last = np.arange(max(0, n_draws - self.repeats), n_draws)  # one of them has the highest number
+            # The highest repeat number of the epoch is among those of its last draws.
+            last = np.arange(max(0, n_draws - self.repeats), n_draws)
             max_repeats = int((last // self.repeats // count * self.repeats + last % self.repeats).max())
             repeats = repeats + earlier_draws[positions] * (max_repeats + 1)
         return self.indices[order[positions]], repeats
@@ -127,10 +128,10 @@ class StepSampler(Sampler[list[SampleKey]]):
 def balanced_order(
     labels: NDArray[np.integer], generator: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (n,) positions balanced over the classes, in random order, and how often each was drawn before.
+    """Return (n,) positions of images balanced over the classes, in random order, and how often each was drawn before.
 
-    Every class gets n / K of n draws; the remainder goes to random classes. Images of a class are drawn in random
-    order, which is repeated once all were drawn, so their numbers of draws differ by at most one.
+    Each of K classes gets n / K of the n draws; the remainder goes to random classes. Images of a class are drawn in a
+    random order that repeats once all were drawn, so the draws per image differ by at most one.
     """
     classes = np.unique(labels)
     shares = np.full(len(classes), len(labels) // len(classes))
@@ -141,5 +142,5 @@ def balanced_order(
         rounds, positions = np.divmod(np.arange(share), len(members))
         order.append(members[positions])
         earlier_draws.append(rounds)
-    mixed = generator.permutation(len(labels))
-    return np.concatenate(order)[mixed], np.concatenate(earlier_draws)[mixed]
+    shuffle_order = generator.permutation(len(labels))
+    return np.concatenate(order)[shuffle_order], np.concatenate(earlier_draws)[shuffle_order]

@@ -1,7 +1,7 @@
 """Small JPEG images decoded without Pillow, in a third of its time, if the extra `jpeg` is installed.
 
-Pillow takes some 55 µs to open and hand over any image, five times as long as decoding 32 x 32 pixels takes. The
-pixels are the same, since both use libjpeg-turbo; images for which that is not sure are left to Pillow.
+Pillow takes some 55 µs to open and return any image, five times as long as decoding 32 x 32 pixels takes. The pixels
+are the same, since both use libjpeg-turbo; images whose pixels might differ are left to Pillow.
 """
 
 import io
@@ -12,19 +12,20 @@ from PIL import Image
 
 MAX_PIXELS = 128 * 128  # larger images gain little
 MAX_BYTES = 2 * MAX_PIXELS
-# Pillow turns the image upright, or treats its colours in another way.
-_LEFT_TO_PILLOW = (b"Exif\0", b"tiff:Orientation", b"Adobe\0")
+# Bytes of files whose image is stored rotated, or whose colours Pillow converts in a different way.
+_PILLOW_ONLY_MARKS = (b"Exif\0", b"tiff:Orientation", b"Adobe\0")
 
 
 def decode_small(content: bytes) -> Image.Image | None:
     """Decode a small JPEG image to RGB.
 
     Returns:
-        The pixels that Pillow decodes; None for all other images, also for damaged ones, and without the extra.
+        The same pixels as from Pillow; None if the image is not a small JPEG, is damaged or is left to Pillow, or if
+        the extra is not installed.
     """
     if len(content) > MAX_BYTES or not content.startswith(b"\xff\xd8\xff") or not _agrees_with_pillow():
         return None
-    if any(mark in content for mark in _LEFT_TO_PILLOW):
+    if any(mark in content for mark in _PILLOW_ONLY_MARKS):
         return None
     import simplejpeg
 
@@ -35,13 +36,13 @@ def decode_small(content: bytes) -> Image.Image | None:
         if shorter * longer > MAX_PIXELS or shorter == 1 or colours not in ("YCbCr", "Gray"):
             return None
         return Image.fromarray(simplejpeg.decode_jpeg(content))
-    except ValueError:  # damaged, or of a kind that it does not read
+    except ValueError:  # damaged, or not supported by simplejpeg
         return None
 
 
 @cache
 def _agrees_with_pillow() -> bool:
-    """Whether simplejpeg is installed and gives the pixels that Pillow gives: their libraries may differ in version."""
+    """Return whether simplejpeg is installed and decodes as Pillow does; their libjpeg versions may differ."""
     try:
         import simplejpeg
     except ImportError:

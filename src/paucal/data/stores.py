@@ -1,4 +1,4 @@
-"""Stores: objects that read the pixels of images by position, from encoded files, arrays or other stores."""
+"""Stores, which read the pixels of images by position from encoded files, arrays or other stores."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ class Store(Protocol):
 
 
 class NestedStore(ABC):
-    """A store of images that other stores hold."""
+    """A store that reads each of its images from another store."""
 
     @abstractmethod
     def locate(self, index: int) -> tuple[Store, int]:
-        """Return the store that has an image, and its position there."""
+        """Return the store that contains an image, and the position of the image in that store."""
 
     def read(self, index: int) -> Image.Image:
         """Return the image."""
@@ -67,14 +67,14 @@ class DecodedCopies:
 
 
 def locate(store: Store, index: int) -> tuple[Store, int]:
-    """Return the innermost store that has an image, and its position there."""
+    """Return the innermost store that contains an image, and the position of the image in that store."""
     while isinstance(store, NestedStore):
         store, index = store.locate(index)
     return store, index
 
 
 def locate_original(store: Store, index: int) -> tuple[Store, int]:
-    """Return the store of the original image, not of a decoded copy, and its position there."""
+    """Return the store of the original image, not of a decoded copy, and the position of the image in that store."""
     store, index = locate(store, index)
     while isinstance(store, DecodedCopies) and store.original is not None:
         store, index = locate(store.original, index)
@@ -82,7 +82,7 @@ def locate_original(store: Store, index: int) -> tuple[Store, int]:
 
 
 class StoreSelection(NestedStore):
-    """Some of the images of another store."""
+    """The images of another store at the positions `indices`, in that order."""
 
     def __init__(self, store: Store, indices: NDArray[np.int64]) -> None:
         self._store, self._indices = store, np.asarray(indices, dtype=np.int64)
@@ -91,12 +91,12 @@ class StoreSelection(NestedStore):
         return len(self._indices)
 
     def locate(self, index: int) -> tuple[Store, int]:
-        """Return the store that has an image, and its position there."""
+        """Return the store that contains an image, and the position of the image in that store."""
         return self._store, int(self._indices[index])
 
 
 class JoinedStore(NestedStore):
-    """Several stores, one after the other."""
+    """The images of several stores, one store after the other."""
 
     def __init__(self, stores: Sequence[Store]) -> None:
         self._stores = list(stores)
@@ -106,13 +106,19 @@ class JoinedStore(NestedStore):
         return int(self._ends[-1])
 
     def locate(self, index: int) -> tuple[Store, int]:
-        """Return the store that has an image, and its position there."""
+        """Return the store that contains an image, and the position of the image in that store."""
         number = int(np.searchsorted(self._ends, index, side="right"))
         return self._stores[number], index - (int(self._ends[number - 1]) if number else 0)
 
 
 class Stamp(NamedTuple):
-    """Identity of an encoded image without reading it: file, size in bytes, and time of change in nanoseconds."""
+    """Identity of an image file, without reading its content.
+
+    Attributes:
+        name: Path of the file.
+        size: Size in bytes.
+        changed: Time of the last modification in nanoseconds.
+    """
 
     name: str
     size: int
@@ -127,18 +133,18 @@ class EncodedStore(ABC):
 
     @abstractmethod
     def source(self, index: int) -> ImageSource:
-        """Return the encoded bytes or the path of the file."""
+        """Return the encoded bytes of an image, or the path of its file."""
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Return the name used in messages."""
+        """Return the name of an image for messages."""
 
     def stamp(self, index: int) -> Stamp | None:
         """Return the name, size and time of change of an image's file; None for images without a file."""
         return None
 
     def fetch_ahead(self, index: int) -> None:  # noqa: B027
-        """Bring the file of an image to this machine if it lies elsewhere; a failure is left to `source`."""
+        """Download the file of an image if it is remote; `source` raises the error if that fails."""
 
     def read(self, index: int) -> Image.Image:
         """Return the upright 8-bit RGB image."""
@@ -154,7 +160,11 @@ class EncodedStore(ABC):
 
 
 class ReopenedStore(ABC):
-    """A store of open files; another process receives the `kept` attributes and opens the files itself."""
+    """A store with open files, which another process opens again.
+
+    Attributes:
+        kept: Names of the attributes that are pickled.
+    """
 
     kept: ClassVar[tuple[str, ...]] = ()
 
@@ -167,7 +177,7 @@ class ReopenedStore(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Initialise the store without open files."""
+        """Initialise the attributes that are not pickled; no file is open yet."""
 
 
 class FileStore(EncodedStore):
@@ -234,7 +244,7 @@ class ConvertedStore(NestedStore):
         return len(self.original)
 
     def locate(self, index: int) -> tuple[Store, int]:
-        """Return the store with the unconverted image, and its position there."""
+        """Return the store with the unconverted images, and the position of the image in that store."""
         return self.original, index
 
     def read(self, index: int) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Millions of strings in one block of memory; a list would take a hundred bytes more per string."""
+"""Sequences of millions of strings in one block of memory; a list takes a hundred bytes more per string."""
 
 import bisect
 import itertools
@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-_AT_ONCE = 4096  # strings created at a time while iterating
-_KIND = pa.large_binary()  # bytes, because names of files may not be UTF-8
+_CHUNK_STRINGS = 4096  # converted to `str` at a time while iterating
+_ARROW_TYPE = pa.large_binary()  # bytes, because names of files may not be UTF-8
 
 
 class StringArray(Sequence[str]):
@@ -31,16 +31,16 @@ class StringArray(Sequence[str]):
 
     @classmethod
     def from_strings(cls, strings: Iterable[str]) -> "StringArray":
-        """Return an array of strings."""
-        return cls(pa.array((_encode(text) for text in strings), _KIND))
+        """Create an array from strings."""
+        return cls(pa.array((_encode(text) for text in strings), _ARROW_TYPE))
 
     @classmethod
     def numbered(cls, names: Sequence[str], counts: Sequence[int]) -> "StringArray":
-        """Return "name#0", "name#1", ... for each name and its count."""
-        prefixes = pa.array([_encode(f"{name}#") for name in names], _KIND)
+        """Return "name#0" to "name#(count - 1)" for each name and its count."""
+        prefixes = pa.array([_encode(f"{name}#") for name in names], _ARROW_TYPE)
         name_rows = pa.array(np.repeat(np.arange(len(names)), counts))
         numbers = np.concatenate([np.arange(count) for count in counts]) if len(counts) else np.zeros(0, np.int64)
-        digits = pc.cast(pc.cast(pa.array(numbers), pa.string()), _KIND)
+        digits = pc.cast(pc.cast(pa.array(numbers), pa.string()), _ARROW_TYPE)
         return cls(_join_pairs(prefixes.take(name_rows), digits))
 
     @classmethod
@@ -48,15 +48,15 @@ class StringArray(Sequence[str]):
         """Return the array from the result of `to_buffers`."""
         offsets = np.concatenate([[0], ends]).astype(np.int64)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(content))]
-        return cls(pa.Array.from_buffers(_KIND, len(ends), buffers))
+        return cls(pa.Array.from_buffers(_ARROW_TYPE, len(ends), buffers))
 
     @classmethod
     def concatenate(cls, arrays: Sequence["StringArray"]) -> "StringArray":
-        """Return several arrays as one."""
+        """Return one array with the strings of several arrays, in order."""
         return cls(pa.concat_arrays([array._values for array in arrays]))
 
     def to_buffers(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the concatenated bytes, and the (N,) end of each string."""
+        """Return the concatenated bytes of all strings, and the (N,) offset at which each string ends."""
         lengths = pc.call_function("binary_length", [self._values]).to_numpy(zero_copy_only=False)
         content = b"".join(value for batch in self._batches() for value in batch)
         return np.frombuffer(content, dtype=np.uint8), np.cumsum(lengths, dtype=np.int64)
@@ -81,15 +81,15 @@ class StringArray(Sequence[str]):
         return StringArray(self._values.take(pa.array(np.asarray(indices, dtype=np.int64))))
 
     def prefixed(self, prefix: str) -> "StringArray":
-        """Return the strings with a common beginning."""
-        return StringArray(_join_pairs(pa.scalar(_encode(prefix), _KIND), self._values))
+        """Return the strings with `prefix` before each."""
+        return StringArray(_join_pairs(pa.scalar(_encode(prefix), _ARROW_TYPE), self._values))
 
     def order(self) -> NDArray[np.int64]:
         """Return the positions that sort the strings by code points."""
         return pc.call_function("array_sort_indices", [self._values]).to_numpy().astype(np.int64)
 
     def _batches(self) -> Iterator[list[bytes]]:
-        return (self._values.slice(first, _AT_ONCE).to_pylist() for first in range(0, len(self), _AT_ONCE))
+        return (self._values.slice(first, _CHUNK_STRINGS).to_pylist() for first in range(0, len(self), _CHUNK_STRINGS))
 
 
 class GroupedStrings(Sequence[str]):
@@ -134,8 +134,9 @@ class GroupedStrings(Sequence[str]):
         indices = np.asarray(indices, dtype=np.int64)
         numbers = np.searchsorted(self._ends, indices, side="right")
         group_order = np.argsort(numbers, kind="stable")
-        firsts, pieces = np.flatnonzero(np.diff(numbers[group_order], prepend=-1)), [StringArray.from_strings(())]
-        for members in np.split(group_order, firsts)[1:]:
+        group_starts = np.flatnonzero(np.diff(numbers[group_order], prepend=-1))
+        pieces = [StringArray.from_strings(())]
+        for members in np.split(group_order, group_starts)[1:]:
             number = int(numbers[members[0]])
             names = self._read(number).take(indices[members] - self._ends[number] + self._counts[number])
             pieces.append(names.prefixed(f"{self._groups[number]}/"))
@@ -146,17 +147,23 @@ class GroupedStrings(Sequence[str]):
         prefixes = [_encode(f"{group}/") for group in self._groups]
         numbers = sorted(range(len(prefixes)), key=prefixes.__getitem__)
         if any(prefixes[second].startswith(prefixes[first]) for first, second in itertools.pairwise(numbers)):
-            return self.take(np.arange(len(self))).order()  # names of several groups alternate
-        filled = [number for number in numbers if self._counts[number]]
-        return np.concatenate([self._ends[n] - self._counts[n] + self._read(n).order() for n in filled])
+            return self.take(
+                np.arange(len(self))
+            ).order()  # one prefix begins with another: sorting mixes the names of both groups
+        nonempty = [number for number in numbers if self._counts[number]]
+        return np.concatenate([self._ends[n] - self._counts[n] + self._read(n).order() for n in nonempty])
 
 
 class RepeatedStrings(Sequence[str]):
-    """Many strings with few different values, such as the part ("train") of each image: (N,) positions in `words`.
+    """Many strings with few different values, such as "train" or "test" for each image.
 
     Example:
         >>> list(RepeatedStrings(("train", "test"), np.array([0, 0, 1])))
         ['train', 'train', 'test']
+
+    Args:
+        words: The different values.
+        codes: (N,) position in `words` of each string.
     """
 
     def __init__(self, words: Sequence[str], codes: NDArray[Any]) -> None:
@@ -190,7 +197,7 @@ class RepeatedStrings(Sequence[str]):
         return self._words[self._codes[index]]
 
     def __iter__(self) -> Iterator[str]:
-        return map(self._words.__getitem__, self._codes)  # a list of all codes would be large
+        return map(self._words.__getitem__, self._codes)  # without a list of all codes, which would be large
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self._words, dtype=dtype)[self._codes]
@@ -221,7 +228,7 @@ def sorted_positions(strings: Sequence[str]) -> NDArray[np.int64]:
 
 
 def _join_pairs(first: pa.Array | pa.Scalar, second: pa.Array) -> pa.Array:
-    return pc.call_function("binary_join_element_wise", [first, second, pa.scalar(b"", _KIND)])
+    return pc.call_function("binary_join_element_wise", [first, second, pa.scalar(b"", _ARROW_TYPE)])
 
 
 def _encode(text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Decoding of all images before a run, so that a damaged file is reported at once and not in epoch 3."""
+"""Decoding of all images before a run, so that a damaged file is reported at the start and not in epoch 3."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +15,9 @@ from paucal.wording import first_few
 OnBad = Literal["refuse", "skip"]
 ReportProgress = Callable[[int, int], None]
 
-_CHUNK = 64  # images per task: few enough for a smooth progress display
+_CHUNK_IMAGES = 64  # per task of a thread: few, so that the displayed progress is smooth
 _MAX_THREADS = 16
-_NAMES_SHOWN = 3
+_MAX_NAMES_SHOWN = 3
 
 
 def verify_images(
@@ -47,19 +47,19 @@ def verify_images(
 def for_each(
     count: int, work: Callable[[int], None], workers: int | None, progress: ReportProgress | None
 ) -> dict[int, str]:
-    """Call `work` on every position, in threads; return the messages for unreadable images by position."""
+    """Call `work` with every position below `count`, in threads; return messages for unreadable images by position."""
     threads = workers or min(_MAX_THREADS, usable_cores())
-    starts = range(0, count, _CHUNK)
+    starts = range(0, count, _CHUNK_IMAGES)
     problems: dict[int, str] = {}
     pool = ThreadPoolExecutor(threads)
     try:
-        chunks = pool.map(lambda start: _run_chunk(range(start, min(start + _CHUNK, count)), work), starts)
+        chunks = pool.map(lambda start: _run_chunk(range(start, min(start + _CHUNK_IMAGES, count)), work), starts)
         for start, messages in zip(starts, chunks, strict=True):
             problems.update(messages)
             if progress is not None:
-                progress(min(start + _CHUNK, count), count)
+                progress(min(start + _CHUNK_IMAGES, count), count)
     finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C, do not decode the rest
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C, do not start further chunks
     return problems
 
 
@@ -74,11 +74,17 @@ def _run_chunk(positions: range, work: Callable[[int], None]) -> dict[int, str]:
 
 
 def drop_unreadable(image_set: ImageSet, bad: dict[int, str], on_bad: OnBad) -> tuple[ImageSet, list[str]]:
-    """Return the set without its unreadable images, and their keys; or raise a UserError. See `verify_images`."""
+    """Return the set without its unreadable images, and the keys of these images.
+
+    Args:
+        image_set: Images to select from.
+        bad: Message for each unreadable image, by position.
+        on_bad: "refuse" raises a UserError when an image is unreadable, "skip" leaves it out.
+    """
     if not bad:
         return image_set, []
     names = [image_set.keys[i] for i in sorted(bad)]
-    examples = first_few(names, _NAMES_SHOWN)
+    examples = first_few(names, _MAX_NAMES_SHOWN)
     subject = f"{len(names)} of {len(image_set)} images cannot be read ({examples})"
     if len(names) == len(image_set):
         raise UserError(f"{subject}; {bad[min(bad)]}; check the files in {image_set.location}.")

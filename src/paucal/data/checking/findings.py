@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.checking.related import suggested_groups
-from paucal.data.classes import NO_LABEL, alike_names, are_measurements
+from paucal.data.classes import NO_LABEL_NAMES, alike_names, are_measurements
 from paucal.data.images import ImageSet
 from paucal.types import UserError
 from paucal.wording import counted, first_few, percent
@@ -131,7 +131,7 @@ def _class_name_findings(images: ImageSet) -> Iterator[Finding]:
         groups = counted(len(alike), "group of classes has", "groups of classes have")
         text = f"{groups} names that look the same ({first_few(alike)})"
         yield Finding("alike-classes", "warning", text, "give them one name if one class is meant")
-    if missing := [repr(name) for name in images.classes if name in NO_LABEL]:
+    if missing := [repr(name) for name in images.classes if name in NO_LABEL_NAMES]:
         are = "is" if len(missing) == 1 else "are"
         text = f"{first_few(missing)} {are} learnt as a class, and may mean images without a label"
         yield Finding("missing-labels", "warning", text, "leave the label of such images empty")

@@ -20,7 +20,7 @@ from paucal.backbones.forward_hooks import HookedTensors, hook_output
 from paucal.backbones.layout import Hints, last_tensor, read_layout, to_grid
 from paucal.backbones.probe import model_name
 from paucal.data.images import ImageSet
-from paucal.data.loader import MAX_TOGETHER, make_eval_loader
+from paucal.data.loader import MAX_INFERENCE_BATCH, make_eval_loader
 from paucal.data.stores import EncodedStore
 from paucal.evaluation.protocols.classifier import count_broken, require_finite, rows_at_once
 from paucal.models.frozen import FrozenBackbone
@@ -293,7 +293,7 @@ def feature_key(subject: str, images: str, kind: str, dtype: torch.dtype) -> str
 class Extraction:
     """How to compute and store features."""
 
-    batch_size: int = MAX_TOGETHER
+    batch_size: int = MAX_INFERENCE_BATCH
     workers: int = 0
     dtype: torch.dtype = torch.float32
     cache: FeatureCache = field(default_factory=lambda: FeatureCache(None))
