@@ -19,7 +19,7 @@ from paucal.models import precision
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runs import RunFolder
 from paucal.verbs.predict import files, launch
-from paucal.verbs.predict.writing import COLUMNS, TILE
+from paucal.verbs.predict.writing import MAX_COLUMNS, TILE_SIDE
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_unfinished_answers__are_not_mixed_with_others(trained, many, tmp_path, 
     assert "exists already" in failure(capsys, *words)
     (tmp_path / "b.csv.part").mkdir()
     (tmp_path / "b.csv.part" / "letter.txt").write_text("mine")
-    assert "holds 'letter.txt'" in failure(capsys, *words[:3], "--output", tmp_path / "b.csv")
+    assert "contains 'letter.txt'" in failure(capsys, *words[:3], "--output", tmp_path / "b.csv")
     assert (tmp_path / "b.csv.part" / "letter.txt").read_text() == "mine"
 
 
@@ -180,13 +180,17 @@ def test_sheet__shows_each_class_from_the_surest_to_the_least_sure(trained, many
     names = [row["predicted"] for row in rows]
     for number, name in enumerate(sorted(classes, key=lambda name: (-names.count(name), name))):
         members = sorted((row for row in rows if row["predicted"] == name), key=lambda row: -float(row["confidence"]))
-        top = 6 + number * (22 + TILE + 16 + 6) + 22
+        top = 6 + number * (22 + TILE_SIDE + 16 + 6) + 22
         first = np.asarray(Image.open(members[0]["path"]).convert("RGB"), dtype=float).mean()
-        tile = page[top + TILE // 2 - 20 : top + TILE // 2 + 20, 6 : 6 + TILE].astype(float).mean()
+        tile = page[top + TILE_SIDE // 2 - 20 : top + TILE_SIDE // 2 + 20, 6 : 6 + TILE_SIDE].astype(float).mean()
         assert tile == pytest.approx(first, abs=4)
-        filled = [c for c in range(COLUMNS) if page[top + TILE // 2, 6 + c * (TILE + 6) + TILE // 2].min() < 254]
-        assert len(filled) >= min(COLUMNS, len(members)) - 1  # a white one may be among them
-    assert height >= TILE
+        filled = [
+            c
+            for c in range(MAX_COLUMNS)
+            if page[top + TILE_SIDE // 2, 6 + c * (TILE_SIDE + 6) + TILE_SIDE // 2].min() < 254
+        ]
+        assert len(filled) >= min(MAX_COLUMNS, len(members)) - 1  # a white one may be among them
+    assert height >= TILE_SIDE
     assert "must end in .png or .jpg" in failure(
         capsys, "predict", trained / "run", many, "--sheet", tmp_path / "s.gif"
     )

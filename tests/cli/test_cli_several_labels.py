@@ -14,7 +14,7 @@ from paucal.models.trained import load_trained
 from paucal.runner.starts import images_shown
 from paucal.runs import RunFolder
 from paucal.verbs.predict.answers import Block
-from paucal.verbs.predict.writing import NONE, sheet_rows
+from paucal.verbs.predict.writing import NO_CLASS, sheet_rows
 from several_labels import COLOURS, make_set
 
 
@@ -109,10 +109,10 @@ def test_predict__names_the_likeliest_and_sorts_the_sheet_by_every_answer(run, t
     block = Block(names, names, [None] * len(rows), torch.stack([row.shares for row in rows]))
     for heading, count, members in sheet_rows([block], card):
         shown = [(p, s) for p, row in enumerate(rows) for name, s in row.probabilities.items() if name == heading]
-        meant = [p for p, row in enumerate(rows) if heading in (row.labels or [NONE])]
+        meant = [p for p, row in enumerate(rows) if heading in (row.labels or [NO_CLASS])]
         assert count == len(meant)
         assert {place for place, _ in members} <= set(meant)
-        assert heading == NONE or all((place, pytest.approx(share)) in shown for place, share in members)
+        assert heading == NO_CLASS or all((place, pytest.approx(share)) in shown for place, share in members)
         assert [share for _, share in members] == sorted((share for _, share in members), reverse=True)
     with Image.open(sheet) as page:
         assert page.format == "JPEG"

@@ -9,5 +9,5 @@ import paucal
 def test_predict_masks__refuses_pictures_without_a_name_beside_files(tmp_path):
     path, picture = tmp_path / "a.png", Image.new("RGB", (4, 4))
     picture.save(path)
-    with pytest.raises(paucal.UserError, match="masks are named after their images"):
+    with pytest.raises(paucal.UserError, match="masks are named after their image files"):
         paucal.predict_masks("runs/none", [path, picture], output=tmp_path / "out")

@@ -77,7 +77,7 @@ def test_frames__each_is_read_once_and_in_order(minute):
     ledger = VideoLedger()
     frames = [(frame.number, number_in(frame.image)) for frame in read_frames(str(minute), 0, ledger)]
     assert frames == [(number, number) for number in range(1800)]
-    assert (ledger.frames, ledger.taken, ledger.problem) == (1800, 1800, "")
+    assert (ledger.frames, ledger.sampled, ledger.problem) == (1800, 1800, "")
 
 
 def test_frames__every_second(minute):
@@ -194,7 +194,7 @@ def test_camera__is_answered_with_the_time_of_day_until_it_ends(run, tmp_path, m
     times = [datetime.fromisoformat(row["time"]) for row in rows]
     assert before <= times[0]
     assert times == sorted(times)
-    assert "answered 10 images in" in capsys.readouterr().err
+    assert "predicted 10 images in" in capsys.readouterr().err
     assert main(["predict", str(run), "camera:48", "--every", "1h", "--output", "one.csv"]) == 0
     assert [row["frame"] for row in read(tmp_path / "one.csv")] == ["0"]
 
@@ -230,7 +230,7 @@ def test_annotated_copy__has_every_frame(minute, run, tmp_path, monkeypatch):
     ],
 )
 def test_annotated_copy__shows_what_the_model_answers(row, text):
-    assert annotating._answer_text(row) == text
+    assert annotating._describe_prediction(row) == text
 
 
 def test_annotated_copy__without_a_folder_is_refused_before_the_video_is_read(minute, run, tmp_path, capsys):
@@ -253,7 +253,7 @@ def test_detector__gives_boxes_of_watched_pictures_in_their_own_pixels(tmp_path,
     monkeypatch.setattr(moving, "task_of", lambda _: DETECTION)
     monkeypatch.setattr(moving, "load_detector", lambda *_: (None, card, "cpu"))
     numbered(0).resize((960, 480)).save(tmp_path / "large.png")
-    monkeypatch.setattr(moving, "POLL", 0.05)
+    monkeypatch.setattr(moving, "POLL_SECONDS", 0.05)
     answerer = moving.FramePredictor("run", PredictSettings(), OutputSettings(), SilentConsole())
     frames = moving.watched_pictures(tmp_path, set(), None, answerer.reading, SilentConsole())
     assert next(frame for frame in frames if frame is not None).image.size == (960, 480)
@@ -261,8 +261,8 @@ def test_detector__gives_boxes_of_watched_pictures_in_their_own_pixels(tmp_path,
 
 def test_watch__answers_each_picture_once_when_it_is_whole(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(moving, "POLL", 0.05)
-    monkeypatch.setattr(moving, "PATIENCE", 0.3)
+    monkeypatch.setattr(moving, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(moving, "MAX_UNREADABLE_SECONDS", 0.3)
     folder = tmp_path / "new"
     folder.mkdir()
     for number in range(3):
@@ -282,7 +282,7 @@ def test_watch__answers_each_picture_once_when_it_is_whole(run, tmp_path, monkey
 
 
 def test_watch__waits_for_a_picture_that_grows(tmp_path, monkeypatch):
-    monkeypatch.setattr(moving, "POLL", 0.05)
+    monkeypatch.setattr(moving, "POLL_SECONDS", 0.05)
     numbered(5).save(tmp_path / "whole.png")
     content, growing = (tmp_path / "whole.png").read_bytes(), tmp_path / "growing.png"
     growing.write_bytes(content[:50])
@@ -322,10 +322,10 @@ def test_sources__that_do_not_go_together_are_refused(run, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     for words, said in (
         (["a.mp4", "b.png"], "videos and images"),
-        (["a.mp4", "--watch", "x"], "leave the other PATHS out"),
+        (["a.mp4", "--watch", "x"], "cannot be combined with PATHS"),
         (["a.mp4", "--idle", "1s"], "--idle is for --watch"),
         (["a.mp4", "--format", "json"], "CSV table"),
-        (["a.mp4", "--annotated", "b.mp4"], "--annotated is a copy"),
+        (["a.mp4", "--annotated", "b.mp4"], "--annotated needs exactly one video file"),
         ([], "required: PATHS"),
         (["a.png", "--every", "2s"], "--every"),
     ):
@@ -339,4 +339,4 @@ def test_detector__refuses_settings_of_classifiers_on_videos_as_on_images(run, m
     assert main(["predict", str(run), "a.mp4", *flag]) == 2
     said = capsys.readouterr().err
     assert flag[0] in said
-    assert "this run is a detector: leave it out" in " ".join(said.split())
+    assert "is not supported for detectors: leave it out" in " ".join(said.split())

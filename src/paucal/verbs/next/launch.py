@@ -32,7 +32,7 @@ from paucal.verbs.convert.writing import LAYOUTS
 from paucal.verbs.next.answers import MODELS, Answers
 from paucal.verbs.next.selection import Choice, choose
 from paucal.verbs.next.settings import NextSettings
-from paucal.verbs.predict.writing import SUFFIXES, save_sheet
+from paucal.verbs.predict.writing import SHEET_FORMATS, save_sheet
 from paucal.wording import counted
 
 
@@ -167,7 +167,7 @@ def _check_targets(settings: NextSettings) -> None:
             raise UserError(f"--output: {settings.output!r} is not a CSV file: give a name that ends in .csv.")
         refuse_inside_images(path, places, settings.data_root)
     if settings.sheet is not None:
-        if Path(settings.sheet).suffix.lower() not in SUFFIXES:
+        if Path(settings.sheet).suffix.lower() not in SHEET_FORMATS:
             raise UserError(f"--sheet: {settings.sheet[:120]!r} must end in .png, .jpg or .jpeg: give another name.")
         check_file(settings.sheet, places, settings.data_root, "--sheet")
     if (settings.to is None) != (settings.folder is None):

@@ -1,4 +1,4 @@
-"""A copy of a video with its predictions drawn in."""
+"""`paucal predict --annotated`: write a copy of a video with its predictions drawn in."""
 
 import csv
 import math
@@ -12,29 +12,30 @@ from PIL import Image, ImageDraw
 from paucal.runner.console import Console
 from paucal.tasks.detection.detections import EDGES
 from paucal.verbs.predict.video import VideoLedger, decoded_frames, opened_video, require_av, upright_frame
-from paucal.verbs.predict.writing import NONE
+from paucal.verbs.predict.writing import NO_CLASS
 from paucal.wording import counted
 
-MIN_TEXT, LINE = 12, 60  # pixels of a letter; pixels of a picture's side for each pixel of a line
+MIN_FONT_SIZE = 12  # pixels
+HEIGHT_PER_LINE_WIDTH = 240  # pixels of a frame's height for each pixel of a box's line width
 
 
 def annotate_video(source: str, table: Path, output: Path, console: Console) -> None:
-    """Write an .mp4 copy of a video in which each frame shows the latest prediction of a table.
+    """Write an .mp4 copy of a video; each frame shows the latest prediction in the CSV file `table`.
 
-    The file appears when it is complete.
+    The file appears under its name when it is complete.
     """
     av = require_av()
     codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
     temporary = output.with_name(f".{output.stem}.tmp{output.suffix}")
-    answers = _frame_rows(source, table)
-    current, following, ledger = [], next(answers, None), VideoLedger()
+    numbered_rows = _frame_rows(source, table)
+    shown_rows, following, ledger = [], next(numbered_rows, None), VideoLedger()
     try:
         with opened_video(source) as container, av.open(str(temporary), "w") as copy:
             stream: Any = None
             for _, frame in decoded_frames(container, ledger):
                 while following is not None and following[0] <= ledger.frames - 1:
-                    current, following = following[1], next(answers, None)
-                picture = _draw_rows(upright_frame(frame), current)
+                    shown_rows, following = following[1], next(numbered_rows, None)
+                picture = _draw_rows(upright_frame(frame), shown_rows)
                 width, height = (side - side % 2 for side in picture.size)
                 if stream is None:
                     stream = copy.add_stream(codec, rate=container.streams.video[0].average_rate or 25)
@@ -52,17 +53,17 @@ def annotate_video(source: str, table: Path, output: Path, console: Console) -> 
 
 
 def _frame_rows(source: str, table: Path) -> Iterator[tuple[int, list[dict[str, str]]]]:
-    """Yield the number of each frame with a prediction, and its rows."""
+    """Yield the number of each frame with a prediction, and the frame's rows in the table."""
     with table.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = (row for row in csv.DictReader(file) if row["path"] == source)
         for number, group in groupby(rows, key=lambda row: int(row["frame"])):
             yield number, list(group)
 
 
-def _answer_text(row: dict[str, str]) -> str:
-    """Return the answer of a classifier, or the number of a regression with its interval."""
+def _describe_prediction(row: dict[str, str]) -> str:
+    """Return the text to draw: the class with its confidence, the labels, or the number with its interval."""
     if "labels" in row:
-        return row["labels"] or NONE
+        return row["labels"] or NO_CLASS
     if "low" in row:
         value, low, high = (float(row[name]) for name in ("predicted", "low", "high"))
         return f"{value:.4g}" + (f" ({low:.4g} to {high:.4g})" if math.isfinite(high - low) else "")
@@ -70,13 +71,14 @@ def _answer_text(row: dict[str, str]) -> str:
 
 
 def _draw_rows(picture: Image.Image, rows: Sequence[dict[str, str]]) -> Image.Image:
-    draw, size = ImageDraw.Draw(picture), max(MIN_TEXT, picture.height // 20)
+    draw, size = ImageDraw.Draw(picture), max(MIN_FONT_SIZE, picture.height // 20)
+    line_width = max(1, picture.height // HEIGHT_PER_LINE_WIDTH)
     for row in rows:
         if row.get("class"):
             left, top, right, bottom = (float(row[name]) for name in EDGES)
-            draw.rectangle((left, top, right, bottom), outline="red", width=max(1, picture.height // LINE // 4))
+            draw.rectangle((left, top, right, bottom), outline="red", width=line_width)
             draw.text((left + 2, top + 2), f"{row['class']} {float(row['score']):.0%}", fill="red", font_size=size)
         elif "predicted" in row or "labels" in row:
             draw.rectangle((0, 0, picture.width, size + 6), fill="black")
-            draw.text((4, 2), _answer_text(row), fill="white", font_size=size)
+            draw.text((4, 2), _describe_prediction(row), fill="white", font_size=size)
     return picture

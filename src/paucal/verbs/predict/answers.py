@@ -1,4 +1,4 @@
-"""The predictions of a classifier for many pictures, a batch at a time: as values, as CSV and as JSON."""
+"""Predictions of a classifier, computed batch by batch, as Python objects, CSV and JSON."""
 
 import json
 import textwrap
@@ -34,11 +34,12 @@ class Prediction:
     """The prediction of a classifier for one image.
 
     Attributes:
-        path: Path of the image; None for an image given as pixels.
-        classes: K names.
+        path: Path of the image; None for a PIL image or array.
+        classes: Names of the K classes.
         shares: (K,) float32 probabilities on the CPU. They sum to 1, unless the model predicts several labels: then
-            each class has its own probability.
-        thresholds: (K,) lowest probabilities at which such a model predicts a class; None for a single label.
+            the probability of each class is independent of the others.
+        thresholds: (K,) lowest probability at which a model of several labels predicts each class; None for a model
+            of a single label.
         features: (D,) float32, the input of the classifier; None if not requested.
     """
 
@@ -60,7 +61,7 @@ class Prediction:
 
     @cached_property
     def labels(self) -> list[str]:
-        """The names of the predicted classes: one, or any number of classes that reach their thresholds."""
+        """The names of the predicted classes: the most probable class or, with thresholds, all that reach theirs."""
         if self.thresholds is None:
             return [self.predicted]
         return list(compress(self.classes, reach_thresholds(self.shares, self.thresholds).tolist()))
@@ -71,16 +72,16 @@ class Prediction:
         return dict(zip(self.classes, self.shares.tolist(), strict=True))
 
     def top(self, count: int) -> list[tuple[str, float]]:
-        """Return the likeliest classes (all if there are fewer) with their probabilities, in descending order."""
+        """Return up to `count` pairs of a class and its probability, the most probable classes first."""
         order = self.shares.argsort(descending=True, stable=True)[:count].tolist()
         return [(self.classes[index], float(self.shares[index])) for index in order]
 
 
 class Predictions(list[Prediction]):
-    """The predictions of one call, as a list that turns into tables."""
+    """The predictions of one call, as a list that can be converted to tables."""
 
     def to_arrow(self) -> pa.Table:
-        """Return a table with the columns of `paucal predict --output answers.csv`, numbers unrounded.
+        """Return a table with the columns of `paucal predict --output answers.csv` and unrounded numbers.
 
         The columns are the path; the class and its confidence, or a list of labels from a model that predicts several;
         and "p_" with the name of each class.
@@ -108,7 +109,8 @@ def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = N
     """Yield one line per image: path, class, confidence, and a probability per class.
 
     For a model that predicts several labels, the line has all classes that reach their threshold, separated by ";", and
-    no confidence. `top_k` is the number of likeliest classes to name, instead of a column for each class.
+    no confidence. With `top_k`, it has the names and probabilities of that many most probable classes instead of a
+    probability per class.
     """
     yield csv_text(csv_header(card, top_k))
     for row in rows:
@@ -117,11 +119,11 @@ def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = N
 
 def csv_header(card: ModelCard, top_k: int | None = None) -> list[str]:
     """Return the names of the columns of `csv_lines`."""
-    answers = ["labels"] if card.several else ["predicted", "confidence"]
+    first_columns = ["path", "labels"] if card.several else ["path", "predicted", "confidence"]
     if top_k is None:
-        return ["path", *answers, *(f"p_{name}" for name in card.classes)]
+        return [*first_columns, *(f"p_{name}" for name in card.classes)]
     ranks = range(1, min(top_k, len(card.classes)) + 1)
-    return ["path", *answers, *(column for rank in ranks for column in (f"class_{rank}", f"p_{rank}"))]
+    return [*first_columns, *(column for rank in ranks for column in (f"class_{rank}", f"p_{rank}"))]
 
 
 def csv_cells(row: Prediction, top_k: int | None = None) -> list[str | None]:
@@ -133,13 +135,13 @@ def csv_cells(row: Prediction, top_k: int | None = None) -> list[str | None]:
 
 
 def json_lines(rows: Iterable[Prediction], top_k: int | None = None) -> Iterator[str]:
-    """Yield a JSON list, piece by piece: for each image a mapping with the same content as in `csv_lines`."""
+    """Yield a JSON list in pieces: for each image a mapping with the values of its line in `csv_lines`."""
     empty = True
     for row in rows:
         names = ("path", "predicted", "confidence") if row.thresholds is None else ("path", "labels")
-        answer: dict[str, Any] = {name: getattr(row, name) for name in names}
-        answer["probabilities"] = row.probabilities if top_k is None else dict(row.top(top_k))
-        entry = textwrap.indent(json.dumps(answer, indent=2, ensure_ascii=False), "  ")
+        values: dict[str, Any] = {name: getattr(row, name) for name in names}
+        values["probabilities"] = row.probabilities if top_k is None else dict(row.top(top_k))
+        entry = textwrap.indent(json.dumps(values, indent=2, ensure_ascii=False), "  ")
         yield f"{'[' if empty else ','}\n{entry}"
         empty = False
     yield "[]\n" if empty else "\n]\n"
@@ -154,11 +156,11 @@ class Block:
     """The outputs of a model for consecutive pictures.
 
     Attributes:
-        names: N paths; None for pictures that were given in memory.
-        stamps: N stamps, see `Pictures.stamp`.
-        problems: N reasons why a picture could not be read; None for the M that could.
-        shares: (M, K) float32 probabilities.
-        features: (M, D) float32; None if not requested.
+        names: Paths of the N pictures; None for a picture in memory.
+        stamps: Stamps of the N pictures, which show whether a file has changed; see `Pictures.stamp`.
+        problems: Reasons why pictures could not be read; None for each of the M readable pictures.
+        shares: (M, K) float32 probabilities of the readable pictures.
+        features: (M, D) float32 inputs of the classifier; None if not requested.
     """
 
     names: Sequence[str | None]
@@ -193,17 +195,17 @@ def predict_batches(
     start: int = 0,
     features: bool = False,
 ) -> Iterator[Block]:
-    """Yield the outputs of a model, batch after batch, with a progress bar.
+    """Yield the outputs of a model for the pictures from position `start` on, batch by batch, with a progress bar.
 
-    Batches count only pictures that can be read, from `start` on. A call that resumes after a whole batch thus has the
-    same batches, and the same numbers, as a call without interruption.
+    Unreadable pictures do not count towards the batch size. A call that resumes after a complete batch thus gets the
+    same batches, and the same numbers, as an uninterrupted call.
     """
     with ExitStack() as stack:
-        take = stack.enter_context(features_of_calls(model)) if features else None
+        take_features = stack.enter_context(features_of_calls(model)) if features else None
         advance = stack.enter_context(console.progress("classifying"))
         n_done = start
         for first, batch in _batches(pictures, settings, console, start):
-            yield _run_batch(model, pictures, first, batch, take)
+            yield _run_batch(model, pictures, first, batch, take_features)
             n_done += len(batch)
             advance(n_done, len(pictures))
 
@@ -211,15 +213,15 @@ def predict_batches(
 def _batches(
     pictures: Pictures, settings: PredictSettings, console: Console, start: int
 ) -> Iterator[tuple[int, list[Image.Image | UnreadableImage]]]:
-    """Yield the position of the first picture of a batch, and its pictures, unreadable ones included."""
-    first, batch, readable = start, [], 0
+    """Yield for each batch the position of its first picture, and its pictures, including unreadable ones."""
+    first, batch, n_readable = start, [], 0
     for position in range(start, len(pictures)):
         picture = pictures.read_or_skip(position, settings.on_bad_image, console)
         batch.append(picture)
-        readable += not isinstance(picture, UnreadableImage)
-        if readable == settings.batch_size:
+        n_readable += not isinstance(picture, UnreadableImage)
+        if n_readable == settings.batch_size:
             yield first, batch
-            first, batch, readable = position + 1, [], 0
+            first, batch, n_readable = position + 1, [], 0
     if batch:
         yield first, batch
 
@@ -229,7 +231,7 @@ def _run_batch(
     pictures: Pictures,
     first: int,
     batch: list[Image.Image | UnreadableImage],
-    take: Callable[[], Tensor] | None,
+    take_features: Callable[[], Tensor] | None,
 ) -> Block:
     positions = range(first, first + len(batch))
     problems = [str(picture) if isinstance(picture, UnreadableImage) else None for picture in batch]
@@ -237,11 +239,11 @@ def _run_batch(
     shares, features = torch.empty(0, len(model.classes)), None
     if readable and model.classes:
         shares = model.probabilities(readable)
-    elif readable:  # a backbone without a classifier gives only features
+    elif readable:  # a backbone without a classifier: `take_features` records the features of this forward pass
         shares = torch.empty(len(readable), 0)
         with torch.inference_mode():
             model.module(model.prepared(readable))
-    if take is not None:
-        features = take() if readable else torch.empty(0, 0)
+    if take_features is not None:
+        features = take_features() if readable else torch.empty(0, 0)
     names, stamps = [pictures.name(index) for index in positions], [pictures.stamp(index) for index in positions]
     return Block(names, stamps, problems, shares, features)

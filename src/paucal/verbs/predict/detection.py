@@ -1,4 +1,4 @@
-"""Prediction with the detector of a run: objects in any images, as Python objects, CSV or COCO's JSON."""
+"""Prediction with a detector: the objects in images, as Python objects, CSV or COCO's JSON."""
 
 import os
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Objects:
     """The objects that a detector finds in one image.
 
     Attributes:
-        path: Path of the image; None for an image or array in memory.
+        path: Path of the image; None for a PIL image or array.
         found: Boxes in pixels of the image, scores, labels and, if the detector predicts them, masks, in descending
             order of the score; `found.mask(0)` is the mask of the first object.
         classes: Names of the labels.
@@ -94,10 +94,11 @@ def detect_objects(
         run: Run of `paucal detect`.
         sources: Files, folders, patterns, PIL images and arrays (H, W) or (H, W, 3); one or several of them; or a
             DataFrame with a row for each image.
-        settings: Device, and the treatment of unreadable images.
+        settings: Settings of prediction, of which detectors use `device` and `on_bad_image`.
         console: Console for skipped images and progress.
-        drawn: Whether to draw the objects.
-        image: Column of the paths or images of a DataFrame; None for the first with a usual name.
+        drawn: Whether to draw the objects on copies of the images.
+        image: Column of a DataFrame with the paths or PIL images; None for the first column with a usual name, such
+            as "path".
 
     Returns:
         The objects of each image; `to_pandas()` makes a DataFrame of them.
@@ -107,7 +108,7 @@ def detect_objects(
     """
     settings, console = settings or PredictSettings(), console or LoggedConsole()
     check_ranges(settings)
-    require_of_detectors(settings)
+    refuse_classifier_settings(settings)
     detector, card, device = load_detector(run, settings.device)
     # Boxes are in pixels of the image itself, so it is read in full size.
     reading = replace(card.preprocessing.reading, side=None)
@@ -122,19 +123,19 @@ def detect_objects(
 
 
 def find_objects(
-    source: str, paths: Sequence[str], settings: PredictSettings, wanted: OutputSettings, console: Console
+    source: str, paths: Sequence[str], settings: PredictSettings, outputs: OutputSettings, console: Console
 ) -> str:
-    """Return the output of `paucal predict` for a detector, and write its pictures if there is a folder for them."""
+    """Return the CSV or JSON text of `paucal predict` for a detector; write the pictures of --pictures if requested."""
     folder = None
-    if wanted.pictures is not None:
-        folder = check_new_folder(wanted.pictures, {}, flag="--pictures")
+    if outputs.pictures is not None:
+        folder = check_new_folder(outputs.pictures, {}, flag="--pictures")
         for path in paths:
             refuse_inside_images(folder, {"PATHS": path}, flag="--pictures")
     run = open_model_folder(Path(source))
     rows = detect_objects(run, paths, settings, console, drawn=folder is not None)
     if folder is not None:
         write_pictures(rows, folder)
-    if wanted.format == "json":
+    if outputs.format == "json":
         card = read_card(run, DetectorCard)
         keys, sizes = [row.path or "" for row in rows], [row.size for row in rows]
         return coco_document(keys, sizes, [row.found for row in rows], card.classes, card.category_ids)
@@ -151,7 +152,7 @@ def object_cells(row: Objects) -> list[list[str]]:
 
 
 def write_pictures(rows: Sequence[Objects], folder: Path) -> None:
-    """Write the pictures of a prediction into a folder, named by their number and the image."""
+    """Write the images with drawn objects into a folder, named by their number and the stem of the image's name."""
     folder.mkdir(parents=True, exist_ok=True)
     width = len(str(len(rows)))
     for number, row in enumerate(rows, 1):
@@ -171,26 +172,26 @@ def detect_image(
 ) -> Objects:
     """Find the objects of one image; see `detect_objects`."""
     size = (image.height, image.width)
-    view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
-    viewed = view(tv_tensors.Image(image), without_boxes(size))[0].as_subclass(torch.Tensor)
-    sides = (int(viewed.shape[-2]), int(viewed.shape[-1]))
-    detections = rescale(detector(viewed[None].to(device), [sides])[0], sides, size)
+    transform = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
+    network_input = transform(tv_tensors.Image(image), without_boxes(size))[0].as_subclass(torch.Tensor)
+    input_size = (int(network_input.shape[-2]), int(network_input.shape[-1]))
+    detections = rescale(detector(network_input[None].to(device), [input_size])[0], input_size, size)
     if not drawn:
         return Objects(name, detections, card.classes, size)
-    no_objects = Boxes(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, np.bool_), size)
-    picture = draw_detections(enlarge(image), detections, card.classes, no_objects)
+    no_true_boxes = Boxes(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, np.bool_), size)
+    picture = draw_detections(enlarge(image), detections, card.classes, no_true_boxes)
     return Objects(name, detections, card.classes, size, picture)
 
 
 def enlarge(image: Image.Image) -> Image.Image:
-    """Return an image, enlarged if names would otherwise cover its objects."""
+    """Return an image, enlarged if it is so small that drawn class names would cover its objects."""
     return at_width(image, round(image.width * max(1.0, TILE / image.width)))
 
 
-def require_of_detectors(settings: PredictSettings) -> None:
-    """Refuse settings that are for classifiers."""
+def refuse_classifier_settings(settings: PredictSettings) -> None:
+    """Refuse settings that detectors do not support."""
     if settings.mirror or settings.scales is not None:
         flag = "--mirror" if settings.mirror else "--scales"
-        raise UserError(f"{flag} averages predictions for an image, but this run is a detector: leave it out.")
+        raise UserError(f"{flag} is not supported for detectors: leave it out.")
     if settings.precision is not None:
-        raise UserError("--precision is only for classifiers, but this run is a detector: leave it out.")
+        raise UserError("--precision is not supported for detectors: leave it out.")

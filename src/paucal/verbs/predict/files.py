@@ -1,4 +1,4 @@
-"""`paucal predict`: images classified into files, or onto standard output, resuming where an earlier call stopped."""
+"""`paucal predict` with a classifier: write predictions to files or standard output; an interrupted call can resume."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -13,48 +13,48 @@ from paucal.runner.input_images import Pictures
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
 from paucal.verbs.predict.answers import Block, predict_batches
-from paucal.verbs.predict.journal import ENDING, PRECISION, Journal, stored_precision
+from paucal.verbs.predict.journal import JOURNAL_SUFFIX, PRECISION, Journal, stored_precision
 from paucal.verbs.predict.launch import open_pictures
 from paucal.verbs.predict.settings import OutputSettings, PredictSettings
-from paucal.verbs.predict.writing import Targets, answer_text, check_targets, write_all
+from paucal.verbs.predict.writing import Targets, check_targets, format_predictions, write_all
 from paucal.wording import counted
 
 
 def predict_to_files(
-    source: str, paths: Sequence[str], settings: PredictSettings, wanted: OutputSettings, console: Console
+    source: str, paths: Sequence[str], settings: PredictSettings, outputs: OutputSettings, console: Console
 ) -> Iterator[str]:
-    """Classify images and write the requested files; a model without a classifier gives only features.
+    """Classify images and write the requested files; a backbone without a classifier has only features to write.
 
-    Return the predictions as pieces of text; none if they are written to a file.
+    Return the text for standard output in pieces; no pieces if the predictions are written to a file.
     """
     check_ranges(settings)
-    check_ranges(wanted)
-    targets = check_targets(wanted, paths)
+    check_ranges(outputs)
+    targets = check_targets(outputs, paths)
     trained = load_model(source, settings.device)
-    if targets.features is None or not (wanted.output is None and wanted.sheet is None and wanted.top_k is None):
+    if targets.features is None or not (outputs.output is None and outputs.sheet is None and outputs.top_k is None):
         trained.require_classifier()
-    part = None if targets.first is None else targets.first.with_name(targets.first.name + ENDING)
-    if settings.precision is None and part is not None:  # a new measurement must not change the precision
-        settings = replace(settings, precision=stored_precision(part))
+    journal_folder = None if targets.first is None else targets.first.with_name(targets.first.name + JOURNAL_SUFFIX)
+    if settings.precision is None and journal_folder is not None:  # a new measurement must not change the precision
+        settings = replace(settings, precision=stored_precision(journal_folder))
     model, pictures, settings = open_pictures(trained, paths, settings, console)
-    if part is None:
-        blocks = list(_report_speed(model, pictures, settings, console, 0, targets))
+    if journal_folder is None:
+        blocks = list(_predict_and_report(model, pictures, settings, console, 0, targets))
         write_all(lambda: iter(blocks), model.card, pictures, targets, console)
-        return answer_text(blocks, model.card, targets)
+        return format_predictions(blocks, model.card, targets)
     facts = _prediction_facts(source, settings, targets)
-    with Journal(part, len(model.classes), facts) as journal:
+    with Journal(journal_folder, len(model.classes), facts) as journal:
         _classify_missing(journal, model, pictures, settings, console, targets)
         write_all(journal.blocks, model.card, pictures, targets, console)
         if targets.output is not None or not model.classes:
             journal.remove()
             return iter(())
-        pieces = list(answer_text(journal.blocks(), model.card, targets))
+        pieces = list(format_predictions(journal.blocks(), model.card, targets))
         journal.remove()
     return iter(pieces)
 
 
 def _prediction_facts(source: str, settings: PredictSettings, targets: Targets) -> dict[str, Any]:
-    """Return everything that the exact numbers of a prediction depend on."""
+    """Return what the exact predicted numbers depend on: the model's digest, and settings by flag."""
     return {
         "model": model_digest(source),
         "--mirror": settings.mirror,
@@ -76,13 +76,13 @@ def _classify_missing(
     start = journal.resume(pictures)
     if start:
         console.say(f"{start} of {counted(len(pictures), 'image')} have predictions in {journal.folder}: continuing")
-    # Images that an earlier call skipped are named, and refused if this call may not skip any.
+    # Report the images that an earlier call skipped, or refuse them if this call must not skip any.
     for problem in (problem for block in journal.blocks() for problem in block.problems if problem is not None):
         if settings.on_bad_image == "refuse":
             raise UserError(f"{problem}; leave it out with --on-bad-image skip.")
         console.say(f"skipped: {problem}")
     try:
-        for block in _report_speed(model, pictures, settings, console, start, targets):
+        for block in _predict_and_report(model, pictures, settings, console, start, targets):
             journal.add(block)
     except BaseException:
         if journal.done:
@@ -93,10 +93,10 @@ def _classify_missing(
         raise
 
 
-def _report_speed(
+def _predict_and_report(
     model: TrainedModel, pictures: Pictures, settings: PredictSettings, console: Console, start: int, targets: Targets
 ) -> Iterator[Block]:
-    """Yield blocks; at the end report the number of images, the speed, and how many images could not be read."""
+    """Yield the outputs for all pictures from `start` on; then print the number of images, the speed and the skips."""
     start_time, n_read, n_skipped = time.monotonic(), 0, 0
     for block in predict_batches(
         model, pictures, settings, console, start=start, features=targets.features is not None

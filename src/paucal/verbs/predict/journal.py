@@ -1,4 +1,4 @@
-"""Predictions stored on the disk as they are computed, so that a stopped call can be resumed."""
+"""Predictions of a classifier stored on disk batch by batch, so that an interrupted call can be resumed."""
 
 import json
 import os
@@ -19,11 +19,12 @@ from paucal.runs.lock import LOCK, RunLock
 from paucal.types import UserError
 from paucal.verbs.predict.answers import Block
 
-ENDING = ".part"
-WHAT = "the folder of unfinished predictions"
-_KEY = b"paucal"
-_PARTS = "[0-9][0-9][0-9][0-9].arrow"
-PRECISION, OLD_PRECISION = "--precision", "32-true"  # the second for folders of older versions without it
+JOURNAL_SUFFIX = ".part"
+LOCK_NOUN = "the folder of unfinished predictions"
+_METADATA_KEY = b"paucal"
+_FILE_PATTERN = "[0-9][0-9][0-9][0-9].arrow"
+PRECISION = "--precision"  # key of a stored setting
+OLD_PRECISION = "32-true"  # its value in folders of older versions, which did not store it
 _SCHEMA = pa.schema(
     {
         "name": pa.binary(),  # file names on Linux may be any bytes
@@ -38,13 +39,13 @@ _SCHEMA = pa.schema(
 class Journal:
     """A folder of Arrow streams, one for each call that computed some of the predictions.
 
-    A block is added as a whole; a block that is incomplete because its process died is not read. Numbers are stored
-    exactly, so that the files written from a journal do not depend on how often the work was interrupted. `about` is
-    everything that predictions depend on, by the names that users know.
+    A block that is incomplete because its process died is ignored. Numbers are stored exactly, so that the files
+    written from a journal do not depend on how often the work was interrupted. `about` is what the predictions depend
+    on, by names for messages, such as "model" and "--mirror".
     """
 
-    def __init__(self, folder: Path, classes: int, about: Mapping[str, Any]) -> None:
-        self.folder, self.classes, self.done = folder, classes, 0
+    def __init__(self, folder: Path, n_classes: int, about: Mapping[str, Any]) -> None:
+        self.folder, self.n_classes, self.done = folder, n_classes, 0  # `done`: number of pictures with predictions
         self._about, self._stack = dict(about), list[Any]()
 
     def __enter__(self) -> "Journal":
@@ -52,8 +53,10 @@ class Journal:
         try:
             self.folder.mkdir(exist_ok=True)
         except FileExistsError:
-            raise UserError(f"{str(self.folder)!r} is in the way: remove it, or give another --output.") from None
-        self._lock = RunLock(self.folder, WHAT)
+            raise UserError(
+                f"{str(self.folder)!r} must be a folder, but is a file: remove it, or give another --output."
+            ) from None
+        self._lock = RunLock(self.folder, LOCK_NOUN)
         self._lock.acquire()
         try:
             if not created:
@@ -72,7 +75,7 @@ class Journal:
             self.folder.rmdir()
 
     def resume(self, pictures: Pictures) -> int:
-        """Return how many of the pictures have stored predictions."""
+        """Return the number of pictures with stored predictions, after checking that they have not changed."""
         for block in self.blocks():
             for name, stamp in zip(block.names, block.stamps, strict=True):
                 has_picture = self.done < len(pictures)
@@ -85,7 +88,7 @@ class Journal:
         return self.done
 
     def add(self, block: Block) -> None:
-        """Store a block."""
+        """Append a block to the file of this call."""
         self._lock.check()
         if not self._stack:
             self._open_part()
@@ -94,38 +97,38 @@ class Journal:
         self.done += len(block)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all stored blocks."""
+        """Yield all stored blocks, those of earlier calls first."""
         for path in self._part_files():
             for block in _read_blocks(path):
-                if block.shares.shape[1] != (self.classes if len(block.shares) else 0):
+                if block.shares.shape[1] != (self.n_classes if len(block.shares) else 0):
                     raise UserError(f"{str(path)!r} is damaged: remove its folder to start again.")
                 yield block
 
     def remove(self) -> None:
-        """Remove the stored blocks, once they have been written elsewhere."""
+        """Delete the stored blocks, after the output files have been written."""
         while self._stack:
             self._stack.pop().close()
         for path in self._part_files():
             path.unlink()
 
     def _part_files(self) -> list[Path]:
-        return [require_regular(path) for path in sorted(self.folder.glob(_PARTS))]
+        return [require_regular(path) for path in sorted(self.folder.glob(_FILE_PATTERN))]
 
     def _open_part(self) -> None:
         path = self.folder / f"{len(self._part_files()):04d}.arrow"
         self._file = path.open("xb")
         self._stack.append(self._file)
-        schema = _SCHEMA.with_metadata({_KEY: json.dumps(self._about, sort_keys=True).encode()})
+        schema = _SCHEMA.with_metadata({_METADATA_KEY: json.dumps(self._about, sort_keys=True).encode()})
         self._writer = pa.ipc.new_stream(self._file, schema)
         self._stack.append(self._writer)
 
     def _check_journal(self) -> None:
-        """Refuse a folder with other files, or with predictions of another model or other settings."""
+        """Refuse a folder with unknown files, or with predictions of another model or other settings."""
         parts = self._part_files()
         names = {path.name for path in self.folder.iterdir()} - {LOCK, *(path.name for path in parts)}
         if other_files := sorted(name for name in names if not name.startswith(f".{LOCK}")):
             raise UserError(
-                f"{str(self.folder)!r} holds {other_files[0]!r}, which is not a file of predictions: give another "
+                f"{str(self.folder)!r} contains {other_files[0]!r}, which is not a file of predictions: give another "
                 "--output."
             )
         for path in parts:
@@ -154,7 +157,7 @@ def _record_batch(block: Block) -> pa.RecordBatch:
 
 
 def _list_array(rows: Tensor, counts: np.ndarray) -> pa.ListArray:
-    """Return a list for each picture, empty if it could not be read."""
+    """Return an array with a list of numbers for each picture: the next row, or an empty list where `counts` is 0."""
     offsets = np.concatenate([[0], np.cumsum(counts * rows.shape[1])]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.contiguous().numpy().reshape(-1)))
 
@@ -196,14 +199,14 @@ def _to_tensor(column: pa.ListArray, count: int) -> Tensor:
 def _read_facts(path: Path) -> dict[str, Any] | None:
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-            facts = json.loads((reader.schema.metadata or {}).get(_KEY, b"{}"))
+            facts = json.loads((reader.schema.metadata or {}).get(_METADATA_KEY, b"{}"))
     except (pa.ArrowException, OSError, EOFError, ValueError):
         return None
     return {PRECISION: OLD_PRECISION, **facts} if isinstance(facts, dict) else {}
 
 
 def stored_precision(folder: Path) -> str | None:
-    """Return the precision of the unfinished predictions in a folder; None for a folder without predictions."""
-    abouts = (_read_facts(require_regular(path)) for path in sorted(folder.glob(_PARTS)))
-    precision = next((facts.get(PRECISION) for facts in abouts if facts is not None), None)
+    """Return the --precision of the unfinished predictions in a folder; None for a folder without predictions."""
+    stored = (_read_facts(require_regular(path)) for path in sorted(folder.glob(_FILE_PATTERN)))
+    precision = next((facts.get(PRECISION) for facts in stored if facts is not None), None)
     return precision if precision in GIVEN else None

@@ -1,4 +1,4 @@
-"""`paucal.predict`: probabilities for images, folders, patterns and pictures."""
+"""`paucal.predict`: classes with their probabilities, or numbers, for images on disk or in memory."""
 
 import os
 from collections.abc import Sequence
@@ -37,26 +37,27 @@ def predict(
     image: str | None = None,
     **settings: Any,
 ) -> Predictions:
-    """Classify images with the model of a run; the same as `paucal predict`.
+    """Classify images with the model of a run, or predict their numbers; the same as `paucal predict`.
 
     Args:
-        model: A run, its folder, or a model that `paucal.load` has loaded, which stays on the device it is on.
-        images: Image files, folders (searched to any depth), Parquet files, patterns such as "photos/*.jpg", PIL
-            images, and arrays (H, W) or (H, W, C) of as many channels as the model reads; one or several of them. Or
-            a DataFrame with a row per image.
-        image: Column of the paths or pictures of a DataFrame; None for the first with a usual name, such as "path".
-        features: Whether to keep the input of the classifier with each prediction.
+        model: A run folder, or a model loaded with `paucal.load`, which stays on its device.
+        images: One or several image files, folders (searched to any depth), Parquet files, patterns such as
+            "photos/*.jpg", PIL images, or arrays (H, W) or (H, W, C) with the model's number of channels; or a
+            DataFrame with a row per image.
+        image: Column of a DataFrame with the paths or PIL images; None for the first column with a usual name, such
+            as "path".
+        features: Whether to return the features of each image too: the input of the classifier.
         **settings: Any field of `paucal.verbs.predict.settings.PredictSettings`: `batch_size`, `device`,
             `mirror`, `on_bad_image`, `precision`.
 
     Returns:
-        A list with a prediction for each image, in the order given; images of a folder are sorted by name. Skipped
-        images give a warning in the log "paucal". `to_pandas()` makes a DataFrame of it. A run with a `target` gives
-        `NumberPrediction`s, with `predicted`, `low` and `high`.
+        A list with a prediction for each image, in the order given; images of a folder are sorted by name. Each
+        skipped image is a warning of the logger "paucal". `to_pandas()` converts the list to a DataFrame. The model
+        of a run with a `target` returns `NumberPrediction`s, with `predicted`, `low` and `high`.
 
     Raises:
-        UserError: There is no such run, it has no classifier, or an image does not exist or cannot be read;
-            or features of an ONNX model are requested.
+        UserError: The run does not exist or has no classifier, an image does not exist or cannot be read, or
+            `features` is set for an ONNX model.
         TypeError: A setting does not exist.
 
     Example:
@@ -69,30 +70,34 @@ def predict(
     check_ranges(typed_settings)  # before the model is loaded
     if isinstance(model, TrainedModel) and settings.get("device") is not None:
         raise UserError(
-            f"--device is {typed_settings.device!r}, and the model is loaded on {model.device}: leave it out."
+            f"--device is {typed_settings.device!r}, but the model is already loaded on {model.device}: leave "
+            "--device out."
         )
     if not sources:
-        raise UserError("there are no images to classify: give files, folders or pictures.")
+        raise UserError("there are no images to classify: give files, folders, PIL images or arrays.")
     trained = model if isinstance(model, TrainedModel) else load_model(model, typed_settings.device)
     predicts_numbers, console = isinstance(trained.card, RegressionCard), LoggedConsole()
     if not predicts_numbers:
         trained.require_classifier()
-    prepared, pictures, typed_settings = open_pictures(trained, sources, typed_settings, console)
+    trained, pictures, typed_settings = open_pictures(trained, sources, typed_settings, console)
     assert typed_settings.batch_size is not None  # chosen by `open_pictures`
     # For a single batch, keeping freed memory would only cost time.
     with kept_memory() if len(pictures) > typed_settings.batch_size else nullcontext():
         if predicts_numbers:
-            return predict_numbers(prepared, pictures, typed_settings, console, features)  # type: ignore[return-value]
-        blocks = predict_batches(prepared, pictures, typed_settings, console, features=features)
-        return Predictions(row for block in blocks for row in block.predictions(prepared.card))
+            return predict_numbers(trained, pictures, typed_settings, console, features)  # type: ignore[return-value]
+        blocks = predict_batches(trained, pictures, typed_settings, console, features=features)
+        return Predictions(row for block in blocks for row in block.predictions(trained.card))
 
 
 def open_pictures(
     model: TrainedModel, sources: Sequence[str | ImageInMemory], settings: PredictSettings, console: Console
 ) -> tuple[TrainedModel, Pictures, PredictSettings]:
-    """Return the model prepared for the settings, the pictures it reads, and the settings with a batch size."""
+    """Return the model with its precision and mirroring set, its input pictures, and the completed settings.
+
+    The settings returned have a batch size and a precision.
+    """
     if settings.scales is not None:
-        raise UserError("--scales is for models that give every pixel a class, and this one classifies: leave it out.")
+        raise UserError("--scales is only for segmentation models, but this model is a classifier: leave it out.")
     preprocess = model.card.preprocessing
     pictures = Pictures(open_sources(sources, console, preprocess.reading), preprocess.reading)
     batch_size = inference_batch_size(preprocess.image_size, model.device.type, settings.batch_size)

@@ -1,4 +1,4 @@
-"""Predictions written as labels, with copies of the images, in a layout of `paucal convert`."""
+"""`paucal predict --to`: write predictions as labels, with copies of the images, in a layout of `paucal convert`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,44 +32,45 @@ from paucal.verbs.predict.detection import detect_objects
 from paucal.verbs.predict.launch import predict
 from paucal.verbs.predict.settings import OutputSettings, PredictSettings
 
-NOUNS: dict[Kind, str] = {"detect": "boxes", "segment": "masks", "train": "classes of images"}
+KIND_NOUNS: dict[Kind, str] = {"detect": "boxes", "segment": "masks", "train": "classes of images"}
 
 
 class _PredictionInput(NamedTuple):
-    """A model and its images: as given, as a set, and the path of each."""
+    """A model and the images to predict."""
 
-    source: str
-    paths: Sequence[str]
-    images: ImageSet
-    names: Sequence[str]
+    source: str  # run folder or exported file
+    paths: Sequence[str]  # files, folders and patterns as given
+    images: ImageSet  # the images of all paths
+    names: Sequence[str]  # path of each image
 
 
 def predict_as_labels(
-    source: str, paths: Sequence[str], settings: PredictSettings, wanted: OutputSettings, console: Console
+    source: str, paths: Sequence[str], settings: PredictSettings, outputs: OutputSettings, console: Console
 ) -> Converted:
-    """Write the predictions for images as their labels, in the layout `wanted.to`."""
-    if wanted.to is None or wanted.output is None:
+    """Write a data set of the images in which the predictions are the labels, in the layout `outputs.to`."""
+    if outputs.to is None or outputs.output is None:
         raise UserError("--to writes labels and copies of the images: give --output, a new folder for them.")
     task = task_of_model(source)
     if task == REGRESSION:
         raise UserError("this model predicts numbers, which --to does not support: leave --to out to get a table.")
-    kind = _KINDS.get(task, "train")
-    if kind not in LAYOUTS[wanted.to].kinds:
+    kind = _KIND_OF_TASK.get(task, "train")
+    if kind not in LAYOUTS[outputs.to].kinds:
         supported = ", ".join(name for name, layout in LAYOUTS.items() if kind in layout.kinds)
         raise UserError(
-            f"this model predicts {NOUNS[kind]}, which --to {wanted.to} does not support: give one of {supported}."
+            f"this model predicts {KIND_NOUNS[kind]}, which --to {outputs.to} does not support: give one of "
+            f"{supported}."
         )
-    target = check_new_folder(wanted.output, {})
+    target = check_new_folder(outputs.output, {})
     for path in paths:
         refuse_inside_images(target, {"PATHS": path})
     sets = [images for images in open_sources(paths, NullConsole(), WHOLE) if not isinstance(images, InMemory)]
     names = [full_name(images, key) for images in sets for key in images.keys]
     images = sets[0] if len(sets) == 1 else join_sets(sets, "+".join(paths))
     images = replace(images, classes=(), labels=np.full(len(images), -1), multi_hot=None, declared=[""] * len(images))
-    content = _READERS[kind](_PredictionInput(source, paths, images, names), settings, console)
+    content = _PREDICTORS[kind](_PredictionInput(source, paths, images, names), settings, console)
     content = with_names(replace(content, model=Path(source).resolve().name))
-    write_set(content, LAYOUTS[wanted.to], target, console)
-    return conclude(content, wanted.to, target, console)
+    write_set(content, LAYOUTS[outputs.to], target, console)
+    return conclude(content, outputs.to, target, console)
 
 
 def _predict_boxes(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
@@ -84,7 +85,7 @@ def _predict_boxes(request: _PredictionInput, settings: PredictSettings, console
 
 
 def item_of_detections(index: int, size: tuple[int, int], detections: Detections, classes: tuple[str, ...]) -> Item:
-    """Return the confident detections in an image as an item of a set, with their masks as packed run lengths."""
+    """Return the confident detections in an image as an item of a set, with masks in COCO's compressed run lengths."""
     detections = detections.above(SHOWN)
     outlines = [
         None if mask is None else {"size": list(mask["size"]), "counts": mask["counts"].decode("ascii")}
@@ -124,15 +125,15 @@ def _predict_classes(request: _PredictionInput, settings: PredictSettings, conso
         if name in rows
     ]
     if any(row.thresholds is not None for row in rows.values()):
-        marks = np.zeros((len(images), len(classes)), dtype=np.int8)
+        multi_hot = np.zeros((len(images), len(classes)), dtype=np.int8)
         for item in items:
-            marks[item.index, [classes.index(label) for label in item.labels]] = 1
-        images = replace(images, classes=classes, multi_hot=marks)
+            multi_hot[item.index, [classes.index(label) for label in item.labels]] = 1
+        images = replace(images, classes=classes, multi_hot=multi_hot)
     return Content("train", images, tuple(items), numbered(classes))
 
 
-_KINDS: dict[str, Kind] = {DETECTION: "detect", SEGMENTATION: "segment"}
-_READERS: dict[Kind, Callable[[_PredictionInput, PredictSettings, Console], Content]] = {
+_KIND_OF_TASK: dict[str, Kind] = {DETECTION: "detect", SEGMENTATION: "segment"}
+_PREDICTORS: dict[Kind, Callable[[_PredictionInput, PredictSettings, Console], Content]] = {
     "detect": _predict_boxes,
     "segment": _predict_masks,
     "train": _predict_classes,

@@ -1,4 +1,4 @@
-"""`paucal predict` on videos, cameras, and a watched folder."""
+"""`paucal predict` for videos, cameras and watched folders."""
 
 import os
 import time
@@ -28,28 +28,30 @@ from paucal.tasks.detection.model import load_detector
 from paucal.types import UserError
 from paucal.verbs.predict.annotating import annotate_video
 from paucal.verbs.predict.answers import Prediction, csv_cells, csv_header
-from paucal.verbs.predict.detection import HEADER, detect_image, object_cells, require_of_detectors
+from paucal.verbs.predict.detection import HEADER, detect_image, object_cells, refuse_classifier_settings
 from paucal.verbs.predict.prediction_table import PredictionTable
 from paucal.verbs.predict.regression import COLUMNS, number_cells, number_rows
 from paucal.verbs.predict.settings import MovingSettings, OutputSettings, PredictSettings
 from paucal.verbs.predict.video import Frame, VideoLedger, is_live, is_moving, read_frames, read_live
 from paucal.wording import counted
 
-EACH = "frame"  # value of --every for each frame
-TIMED_BATCHES, NEAR_BEST = (1, 4, 16, 64), 0.95
+EVERY_FRAME = "frame"  # value of --every that selects each frame
+TIMED_BATCH_SIZES = (1, 4, 16, 64)
+MIN_SPEED_SHARE = 0.95  # of the highest speed, in images per second, that the chosen batch size must reach
 Rows = Sequence[Sequence[object]]
-POLL = 1.0  # seconds between two checks of the folder
-PATIENCE = 10.0  # seconds without a change after which an unreadable picture is skipped
-_Stamp = tuple[int, int]  # bytes and time of change
+POLL_SECONDS = 1.0  # between two checks of a watched folder
+MAX_UNREADABLE_SECONDS = 10.0  # an unreadable picture is given up when its file has not changed for this long
+_Stamp = tuple[int, int]  # file size in bytes, modification time in nanoseconds
 
 
 class FramePredictor:
-    """A model that turns frames into rows of a table.
+    """A model whose predictions for frames are rows of a table.
 
-    `header` names the columns after the path and the time; `batch_size` is the number of frames per forward pass.
+    `header` has the names of the columns after path, frame number and time; `batch_size` is the number of frames per
+    forward pass.
     """
 
-    def __init__(self, run: str, settings: PredictSettings, wanted: OutputSettings, console: Console) -> None:
+    def __init__(self, run: str, settings: PredictSettings, outputs: OutputSettings, console: Console) -> None:
         self._predict_frames: Callable[[Sequence[Image.Image]], list[Rows]]
         if task_of(run) == DETECTION:
             detector, card, device = load_detector(run, settings.device)
@@ -71,36 +73,37 @@ class FramePredictor:
             ]
             return
         model.require_classifier()
-        self.header = csv_header(card, wanted.top_k)[1:]
+        self.header = csv_header(card, outputs.top_k)[1:]
         self._predict_frames = lambda images: [
-            [csv_cells(Prediction(None, card.classes, shares, card.thresholds), wanted.top_k)[1:]]
+            [csv_cells(Prediction(None, card.classes, shares, card.thresholds), outputs.top_k)[1:]]
             for shares in model.probabilities(list(images))
         ]
 
     def rows(self, frames: Sequence[Frame]) -> Rows:
-        """Return the rows of some frames: at least one per frame, so that the table shows which frames were read."""
+        """Return the rows of frames; a frame without predictions has one row, so that it counts as processed."""
         images = [frame.image for frame in frames if frame.image is not None]
-        answers = iter(self._predict_frames(images) if images else [])
+        predictions = iter(self._predict_frames(images) if images else [])
         rows: list[Sequence[object]] = []
         for frame in frames:
-            begin = [frame.path, *([] if frame.number is None else [frame.number]), frame.time]
-            frame_answers = [] if frame.image is None else next(answers)
-            rows += [[*begin, *cells] for cells in frame_answers] or [[*begin, *[""] * len(self.header)]]
+            first_cells = [frame.path, *([] if frame.number is None else [frame.number]), frame.time]
+            predicted_cells = [] if frame.image is None else next(predictions)
+            rows += [[*first_cells, *cells] for cells in predicted_cells] or [[*first_cells, *[""] * len(self.header)]]
         return rows
 
 
 def _fastest_batch(model: TrainedModel, console: Console) -> int:
-    """Return the smallest batch that is nearly as fast per image as the fastest, by a short measurement."""
+    """Time a few batch sizes and return the smallest one that is nearly as fast per image as the fastest."""
     height, width = model.card.preprocessing.image_size
     largest, speeds = inference_batch_size((height, width), model.device.type), {}
-    for size in (size for size in TIMED_BATCHES if size <= largest):
+    for size in (size for size in TIMED_BATCH_SIZES if size <= largest):
         images = [Image.new("RGB", (width, height))] * size
         model.probabilities(images)  # warm-up
         start_time = time.perf_counter()
         model.probabilities(images)
         speeds[size] = size / max(time.perf_counter() - start_time, 1e-9)
-    best = next(size for size, speed in speeds.items() if speed >= NEAR_BEST * max(speeds.values()))
-    console.say(f"{counted(best, 'image')} at once: {speeds[best]:.3g} images/s of blank ones on {model.device}")
+    best = next(size for size, speed in speeds.items() if speed >= MIN_SPEED_SHARE * max(speeds.values()))
+    speed = f"{speeds[best]:.3g} images/s on {model.device}, measured with blank images"
+    console.say(f"batch size {best}: {speed}")
     return best
 
 
@@ -108,26 +111,26 @@ def predict_moving(
     run: str,
     paths: Sequence[str],
     settings: PredictSettings,
-    wanted: OutputSettings,
+    outputs: OutputSettings,
     moving: MovingSettings,
     console: Console,
 ) -> None:
-    """Classify the frames of videos or cameras, or new pictures in a folder, and write each row immediately."""
-    for group in (settings, wanted, moving):
+    """Predict frames of videos or cameras, or new pictures in a folder, and write the rows after each batch."""
+    for group in (settings, outputs, moving):
         check_ranges(group)
-    interval = 0.0 if moving.every == EACH else seconds_of(moving.every, "--every")
-    _check_request(run, paths, settings, wanted, moving)
-    predictor = FramePredictor(run, settings, wanted, console)
+    interval = 0.0 if moving.every == EVERY_FRAME else seconds_of(moving.every, "--every")
+    _check_request(run, paths, settings, outputs, moving)
+    predictor = FramePredictor(run, settings, outputs, console)
     if predictor.reading.channels != 3:
         count = counted(predictor.reading.channels, "channel")
         raise UserError(f"this model reads {count}, but frames have three: give another model.")
     numbered = ["frame"] if moving.watch is None else []
-    facts = {"model": model_digest(run), "--every": moving.every, "--mirror": settings.mirror, "--top-k": wanted.top_k}
+    facts = {"model": model_digest(run), "--every": moving.every, "--mirror": settings.mirror, "--top-k": outputs.top_k}
     if settings.precision is not None:
         facts["--precision"] = settings.precision
-    with PredictionTable(wanted.output, ["path", *numbered, "time", *predictor.header], facts) as table:
+    with PredictionTable(outputs.output, ["path", *numbered, "time", *predictor.header], facts) as table:
         if table.done:
-            console.say(f"{wanted.output} has predictions already: continuing")
+            console.say(f"{outputs.output} has predictions already: continuing")
         try:
             if moving.watch is not None:
                 _classify_watched(moving, predictor, table, console)
@@ -135,20 +138,20 @@ def predict_moving(
             for source in paths:
                 _classify_video(source, interval, predictor, table, settings, console)
         except KeyboardInterrupt:
-            if table.part is not None:
-                console.say(f"the predictions so far are in {wanted.output}: repeat the same call to continue")
+            if table.folder_in_progress is not None:
+                console.say(f"the predictions so far are in {outputs.output}: repeat the same call to continue")
             raise
         table.finish()
-    if moving.annotated is not None and wanted.output is not None:
-        table_path, copy_path = named_path(wanted.output), named_path(moving.annotated, "--annotated")
+    if moving.annotated is not None and outputs.output is not None:
+        table_path, copy_path = named_path(outputs.output), named_path(moving.annotated, "--annotated")
         annotate_video(paths[0], table_path, copy_path, console)
 
 
 def _check_request(
-    run: str, paths: Sequence[str], settings: PredictSettings, wanted: OutputSettings, moving: MovingSettings
+    run: str, paths: Sequence[str], settings: PredictSettings, outputs: OutputSettings, moving: MovingSettings
 ) -> None:
     if moving.watch is not None and paths:
-        raise UserError("--watch names the folder: leave the other PATHS out.")
+        raise UserError("--watch cannot be combined with PATHS: leave one of them out.")
     if moving.idle is not None and moving.watch is None:
         raise UserError("--idle is for --watch: leave it out.")
     if images := [path for path in paths if not is_moving(path)]:
@@ -156,22 +159,28 @@ def _check_request(
             f"videos and images give different tables: leave {images[0]!r} out, or predict it in another call."
         )
     if task_of(run) == SEGMENTATION:
-        raise UserError("masks of videos are not written: give images, or a model that classifies or finds objects.")
+        raise UserError(
+            "segmentation of videos, cameras and watched folders is not supported: give images, or another model."
+        )
     if task_of(run) == DETECTION:
-        require_of_detectors(settings)
-    if wanted.format == "json" or any((wanted.features, wanted.pictures, wanted.sheet)) or settings.scales is not None:
+        refuse_classifier_settings(settings)
+    if (
+        outputs.format == "json"
+        or any((outputs.features, outputs.pictures, outputs.sheet))
+        or settings.scales is not None
+    ):
         raise UserError(
             "videos, cameras and watched folders give a CSV table: leave --format, --features, --pictures, "
             "--sheet and --scales out."
         )
     if moving.annotated is not None:
-        _check_copy(moving.annotated, paths, wanted.output)
+        _check_copy(moving.annotated, paths, outputs.output)
 
 
 def _check_copy(text: str, paths: Sequence[str], table: str | None) -> None:
-    """Check that a video with its predictions can be written, before the predictions are made."""
+    """Check that an annotated copy of a video can be written, before the predictions are computed."""
     if len(paths) != 1 or is_live(paths[0]) or table is None:
-        raise UserError("--annotated is a copy of one video file, drawn from its table: give one, and --output.")
+        raise UserError("--annotated needs exactly one video file, and --output for its table: give both.")
     path = named_path(text, "--annotated")
     if path.exists() or path.suffix.lower() != ".mp4":
         raise UserError(f"--annotated: {text!r} must be a new file that ends in .mp4: give another name.")
@@ -183,10 +192,10 @@ def _check_copy(text: str, paths: Sequence[str], table: str | None) -> None:
 def _classify_watched(
     moving: MovingSettings, predictor: FramePredictor, table: PredictionTable, console: Console
 ) -> None:
-    """Classify new pictures until the folder has been idle for long enough."""
+    """Classify new pictures in the watched folder, until no picture has come for the time of --idle."""
     idle_seconds = None if moving.idle is None else seconds_of(moving.idle, "--idle")
     folder = named_path(str(moving.watch), "--watch")
-    console.say(f"watching {folder}; press Ctrl-C to stop; the same call continues")
+    console.say(f"watching {folder}; press Ctrl-C to stop; repeat the same call to continue")
     source = watched_pictures(folder, set(table.done), idle_seconds, predictor.reading, console)
     _classify_frames(source, predictor, table, console)
 
@@ -205,11 +214,13 @@ def _classify_video(
     ledger = VideoLedger()
     _classify_frames(read_frames(source, interval, ledger, table.done.get(source, -1)), predictor, table, console)
     console.say(
-        f"{source}: {counted(ledger.frames, 'frame')} in {ledger.seconds:.1f} s, {ledger.taken} of them answered"
+        f"{source}: {counted(ledger.frames, 'frame')} in {ledger.seconds:.1f} s, {ledger.sampled} of them with "
+        "predictions"
     )
     if ledger.problem and settings.on_bad_image == "refuse":
         raise UserError(
-            f"{source!r} is incomplete: {ledger.problem}; repeat the call with --on-bad-image skip to use the rest."
+            f"{source!r} is incomplete: {ledger.problem}; repeat the call with --on-bad-image skip to use the frames "
+            "that can be read."
         )
     if ledger.problem:
         console.say(f"note: {source} is incomplete: {ledger.problem}")
@@ -222,15 +233,15 @@ def _classify_frames(
     console: Console,
     at_once: bool = False,
 ) -> None:
-    """Classify frames batch by batch; a None among the frames, or `at_once`, ends a batch early."""
-    count, busy = 0, 0.0
+    """Predict frames batch by batch; a None among them completes the current batch, as each frame does `at_once`."""
+    count, busy_seconds = 0, 0.0
     for batch in _batches(frames, 1 if at_once else predictor.batch_size):
         start_time = time.perf_counter()
         table.add(predictor.rows(batch))
-        count, busy = count + len(batch), busy + time.perf_counter() - start_time
+        count, busy_seconds = count + len(batch), busy_seconds + time.perf_counter() - start_time
     if count:
-        speed = f"{count / max(busy, 1e-9):.3g} images/s on {predictor.device}"
-        console.say(f"answered {counted(count, 'image')} in {precise_duration(busy)} ({speed})")
+        speed = f"{count / max(busy_seconds, 1e-9):.3g} images/s on {predictor.device}"
+        console.say(f"predicted {counted(count, 'image')} in {precise_duration(busy_seconds)} ({speed})")
 
 
 def _batches(frames: Iterable[Frame | None], size: int) -> Iterator[list[Frame]]:
@@ -246,40 +257,45 @@ def _batches(frames: Iterable[Frame | None], size: int) -> Iterator[list[Frame]]
 
 
 def watched_pictures(
-    folder: Path, known: set[str], idle: float | None, reading: Reading, console: Console
+    folder: Path, known_paths: set[str], max_idle: float | None, reading: Reading, console: Console
 ) -> Iterator[Frame | None]:
-    """Yield new pictures below a folder, oldest first, and None after each check; add their paths to `known`.
+    """Yield new pictures below a folder, oldest first, and None after each check; add their paths to `known_paths`.
 
-    A picture counts as complete when its size and time have not changed between two checks and it can be decoded. A
-    picture that stays unreadable is yielded without an image. Watching ends after `idle` seconds without a new picture;
-    None for never.
+    A picture counts as complete when its file size and modification time have not changed between two checks and it can
+    be decoded. A picture that stays unreadable is yielded without an image. Watching ends after `max_idle` seconds
+    without a new picture; never if `max_idle` is None.
     """
     if not folder.is_dir():
         raise UserError(f"--watch: there is no folder {str(folder)!r}: make it, or give another.")
-    waiting, last = dict[str, _Stamp](), time.monotonic()
+    previous_stamps, last_time = dict[str, _Stamp](), time.monotonic()
     while True:
-        stamps = _picture_stamps(folder, known)
-        complete = [path for path, stamp in stamps.items() if waiting.get(path) == stamp]
+        stamps = _picture_stamps(folder, known_paths)
+        complete = [path for path, stamp in stamps.items() if previous_stamps.get(path) == stamp]
         for path in sorted(complete, key=lambda path: (stamps[path][1], path)):
-            frame = _read_picture(path, reading, console, given_up=time.time() - stamps[path][1] / 1e9 > PATIENCE)
+            frame = _read_picture(
+                path, reading, console, given_up=time.time() - stamps[path][1] / 1e9 > MAX_UNREADABLE_SECONDS
+            )
             if frame is not None:
-                known.add(path)
-                last = time.monotonic()
+                known_paths.add(path)
+                last_time = time.monotonic()
                 yield frame
-        waiting = stamps
+        previous_stamps = stamps
         yield None
-        if idle is not None and time.monotonic() - last >= idle and not set(stamps) - known:
+        if max_idle is not None and time.monotonic() - last_time >= max_idle and not set(stamps) - known_paths:
             return
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
 
 
-def _picture_stamps(folder: Path, predicted: set[str]) -> dict[str, _Stamp]:
-    """Return the size and time of the pictures without predictions; hidden files are still being written."""
+def _picture_stamps(folder: Path, known_paths: set[str]) -> dict[str, _Stamp]:
+    """Return the file sizes and modification times of the pictures that are not in `known_paths`, by path.
+
+    Hidden files are left out: programs write to them and rename them at the end.
+    """
     stamps = {}
     for parent, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(parent, name)
-            if path in predicted or name.startswith(".") or not name.lower().endswith(IMAGE_SUFFIXES):
+            if path in known_paths or name.startswith(".") or not name.lower().endswith(IMAGE_SUFFIXES):
                 continue
             try:
                 status = os.stat(path)
@@ -290,7 +306,7 @@ def _picture_stamps(folder: Path, predicted: set[str]) -> dict[str, _Stamp]:
 
 
 def _read_picture(path: str, reading: Reading, console: Console, given_up: bool) -> Frame | None:
-    """Return a picture; None if it cannot be read and may still be growing."""
+    """Return a picture; if it cannot be read, None or, if `given_up`, a frame without an image."""
     picture: Image.Image | None = None
     try:
         picture = Pictures(open_sources([path], console, reading), reading).read(0)

@@ -1,4 +1,4 @@
-"""A CSV table that grows with the predictions, and is continued after an interruption."""
+"""A CSV table of predictions that is written batch by batch and continued after an interruption."""
 
 import csv
 import json
@@ -14,62 +14,62 @@ from paucal.runner.tables import check_table
 from paucal.runs import csv_text, write_text
 from paucal.runs.lock import RunLock
 from paucal.types import UserError
-from paucal.verbs.predict.journal import ENDING, WHAT
+from paucal.verbs.predict.journal import JOURNAL_SUFFIX, LOCK_NOUN
 
-ABOUT, MAX_ABOUT = "about.json", 1 << 20  # file name, bytes
-Key = tuple[str, str]  # path and number of the frame
+ABOUT_FILE, MAX_ABOUT_BYTES = "about.json", 1 << 20
 
 
 class PredictionTable:
     """Rows that are written to disk batch by batch, or to standard output if there is no file.
 
-    While it grows, a folder beside it has a lock and everything that predictions depend on, `about`, by the names that
-    users know. If a process dies, the rows of the last frame may be incomplete, so a call that resumes removes them and
-    repeats that frame. The first columns are "path" and, for videos, "frame".
+    The first columns are "path" and, for videos, "frame". While the table is incomplete, a folder beside it contains a
+    lock and `about`: what the predictions depend on, by names for messages, such as "model" and "--mirror". If a
+    process dies, the rows of the last frame may be incomplete, so the call that resumes removes them and repeats that
+    frame.
     """
 
     def __init__(self, output: str | None, header: Sequence[str], about: Mapping[str, Any]) -> None:
         self.header, self.about = list(header), dict(about)
         self.path = None if output is None else Path(output).expanduser()
-        self.part = None if self.path is None else self.path.with_name(self.path.name + ENDING)
-        self.done: dict[str, int] = {}
+        self.folder_in_progress = None if self.path is None else self.path.with_name(self.path.name + JOURNAL_SUFFIX)
+        self.done: dict[str, int] = {}  # by path, number of the last frame with predictions; 0 for a picture
         self.rows = 0
 
     def __enter__(self) -> "PredictionTable":
-        if self.path is None or self.part is None:
+        if self.path is None or self.folder_in_progress is None:
             self._write_rows([self.header])
             return self
-        if self.part.is_dir():
+        if self.folder_in_progress.is_dir():
             self._require_same()
         else:
             check_table(str(self.path))
-            self.part.mkdir()
-            write_text(self.part / ABOUT, json.dumps(self.about, indent=1))
-        self._lock = RunLock(self.part, WHAT)
+            self.folder_in_progress.mkdir()
+            write_text(self.folder_in_progress / ABOUT_FILE, json.dumps(self.about, indent=1))
+        self._lock = RunLock(self.folder_in_progress, LOCK_NOUN)
         self._lock.acquire()
         self._file = self.path.open("r+b" if self.path.exists() else "x+b")
         self._recover()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self.part is not None:
+        if self.folder_in_progress is not None:
             self._file.close()
             self._lock.release()
 
     def add(self, rows: Sequence[Sequence[object]]) -> None:
-        """Write complete frames."""
-        if self.part is not None:
+        """Write rows, which must include all rows of each of their frames."""
+        if self.folder_in_progress is not None:
             self._lock.check()
         self._write_rows(rows)
         self.rows += len(rows)
 
     def finish(self) -> None:
         """Mark the table as complete: the same call will not continue it."""
-        if self.part is not None:
-            (self.part / ABOUT).unlink(missing_ok=True)
+        if self.folder_in_progress is not None:
+            (self.folder_in_progress / ABOUT_FILE).unlink(missing_ok=True)
             self._lock.release()
             with suppress(OSError):
-                self.part.rmdir()
+                self.folder_in_progress.rmdir()
 
     def _write_rows(self, rows: Sequence[Sequence[object]]) -> None:
         text = csv_text(*rows)
@@ -82,9 +82,9 @@ class PredictionTable:
         os.fsync(self._file.fileno())
 
     def _require_same(self) -> None:
-        assert self.part is not None
+        assert self.folder_in_progress is not None
         try:
-            stored = parse_json(read_text(self.part / ABOUT, MAX_ABOUT))
+            stored = parse_json(read_text(self.folder_in_progress / ABOUT_FILE, MAX_ABOUT_BYTES))
         except (OSError, ValueError):
             stored = {}
         stored = stored if isinstance(stored, dict) else {}
@@ -97,7 +97,7 @@ class PredictionTable:
             )
 
     def _recover(self) -> None:
-        """Find the frames with predictions, and remove the rows of the last one, which may be incomplete."""
+        """Read which frames have predictions, and remove the rows of the last frame, which may be incomplete."""
         end, last = 0, None
         for start, stop, row in _read_records(self._file):
             if not end:
@@ -119,11 +119,11 @@ class PredictionTable:
 
 
 def _read_records(file: BinaryIO) -> Iterator[tuple[int, int, list[str]]]:
-    """Yield the first byte, the byte after the last, and the cells of each complete row; cells may hold line breaks."""
-    start, record, place = 0, b"", 0
+    """Yield the offset of each complete row, the offset of its end, and its cells, which may contain line breaks."""
+    start, record, offset = 0, b"", 0
     for line in file:
-        record, place = record + line, place + len(line)
+        record, offset = record + line, offset + len(line)
         if record.count(b'"') % 2 or not line.endswith(b"\n"):
             continue
-        yield start, place, next(csv.reader([record.decode(errors="surrogateescape")]))
-        start, record = place, b""
+        yield start, offset, next(csv.reader([record.decode(errors="surrogateescape")]))
+        start, record = offset, b""

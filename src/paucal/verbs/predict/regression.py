@@ -1,4 +1,4 @@
-"""`paucal predict` with a model that gives numbers: the number of each image with its interval."""
+"""`paucal predict` with a regression model: a number with its interval for each image."""
 
 import json
 import math
@@ -32,12 +32,12 @@ class NumberPrediction:
     """The number that a model predicts for one image.
 
     Attributes:
-        path: Path of the image; None for an image given as pixels.
+        path: Path of the image; None for a PIL image or array.
         predicted: Number in the unit of the target.
-        low: Lower end of the 90 % interval; minus infinity if there were too few images for one.
-        high: Upper end.
-        shares: Probability of each grade, of a model for grades.
-        features: Input of the regression, (D,), if requested.
+        low: Lower end of the 90 % interval; minus infinity if there were too few images for an interval.
+        high: Upper end of the interval; infinity if there were too few images.
+        shares: Probability of each grade, by grade; empty for a model whose target is not a grade.
+        features: (D,) input of the regression head; None if not requested.
     """
 
     path: str | None
@@ -49,16 +49,16 @@ class NumberPrediction:
 
     @property
     def cells(self) -> dict[str, Any]:
-        """The values by the name of their column in tables."""
+        """The values of the row in tables, by column name."""
         shares = {f"p_{grade}": share for grade, share in self.shares.items()}
         return {**{name: getattr(self, name) for name in COLUMNS}, **shares}
 
 
 class NumberPredictions(list[NumberPrediction]):
-    """The predictions of one call, as a list that turns into tables."""
+    """The predictions of one call, as a list that can be converted to tables."""
 
     def to_arrow(self) -> pa.Table:
-        """Return a table with the columns path, predicted, low and high, and of grades p_1, p_2, ..."""
+        """Return a table with the columns path, predicted, low and high, and for grades also p_1, p_2, ..."""
         names = self[0].cells if self else COLUMNS
         return pa.table(
             {
@@ -75,7 +75,7 @@ class NumberPredictions(list[NumberPrediction]):
 def predict_numbers(
     model: TrainedModel, pictures: Pictures, settings: PredictSettings, console: Console, features: bool = False
 ) -> NumberPredictions:
-    """Return the number of each picture; the first arguments are as `open_pictures` returns them."""
+    """Return the predicted number of each picture; the first three arguments come from `open_pictures`."""
     card, rows = card_of(model), NumberPredictions()
     for block in predict_batches(model, pictures, settings, console, features=features):
         rows += number_rows(card, list(compress(block.names, block.readable)), block.shares, block.features)
@@ -85,7 +85,7 @@ def predict_numbers(
 def number_rows(
     card: RegressionCard, names: Sequence[str | None], outputs: Tensor, features: Tensor | None = None
 ) -> list[NumberPrediction]:
-    """Return the predictions for pictures with (N, 1) outputs of the network and perhaps (N, D) features."""
+    """Return the predictions of N pictures from the (N, 1) outputs of the network; keep (N, D) features if given."""
     values = outputs[:, 0].double().numpy()
     shares = np.empty((len(values), 0)) if card.grades is None else card.grades.shares(values)
     grades = () if card.grades is None else card.grades.names
@@ -99,7 +99,7 @@ def number_rows(
 
 
 def as_text(rows: Sequence[NumberPrediction], form: str) -> str:
-    """Return predictions as "csv", or as "json": a list of mappings, where an interval without end is null."""
+    """Return predictions as "csv" or "json" text; in JSON, an infinite end of an interval is null."""
     if form == "csv":
         header = list(rows[0].cells) if rows else COLUMNS
         return csv_text(header, *(number_cells(row) for row in rows))
@@ -110,5 +110,5 @@ def as_text(rows: Sequence[NumberPrediction], form: str) -> str:
 
 
 def number_cells(row: NumberPrediction) -> list[Any]:
-    """Return the cells of a prediction in a CSV."""
+    """Return the cells of a prediction's CSV row, numbers with nine significant digits."""
     return [row.path, *(f"{value:.9g}" for name, value in row.cells.items() if name != "path")]

@@ -1,4 +1,4 @@
-"""Prediction of masks: masks of new images, and pictures of them, written into a folder."""
+"""Prediction with a segmentation model: masks of images, and overlays that show them, written into a folder."""
 
 import os
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from paucal.tasks.segmentation.pictures import class_colours, draw_overlay, writ
 from paucal.types import UserError
 from paucal.verbs.predict.settings import PredictSettings
 
-MASKS, OVERLAYS = "masks", "overlays"
+MASKS, OVERLAYS = "masks", "overlays"  # subfolders of the output folder
 Source = str | os.PathLike[str]
 
 
@@ -35,7 +35,7 @@ class MaskPrediction:
         path: Path of the image.
         mask: File of the mask, with the values of the training masks.
         overlay: File of the image overlaid with the colours of its classes.
-        shares: Share of the image's pixels in each class, by the name of the class.
+        shares: Share of the image's pixels in each class, by class name.
     """
 
     path: str
@@ -48,12 +48,12 @@ class MaskPrediction:
 def predict_masks(
     model: SegmentationModel | Source, images: Source | Sequence[Source], /, output: Source, **settings: Any
 ) -> list[MaskPrediction]:
-    """Write the masks of images, and pictures of them; the same as `paucal predict` with a run of `paucal segment`.
+    """Write the masks of images, and overlays; the same as `paucal predict` with a run of `paucal segment`.
 
     Args:
-        model: A run, its folder, or a model that `load_segmenter` has loaded, which stays on the device it is on.
-        images: Image files, folders (searched to any depth), or patterns such as "photos/*.jpg"; one or several.
-        output: A new or empty folder; it gets `masks/`, PNG files with the values of the training masks, and
+        model: A run folder, or a model loaded with `load_segmenter`, which stays on its device.
+        images: One or several image files, folders (searched to any depth), or patterns such as "photos/*.jpg".
+        output: A new or empty folder for the results: `masks/`, PNG files with the values of the training masks, and
             `overlays/`, the images overlaid with the colours of their classes.
         **settings: Any field of `paucal.verbs.predict.settings.PredictSettings`: `scales`, `mirror`, `device`,
             `on_bad_image`.
@@ -62,7 +62,7 @@ def predict_masks(
         A prediction for each image, in the order given; images of a folder are sorted by name.
 
     Raises:
-        UserError: There is no such run, it is not a segmentation run, an image is missing or cannot be read, or the
+        UserError: The run does not exist or is not a segmentation run, an image is missing or cannot be read, or the
             output folder is not empty.
         TypeError: A setting does not exist.
     """
@@ -70,7 +70,8 @@ def predict_masks(
     sources = [source for source in all_sources if isinstance(source, str)]
     if not sources or len(sources) < len(all_sources):
         raise UserError(
-            "masks are named after their images: give files, folders or patterns, or use paucal.load_segmenter."
+            "masks are named after their image files: give files, folders or patterns; for PIL images and arrays, use "
+            "paucal.load_segmenter."
         )
     typed_settings = from_python(PredictSettings, settings, "paucal.predict_masks", "predict")
     loaded_or_path = model if isinstance(model, SegmentationModel) else path_text(model, "the model")
@@ -80,7 +81,7 @@ def predict_masks(
 def segment_all(
     model: SegmentationModel | str, sources: Sequence[str], output: Path, settings: PredictSettings, console: Console
 ) -> list[MaskPrediction]:
-    """Write the masks of all images in the sources; see `predict_masks`."""
+    """Write the masks and overlays of all images in `sources`; see `predict_masks`."""
     check_ranges(settings)
     check_factors("scales", settings.scales)
     segmenter = model if isinstance(model, SegmentationModel) else load_segmenter(model, settings.device)
@@ -108,7 +109,7 @@ def _predict(
 
 
 def _mask_names(image_sets: Sequence[ImageSet | InMemory]) -> dict[str, str]:
-    """Return the key of each image's mask below the output folder, by the path of the image."""
+    """Return the name of each image's mask, by the path of the image: its path relative to its source."""
     names: dict[str, str] = {}
     paths_by_stem: dict[str, str] = {}
     for images in image_sets:

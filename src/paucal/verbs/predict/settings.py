@@ -1,4 +1,4 @@
-"""The settings of `paucal predict`: how it classifies, and what it writes."""
+"""The settings of `paucal predict`: how it predicts, and which files it writes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -30,11 +30,11 @@ class PredictSettings:
 
     @property
     def test_scales(self) -> tuple[float, ...]:
-        """The image scales over which a segmentation is averaged."""
+        """Image scales over which a segmentation averages its predictions; (1.0,) by default."""
         return tuple(self.scales or (1.0,))
 
 
-_MOVING = "videos, cameras and folders that fill"
+_MOVING = "videos, cameras and watched folders"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ _FILES = "what is written"
 
 @dataclass(frozen=True)
 class OutputSettings:
-    """Settings of the files that `paucal predict` writes; the Python functions return the same values instead."""
+    """Settings of the files that `paucal predict` writes; the Python functions return these values instead."""
 
     format: Literal["csv", "json"] | None = option(
         "format of the predictions; for a detector, json is COCO's; by default the extension of --output, else csv",

@@ -1,4 +1,4 @@
-"""Frames of video files and cameras, one after the other, so that memory does not grow with the length."""
+"""Read frames of video files and cameras one at a time, so that memory use does not depend on the length."""
 
 import importlib
 import math
@@ -19,8 +19,8 @@ from paucal.types import UserError
 SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".ts", ".wmv", ".3gp")
 CAMERA, STREAMS = "camera:", ("rtsp://", "rtsps://")
 _DEVICES = {"Linux": ("/dev/video{}", "v4l2"), "Darwin": ("{}", "avfoundation"), "Windows": ("video={}", "dshow")}
-_SLACK = 1e-6  # seconds by which a time stamp may be rounded
-CUT_SHORT = 1.0  # seconds that a video may be shorter than stated
+_TIME_TOLERANCE = 1e-6  # seconds by which a timestamp may be rounded
+MAX_MISSING_SECONDS = 1.0  # by which a complete video may be shorter than its container states
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +29,9 @@ class Frame:
 
     Attributes:
         path: Path of the video or picture, or name of the camera.
-        number: Position among all frames of the video, from 0; None for a picture.
-        time: Seconds since the first frame, or for cameras and pictures the time of day, as text.
-        image: The picture, turned upright; None if it cannot be read.
+        number: Position among all frames of the video, from 0; None for a picture of a watched folder.
+        time: Seconds since the first frame as text; for cameras and watched folders, date and time in ISO format.
+        image: Upright picture; None if it cannot be read.
     """
 
     path: str
@@ -46,13 +46,13 @@ class VideoLedger:
 
     Attributes:
         frames: Number of frames that were decoded.
-        taken: Number of chosen frames, including those of an earlier call.
-        seconds: Time of the last frame, since the first.
-        problem: Why reading ended early, as a clause; "" if the video is complete.
+        sampled: Number of frames selected by --every, including frames that an earlier call predicted.
+        seconds: Seconds from the first frame to the last.
+        problem: Clause that says why frames are missing; "" if the video is complete.
     """
 
     frames: int = 0
-    taken: int = 0
+    sampled: int = 0
     seconds: float = 0.0
     problem: str = ""
 
@@ -73,7 +73,7 @@ def is_live(source: str) -> bool:
 
 
 def require_av() -> Any:
-    """Return the module of PyAV."""
+    """Return the module of PyAV, or refuse with the command that installs it."""
     try:
         return importlib.import_module("av")
     except ImportError:
@@ -82,32 +82,32 @@ def require_av() -> Any:
 
 @contextmanager
 def opened_video(source: str) -> Iterator[Any]:
-    """Open a video, and yield PyAV's container, which has a stream of pictures."""
-    av, place, input_format = require_av(), source, None
+    """Open a video file, camera or stream, and yield its PyAV container, which has at least one video stream."""
+    av, location, input_format = require_av(), source, None
     if source.startswith(CAMERA):
         pattern, input_format = _DEVICES.get(platform.system(), _DEVICES["Linux"])
-        place = pattern.format(source.removeprefix(CAMERA))
+        location = pattern.format(source.removeprefix(CAMERA))
     elif not is_live(source) and not require_regular(Path(source)).is_file():
         raise UserError(f"there is no video {source!r}: check the path.")
     try:
-        container = av.open(place, format=input_format)
+        container = av.open(location, format=input_format)
     except (av.error.FFmpegError, OSError, ValueError) as problem:
         reason = _failure_reason(problem)
         text = f"{source!r} cannot be opened as a video ({reason}): check it, or leave it out."
         if input_format is not None:
-            text = f"{source!r} cannot be opened ({place}: {reason}): connect the camera, or name another."
+            text = f"{source!r} cannot be opened ({location}: {reason}): connect the camera, or name another."
         raise UserError(text) from None
     with container:
         if not container.streams.video:
-            raise UserError(f"{source!r} has no pictures: give a video.")
+            raise UserError(f"{source!r} has no video stream: give a video.")
         container.streams.video[0].thread_type = "AUTO"
         yield container
 
 
 def decoded_frames(container: Any, ledger: VideoLedger) -> Iterator[tuple[float, Any]]:
-    """Yield the time in seconds since the first frame, and the frame, of each frame that can be decoded.
+    """Yield each frame that can be decoded, with its time in seconds since the first frame before it.
 
-    The ledger counts the frames, and records at the end whether the video is complete.
+    The ledger is updated with each frame; at the end, it records whether the video is complete.
     """
     stream, first, number = container.streams.video[0], None, 0
     for frame in _decodable_frames(container, stream, ledger):
@@ -116,12 +116,14 @@ def decoded_frames(container: Any, ledger: VideoLedger) -> Iterator[tuple[float,
         ledger.frames, ledger.seconds = number, frame_time - first
         yield frame_time - first, frame
     stated_seconds = (container.duration or 0) / 1e6
-    if not ledger.problem and stated_seconds - ledger.seconds > CUT_SHORT + 1 / float(stream.average_rate or 1):
+    if not ledger.problem and stated_seconds - ledger.seconds > MAX_MISSING_SECONDS + 1 / float(
+        stream.average_rate or 1
+    ):
         ledger.problem = f"it ends after {ledger.seconds:.1f} of {stated_seconds:.1f} s"
 
 
 def _decodable_frames(container: Any, stream: Any, ledger: VideoLedger) -> Iterator[Any]:
-    """Yield all frames; damaged parts are skipped and recorded."""
+    """Yield the frames that can be decoded; damaged packets are skipped, and the first is recorded in the ledger."""
     error = require_av().error.FFmpegError
 
     def record(problem: Exception) -> None:
@@ -141,17 +143,17 @@ def _decodable_frames(container: Any, stream: Any, ledger: VideoLedger) -> Itera
 
 
 def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1) -> Iterator[Frame]:
-    """Yield the frames of a video file to classify, after the last one with a stored prediction.
+    """Yield the first frame at or after each multiple of `every` seconds of a video file; each frame if it is 0.
 
-    The first frame at or after each multiple of `every` seconds is taken; with 0, each frame.
+    `after` is the number of the last frame that already has a prediction; frames up to it are only counted.
     """
     with opened_video(source) as container:
         next_time = 0.0
         for seconds, frame in decoded_frames(container, ledger):
-            if seconds + _SLACK < next_time:
+            if seconds + _TIME_TOLERANCE < next_time:
                 continue
-            next_time = (math.floor((seconds + _SLACK) / every) + 1) * every if every else 0.0
-            ledger.taken += 1
+            next_time = (math.floor((seconds + _TIME_TOLERANCE) / every) + 1) * every if every else 0.0
+            ledger.sampled += 1
             if ledger.frames - 1 > after:
                 yield Frame(source, ledger.frames - 1, f"{seconds:.3f}", upright_frame(frame))
     if not ledger.frames:
@@ -159,7 +161,7 @@ def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1)
 
 
 def read_live(source: str, every: float) -> Iterator[Frame]:
-    """Yield frames of a camera or a stream until it ends; frames that come while a model computes are skipped."""
+    """Yield frames of a camera or a stream, at least `every` seconds apart, until it ends."""
     with opened_video(source) as container:
         next_time = 0.0
         for number, (_, frame) in enumerate(decoded_frames(container, VideoLedger())):

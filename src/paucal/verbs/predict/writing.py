@@ -1,4 +1,4 @@
-"""Files of `paucal predict`: predictions, features and a contact sheet, from blocks in memory or on the disk."""
+"""Output files of `paucal predict` with a classifier: predictions, features and a contact sheet."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -26,49 +26,52 @@ from paucal.verbs.predict.answers import Block, csv_lines, json_lines
 from paucal.verbs.predict.settings import OutputSettings
 from paucal.wording import percent, shortened, showable
 
-Blocks = Callable[[], Iterator[Block]]
-GROUP = 4096  # rows of features that are compressed together
-TILE, COLUMNS, MAX_ROWS = 112, 10, 60
-SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
-NONE = "none of the classes"
-_GAP, _HEADING, _CAPTION = 6, 22, 16
-_QUALITY = 88
-Row = tuple[str, int, list[tuple[int, float]]]  # heading, number of images, positions and probabilities of those shown
+Blocks = Callable[[], Iterator[Block]]  # yields all blocks again at each call, from memory or from disk
+ROW_GROUP_SIZE = 4096  # rows of features that are compressed together
+TILE_SIDE, MAX_COLUMNS, MAX_ROWS = 112, 10, 60  # pixels; tiles in a row; rows of tiles, one per class
+SHEET_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+NO_CLASS = "none of the classes"
+_GAP, _HEADING_HEIGHT, _CAPTION_HEIGHT = 6, 22, 16  # pixels
+_JPEG_QUALITY = 88
+# Row of a sheet: heading, number of images of the class, and (position, probability) of each image shown.
+Row = tuple[str, int, list[tuple[int, float]]]
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The output files; None for a file that is not requested."""
+    """Paths of the output files, None for a file that is not requested, and the format of the predictions."""
 
     form: TableForm
-    top_k: int | None
+    top_k: int | None  # number of most probable classes to write; None for all classes
     output: Path | None
     features: Path | None
     sheet: Path | None
 
     @property
     def first(self) -> Path | None:
-        """The file beside which unfinished work is kept; None if only a contact sheet is written."""
+        """The file beside which unfinished predictions are stored; None if only a contact sheet is written."""
         return self.output or self.features
 
 
-def check_targets(wanted: OutputSettings, sources: Iterable[str]) -> Targets:
-    """Return the output files."""
-    output, table_format = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
+def check_targets(outputs: OutputSettings, sources: Iterable[str]) -> Targets:
+    """Return the paths of the output files, after checking that they can be written."""
+    output, table_format = (
+        (None, outputs.format) if outputs.output is None else check_table(outputs.output, outputs.format)
+    )
     targets = Targets(
         table_format or "csv",
-        wanted.top_k,
+        outputs.top_k,
         output,
-        _output_path(wanted.features, sources, "--features", (".parquet",)),
-        _output_path(wanted.sheet, sources, "--sheet", tuple(SUFFIXES)),
+        _output_path(outputs.features, sources, "--features", (".parquet",)),
+        _output_path(outputs.sheet, sources, "--sheet", tuple(SHEET_FORMATS)),
     )
     paths = [os.path.realpath(path) for path in (targets.output, targets.features, targets.sheet) if path is not None]
     if len(set(paths)) < len(paths):
-        raise UserError("--output, --features and --sheet name the same file twice: give each its own.")
+        raise UserError("--output, --features and --sheet must be different files: give another name.")
     return targets
 
 
-def answer_text(blocks: Iterable[Block], card: ModelCard, targets: Targets) -> Iterator[str]:
+def format_predictions(blocks: Iterable[Block], card: ModelCard, targets: Targets) -> Iterator[str]:
     """Yield the predictions as CSV or JSON, piece by piece."""
     rows = (row for block in blocks for row in block.predictions(card))
     return json_lines(rows, targets.top_k) if targets.form == "json" else csv_lines(rows, card, targets.top_k)
@@ -86,16 +89,16 @@ def write_all(blocks: Blocks, card: ModelCard, pictures: Pictures, targets: Targ
     if targets.features is not None:
         write_atomically(targets.features, lambda file: _write_features(file, blocks()))
     if targets.output is not None:
-        pieces = answer_text(blocks(), card, targets)
+        pieces = format_predictions(blocks(), card, targets)
         # Paths may be any bytes: JSON gets escapes for them; CSV keeps the bytes, which lead to the image.
         errors = "backslashreplace" if targets.form == "json" else "surrogateescape"
         write_atomically(targets.output, lambda file: file.writelines(piece.encode(errors=errors) for piece in pieces))
 
 
 def _write_features(file: object, blocks: Iterable[Block]) -> None:
-    """Write `path` and `features`, a list of float32 for each image that could be read.
+    """Write a Parquet table with the columns `path` and `features`, a list of float32, of each readable image.
 
-    The rows of a file are compressed in groups whose size does not depend on the batch size.
+    The size of its row groups does not depend on the batch size.
     """
     schema = pa.schema({"path": pa.string(), "features": pa.list_(pa.field("element", pa.float32()))})
     waiting: list[pa.Table] = []
@@ -108,17 +111,17 @@ def _write_features(file: object, blocks: Iterable[Block]) -> None:
             ]
             rows = [] if block.features is None else block.features.numpy()
             waiting.append(pa.Table.from_pydict({"path": names, "features": list(rows)}, schema=schema))
-            if sum(map(len, waiting)) >= GROUP:
+            if sum(map(len, waiting)) >= ROW_GROUP_SIZE:
                 table = pa.concat_tables(waiting).combine_chunks()
-                full = len(table) // GROUP * GROUP
-                writer.write_table(table.slice(0, full), row_group_size=GROUP)
+                full = len(table) // ROW_GROUP_SIZE * ROW_GROUP_SIZE
+                writer.write_table(table.slice(0, full), row_group_size=ROW_GROUP_SIZE)
                 waiting = [table.slice(full)]
         if sum(map(len, waiting)):
-            writer.write_table(pa.concat_tables(waiting).combine_chunks(), row_group_size=GROUP)
+            writer.write_table(pa.concat_tables(waiting).combine_chunks(), row_group_size=ROW_GROUP_SIZE)
 
 
 def _output_path(text: str | None, sources: Iterable[str], flag: str, endings: tuple[str, ...]) -> Path | None:
-    """Return the path of a file, which must not lie among the images: a later call would read it as an image."""
+    """Return the path of an output file, which must not be in a folder of images: a later call would read it."""
     if text is None:
         return None
     path = named_path(text, flag)
@@ -133,9 +136,10 @@ def _output_path(text: str | None, sources: Iterable[str], flag: str, endings: t
 
 
 def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
-    """Return the images shown for each class, most frequent classes first, images evenly spread by probability.
+    """Return the rows of a sheet, the most frequent predicted class first.
 
-    An image with several labels is in the row of each; images without a label share a last row.
+    The images shown of a class are sorted by probability, at even steps from the highest to the lowest. An image with
+    several labels is in several rows; images without a label are in the last row.
     """
     members: dict[int, list[tuple[NDArray[np.int64], NDArray[np.float32]]]] = {}
     start = 0
@@ -147,39 +151,40 @@ def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
             members.setdefault(label, []).append((positions[numbers], likeliest))
     rows = {label: [np.concatenate(part) for part in zip(*parts, strict=True)] for label, parts in members.items()}
     order = sorted(rows, key=lambda label: (label < 0, -len(rows[label][0]), label))
-    return [_sheet_row(NONE if label < 0 else card.classes[label], *rows[label]) for label in order]
+    return [_sheet_row(NO_CLASS if label < 0 else card.classes[label], *rows[label]) for label in order]
 
 
 def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Callable[[int, int], None]) -> Image.Image:
-    """Draw at most sixty rows; each image keeps its proportions on white, with its probability below.
+    """Draw up to `MAX_ROWS` rows; each image keeps its aspect ratio on white, with its probability below.
 
-    An image that can no longer be read leaves an empty tile. `advance` is called with (tiles drawn, tiles in all).
+    An image that can no longer be read leaves an empty tile. `advance` is called with the number of tiles drawn and
+    the total.
     """
     shown_rows, total = rows[:MAX_ROWS], sum(len(row[2]) for row in rows[:MAX_ROWS])
-    height = _HEADING + TILE + _CAPTION + _GAP
-    page = Image.new("RGB", (COLUMNS * (TILE + _GAP) + _GAP, len(shown_rows) * height + _GAP), "white")
+    height = _HEADING_HEIGHT + TILE_SIDE + _CAPTION_HEIGHT + _GAP
+    page = Image.new("RGB", (MAX_COLUMNS * (TILE_SIDE + _GAP) + _GAP, len(shown_rows) * height + _GAP), "white")
     draw, n_drawn = ImageDraw.Draw(page), 0
     for number, (name, count, members) in enumerate(shown_rows):
         top = _GAP + number * height
         heading = f"{shortened(showable(name), 100)} ({count})"
         draw.text((_GAP, top), heading.encode(errors="replace").decode(), fill="black", font=_font(15))
         for column, (position, share) in enumerate(members):
-            left = _GAP + column * (TILE + _GAP)
-            _paste_tile(page, read, position, (left, top + _HEADING))
-            draw.text((left, top + _HEADING + TILE), percent(share, ".0f"), fill="#444444", font=_font(11))
+            left = _GAP + column * (TILE_SIDE + _GAP)
+            _paste_tile(page, read, position, (left, top + _HEADING_HEIGHT))
+            draw.text((left, top + _HEADING_HEIGHT + TILE_SIDE), percent(share, ".0f"), fill="#444444", font=_font(11))
             n_drawn += 1
             advance(n_drawn, total)
     return page
 
 
 def save_sheet(page: Image.Image, path: Path) -> Callable[[object], None]:
-    """Return a function that writes a sheet into an open file, in the format of the path's ending."""
-    kind = SUFFIXES[path.suffix.lower()]
-    return lambda file: page.save(file, kind, **({"quality": _QUALITY} if kind == "JPEG" else {}))  # type: ignore[arg-type]
+    """Return a function that writes a sheet into an open file, in the format that the suffix of `path` names."""
+    kind = SHEET_FORMATS[path.suffix.lower()]
+    return lambda file: page.save(file, kind, **({"quality": _JPEG_QUALITY} if kind == "JPEG" else {}))  # type: ignore[arg-type]
 
 
 def _rows_by_class(shares: NDArray[np.float32], card: ModelCard) -> dict[int, NDArray[np.int64]]:
-    """Return the rows of `shares` by their predicted classes; rows without a predicted class are under -1."""
+    """Return the row numbers of `shares` by predicted class; key -1 has the rows without a predicted class."""
     if card.thresholds is None:
         is_predicted = np.zeros(shares.shape, dtype=bool)
         is_predicted[np.arange(len(shares)), shares.argmax(1)] = True
@@ -192,7 +197,7 @@ def _rows_by_class(shares: NDArray[np.float32], card: ModelCard) -> dict[int, ND
 
 def _sheet_row(name: str, positions: NDArray[np.int64], shares: NDArray[np.float32]) -> Row:
     order = np.argsort(-shares, kind="stable")
-    spaced = order[np.linspace(0, len(order) - 1, min(COLUMNS, len(order))).round().astype(int)]
+    spaced = order[np.linspace(0, len(order) - 1, min(MAX_COLUMNS, len(order))).round().astype(int)]
     return name, len(order), [(int(positions[index]), float(shares[index])) for index in spaced]
 
 
@@ -201,8 +206,8 @@ def _paste_tile(page: Image.Image, read: Callable[[int], Image.Image], position:
         picture = read(position)
     except UnreadableImage:
         return
-    resampling = Image.Resampling.NEAREST if max(picture.size) < TILE else Image.Resampling.LANCZOS
-    page.paste(ImageOps.pad(picture.convert("RGB"), (TILE, TILE), resampling, color="white"), corner)
+    resampling = Image.Resampling.NEAREST if max(picture.size) < TILE_SIDE else Image.Resampling.LANCZOS
+    page.paste(ImageOps.pad(picture.convert("RGB"), (TILE_SIDE, TILE_SIDE), resampling, color="white"), corner)
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont:
