@@ -152,9 +152,7 @@ def test_predict__takes_a_loaded_model_and_pictures(trained):
     assert (of_file.path, of_picture.path) == (str(path), None)
     assert of_file.probabilities == of_picture.probabilities
     assert paucal.predict(model, Image.open(path))[0].predicted == of_file.predicted
-    with pytest.raises(
-        UserError, match="but the model is already loaded on cpu: leave --device out"
-    ):
+    with pytest.raises(UserError, match="but the model is already loaded on cpu: leave --device out"):
         paucal.predict(model, path, device="cpu")
     with pytest.raises(UserError, match="there are no images to classify"):
         paucal.predict(model, [])
