@@ -59,7 +59,8 @@ class ImageSet:
         reading: Size, channels and value ranges of the images that the store returns.
         multi_hot: (N, K) int8 if an image may have several labels or none: 1 for a label, 0 for no label, `UNKNOWN`
             (-1) if unknown. None if each image has one label.
-        stream: Order in which the images of large shards are streamed; None for a set that is decoded before a run.
+        stream: Positions of the images in large shards, from which they are streamed; None for a set that is decoded
+            before a run.
     """
 
     name: str

@@ -30,7 +30,7 @@ def save(path: Path, size: tuple[int, int], mode: str = "RGB", seed: int = 0) ->
     ("first", "second", "words"),
     [
         (("jpg", (64, 48), "RGB"), ("png", (32, 32), "RGB"), ["format of the files (cat jpg, dog png)", "cat 64 x 48"]),
-        (("png", (32, 32), "L"), ("png", (32, 32), "RGB"), ["the kind of pixels of the files (cat L, dog RGB)"]),
+        (("png", (32, 32), "L"), ("png", (32, 32), "RGB"), ["the pixel mode of the files (cat L, dog RGB)"]),
         (("jpg", (32, 32), "RGB"), ("JPEG", (32, 32), "RGB"), []),
     ],
 )

@@ -1,4 +1,4 @@
-"""Images that are arrays: NumPy files (`.npy`), and TIFF files with channels that Pillow does not support.
+"""Images stored as arrays: NumPy files (`.npy`), and TIFF files with channels that Pillow does not support.
 
 Files are untrusted: shapes and types are checked before memory is allocated, and nothing is unpickled.
 """
@@ -17,15 +17,22 @@ from PIL import Image
 
 from paucal.data.decode import ImageSource, check_shape
 
-NPY, TIFF = (".npy",), (".tif", ".tiff")
+NPY_SUFFIXES, TIFF_SUFFIXES = (".npy",), (".tif", ".tiff")
 MAX_CHANNELS = 1024
 _NPY_MAGIC = b"\x93NUMPY"
 _TIFF_MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_KINDS = "buif"  # NumPy kinds: bool, unsigned, signed and float
+_DTYPE_KINDS = "buif"  # NumPy's letters for bool, unsigned, signed and float
 
 
 class ArrayShape(NamedTuple):
-    """Shape of an image, from the header of an array; `axis` is that of the channels, 0 or 2, or None for two axes."""
+    """Shape of an image, from the header of an array.
+
+    Attributes:
+        height: Height in pixels.
+        width: Width in pixels.
+        channels: Number of channels.
+        axis: Axis of the channels in the array: 0 or 2; None if the array has two axes.
+    """
 
     height: int
     width: int
@@ -44,36 +51,38 @@ def is_tiff(source: ImageSource) -> bool:
 
 
 def npy_shape(source: ImageSource) -> ArrayShape:
-    """Return the shape of a NumPy array from its header; channels are the shorter of the first and the last axis.
+    """Return the shape of an image in a NumPy file from its header.
+
+    The shorter one of the first and the last axis is taken for the channels.
 
     Raises:
-        ValueError: The array is not an image: it has another type or too many axes, or is cut short.
+        ValueError: The array has the wrong type or too many axes for an image, or the file is cut short.
     """
     with _open_source(source) as file:
         return _npy_header(file, None)
 
 
 def read_npy(source: ImageSource, channels: int | None = None) -> NDArray[np.generic]:
-    """Return the (H, W, C) values of a NumPy array; the expected number of channels identifies their axis."""
+    """Return the (H, W, C) values of a NumPy file; `channels`, if known, tells which axis holds the channels."""
     with _open_source(source) as file:
         shape = _npy_header(file, channels)
         file.seek(0)
-        return _channels_last(npy.read_array(file, allow_pickle=False), shape.axis)
+        return _move_channels_last(npy.read_array(file, allow_pickle=False), shape.axis)
 
 
 def read_tiff(source: ImageSource, channels: int | None = None) -> NDArray[np.generic]:
     """Return the (H, W, C) values of a TIFF, whose channels may be samples, planes or pages.
 
     Raises:
-        ValueError: Tifffile is not installed, or the file holds something else.
+        ValueError: Tifffile is not installed, or the file is not such a TIFF.
     """
     with _tifffile(source) as file:
         series = file.series[0]
         shape = _tiff_shape(series, channels)
         values = series.asarray()
     size = (shape.height, shape.width)
-    sides = size if shape.axis is None else (*size, shape.channels) if shape.axis else (shape.channels, *size)
-    return _channels_last(values.reshape(sides), shape.axis)
+    axes = size if shape.axis is None else (*size, shape.channels) if shape.axis else (shape.channels, *size)
+    return _move_channels_last(values.reshape(axes), shape.axis)
 
 
 def tiff_shape(source: ImageSource) -> ArrayShape:
@@ -99,44 +108,50 @@ def _npy_header(file: BinaryIO, channels: int | None) -> ArrayShape:
 
 
 def _tiff_shape(series: Any, channels: int | None) -> ArrayShape:
-    sides = [(side, axis) for side, axis in zip(series.shape, series.axes, strict=True) if side > 1 or axis in "YX"]
-    shape, axes = [side for side, _ in sides], "".join(axis for _, axis in sides)
-    first = not axes.startswith("YX") if axes in ("YXS", "SYX", "CYX", "YXC") else None  # other axes are unknown
-    return _array_shape(shape, np.dtype(series.dtype), channels, first)
+    named_sides = [
+        (side, axis) for side, axis in zip(series.shape, series.axes, strict=True) if side > 1 or axis in "YX"
+    ]
+    shape, axes = [side for side, _ in named_sides], "".join(axis for _, axis in named_sides)
+    channels_first = (
+        not axes.startswith("YX") if axes in ("YXS", "SYX", "CYX", "YXC") else None
+    )  # other axes are unknown
+    return _array_shape(shape, np.dtype(series.dtype), channels, channels_first)
 
 
-def _array_shape(shape: Sequence[int], dtype: np.dtype, channels: int | None, first: bool | None = None) -> ArrayShape:
+def _array_shape(
+    shape: Sequence[int], dtype: np.dtype, channels: int | None, channels_first: bool | None = None
+) -> ArrayShape:
     """Return the shape of an image; raises a ValueError for an invalid one, or Pillow's decompression-bomb error.
 
     Args:
         shape: Shape of the array.
         dtype: Type of its values.
         channels: Expected number of channels; None if unknown.
-        first: Whether the channels are the first axis; None if the file does not say.
+        channels_first: Whether the channels are the first axis; None if the file does not say.
     """
-    if dtype.kind not in _KINDS or len(shape) not in (2, 3) or min(shape) < 1:
+    if dtype.kind not in _DTYPE_KINDS or len(shape) not in (2, 3) or min(shape) < 1:
         raise ValueError(f"it holds {dtype} of shape {tuple(shape)}, expected numbers with 2 axes, or 3 with channels")
     if len(shape) == 2:
         image_shape = ArrayShape(shape[0], shape[1], 1, None)
-    elif _channels_first(shape, channels) if first is None else first:
+    elif _guess_channels_first(shape, channels) if channels_first is None else channels_first:
         image_shape = ArrayShape(shape[1], shape[2], shape[0], 0)
     else:
         image_shape = ArrayShape(shape[0], shape[1], shape[2], 2)
     if image_shape.channels > MAX_CHANNELS:
         raise ValueError(f"it has {image_shape.channels:,} channels, expected at most {MAX_CHANNELS:,}")
     check_shape(image_shape.width, image_shape.height)
-    if prod(shape) > 6 * (Image.MAX_IMAGE_PIXELS or prod(shape)):  # limit: the values of the largest colour image
+    if prod(shape) > 6 * (Image.MAX_IMAGE_PIXELS or prod(shape)):  # twice Pillow's limit, for 3 channels
         raise Image.DecompressionBombError
     return image_shape
 
 
-def _channels_first(shape: Sequence[int], channels: int | None) -> bool:
+def _guess_channels_first(shape: Sequence[int], channels: int | None) -> bool:
     if channels is not None and (shape[0] == channels) != (shape[2] == channels):
         return shape[0] == channels
     return shape[0] < shape[2]
 
 
-def _channels_last(values: NDArray[np.generic], axis: int | None) -> NDArray[np.generic]:
+def _move_channels_last(values: NDArray[np.generic], axis: int | None) -> NDArray[np.generic]:
     return values[..., None] if axis is None else np.moveaxis(values, axis, 2)
 
 

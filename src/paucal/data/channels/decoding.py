@@ -1,7 +1,7 @@
-"""Decoding of images of any number of channels: by `decode` if Pillow supports them, else as arrays.
+"""Decoding of images with any number of channels: by Pillow (`data.decode`) if it supports them, else as arrays.
 
 Values of more than 8 bits are scaled to 8 by the value range of the set. Images without exactly three channels
-have a range for each channel, since bands such as reflectances and heights have nothing in common.
+have a range for each channel, since their channels may measure different quantities, such as reflectance and height.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ MODES = {GREY: "L", GREY_ALPHA: "LA", RGBA: "RGBA"}  # Pillow's modes by number 
 
 
 def decode_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Image.Image:
-    """Decode an image to `reading.channels` channels: an RGB image of Pillow, or `Planes`.
+    """Decode an image to `reading.channels` channels: an RGB image of Pillow for 3, else `Planes`.
 
     Raises:
         UnreadableImage: As in `decode_rgb`, or the image has another number of channels.
@@ -53,7 +53,7 @@ def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
 
 
 def check_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> None:
-    """Read an image to its last byte as cheaply as its format allows."""
+    """Raise `UnreadableImage` if an image cannot be decoded to its last byte; see `check_decodes`."""
     if reading.channels == RGB and not is_npy(source):
         _or_report_channels(lambda: check_decodes(source, name, reading), source)
     else:
@@ -65,7 +65,7 @@ def decode_for_display(
 ) -> tuple[Image.Image, str, tuple[int, int]]:
     """Decode an image for display, and return its original mode and size; see `decode_reduced`.
 
-    The values of an array are stretched to their own range, since the value range of the set is unknown.
+    The values of an array are stretched to the range of each channel, since the value range of the set is unknown.
     """
     array = array_shape(source, name)
     if array is None:
@@ -79,7 +79,7 @@ def decode_for_display(
 
 
 def array_shape(source: ImageSource, name: str) -> ArrayShape | None:
-    """Return the shape of an image that is read as an array, from its header; None if Pillow reads it."""
+    """Return the shape from the header of an image that is read as an array; None if Pillow reads the image."""
     with decoding_errors(name):
         if is_npy(source):
             return npy_shape(source)
@@ -103,7 +103,7 @@ def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.
 
 
 def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> NDArray[np.generic] | None:
-    """Return the (H, W[, C]) values of an image of more than 8 bits per channel; None for any other."""
+    """Return the (H, W[, C]) values of an image with more than 8 bits per channel; None for 8 bits."""
     if channels == RGB and not is_npy(source):
         with open_image(source, name) as image:
             return deep_values(image) if is_deep(image) else None
@@ -112,10 +112,10 @@ def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> 
 
 
 def image_from_values(values: NDArray[np.generic], reading: Reading) -> Image.Image:
-    """Return (H, W, C) values as an image of the size and value ranges of a reading.
+    """Return (H, W, C) values as an image, with the size and the value ranges that `reading` specifies.
 
     Raises:
-        ValueError: There are no ranges and the values are floats or beyond 16 bits.
+        ValueError: `reading` has no ranges, and the values are floats or exceed 16 bits.
     """
     ranges = reading.channel_ranges or (reading.value_range,) * values.shape[2]
     if values.dtype.kind == "b":
@@ -127,7 +127,7 @@ def image_from_values(values: NDArray[np.generic], reading: Reading) -> Image.Im
 
 
 def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image.Image:
-    """Convert an image or (H, W[, C]) values in memory in the way that images of a set are read."""
+    """Convert an image or (H, W[, C]) values in memory as `decode_image` converts files."""
     if isinstance(image, np.ndarray):
         values = image[..., None] if image.ndim == 2 else image
         if values.ndim != 3:
@@ -150,13 +150,13 @@ def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) ->
 
 
 def resize_as_read(picture: Image.Image, reading: Reading) -> Image.Image:
-    """Return an image resized to the size of a reading."""
+    """Return an image reduced to the size that `reading` specifies."""
     size = reading.reduced(picture.size)
     return picture if size == picture.size else picture.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
 
 
 def range_of(values: NDArray[np.generic], outside: float = 0.0) -> tuple[float, float]:
-    """Return the (low, high) range of finite values, leaving out a share of them at each end."""
+    """Return the (low, high) range of finite values, without the share `outside` of them at each end."""
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
         return 0.0, 1.0
@@ -173,7 +173,7 @@ def _pillow_reads(source: ImageSource, name: str) -> bool:
 
 
 def _pillow_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic] | None:
-    """Return the (H, W, C) values of an image that Pillow reads; None if Pillow supports no such number of channels."""
+    """Return the (H, W, C) values of an image read by Pillow; None if Pillow cannot give this number of channels."""
     try:
         with open_image(source, name) as image:
             return _values_of(image, channels)
@@ -208,8 +208,8 @@ def _or_report_channels(decode: Callable[[], T], source: ImageSource) -> T:
             raise problem from None
         if shape.channels <= RGBA:
             raise
-        begin = str(problem).partition(":")[0]
-        raise UnreadableImage(f"{begin}: it has {shape.channels} channels, {_expectation(RGB)}") from None
+        prefix = str(problem).partition(":")[0]
+        raise UnreadableImage(f"{prefix}: it has {shape.channels} channels, {_expectation(RGB)}") from None
 
 
 def _expectation(channels: int) -> str:

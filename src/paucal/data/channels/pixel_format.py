@@ -1,4 +1,4 @@
-"""The pixel format of a set: number of channels, bits per channel, and value range of deep images."""
+"""The pixel format of a set: number of channels, bits per channel, and value range if these are more than 8 bits."""
 
 import io
 import math
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.channels.arrays import NPY, TIFF, is_tiff
+from paucal.data.channels.arrays import NPY_SUFFIXES, TIFF_SUFFIXES, is_tiff
 from paucal.data.channels.decoding import array_shape, deep_channel_values, range_of
 from paucal.data.channels.pixels import RGB
 from paucal.data.decode import ImageSource, Reading, UnreadableImage
@@ -19,16 +19,16 @@ from paucal.data.stores import EncodedStore, locate, locate_original
 from paucal.types import UserError
 from paucal.wording import counted, percent
 
-_SAMPLED = 256  # images whose headers are read
+_MAX_HEADERS = 256  # images per set whose headers are read
 _GREY = 1  # channels of grey images, which are read as RGB
-LOOKED_AT = 16  # images whose depth is checked
-_IMAGES = 32  # images whose values are read
-_VALUES = 1 << 16  # maximum number of values read from each image
-# Share of the values below, and above, the range, so that dead and hot pixels do not stretch it.
-_OUTSIDE = 1e-4
+DEPTH_SAMPLE = 16  # images whose depth is checked
+_MAX_RANGE_IMAGES = 32  # images per set from whose values the range is measured
+_MAX_IMAGE_VALUES = 1 << 16  # values sampled from each of these images
+# Share of the values that may lie below the range, and above it, so that dead and hot pixels do not stretch it.
+_OUTSIDE_SHARE = 1e-4
 _GDAL_NO_DATA = 42113  # TIFF tag with the no-data value, as text
-_NO_DATA = r"-9{2,}\.[09]|-32768\.0|-32767\.0|-214748364[78]\.0"  # usual no-data values
-_BEYOND = 1e30  # larger numbers, such as 1e38 and the largest float, mean no data
+_NO_DATA_NUMBERS = r"-9{2,}\.[09]|-32768\.0|-32767\.0|-214748364[78]\.0"  # usual no-data values
+_MAX_MAGNITUDE = 1e30  # values from this size on, such as 1e38 and the largest float, mean no data
 
 
 def count_channels(images: ImageSet) -> int:
@@ -38,9 +38,11 @@ def count_channels(images: ImageSet) -> int:
     other numbers of channels.
     """
     first: tuple[int, str] | None = None
-    for index in images.sample(_SAMPLED):
+    for index in images.sample(_MAX_HEADERS):
         store, position = locate(images.store, int(index))
-        if not isinstance(store, EncodedStore) or not store.name(position).lower().endswith((*NPY, *TIFF)):
+        if not isinstance(store, EncodedStore) or not store.name(position).lower().endswith(
+            (*NPY_SUFFIXES, *TIFF_SUFFIXES)
+        ):
             channels = RGB
         else:
             try:
@@ -59,7 +61,7 @@ def count_channels(images: ImageSet) -> int:
 
 
 def describe_channels(channels: int) -> str:
-    """Return a note on the channels of a set; "" for RGB."""
+    """Return a note on how images with this number of channels are treated; "" for RGB."""
     if channels == RGB:
         return ""
     note = "" if channels < RGB else "; sheets and reports show the first three"
@@ -68,7 +70,13 @@ def describe_channels(channels: int) -> str:
 
 
 def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
-    """Return whether an image has more or fewer bits per channel than a model's training images."""
+    """Return whether only an image, or only a model's training images, have more than 8 bits per channel.
+
+    Args:
+        source: Encoded image.
+        name: Name of the image for messages.
+        reading: How the model's training images were read.
+    """
     try:
         values = deep_channel_values(source, name, reading.channels)
     except UnreadableImage:
@@ -77,8 +85,8 @@ def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
 
 
 def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
-    """Return a list with a note if images of a set differ in depth from a model's training images."""
-    other, sampled = 0, images.sample(LOOKED_AT)
+    """Return a note, as a list, if sampled images differ in bits per channel from a model's training images."""
+    other, sampled = 0, images.sample(DEPTH_SAMPLE)
     for index in sampled:
         store, position = locate_original(images.store, int(index))
         if isinstance(store, EncodedStore):
@@ -87,7 +95,7 @@ def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
 
 
 def describe_depth(reading: Reading, subject: str = "images have") -> str:
-    """Return a sentence on images whose depth differs from that of a model's training images."""
+    """Return a sentence on images whose bits per channel differ from those of a model's training images."""
     actual, trained = ("8", "more") if _is_deep(reading) else ("more than 8", "8")
     return f"{subject} {actual} bits per channel, and the model was trained on images with {trained}"
 
@@ -97,11 +105,11 @@ def _is_deep(reading: Reading) -> bool:
 
 
 @dataclass(frozen=True)
-class Values:
-    """Values of one image.
+class SampledValues:
+    """Values sampled from one image.
 
     Attributes:
-        values: (n,) values, or (n, C) values of C channels.
+        values: (n,) values, or (n, C) for C channels.
         no_data: Number that means no data, as declared by the file; None if it declares none.
     """
 
@@ -110,11 +118,11 @@ class Values:
 
 
 def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list[str]]:
-    """Return a reading with value ranges, and notes on values that are not measurements.
+    """Return a reading with value ranges, and notes on values that were left out because they mean no data.
 
     The ranges are measured if the reading has none and images have more than 8 bits per channel: evenly spaced values
     are sampled from up to 32 such images, spread over the set, and a ten-thousandth of the values may lie beyond the
-    range on either side. Labels and splits play no role; unreadable images and no-data values are left out.
+    range on either side. Labels and the split are not used; unreadable images and no-data values are left out.
     """
     if (reading.value_range if reading.channels == RGB else reading.channel_ranges) is not None:
         return reading, []
@@ -122,24 +130,24 @@ def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list
     if not sampled:
         return reading, []
     if reading.channels == RGB:
-        values, notes = measured_values(sampled, _OUTSIDE)
-        return replace(reading, value_range=range_of(values, _OUTSIDE) if len(values) else None), notes
+        values, notes = measured_values(sampled, _OUTSIDE_SHARE)
+        return replace(reading, value_range=range_of(values, _OUTSIDE_SHARE) if len(values) else None), notes
     ranges, notes = [], []
     for channel in range(reading.channels):
         values, channel_notes = measured_values(
-            [replace(image, values=image.values[:, channel]) for image in sampled], _OUTSIDE
+            [replace(image, values=image.values[:, channel]) for image in sampled], _OUTSIDE_SHARE
         )
-        ranges.append(range_of(values, _OUTSIDE))
+        ranges.append(range_of(values, _OUTSIDE_SHARE))
         notes += [f"channel {channel + 1}: {note}" for note in channel_notes]
     return replace(reading, channel_ranges=tuple(ranges)), notes
 
 
-def _sample_deep(images: ImageSet, channels: int) -> Iterator[Values]:
-    """Yield values of up to 32 deep images, of shape (n,) or (n, channels)."""
-    sampled = map(int, images.sample(_SAMPLED))
+def _sample_deep(images: ImageSet, channels: int) -> Iterator[SampledValues]:
+    """Yield values of up to 32 images with more than 8 bits per channel, (n,) for RGB and grey, else (n, channels)."""
+    sampled = map(int, images.sample(_MAX_HEADERS))
     encoded = [index for index in sampled if isinstance(locate(images.store, index)[0], EncodedStore)]
     count = 0
-    for index in [encoded[row] for row in evenly_spaced(len(encoded), _SAMPLED)]:
+    for index in [encoded[position] for position in evenly_spaced(len(encoded), _MAX_HEADERS)]:
         store, position = locate(images.store, index)
         assert isinstance(store, EncodedStore)
         try:
@@ -149,10 +157,10 @@ def _sample_deep(images: ImageSet, channels: int) -> Iterator[Values]:
         if values is None:
             continue
         flat = values.reshape(-1) if values.ndim == 2 or channels == RGB else values.reshape(-1, channels)
-        spaced: NDArray[np.float64] = flat[:: max(1, len(flat) // _VALUES)].astype(np.float64)
-        yield Values(spaced, declared_no_data(store.source(position)))
+        spaced: NDArray[np.float64] = flat[:: max(1, len(flat) // _MAX_IMAGE_VALUES)].astype(np.float64)
+        yield SampledValues(spaced, declared_no_data(store.source(position)))
         count += 1
-        if count == _IMAGES:
+        if count == _MAX_RANGE_IMAGES:
             return
 
 
@@ -163,16 +171,16 @@ def declared_no_data(source: ImageSource) -> float | None:
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=("TIFF",)) as image:
             return float(str(getattr(image, "tag_v2", {}).get(_GDAL_NO_DATA)).strip("\0 "))
-    except Exception:  # channels that Pillow does not know, or a tag that holds something else
+    except Exception:  # Pillow does not support the channels, or the tag is not a number
         return None
 
 
-def measured_values(sampled: Sequence[Values], outside: float) -> tuple[NDArray[np.float64], list[str]]:
-    """Return the values of images that are measurements, and notes on the others.
+def measured_values(sampled: Sequence[SampledValues], outside: float) -> tuple[NDArray[np.float64], list[str]]:
+    """Return the sampled values of all images without those that mean no data, and notes on what was left out.
 
-    NaN, infinite values and declared no-data values are left out. So are numbers such as -9999, if many pixels have
-    them and they are farther from the other values than these are from each other; otherwise they may be measurements.
-    A number that is rarer than the share `outside`, which a range leaves out, changes nothing.
+    Left out are NaN, infinite values, values from 1e30 on, and the no-data values that files declare. A usual no-data
+    number such as -9999 is left out if it is the lowest or the highest value, more frequent than the share `outside`,
+    and farther from the other values than the width of their range.
     """
     values = np.concatenate([image.values for image in sampled])
     declared = np.concatenate(
@@ -184,16 +192,18 @@ def measured_values(sampled: Sequence[Values], outside: float) -> tuple[NDArray[
         context = f"(in {images} of {len(sampled)} sampled images)"
         notes.append(f"{_format_share(~finite)} of the values are NaN or infinite {context}; NaN is read as black")
     is_valid = finite & (values != declared)
-    if (is_beyond := is_valid & (np.abs(values) >= _BEYOND)).any():
+    if (is_beyond := is_valid & (np.abs(values) >= _MAX_MAGNITUDE)).any():
         is_valid &= ~is_beyond
-        notes.append(f"{_format_share(is_beyond)} of the values are beyond {_BEYOND:g}, and are treated as no data")
+        notes.append(
+            f"{_format_share(is_beyond)} of the values are beyond {_MAX_MAGNITUDE:g}, and are treated as no data"
+        )
     for number in _far_values(values[is_valid], outside):
         message = f"{number:g} ({_format_share(values == number)} of the values) lies far from all others"
-        if re.fullmatch(_NO_DATA, f"{number:.1f}"):
+        if re.fullmatch(_NO_DATA_NUMBERS, f"{number:.1f}"):
             is_valid &= values != number
             notes.append(f"{message}, and is treated as no data")
         else:
-            notes.append(f"{message}, which leaves them few of 256 levels: if it means no data, write NaN instead")
+            notes.append(f"{message}, so these share few of the 256 levels: if it means no data, write NaN instead")
     return values[is_valid], notes
 
 
@@ -202,7 +212,7 @@ def _format_share(mask: NDArray[np.bool_]) -> str:
 
 
 def _far_values(values: NDArray[np.float64], outside: float) -> list[float]:
-    """Return the lowest and the highest value, if each is frequent and far from all other values."""
+    """Return the lowest and the highest value, each only if it is frequent and far from all other values."""
     if not len(values):
         return []
     far = []

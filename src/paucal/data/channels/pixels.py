@@ -1,9 +1,9 @@
 """Pixels that Pillow does not support: any number of channels, and more than 8 bits per channel.
 
 `Planes` is an image of any number of 8-bit channels. Code that only displays it (a sheet, a report, a perceptual hash)
-sees an RGB image; resizing, cropping, mirroring and turning apply to all channels.
+gets an RGB image; resizing, cropping, mirroring and rotating apply to all channels.
 
-Pillow keeps more than 8 bits of grey images (modes "I;16", "I" and "F"), but only the upper 8 bits of colours, so that
+Pillow keeps more than 8 bits of grey images (modes "I;16", "I" and "F"), but only the upper 8 bits of colour images, so
 12-bit values in a 16-bit file keep 17 levels. Here torchvision reads 16-bit PNG, and tifffile (extra `tiff`) TIFF.
 """
 
@@ -21,12 +21,12 @@ from paucal.wording import first_line
 RGB = 3
 _LEVELS = np.arange(256) / 255
 _MAX_VALUE = 65535  # largest 16-bit value
-_BITS, _ORIENTATION = 258, 274  # TIFF tags with the bits of each channel, and with the turn of the image
+_BITS, _ORIENTATION = 258, 274  # TIFF tags: bits of each channel, EXIF orientation
 _ALPHA = (2, 4)  # numbers of channels whose last one is opacity
 
 
 class Planes(Image.Image):
-    """An image of any number of channels, which Pillow sees as an RGB image of the first three (missing ones black).
+    """An image of any number of channels, which Pillow treats as RGB: the first three, or black for missing ones.
 
     Args:
         planes: Grey image ("L") of each channel, all of one size.
@@ -39,9 +39,9 @@ class Planes(Image.Image):
 
     def __init__(self, planes: Sequence[Image.Image]) -> None:
         super().__init__()
-        kinds = [(plane.mode, plane.size) for plane in planes]
-        if len(set(kinds)) != 1 or kinds[0][0] != "L":
-            raise ValueError(f"expected grey pictures of one size, got {kinds}")
+        formats = [(plane.mode, plane.size) for plane in planes]
+        if len(set(formats)) != 1 or formats[0][0] != "L":
+            raise ValueError(f"expected grey pictures of one size, got {formats}")
         self.planes = tuple(planes)
         rgb_planes = [*self.planes[:RGB]] if len(planes) > 1 else [planes[0]] * RGB
         rgb_planes += [Image.new("L", planes[0].size)] * (RGB - len(rgb_planes))
@@ -64,7 +64,7 @@ class Planes(Image.Image):
         return self.each(lambda plane: plane.resize(*arguments, **options))
 
     def crop(self, box: Any = None) -> "Planes":
-        """Return a box of the image; the part of the box outside the image is 0."""
+        """Return a crop of the image; pixels of the box outside the image are 0."""
         return self.each(lambda plane: plane.crop(box))
 
     def transpose(self, method: Image.Transpose) -> "Planes":
@@ -77,15 +77,17 @@ class Planes(Image.Image):
 
     def rotate(self, angle: float, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
         """Return the rotated image; `fillcolor` has a value for each channel."""
-        return self._filled(fillcolor, lambda plane, fill: plane.rotate(angle, *arguments, fillcolor=fill, **options))
+        return self._apply_with_fill(
+            fillcolor, lambda plane, fill: plane.rotate(angle, *arguments, fillcolor=fill, **options)
+        )
 
     def transform(self, size: Any, method: Any, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
         """Return the image after a transform of Pillow; `fillcolor` has a value for each channel."""
-        return self._filled(
+        return self._apply_with_fill(
             fillcolor, lambda plane, fill: plane.transform(size, method, *arguments, fillcolor=fill, **options)
         )
 
-    def _filled(self, fill: Any, change: Callable[[Image.Image, Any], Image.Image]) -> "Planes":
+    def _apply_with_fill(self, fill: Any, change: Callable[[Image.Image, Any], Image.Image]) -> "Planes":
         values = fill if isinstance(fill, Sequence) else [fill] * len(self.planes)
         return Planes([change(plane, value) for plane, value in zip(self.planes, values, strict=True)])
 
@@ -116,26 +118,33 @@ def moments_of(image: Image.Image) -> NDArray[np.float64]:
 
 
 def paste_on_page(
-    image: Image.Image, size: tuple[int, int], place: tuple[int, int], colour: Sequence[int]
+    image: Image.Image, size: tuple[int, int], position: tuple[int, int], colour: Sequence[int]
 ) -> Image.Image:
-    """Return a page (width, height) of one colour (a value for each channel) with an image on it."""
+    """Return an image pasted on a page of one colour.
+
+    Args:
+        image: Image to paste.
+        size: (width, height) of the page.
+        position: (left, top) of the image on the page.
+        colour: Value of the page in each channel.
+    """
     if isinstance(image, Planes):
         pages = [Image.new("L", size, value) for value in colour]
         for page, plane in zip(pages, image.planes, strict=True):
-            page.paste(plane, place)
+            page.paste(plane, position)
         return Planes(pages)
     page = Image.new("RGB", size, tuple(colour))
-    page.paste(image, place)
+    page.paste(image, position)
     return page
 
 
 def is_deep(image: Image.Image) -> bool:
-    """Return whether an image opened by Pillow has more than 8 bits per channel; False for decoded colours."""
+    """Return whether an image opened by Pillow has more than 8 bits per channel; False for colours after decoding."""
     return image.mode == "F" or image.mode.startswith("I") or _deep_colours(image)
 
 
 def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic]:
-    """Return the (H, W) or (H, W, 3) values of a deep image, with its opacity as a further channel on request."""
+    """Return the (H, W) or (H, W, 3) values of an image that `is_deep`; with `opacity`, its alpha channel is added."""
     if not _deep_colours(image):
         return np.asarray(image)
     file = getattr(image, "fp")  # noqa: B009 (Pillow declares it only for image files)
@@ -153,11 +162,11 @@ def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic
 
 
 def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | None) -> Image.Image:
-    """Return values as an 8-bit image; values below the range become 0, above it 255.
+    """Scale values to an 8-bit image; values below the range become 0, values above it 255.
 
     Args:
         values: (H, W) or (H, W, 3).
-        value_range: Values that become 0 and 255; None for 0 and 65,535.
+        value_range: The two values that become 0 and 255; None for 0 and 65,535.
 
     Example:
         >>> list(to_8_bits(np.array([[0, 1000, 4095, 5000]]), (0, 4095)).tobytes())
@@ -182,7 +191,7 @@ def _scale_to_8_bits(values: NDArray[np.generic]) -> NDArray[np.uint8]:
 
 
 def _deep_colours(image: Image.Image) -> bool:
-    """Return whether Pillow would drop the lower 8 bits of each colour, or mix up the planes of a TIFF."""
+    """Return whether this is a 16-bit colour image, of which Pillow would drop bits or mix up the planes (TIFF)."""
     tiles, colours = getattr(image, "tile", None), image.mode in ("RGB", "RGBA", "RGBX", "LA")
     if not colours or not tiles or getattr(image, "fp", None) is None:
         return False
@@ -192,9 +201,9 @@ def _deep_colours(image: Image.Image) -> bool:
 
 
 def _upright(values: NDArray[np.generic], orientation: object) -> NDArray[np.generic]:
-    """Return the (H, W, ...) values of a TIFF turned by its tag, as Pillow turns those that it decodes."""
-    turned = values.swapaxes(0, 1) if orientation in (5, 6, 7, 8) else values
-    return turned[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
+    """Return the (H, W, ...) values of a TIFF with its orientation tag applied, as Pillow does on decoding."""
+    transposed = values.swapaxes(0, 1) if orientation in (5, 6, 7, 8) else values
+    return transposed[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
 
 def _decode_png(encoded: bytes) -> NDArray[np.generic]:

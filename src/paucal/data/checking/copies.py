@@ -1,4 +1,4 @@
-"""Images of one set that look like images of another, or like an earlier one of their own set."""
+"""Images of a set that look like images of another set, or like an earlier image of the same set."""
 
 from dataclasses import replace
 
@@ -10,19 +10,19 @@ from paucal.data.sources.joining import join_sets
 from paucal.data.splits.groups import DUPLICATES, group_numbers
 
 
-def copies_among(images: ImageSet, known: ImageSet | None = None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two (N,) masks: images that look like one of another set, and those like an earlier one of their own.
+def copies_among(images: ImageSet, other: ImageSet | None = None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return two (N,) masks of `images`: copies of an image of `other`, and copies of an earlier image of `images`.
 
     Raises:
-        UserError: A set is streamed from shards.
+        UserError: One of the sets is streamed from shards.
     """
     sets = [
         replace(image_set, classes=(), labels=np.full(len(image_set), -1), multi_hot=None, columns={})
-        for image_set in (known, images)
+        for image_set in (other, images)
         if image_set is not None
     ]
     numbers = group_numbers(join_sets(sets, images.location) if len(sets) > 1 else sets[0], DUPLICATES)
-    other_numbers, own_numbers = np.split(numbers, [len(numbers) - len(images)])
-    first = np.zeros(len(own_numbers), dtype=bool)
-    first[np.unique(own_numbers, return_index=True)[1]] = True
-    return np.isin(own_numbers, other_numbers), ~first
+    other_numbers, image_numbers = np.split(numbers, [len(numbers) - len(images)])
+    is_first = np.zeros(len(image_numbers), dtype=bool)
+    is_first[np.unique(image_numbers, return_index=True)[1]] = True
+    return np.isin(image_numbers, other_numbers), ~is_first

@@ -15,23 +15,23 @@ from paucal.wording import counted, first_few, percent
 
 Level = Literal["misleads", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
-FEW = 10  # training images; with fewer, the score of a class is unreliable
-UNBALANCED, VERY_UNBALANCED = 3.0, 20.0  # ratio of the largest to the smallest class
-_ENLARGED = 2.0  # smallest enlargement at which an image has too little detail for the network
+MIN_CLASS_IMAGES = 10  # training images of a class; with fewer, its score is unreliable
+UNBALANCED_RATIO, VERY_UNBALANCED_RATIO = 3.0, 20.0  # of the largest to the smallest class
+_MAX_ENLARGEMENT = 2.0  # an image enlarged by more has too little detail for the network
 _PARTS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem or fact that a check has found.
+    """One problem of a set, or one fact about it, that a check reports.
 
     Attributes:
-        name: Kind of the finding, with dashes.
+        name: Type of the finding, such as "near-duplicates".
         level: "misleads" if a score would be wrong or a run could not start, "warning" if accuracy suffers, "note" for
             other facts.
-        text: Description of the finding.
-        advice: Advice; "" for none.
-        groups: Positions of the images concerned; images that belong together are in one group.
+        text: What is wrong, or the fact.
+        advice: What to do; "" for nothing.
+        groups: Positions of the images concerned, grouped: copies of one image form a group, for instance.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Finding:
     groups: tuple[tuple[int, ...], ...] = ()
 
     def to_dict(self, keys: Sequence[str]) -> dict[str, Any]:
-        """Return plain JSON values, with the keys of the images."""
+        """Return the finding as JSON values, with the keys of the images instead of their positions."""
         groups = [[keys[position] for position in group] for group in self.groups]
         return {"name": self.name, "level": self.level, "text": self.text, "advice": self.advice, "groups": groups}
 
@@ -54,40 +54,40 @@ class CheckedSet:
         images: N images.
         parts: (N,) "train", "val", "test" or "unused".
         declared: Whether the data set itself defines the parts.
-        cut_by: Origin of other parts: "as paucal train would divide them", or "not divided".
+        origin: How parts that are not declared came about: "as paucal train would divide them", or "not divided".
     """
 
     images: ImageSet
     parts: NDArray[np.str_]
     declared: bool
-    cut_by: str = "as paucal train would divide them"
+    origin: str = "as paucal train would divide them"
 
     def is_divided(self, group: Sequence[int]) -> bool:
-        """Return whether images of a group lie in several parts."""
+        """Return whether the images of a group (positions) are in more than one of train, val and test."""
         return len({self.parts[position] for position in group} - {"unused"}) > 1
 
     def labels_of(self, group: Sequence[int]) -> set[tuple[str, ...]]:
-        """Return the classes that the images of a group have, without unlabelled ones."""
+        """Return the distinct labels of a group's images, each a tuple of classes; unlabelled images are left out."""
         return {tuple(self.images.classes_of(position)) for position in group} - {()}
 
 
-def refusal_finding(name: str, problem: UserError, begin: str = "") -> Finding:
-    """Return the finding that a run would refuse a set."""
-    return Finding(name, "misleads", f"{begin}{str(problem).rstrip('.')}")
+def refusal_finding(name: str, problem: UserError, prefix: str = "") -> Finding:
+    """Return the finding that a run would refuse the set with this error; `prefix` precedes its message."""
+    return Finding(name, "misleads", f"{prefix}{str(problem).rstrip('.')}")
 
 
 def sort_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings, the most serious first; findings of the same level keep their order."""
+    """Return findings sorted by level, the most serious first."""
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 def misleads(findings: Sequence[Finding]) -> bool:
-    """Return whether scores on the set would be misleading."""
+    """Return whether one of the findings makes scores misleading or a run impossible."""
     return any(finding.level == "misleads" for finding in findings)
 
 
 def label_findings(checked: CheckedSet) -> list[Finding]:
-    """Return the findings about labels, splits and names."""
+    """Return the findings about labels, the split and file names, which need no pixels."""
     images = checked.images
     findings = [Finding("source", "note", note.rstrip(".;")) for note in images.notes]
     if images.classes:
@@ -96,33 +96,33 @@ def label_findings(checked: CheckedSet) -> list[Finding]:
 
 
 def split_problem(problem: UserError) -> Finding:
-    """Return the finding that a set cannot be divided into parts."""
+    """Return the finding that a set cannot be divided into train, val and test, because of `problem`."""
     return refusal_finding("split", problem, "the images cannot be divided into parts: ")
 
 
-def size_findings(sizes: np.ndarray, wanted: int, positions: np.ndarray) -> list[Finding]:
-    """Return a finding about images that a network would have to enlarge.
+def size_findings(sizes: np.ndarray, img_size: int, positions: np.ndarray) -> list[Finding]:
+    """Return a finding about images that must be enlarged to more than twice their size for the network.
 
     Args:
         sizes: (N, 2) heights and widths.
-        wanted: Pixels of the shorter side that `paucal train` would choose for the set.
+        img_size: Shorter side in pixels that `paucal train` would choose for the set.
         positions: (N,) positions of the images in their set.
     """
     if not len(sizes):
         return []
     shorter_sides = sizes.min(axis=1)
-    small_images = np.flatnonzero(shorter_sides * _ENLARGED < wanted)
+    small_images = np.flatnonzero(shorter_sides * _MAX_ENLARGEMENT < img_size)
     if not len(small_images):
         return []
-    among = f"of {len(shorter_sides)}"
+    total = len(shorter_sides)
     text = (
-        f"{counted(len(small_images), f'image {among} is', f'images {among} are')} less than half as large as "
-        f"--img-size {wanted}, which paucal train would choose (the smallest is {int(shorter_sides.min())} "
-        "pixels); they are enlarged, and have less detail than the network could use"
+        f"{counted(len(small_images), f'image of {total} is', f'images of {total} are')} less than half as large as "
+        f"--img-size {img_size}, which paucal train would choose (the smallest is {int(shorter_sides.min())} "
+        "pixels): they are enlarged, and have less detail than the network could use"
     )
     level = "warning" if len(small_images) < 0.5 * len(shorter_sides) else "note"
     groups = tuple((int(positions[index]),) for index in small_images)
-    return [Finding("small-images", level, text, "take larger copies if there are any", groups)]
+    return [Finding("small-images", level, text, "use larger copies if there are any", groups)]
 
 
 def _class_name_findings(images: ImageSet) -> Iterator[Finding]:
@@ -132,21 +132,21 @@ def _class_name_findings(images: ImageSet) -> Iterator[Finding]:
         text = f"{groups} names that look the same ({first_few(alike)})"
         yield Finding("alike-classes", "warning", text, "give them one name if one class is meant")
     if missing := [repr(name) for name in images.classes if name in NO_LABEL_NAMES]:
-        are = "is" if len(missing) == 1 else "are"
-        text = f"{first_few(missing)} {are} learnt as a class, and may mean images without a label"
+        verb = "is" if len(missing) == 1 else "are"
+        text = f"{first_few(missing)} {verb} learnt as a class, but may stand for a missing label"
         yield Finding("missing-labels", "warning", text, "leave the label of such images empty")
     if are_measurements(images.classes, 0.0):
         text = f"the classes look like measurements ({first_few(images.classes)}), but are used as classes"
-        yield Finding("measurements", "warning", text, "join them to ranges, such as 'low' and 'high'")
+        yield Finding("measurements", "warning", text, "replace them by ranges, such as 'low' and 'high'")
 
 
 def _class_count_findings(checked: CheckedSet) -> Iterator[Finding]:
-    """Yield findings on classes that are missing in a part, and on rare and unbalanced classes in train."""
+    """Yield findings on classes that are missing in a part, and on rare and unbalanced classes in the training part."""
     images = checked.images
     counts = {part: images.class_counts(np.flatnonzero(checked.parts == part)) for part in _PARTS}
     parts = [part for part in _PARTS if (checked.parts == part).any()]
-    in_train = counts["train"]
-    unseen = [name for name, count in zip(images.classes, in_train, strict=True) if not count]
+    train_counts = counts["train"]
+    unseen = [name for name, count in zip(images.classes, train_counts, strict=True) if not count]
     if unseen and "train" in parts:
         text = (
             f"{counted(len(unseen), 'class is', 'classes are')} in other parts and not in train "
@@ -155,26 +155,30 @@ def _class_count_findings(checked: CheckedSet) -> Iterator[Finding]:
         advice = "check the spelling of the class folders, or move images of these classes to train"
         yield Finding("untrained-classes", "misleads", text, advice)
     for part in parts[1:]:
-        if missing := [images.classes[label] for label in np.flatnonzero((in_train > 0) & (counts[part] == 0))]:
+        if missing := [images.classes[label] for label in np.flatnonzero((train_counts > 0) & (counts[part] == 0))]:
             text = (
                 f"{counted(len(missing), 'class has', 'classes have')} no images in {part} "
-                f"({first_few(missing)}), so nothing is known of {'it' if len(missing) == 1 else 'them'} there"
+                f"({first_few(missing)}), so scores on {part} leave {'it' if len(missing) == 1 else 'them'} out"
             )
             advice = f"add images of these classes to {part}, or let paucal divide the images (one folder per class)"
             yield Finding("unjudged-classes", "warning", text, advice)
-    if rare := [f"{name}: {count}" for name, count in zip(images.classes, in_train, strict=True) if 0 < count < FEW]:
+    if rare := [
+        f"{name}: {count}"
+        for name, count in zip(images.classes, train_counts, strict=True)
+        if 0 < count < MIN_CLASS_IMAGES
+    ]:
         text = (
-            f"{counted(len(rare), 'class has', 'classes have')} fewer than {FEW} images to train on "
-            f"({first_few(rare)}): a score of {'it' if len(rare) == 1 else 'one of them'} says little"
+            f"{counted(len(rare), 'class has', 'classes have')} fewer than {MIN_CLASS_IMAGES} images to train on "
+            f"({first_few(rare)}): {'its score is' if len(rare) == 1 else 'their scores are'} unreliable"
         )
-        advice = "add images, join classes, or look at the intervals before believing a score"
+        advice = "add images, merge classes, or look at the confidence intervals before you rely on a score"
         yield Finding("rare-classes", "warning", text, advice)
-    if in_train.min() > 0 and in_train.max() >= UNBALANCED * in_train.min():
-        yield _imbalance_finding(images, in_train)
+    if train_counts.min() > 0 and train_counts.max() >= UNBALANCED_RATIO * train_counts.min():
+        yield _imbalance_finding(images, train_counts)
 
 
 def _imbalance_finding(images: ImageSet, counts: NDArray[np.int64]) -> Finding:
-    """Return the finding on the (K,) unequal numbers of training images per class."""
+    """Return the finding on unbalanced classes; `counts` are the (K,) training images per class."""
     largest, smallest, ratio = int(counts.argmax()), int(counts.argmin()), counts.max() / counts.min()
     text = (
         f"the classes are unbalanced: '{images.classes[largest]}' has {ratio:.0f} times the training images of "
@@ -183,21 +187,21 @@ def _imbalance_finding(images: ImageSet, counts: NDArray[np.int64]) -> Finding:
     advice = "look at the average precision of each class, and try --class-weights auto"
     if images.multi_hot is None:
         share = percent(counts[largest] / counts.sum())
-        text += f"; always answering '{images.classes[largest]}' would be right for {share}"
+        text += f"; always predicting '{images.classes[largest]}' would be right for {share}"
         advice = "look at the balanced accuracy, and try --class-weights auto or --sampling balanced"
-    return Finding("imbalance", "warning" if ratio >= VERY_UNBALANCED else "note", text, advice)
+    return Finding("imbalance", "warning" if ratio >= VERY_UNBALANCED_RATIO else "note", text, advice)
 
 
 def _name_group_findings(checked: CheckedSet) -> list[Finding]:
-    # The names and numbers of images in shards do not show what belongs together.
+    # File names in shards do not show which images belong together.
     groups = None if checked.images.stream is not None else suggested_groups(checked.images)
     if groups is None:
         return []
-    split: dict[str, set[str]] = {}
+    parts_of_group: dict[str, set[str]] = {}
     for name, part in zip(groups.names, checked.parts.tolist(), strict=True):
-        split.setdefault(name, set()).add(part)
-    n_divided = sum(len(parts - {"unused"}) > 1 for parts in split.values())
-    parts = f"; {counted(n_divided, 'group lies', 'groups lie')} in several parts" if n_divided else ""
+        parts_of_group.setdefault(name, set()).add(part)
+    n_divided = sum(len(parts - {"unused"}) > 1 for parts in parts_of_group.values())
+    divided_text = f"; {counted(n_divided, 'group lies', 'groups lie')} in several parts" if n_divided else ""
     advice = "if that is so, divide the images again so that no group is in two parts"
     if not checked.declared:
         advice = f"if that is so, keep groups together: --group-by '{groups.pattern}'"
@@ -205,14 +209,14 @@ def _name_group_findings(checked: CheckedSet) -> list[Finding]:
             advice += f"; if '{groups.shared}' is one group in all of its folders: --group-by '{groups.across}'"
     text = (
         f"the names of the files suggest {groups.count} groups of up to {groups.largest} images that belong "
-        f"together, such as frames of one video (as {groups.examples[0]} and {groups.examples[1]}){parts}"
+        f"together, such as frames of one video (as {groups.examples[0]} and {groups.examples[1]}){divided_text}"
     )
     level = "note" if not n_divided else "misleads" if checked.declared else "warning"
     return [Finding("name-groups", level, text, advice)]
 
 
 def classes_table(images: ImageSet, parts: np.ndarray) -> dict[str, dict[str, int]]:
-    """Return the number of images per class in each part (train, val, test, unused) that is not empty."""
+    """Return the number of images per class for each of train, val and test that has images."""
     return {
         part: dict(zip(images.classes, images.class_counts(np.flatnonzero(parts == part)).tolist(), strict=True))
         for part in _PARTS

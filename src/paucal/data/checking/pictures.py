@@ -1,4 +1,4 @@
-"""Findings about the images of a set: unreadable, duplicate and blank images, and files that give the class away."""
+"""Findings about images: unreadable, duplicate and blank ones, and file properties that give the class away."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
@@ -18,24 +18,30 @@ from paucal.types import UserError
 from paucal.wording import counted, first_few, percent
 
 UNREADABLE = "unreadable"
-SAME = 0.9  # smallest cosine of frozen features at which two similar images count as one picture
-MANY_NEAR = 0.01  # scores mislead if at least this share of test images has a near twin in train
-_DARK, _BRIGHT = 0.03, 0.97
-_DEEP = ("I", "F")  # prefixes of modes of more than 8 bits
-MIN_IMAGES = 5  # images of a class; fewer files may be alike by chance
-SURE = 0.95  # the file reveals the class if it predicts at least this share of the images
-_SHOWN = 3
-_SAME = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
+MIN_COSINE = 0.9  # of frozen features, from which two similar images count as the same picture
+MISLEADING_SHARE = 0.01  # scores mislead if at least this share of test images has a near duplicate in train
+_DARK, _BRIGHT = 0.03, 0.97  # mean brightness below and above which an image counts as blank
+_DEEP_MODES = ("I", "F")  # prefixes of Pillow's modes with more than 8 bits per channel
+MIN_IMAGES = 5  # per class; fewer files may have a property in common by chance
+REVEALED_SHARE = 0.95  # share of images to predict correctly for a class to count as given away
+_MAX_EXAMPLES = 3
+_SUFFIX_SYNONYMS = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
 
 
 def picture_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair]) -> list[Finding]:
-    """Return the findings about images, after every image has been read, from pairs of similar images among others."""
-    exact = exact_groups(survey.digests)
-    confirmed = [pair for pair in pairs if pair.features is None or pair.features >= SAME]
+    """Return the findings about images.
+
+    Args:
+        checked: Set and split.
+        survey: Measurements of every image of the set.
+        pairs: Pairs of similar images with different bytes.
+    """
+    exact_copies = exact_groups(survey.digests)
+    confirmed_pairs = [pair for pair in pairs if pair.features is None or pair.features >= MIN_COSINE]
     return [
         *_unreadable_findings(survey, checked),
-        *exact_findings(checked, exact),
-        *(_near_findings(checked, confirmed, exact) if confirmed else ()),
+        *exact_findings(checked, exact_copies),
+        *(_near_findings(checked, confirmed_pairs, exact_copies) if confirmed_pairs else ()),
         *_blank_findings(survey),
         *_mode_findings(survey),
         *giveaway_findings(checked, survey),
@@ -43,20 +49,20 @@ def picture_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair])
 
 
 def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
-    """Return findings about images with the same bytes: in several parts, with different labels, or plain copies."""
+    """Return findings about groups of images with the same bytes: across parts, with different labels, or neither."""
     across, conflicts, copies = _sort_groups(checked, groups)
     findings = []
     if across:
         location = "lie in several parts" if checked.declared else "would fall into several parts"
-        text = f"{_count_copies(across)}, and {location}: the test would contain training images"
+        text = f"{_count_copies(across)}, and {location}: the test images would include training images"
         findings.append(Finding("duplicates-across-parts", "misleads", text, _copy_advice(checked), across))
     if conflicts:
-        text = f"{_count_copies(conflicts)} with another label: one of the labels is wrong"
+        text = f"{_count_copies(conflicts)} with a different label: one of the labels is wrong"
         findings.append(
             Finding("conflicting-labels", "misleads", text, "keep the copy with the right label", conflicts)
         )
     if copies:
-        text = f"{_count_copies(copies)} of the same part and class: it counts more than once"
+        text = f"{_count_copies(copies)} in the same part and class: it counts more than once"
         findings.append(Finding("duplicates", "warning", text, "remove the copies", copies))
     return findings
 
@@ -67,7 +73,7 @@ def _count_copies(groups: Sequence[Sequence[int]]) -> str:
 
 
 def _sort_groups(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], ...]]:
-    """Return the groups of copies that lie in several parts, those with several labels, and those with neither."""
+    """Return the groups that are in several parts, the groups with different labels, and all other groups."""
     is_divided = [checked.is_divided(group) for group in groups]
     has_conflict = [len(checked.labels_of(group)) > 1 for group in groups]
     is_plain = [not divided and not conflict for divided, conflict in zip(is_divided, has_conflict, strict=True)]
@@ -75,30 +81,32 @@ def _sort_groups(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[t
 
 
 def _near_findings(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> Iterator[Finding]:
-    """Yield findings on pairs of similar images; a pair represents all exact copies of its two images."""
+    """Yield findings on pairs of similar images, each of which also stands for the exact copies of its images."""
     copies = {group[0]: group for group in exact}
     groups = merge_groups([[*copies.get(p.first, [p.first]), *copies.get(p.second, [p.second])] for p in pairs])
-    confirmed = "" if pairs[0].features is None else " (as frozen features confirm)"
+    confirmed = "" if pairs[0].features is None else " (frozen features confirm this)"
     across, differing, plain = _sort_groups(checked, groups)
     if across:
         test = np.flatnonzero(checked.parts == "test")
-        leaked = {i for group in across if any(checked.parts[j] == "train" for j in group) for i in group}
-        share = len(leaked & set(test.tolist())) / max(len(test), 1)
-        lie = "would fall" if not checked.declared else "lies" if len(across) == 1 else "lie"
-        twins = f" ({percent(share)} of the test images have a twin to train on)" if share else ""
-        level = "misleads" if share >= MANY_NEAR else "warning"
-        text = f"{counted(len(across), 'group')} of images that look alike{confirmed} {lie} in several parts{twins}"
-        advice = f"look at them on the page; {_copy_advice(checked)}"
+        leaked_images = {i for group in across if any(checked.parts[j] == "train" for j in group) for i in group}
+        share = len(leaked_images & set(test.tolist())) / max(len(test), 1)
+        verb = "would fall" if not checked.declared else "lies" if len(across) == 1 else "lie"
+        twins = f" ({percent(share)} of the test images have a near duplicate in train)" if share else ""
+        level = "misleads" if share >= MISLEADING_SHARE else "warning"
+        text = f"{counted(len(across), 'group')} of images that look alike{confirmed} {verb} in several parts{twins}"
+        advice = f"look at them on the page (--output); {_copy_advice(checked)}"
         yield Finding("near-duplicates-across-parts", level, text, advice, across)
     if differing:
-        have = "has" if len(differing) == 1 else "have"
-        text = f"{counted(len(differing), 'group')} of images that look alike{confirmed} {have} several labels"
-        advice = "look at them on the page, and correct the labels that are wrong"
+        verb = "has" if len(differing) == 1 else "have"
+        text = f"{counted(len(differing), 'group')} of images that look alike{confirmed} {verb} several labels"
+        advice = "look at them on the page (--output), and correct the labels that are wrong"
         yield Finding("alike-with-other-labels", "warning", text, advice, differing)
     if plain:
-        look = "looks" if len(plain) == 1 else "look"
-        text = f"{counted(len(plain), 'group')} of images of one part and class {look} alike{confirmed}"
-        yield Finding("near-duplicates", "note", text, "look at them on the page; copies add no information", plain)
+        verb = "looks" if len(plain) == 1 else "look"
+        text = f"{counted(len(plain), 'group')} of images of one part and class {verb} alike{confirmed}"
+        yield Finding(
+            "near-duplicates", "note", text, "look at them on the page (--output); copies add no information", plain
+        )
 
 
 def _unreadable_findings(survey: Survey, checked: CheckedSet) -> list[Finding]:
@@ -111,28 +119,28 @@ def _unreadable_findings(survey: Survey, checked: CheckedSet) -> list[Finding]:
 
 
 def _blank_findings(survey: Survey) -> list[Finding]:
-    dull = survey.contrast < MIN_CONTRAST
-    extreme = (survey.brightness < _DARK) | (survey.brightness > _BRIGHT)
-    blank = np.flatnonzero(dull | extreme)  # nan compares as False
+    is_flat = survey.contrast < MIN_CONTRAST
+    is_extreme = (survey.brightness < _DARK) | (survey.brightness > _BRIGHT)
+    blank = np.flatnonzero(is_flat | is_extreme)  # NaN, for unreadable images, compares as False
     if not len(blank):
         return []
     text = f"{counted(len(blank), 'image is', 'images are')} blank (one colour, nearly black or nearly white)"
-    advice = "look at them on the page, and remove those without content"
+    advice = "look at them on the page (--output), and remove images without content"
     return [Finding("blank", "warning", text, advice, tuple((int(position),) for position in blank))]
 
 
 def _mode_findings(survey: Survey) -> Iterator[Finding]:
-    """Yield findings on modes that differ within the set, since a model may learn the mode, and on deep images."""
+    """Yield findings on different modes within the set, which a model might learn, and on more than 8 bits."""
     counts = Counter(mode for mode in survey.modes if mode)
     if len(counts) > 1:
         usual = counts.most_common(1)[0][0]
         unusual = tuple((i,) for i, mode in enumerate(survey.modes) if mode and mode != usual)
-        kinds = ", ".join(f"{mode}: {count}" for mode, count in counts.most_common())
-        text = f"the files have pixels of {len(counts)} kinds ({kinds}); all are read as RGB"
-        yield Finding("modes", "note", text, "make sure that no class has its own kind", unusual)
-    if n_deep := sum(count for mode, count in counts.items() if mode.startswith(_DEEP)):
+        mode_counts = ", ".join(f"{mode}: {count}" for mode, count in counts.most_common())
+        text = f"the files have pixels in {len(counts)} modes ({mode_counts}); all are read as RGB"
+        yield Finding("modes", "note", text, "make sure that no class has a mode of its own", unusual)
+    if n_deep := sum(count for mode, count in counts.items() if mode.startswith(_DEEP_MODES)):
         text = f"{counted(n_deep, 'image has', 'images have')} more than 8 bits per channel"
-        yield Finding("deep", "note", text, "see the documentation on how their range is chosen")
+        yield Finding("deep", "note", text, "see docs/pixels.md for how their value range is chosen")
 
 
 def _copy_advice(checked: CheckedSet) -> str:
@@ -142,25 +150,25 @@ def _copy_advice(checked: CheckedSet) -> str:
 
 
 def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
-    """Return a finding if the format, the size or the mode of the files gives classes away.
+    """Return a finding if the class can be predicted from the format, the size or the mode of the file.
 
     Images without a label, or with several, are ignored.
     """
     images = checked.images
     rows = survey.readable[images.labels[survey.readable] >= 0]
-    kinds = {
+    properties = {
         "format": [format_of(images.keys[int(row)]) for row in rows],
         "size": [f"{width} x {height}" for height, width in survey.sizes[rows].tolist()],
-        "kind of pixels": [survey.modes[int(row)] for row in rows],
+        "pixel mode": [survey.modes[int(row)] for row in rows],
     }
     labels, clues = images.labels[rows], []
-    for kind, values in kinds.items():
+    for property_name, values in properties.items():
         examples = []
         for label in classes_given_away(values, labels):
             (usual, _), *_ = Counter(compress(values, labels == label)).most_common(1)
             examples.append(f"{images.classes[label]} {usual}")
         if examples:
-            clues.append(f"the {kind} of the files ({first_few(examples, _SHOWN)})")
+            clues.append(f"the {property_name} of the files ({first_few(examples, _MAX_EXAMPLES)})")
     if not clues:
         return []
     predicted_from = " and from ".join(clues)
@@ -172,22 +180,22 @@ def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
 
 
 def format_of(key: str) -> str:
-    """Return the image format of a file suffix; "" for other suffixes.
+    """Return the image format that a key's suffix stands for; "" if it is no image suffix.
 
     Example:
         >>> format_of("cat/1.JPEG"), format_of("train.parquet#7")
         ('jpg', '')
     """
     suffix = PurePosixPath(key).suffix.lower()
-    return _SAME.get(suffix[1:], suffix[1:]) if suffix in IMAGE_SUFFIXES else ""
+    return _SUFFIX_SYNONYMS.get(suffix[1:], suffix[1:]) if suffix in IMAGE_SUFFIXES else ""
 
 
 def classes_given_away(values: Sequence[Hashable], labels: NDArray[np.integer]) -> list[int]:
-    """Return the classes that can be predicted from a value such as the file format, ascending.
+    """Return the classes (ascending) that can be predicted from one value per image, such as the file format.
 
-    The prediction for an image is the most frequent class of the other images with its value, or no class if there are
-    no others, so unique sizes predict nothing. A class is given away if the prediction is right for 95 % of
-    its images and of the images predicted as it, and if 95 % of the images of other classes are not predicted as it.
+    The prediction for an image is the most frequent class among the other images with the same value. An image with a
+    unique value gets no prediction. A class is given away if its recall, its precision and its specificity (the share
+    of images of other classes that are not predicted as the class) are each 95 % or more.
     """
     if not len(labels):
         return []
@@ -200,8 +208,9 @@ def classes_given_away(values: Sequence[Hashable], labels: NDArray[np.integer]) 
         other_counts[label] -= 1
         if other_counts.any():
             predictions[label, int(other_counts.argmax())] += counts[value, label]
-    totals, right, n_predicted = counts.sum(0), np.diagonal(predictions), predictions.sum(0)
+    totals, n_right, n_predicted = counts.sum(0), np.diagonal(predictions), predictions.sum(0)
     other_totals = totals.sum() - totals
-    is_revealed = (totals >= MIN_IMAGES) & (other_totals > 0) & (right >= SURE * totals) & (right >= SURE * n_predicted)
-    is_revealed &= other_totals - (n_predicted - right) >= SURE * other_totals
-    return np.flatnonzero(is_revealed & (right > 0)).tolist()
+    is_revealed = (totals >= MIN_IMAGES) & (other_totals > 0) & (n_right >= REVEALED_SHARE * totals)
+    is_revealed &= (n_right > 0) & (n_right >= REVEALED_SHARE * n_predicted)
+    is_revealed &= other_totals - (n_predicted - n_right) >= REVEALED_SHARE * other_totals
+    return np.flatnonzero(is_revealed).tolist()

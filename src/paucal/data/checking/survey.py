@@ -1,9 +1,9 @@
-"""One pass over all images of a set: size, mode, brightness, a digest to find copies, a hash to find similar images.
+"""One pass over all images of a set: size, mode, brightness, a digest for copies, a hash for similar images.
 
 The perceptual hash is pHash (Zauner 2010, "Implementation and benchmarking of perceptual image hash functions", section
 3.2.1), 64 bits that change little when an image is resized, saved again or made a little brighter. The image is reduced
-to 32 x 32 grey pixels; each of the 8 x 8 lowest frequencies of its discrete cosine transform gives a bit: whether it
-exceeds their median. As in the package `imagehash`, the constant term is among the 64.
+to 32 x 32 grey pixels. Each of the 8 x 8 lowest frequencies of its discrete cosine transform gives one bit: whether it
+exceeds the median of the 64. As in the package `imagehash`, the constant term is among them.
 """
 
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ from paucal.data.stores import DecodedCopies, EncodedStore, Store, locate, locat
 from paucal.data.unreadable import ReportProgress, for_each
 
 _DECODED_SIDE = 64  # pixels of the shorter side, enough for a hash and for brightness
-SIDE, KEPT = 32, 8  # pixels of the grey image, and frequencies kept of each axis
-MAX_DISTANCE = 7  # differing bits of 64; up to this distance `near_pairs` finds every pair
-_BANDS, _BAND_BITS = 4, 16
-_CHUNK = 1 << 14  # hashes whose neighbours are searched at a time
-_MAX_PAIRS = 1 << 24  # candidates held at a time, before their distances are computed
+GREY_SIDE, KEPT_FREQUENCIES = 32, 8  # pixels, and frequencies, along each axis
+MAX_DISTANCE = 7  # number of differing bits of 64 up to which `near_pairs` finds every pair
+_BANDS, _BAND_BITS = 4, 16  # quarters of a hash, and bits of each
+_CHUNK_HASHES = 1 << 14  # whose neighbours are searched at a time
+_MAX_PAIRS = 1 << 24  # candidates whose distances are computed at a time
 # The first 8 rows of the (32, 32) discrete cosine transform of type II, without normalisation.
-_COSINES = np.cos(np.pi * np.arange(KEPT)[:, None] * (2 * np.arange(SIDE) + 1) / (2 * SIDE))
+_COSINES = np.cos(np.pi * np.arange(KEPT_FREQUENCIES)[:, None] * (2 * np.arange(GREY_SIDE) + 1) / (2 * GREY_SIDE))
 _BYTE_BITS = np.array([bin(value).count("1") for value in range(256)], dtype=np.uint8)
 
 
@@ -38,12 +38,12 @@ class Survey:
 
     Attributes:
         sizes: (N, 2) int64 heights and widths, upright; 0 for unreadable images.
-        modes: N modes of the pixels in the files, such as "RGB", "L" or "CMYK"; "" for unreadable images.
-        digests: N digests of the files' bytes, or of the pixels without files; b"" for unreadable images.
+        modes: N Pillow modes of the pixels in the files, such as "RGB", "L" or "CMYK"; "" for unreadable images.
+        digests: N digests of the files' bytes, or of the pixels if there is no file; b"" for unreadable images.
         hashes: (N,) uint64 perceptual hashes.
-        brightness: (N,) mean of the pixels in grey, from 0 to 1; nan for unreadable images.
-        contrast: (N,) standard deviation of the pixels in grey at 32 x 32 pixels.
-        unreadable: Reason why an image cannot be read, by position.
+        brightness: (N,) mean of the grey pixels, from 0 to 1; NaN for unreadable images.
+        contrast: (N,) standard deviation of the 32 x 32 grey pixels, in units of `brightness`; NaN as there.
+        unreadable: Error message for each image that cannot be read, by position.
     """
 
     sizes: NDArray[np.int64]
@@ -58,7 +58,7 @@ class Survey:
         return len(self.digests)
 
     def of(self, positions: NDArray[np.int64]) -> "Survey":
-        """Return the measurements of the images at some positions, in the order of the positions."""
+        """Return the measurements of the images at (n,) positions, in the order of the positions."""
         indices = positions.tolist()
         return Survey(
             self.sizes[positions],
@@ -77,7 +77,7 @@ class Survey:
 
 
 def survey_images(images: ImageSet, workers: int | None = None, progress: ReportProgress | None = None) -> Survey:
-    """Decode every image once, JPEG at a reduced size, and read all of its bytes."""
+    """Measure every image of a set, decoding it once (a JPEG at a reduced size) and reading all bytes of its file."""
     count = len(images)
     survey = Survey(
         sizes=np.zeros((count, 2), dtype=np.int64),
@@ -118,7 +118,7 @@ def digest_or_none(store: Store, index: int) -> str | None:
 
 
 def digest_of(store: Store, index: int) -> bytes:
-    """Return a digest that only equal images share: of the file's bytes, or of size and pixels if there is no file.
+    """Return the digest of an image file's bytes, or of the image's size and pixels if there is no file.
 
     A decoded copy has the digest of its original.
     """
@@ -146,7 +146,7 @@ def _read_for_display(
 
 
 def perceptual_hash(image: Image.Image) -> int:
-    """Return the hash of an image as a whole number of 64 bits.
+    """Return the perceptual hash of an image as a 64-bit integer.
 
     Example:
         >>> rings = Image.radial_gradient("L").crop((20, 60, 240, 250))
@@ -157,15 +157,19 @@ def perceptual_hash(image: Image.Image) -> int:
 
 
 def small_grey(image: Image.Image) -> NDArray[np.float64]:
-    """Return the (32, 32) grey pixels, from 0 to 255, from which an image's hash is computed."""
-    return np.asarray(image.convert("L").resize((SIDE, SIDE), Image.Resampling.LANCZOS), dtype=np.float64)
+    """Return an image as (32, 32) grey pixels from 0 to 255, the input of the hash."""
+    return np.asarray(image.convert("L").resize((GREY_SIDE, GREY_SIDE), Image.Resampling.LANCZOS), dtype=np.float64)
 
 
 def hash_of(grey: NDArray[np.float64]) -> int:
-    """Return the perceptual hash of the result of `small_grey`."""
-    low = (_COSINES @ grey @ _COSINES.T).reshape(-1)
-    ordered = np.sort(low)
-    bits = low > (ordered[KEPT * KEPT // 2 - 1] + ordered[KEPT * KEPT // 2]) / 2
+    """Return the perceptual hash of (32, 32) grey pixels from `small_grey`, as a 64-bit integer."""
+    frequencies = (_COSINES @ grey @ _COSINES.T).reshape(-1)
+    ordered = np.sort(frequencies)
+    bits = (
+        frequencies
+        > (ordered[KEPT_FREQUENCIES * KEPT_FREQUENCIES // 2 - 1] + ordered[KEPT_FREQUENCIES * KEPT_FREQUENCIES // 2])
+        / 2
+    )
     return int(np.packbits(bits).view(">u8")[0])
 
 
@@ -178,12 +182,12 @@ def hamming(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np
 def near_pairs(hashes: NDArray[np.uint64], max_distance: int = MAX_DISTANCE) -> NDArray[np.int64]:
     """Return the (P, 2) positions of pairs of hashes with at most `max_distance` differing bits, ascending.
 
-    Equal hashes are paired only with the first of them, which represents them in all other pairs, so that a thousand
-    copies of one image give a thousand pairs and not half a million.
+    Of equal hashes, only the first is paired with other hashes; each repetition is paired only with the first. So a
+    thousand copies of one image give a thousand pairs and not half a million.
 
-    Two hashes that differ in at most 7 bits differ in at most one bit in one of their four quarters. So every hash is
-    compared only with hashes that share a quarter with it, up to one bit (Norouzi et al. 2012, "Fast search in Hamming
-    space with multi-index hashing").
+    If two hashes differ in at most 7 bits, at least one of their four quarters differs in at most one bit. So a hash is
+    compared only with hashes that have such a quarter (Norouzi et al. 2012, "Fast search in Hamming space with
+    multi-index hashing").
     """
     if not 0 <= max_distance <= MAX_DISTANCE:
         raise ValueError(f"expected a distance of 0 to {MAX_DISTANCE} bits, got {max_distance}")
@@ -199,12 +203,12 @@ def near_pairs(hashes: NDArray[np.uint64], max_distance: int = MAX_DISTANCE) -> 
 
 
 def _candidate_pairs(quarter: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield pairs of positions whose quarters are equal or differ in one bit, in pieces that fit in memory."""
+    """Yield (left, right) positions of pairs whose quarters differ in at most one bit, in chunks that fit in memory."""
     order = np.argsort(quarter, kind="stable")
     ordered = quarter[order]
     for mask in (0, *(1 << bit for bit in range(_BAND_BITS))):
         begin, end = (np.searchsorted(ordered, quarter ^ mask, side=side) for side in ("left", "right"))
-        for rows in _position_runs(end - begin):
+        for rows in _position_chunks(end - begin):
             counts = end[rows] - begin[rows]
             left = np.repeat(rows, counts)
             within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -213,11 +217,15 @@ def _candidate_pairs(quarter: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.in
             yield left[is_ordered], right[is_ordered]
 
 
-def _position_runs(counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield runs of consecutive positions with a bounded number of pairs each; a run has at least one position."""
+def _position_chunks(counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yield consecutive positions in chunks with a bounded number of pairs; a chunk has at least one position.
+
+    Args:
+        counts: (N,) number of pairs of each position.
+    """
     begin = 0
     while begin < len(counts):
-        pair_counts = np.cumsum(counts[begin : begin + _CHUNK])
+        pair_counts = np.cumsum(counts[begin : begin + _CHUNK_HASHES])
         length = max(1, int(np.searchsorted(pair_counts, _MAX_PAIRS, side="right")))
         yield np.arange(begin, min(begin + length, len(counts)))
         begin += length

@@ -33,7 +33,7 @@ from paucal.data.stores import FileStore, Store
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
 
-LOOKED_AT = 5  # pairs of files whose colours are counted
+_SAMPLED_PAIRS = 5  # pairs of files whose colours are counted
 MASK_COLOURS, PHOTO_COLOURS = 32, 256  # largest number of colours in a mask, and smallest in a photograph
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
 
@@ -204,7 +204,7 @@ def twin_folders(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
     names = sorted(files_by_folder[folders[0]])
     if 2 * len(names) != len(keys) or "" in names:
         return None
-    sampled = [names[int(index)] for index in evenly_spaced(len(names), LOOKED_AT)]
+    sampled = [names[int(index)] for index in evenly_spaced(len(names), _SAMPLED_PAIRS)]
     try:
         pictures = [[np.asarray(store.read(files_by_folder[folder][name])) for name in sampled] for folder in folders]
     except UnreadableImage:

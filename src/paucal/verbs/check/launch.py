@@ -178,7 +178,7 @@ def _small_image_findings(checked_set: CheckedSet, survey: Survey) -> list[Findi
     readable = survey.readable
     if not len(readable) or not checked_set.images.classes or _median_short_side(survey) <= SIDES[0]:
         return []
-    prepared = SplitImages(checked_set.images, Split(checked_set.parts, checked_set.cut_by))
+    prepared = SplitImages(checked_set.images, Split(checked_set.parts, checked_set.origin))
     return size_findings(survey.sizes[readable], min(chosen_image_size(prepared)), readable)
 
 

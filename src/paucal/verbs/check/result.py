@@ -89,7 +89,7 @@ def facts_of(checked: CheckedSet, survey: Survey) -> dict[str, Any]:
         "readable": len(readable),
         "classes": len(images.classes),
         "parts": {part: parts[part] for part in ("train", "val", "test") if parts[part]},
-        "parts_are": "the data's own" if checked.declared else checked.cut_by,
+        "parts_are": "the data's own" if checked.declared else checked.origin,
         "per_class": classes_table(images, checked.parts) if images.classes else {},
         "sizes": _summarise_sizes(survey.sizes[readable]),
         "channels": dict(Counter(mode for mode in survey.modes if mode).most_common()),
