@@ -67,7 +67,7 @@ def test_study__trains_and_prints_published_beside_measured(photos, tmp_path, ca
     words = ["study", "drloc-table-9", "--data", photos, "--output", out, "--workers", "0"]
     assert call(*words) == 0
     said = capsys.readouterr().out
-    assert "drloc-table-9 with stand-ins: 2 ways to train, 32 pixels, 8 epochs" in said
+    assert "drloc-table-9 with stand-ins: 2 training runs, 32 pixels, 8 epochs" in said
     assert "2 runs to compute with 1 worker, about" in said
     assert "CIFAR-100, Infograph are not run" in said
     assert "stand-ins on photos" in said
@@ -93,7 +93,7 @@ def test_study__trains_and_prints_published_beside_measured(photos, tmp_path, ca
     again = {(row["row"], row["column"]): row for row in table(out / "results.csv")}
     assert again["ViT-B/16 + L_drloc", "CIFAR-10"] == loss
     refused = failure(capsys, "study", "drloc-table-9", "--output", out)
-    assert "holds the study on 'photos', but these images are digits: choose another folder" in refused
+    assert "contains the study on 'photos', but these images are digits: choose another folder" in refused
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_study__makes_label_maps_for_rows_that_learn_from_some(photos, tmp_path,
         (["drloc-table-9", "--rows", "ViT"], "--rows: drloc-table-9 has no 'ViT'"),
         (["dhvt-table-9", "--rows", "PVT-S"], "does not run PVT-S at this scale"),
         (["drloc-table-9", "--recipe", "dhvt"], "--recipe belongs to --scale full"),
-        (["drloc-table-9", "--data", "a", "b"], "one DATA replaces all sets"),
+        (["drloc-table-9", "--data", "a", "b"], "one DATA replaces all data sets"),
         (["drloc-table-9", "--scale", "full"], "Infograph is not available by name"),
         (["drloc-table-9", "--scale", "full", "--data", "x"], "expected NAME=DATA such as cifar10=FOLDER"),
         (["drloc-table-9", "--scale", "full", "--data", "infografh=x"], "(did you mean infograph"),
@@ -187,5 +187,5 @@ def test_study__refuses_in_one_sentence(words, said, capsys, tmp_path, monkeypat
 def test_study__leaves_other_folders_alone(capsys, tmp_path):
     (tmp_path / "letter.txt").write_text("mine")
     said = failure(capsys, "study", "drloc-table-9", "--output", tmp_path)
-    assert "holds 'letter.txt', which is not part of a study" in said
+    assert "contains 'letter.txt', which is not part of a study" in said
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]

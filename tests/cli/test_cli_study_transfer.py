@@ -8,7 +8,7 @@ import pytest
 
 from cli.calls import call, failure
 from cli.studied import rows_of, settings_of, shrink
-from paucal.studies.scenes import DRAWN, OTHERS, SCENES, START_DIGITS
+from paucal.studies.scenes import DRAWN, OTHER_DIGITS, SCENES, START_DIGITS
 from paucal.studies.study import Study
 from paucal.verbs.compare.grid import STARTS, read_grid
 
@@ -52,7 +52,7 @@ def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
     words = ["study", "drloc-table-12", "--output", out, "--workers", "0", "--device", "cpu"]
     assert call(*words) == 0
     said = capsys.readouterr().out
-    assert "2 ways to train a segmenter" in said
+    assert "2 segmenter runs" in said
     assert "first their starts (plain, drloc), on up to 48 images of 32 pixels" in said
     assert "time: 4 runs in all to compute, about" in said
     starts, runs = runs_of(out / STARTS / "train"), runs_of(out / SCENES)
@@ -121,7 +121,7 @@ def test_study__judges_frozen_backbones_on_digits_that_no_start_has_learned(tmp_
     assert "2 ways to evaluate, 1 seed each; first their starts (sup-rn50, sup-swin)" in capsys.readouterr().out
     found, starts = rows_of(out), runs_of(out / STARTS / "train")
     for row, name in zip(rows, ("sup-rn50", "sup-swin"), strict=True):
-        (cell,) = (out / OTHERS / "cells").glob(f"{row.replace(' ', '_')}-*")
+        (cell,) = (out / OTHER_DIGITS / "cells").glob(f"{row.replace(' ', '_')}-*")
         stored = json.loads((cell / "judged" / "results.json").read_text())
         assert stored["models"][0]["name"] == str(starts[name].resolve())
         line = next(one for one in stored["rows"] if one["protocol"] == "logistic" and one["score"] != "top-5")
@@ -130,10 +130,10 @@ def test_study__judges_frozen_backbones_on_digits_that_no_start_has_learned(tmp_
         assert [float(own["measured"]), float(own["random"])] == pytest.approx([100 * value for value in values[:2]])
         assert found[row, "MNIST"]["why"] == "not run at this scale"
     assert float(found[rows[1], "Food-101"]["published_gain"]) == pytest.approx(77.4 - 71.3)
-    judged = {path.name for path in (out / DRAWN / OTHERS).rglob("*.png")}
+    judged = {path.name for path in (out / DRAWN / OTHER_DIGITS).rglob("*.png")}
     assert judged.isdisjoint(path.name for path in (out / DRAWN / START_DIGITS).rglob("*.png"))
     given = [f"{name}={path}" for name, path in starts.items()]
-    full = ["--scale", "full", "--columns", "MNIST", "--data", f"mnist={out / DRAWN / OTHERS}", "--init", *given]
+    full = ["--scale", "full", "--columns", "MNIST", "--data", f"mnist={out / DRAWN / OTHER_DIGITS}", "--init", *given]
     assert call(*words, *full, "--output", tmp_path / "full") == 0
     other = rows_of(tmp_path / "full")
     assert {row: other[row, "MNIST"]["measured"] for row in rows} != {row: "" for row in rows}

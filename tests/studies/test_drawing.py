@@ -8,11 +8,11 @@ import paucal
 from paucal.studies import launch, outcome
 from paucal.studies.counting import count_model
 from paucal.studies.drawing import describe_sources, efficiency_figure, points_of
-from paucal.studies.numbers import Measurement, full_folder, measured_elsewhere
+from paucal.studies.numbers import Measurement, full_folder, measured_in_other_studies
 from paucal.studies.outcome import find_lines
 from paucal.studies.study import Architecture, Column, Model, Row, Study
 from paucal.studies.tables import write_results
-from paucal.studies.timing import ModelSpeeds, Pace, Spread
+from paucal.studies.timing import ModelSpeed, ModelSpeeds, Spread
 from paucal.types import UserError
 
 COLUMNS = (
@@ -32,11 +32,14 @@ MODELS = {
 }
 DRAWS = {"accuracy": "linear", "throughput": "rate", "parameters": "size"}
 STUDY = Study("figure", "t", "P", "here", "figure", "count", COLUMNS, ROWS, MODELS, draws=DRAWS)
-PACES = {"A one": Pace(Spread(5.0, 5.0, 5.0), None), "A deep": Pace(Spread(1, 1, 1), Spread(0.2, 0.25, 0.3))}
+PACES = {
+    "A one": ModelSpeed(Spread(5.0, 5.0, 5.0), None),
+    "A deep": ModelSpeed(Spread(1, 1, 1), Spread(0.2, 0.25, 0.3)),
+}
 
 
 def lines_of(elsewhere):
-    return find_lines(STUDY, (), (), timed=ModelSpeeds(PACES, "words"), elsewhere=elsewhere)[0]
+    return find_lines(STUDY, (), (), timed=ModelSpeeds(PACES, "words"), other_studies=elsewhere)[0]
 
 
 def test_points__are_ours_where_we_have_them_else_published():
@@ -66,40 +69,40 @@ def test_figure__has_every_point_at_its_place_filled_where_it_is_ours():
 
 def test_words__say_what_is_published_and_what_is_ours():
     quoted, timed = describe_sources(STUDY, points_of(STUDY, lines_of({})), {"table": "runs/study-table-full"})
-    assert quoted == "The accuracies of table are the published ones: runs/study-table-full has no measured ones."
-    assert timed == "Filled circles on the left were timed here: A one, A deep; the others are as published."
+    assert quoted == "All accuracies are the published ones of table: runs/study-table-full has no measured ones."
+    assert timed == "Filled circles on the left were timed here: A one, A deep; all other times are published."
     points = points_of(STUDY, lines_of({"table": {("A one", "linear"): Measurement(71.0, seeds=1)}}))
     ours, _ = describe_sources(STUDY, points, {"table": "runs/study-table-full"})
     assert ours == (
-        "Measured accuracies (with a star) are those of runs/study-table-full: A one; else the accuracies of table are "
-        "the published ones."
+        "Accuracies with a star were measured in runs/study-table-full: A one; all others are the published ones of "
+        "table."
     )
 
 
 def test_numbers__of_another_study_are_those_that_it_has_written(tmp_path: Path):
-    assert measured_elsewhere(STUDY, tmp_path / "study-figure") == {"table": {}}
+    assert measured_in_other_studies(STUDY, tmp_path / "study-figure") == {"table": {}}
     folder = full_folder("table", tmp_path / "study-figure")
     assert folder == tmp_path / "study-table-full"
     folder.mkdir()
     write_results(folder, lines_of({"table": {("A one", "linear"): Measurement(71.25, 0.5, 3)}}))
-    found = measured_elsewhere(STUDY, tmp_path / "study-figure")["table"]
+    found = measured_in_other_studies(STUDY, tmp_path / "study-figure")["table"]
     assert found["A one", "linear"] == Measurement(71.25, 0.5, 3)
     assert found["A deep", "rate"].low == pytest.approx(200.0)
     assert ("B told", "linear") not in found
     (folder / "results.csv").write_text("row,column\na,b\n")
-    with pytest.raises(UserError, match="is not the table of a study"):
-        measured_elsewhere(STUDY, tmp_path / "study-figure")
+    with pytest.raises(UserError, match="is not a table of study results"):
+        measured_in_other_studies(STUDY, tmp_path / "study-figure")
 
 
 def test_study__draws_the_figure_and_quotes_what_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    paces = {"DINO DeiT-S/16": Pace(Spread(2.0, 2.0, 2.0), None)}
-    monkeypatch.setattr(launch, "time_models", lambda *rest: ModelSpeeds(paces, "timed on a watch"))
+    speeds = {"DINO DeiT-S/16": ModelSpeed(Spread(2.0, 2.0, 2.0), None)}
+    monkeypatch.setattr(launch, "time_models", lambda *rest: ModelSpeeds(speeds, "timed on a watch"))
     monkeypatch.setattr(outcome, "counted_value", lambda *rest: None)  # which takes seconds for each model
     found = paucal.study("esvit-figure-1", output=str(tmp_path / "study-esvit-figure-1"))
     assert (tmp_path / "study-esvit-figure-1" / "figure.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "study-esvit-figure-1" / "study.html").read_text()
     assert "data:image/png;base64," in page
-    assert "The accuracies of esvit-table-1 are the published ones" in page
+    assert "All accuracies are the published ones of esvit-table-1" in page
     values = {(line.row.name, line.column.name): line for line in found.lines}
     assert values["EsViT Swin-B/W14", "linear"].published == 81.3
     assert values["EsViT Swin-B/W14", "linear"].why == "quoted"

@@ -1,4 +1,4 @@
-"""EsViT's rows at full scale: settings, places and judging are those of its fact sheet."""
+"""EsViT's rows at full scale: settings, locations and judging are those of its fact sheet."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from paucal.recipes.esvit import RECIPES
 from paucal.rules.facts import DataAndMachine
 from paucal.settings.options import check_ranges
 from paucal.studies import grids
-from paucal.studies.call import Places, find_places
+from paucal.studies.call import DataLocations, find_locations
 from paucal.studies.listing import how_to_get
 from paucal.studies.plan import plan
 from paucal.studies.reading import data_sets, studies
@@ -99,24 +99,24 @@ def test_settings__of_esvits_rows_at_full_scale_are_those_of_its_fact_sheet(name
 def test_places__of_webvision_and_open_images_are_found_by_name():
     study = studies()["esvit-table-5"]
     asked = StudySettings(scale="full", data=["imagenet-1k=one", "imagenet-22k=all"], data_root="sets")
-    places = find_places(asked, plan(study, "full", data_sets()), data_sets())
-    assert places.by_name == {
+    locations = find_locations(asked, plan(study, "full", data_sets()), data_sets())
+    assert locations.by_name == {
         "imagenet-1k": "one",
         "webvision": "webvision",
         "openimages": "openimages",
         "imagenet-22k": "all",
     }
-    assert places.shared == {"data_root": "sets"}
+    assert locations.shared == {"data_root": "sets"}
     told = how_to_get(study, data_sets())  # they do not come by themselves all the same
-    assert [line.partition(": ")[0].rpartition("(")[2] for line in told] == [f"{name})" for name in places.by_name]
+    assert [line.partition(": ")[0].rpartition("(")[2] for line in told] == [f"{name})" for name in locations.by_name]
     assert [NAMED[name].fetchable for name in ("webvision", "openimages")] == [False, False]
 
 
 def test_judging__of_pre_training_at_full_scale_is_the_published_probe():
     """One linear layer on new views in every epoch; on the images of the column, where others were learned."""
-    places = Places({"imagenet-1k": "/one", "webvision": "webvision"}, {})
+    locations = DataLocations({"imagenet-1k": "/one", "webvision": "webvision"}, {})
     runs = {run.row.name: run for run in plan(studies()["esvit-table-5"], "full", data_sets())}
-    call, images = SimpleNamespace(small=None, places=places), SimpleNamespace()
+    call, images = SimpleNamespace(small=None, locations=locations), SimpleNamespace()
     asked = {name: grids._pretraining_settings(call, run, images)[EVALUATION] for name, run in runs.items()}
     assert asked["ImageNet-1K"] == {"augment": True}
     assert asked["WebVision-v1"] == {"augment": True, "on": "/one"}

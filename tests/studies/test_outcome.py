@@ -9,7 +9,7 @@ from paucal.runner.console import SilentConsole
 from paucal.runs import RunFolder
 from paucal.studies.grids import shown_settings
 from paucal.studies.outcome import find_lines
-from paucal.studies.plan import plan, plan_whole
+from paucal.studies.plan import plan, plan_all_runs
 from paucal.studies.reading import data_sets, studies
 from paucal.studies.tables import shown_rows
 from paucal.studies.words import format_published
@@ -109,7 +109,7 @@ def test_lines__of_an_average_are_of_all_sets_and_wins_of_what_is_printed(tmp_pa
 
 def test_lines__say_what_was_left_out_by_whom_and_keep_what_earlier_calls_have_measured(tmp_path):
     study = studies()["esvit-table-2"]
-    whole = plan_whole(study, "tiny", data_sets())
+    whole = plan_all_runs(study, "tiny", data_sets())
     earlier = plan(study, "tiny", data_sets(), rows=["Swin-T, W=14"])
     asked = plan(study, "tiny", data_sets(), rows=["Swin-T, W=7"], columns=["L_V linear"])
     assert [run.name for run in asked] == ["Swin-T, W=7, L_V"]  # as among all others
@@ -195,7 +195,7 @@ def test_settings__of_a_page_are_told_once_where_all_runs_share_them(tmp_path):
     arms = [Arm(run.name, None, None, {**run.settings, START: ["train", "plain"]}) for run in runs]
     grid = Grid(tmp_path / runs[0].data, "images", {}, tuple(arms), (0,))
     first, *others = shown_settings(runs, (), (grid,))
-    assert (first["run"], first["images"]) == ("all of these", "digits")
+    assert (first["run"], first["images"]) == ("all runs below", "digits")
     assert "--epochs 8" in first["settings"]
     assert "--model drloc_vit_base_patch16_224" in first["settings"]
     assert "start" not in first["settings"]

@@ -64,7 +64,11 @@ def test_read__good_entries(tmp_path):
         ("    where: table 1", "    where: table 1\n    scales: {tiny: null}", "no reason"),
         ("    where: table 1", "    where: table 1\n    scales: {tiny: {rows: [e]}}", "the row of a scale is 'e'"),
         ("gmacs: 0.1}", "gmacs: 0.1, network: detektor}", "the network is 'detektor' (did you mean detector"),
-        ("gmacs: 0.1}", "gmacs: 0.1, network: upernet, shape: [8]}", "a height and a width, got (8,)"),
+        (
+            "gmacs: 0.1}",
+            "gmacs: 0.1, network: upernet, shape: [8]}",
+            "'shape' must be [height, width] for a model with a network, got [8]",
+        ),
         ("paper: P", "paper: P\npages: 3", "unknown entry 'pages'"),
         ("[{name: c,", "[many, {name: c,", "the group of columns is 'many'"),
         ("metric: top1, data: cifar10}]", "metric: average}]", "'c' is only for frozen features"),
@@ -129,7 +133,11 @@ def test_read__what_studies_of_a_kind_share_and_what_rows_begin_with(tmp_path):
         ("start: plain", "start: plane", "the start is 'plane' (did you mean plain"),
         ("start: plain, ", "", "the start is ''; expected one of plain"),
         ("model: small, set", "model: smal, set", "the model of the start 'plain' is 'smal' (did you mean small"),
-        ("model: small, start", "model: other, start", "'a' starts from 'plain', whose stand-in small is another"),
+        (
+            "model: small, start",
+            "model: other, start",
+            "'a' starts from 'plain', but other and its small have different",
+        ),
         ("model: small, set", "model: small, verb: trains, set", "the verb of the start 'plain' is 'trains'"),
         ("{words: w, ", "{", "the start 'plain' lacks 'words'"),
         ("model: small, set", "model: small, tag: x, set", "'plain' has the tag 'x', which belongs to init: timm"),
@@ -169,7 +177,7 @@ def test_read__studies_say_which_others_they_are_like(tmp_path):
     scale = read_started(tmp_path, like, by_kind).scales["tiny"]
     assert scale.teacher is not None
     assert scale.start_training == StartTraining(epochs=4, side=16)
-    with pytest.raises(UserError, match=r"one: what it is like is 'enlarg' \(did you mean enlarge"):
+    with pytest.raises(UserError, match=r"one: the entry 'like' is 'enlarg' \(did you mean enlarge"):
         read_started(tmp_path, like.replace("like: enlarge", "like: enlarg"), by_kind)
     alone = {"enlarge": {"scales": {"tiny": {**shared, "start_training": training}}}}
     with pytest.raises(UserError, match="starts on its rows' images, but has no teacher to split them"):
@@ -204,7 +212,7 @@ def test_read__rows_of_another_study(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("of: one", "of: ones", "the study whose rows it has is 'ones' (did you mean one"),
+        ("of: one", "of: ones", "the entry 'of' of its rows is 'ones' (did you mean one"),
         ("models: {b:", "models: {d:", "the row of a model is 'd'; expected one of a, b"),
         ("b: large", "b: larg", "the model is 'larg' (did you mean large"),
         ("study: one", "study: ones", "the study of 'c' is 'ones' (did you mean one"),
@@ -235,7 +243,7 @@ def test_read__a_smaller_scale_trains_its_starts(tmp_path):
 def test_read__a_set_without_a_name_says_how_it_is_had(tmp_path):
     path = tmp_path / "sets.yaml"
     path.write_text("one: {title: One, train: 1, test: 1, classes: 2}")
-    with pytest.raises(UserError, match="neither a name in paucal nor a way to get it"):
+    with pytest.raises(UserError, match="neither 'named' nor 'how'"):
         read_data_sets(path)
 
 

@@ -7,12 +7,12 @@ import torch
 
 from paucal.runner.console import RecordingConsole
 from paucal.studies import timing
-from paucal.studies.listing import status
+from paucal.studies.listing import describe_status
 from paucal.studies.outcome import find_lines
 from paucal.studies.reading import studies
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import Architecture, Column, Model, Row, Study
-from paucal.studies.timing import Effort, ModelSpeeds, Pace, Spread, in_turns, spread, time_models, timed_value
+from paucal.studies.timing import Effort, ModelSpeed, ModelSpeeds, Spread, in_turns, spread, time_models, timed_value
 from paucal.types import UserError
 
 MODELS = {
@@ -41,7 +41,7 @@ def test_in_turns__counts_pairs_of_alternating_calls_after_the_first(monkeypatch
 
         return call
 
-    monkeypatch.setattr(timing, "now", lambda: clock[0])
+    monkeypatch.setattr(timing, "synchronized_time", lambda: clock[0])
     assert in_turns(step("a", 1), step("b", 10), 2) == [(3, 40), (5, 60)]
     assert calls == ["a", "b"] * 3
 
@@ -57,17 +57,17 @@ def test_times__are_paired_with_the_model_that_sets_the_scale(monkeypatch):
     console, before = RecordingConsole(), torch.random.get_rng_state()
     found = time_models(STUDY, StudySettings(device="cpu"), console)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert list(found.paces) == ["plain", "deep", "again", "broken"]
-    plain, deep = found.paces["plain"], found.paces["deep"]
+    assert list(found.speeds) == ["plain", "deep", "again", "broken"]
+    plain, deep = found.speeds["plain"], found.speeds["deep"]
     assert plain is not None
     assert deep is not None
     assert plain.ratio is None
     assert deep.ratio is not None
     assert deep.ratio.median < 0.5  # 24 times the blocks
     assert deep.rate.low <= deep.rate.median <= deep.rate.high
-    assert found.paces["again"] is deep  # one model, timed once
+    assert found.speeds["again"] is deep  # one model, timed once
     assert built == ["plain", "deep", "broken"]
-    assert found.paces["broken"] is None
+    assert found.speeds["broken"] is None
     assert console.said[0] == found.words
     assert "1 image of 32 pixels in a pass, 3 pairs of passes each" in found.words
     assert "(fewer than an accelerator's 64 and 15)" in found.words
@@ -94,7 +94,7 @@ def counting(step, built):
 
 
 def test_values__say_why_there_is_none():
-    timed = ModelSpeeds({"plain": Pace(Spread(9.0, 10.0, 11.0), None), "broken": None}, "")
+    timed = ModelSpeeds({"plain": ModelSpeed(Spread(9.0, 10.0, 11.0), None), "broken": None}, "")
     plain, deep, _, broken, told = ROWS
     assert timed_value(STUDY, plain, COLUMNS[1], timed) == (Spread(9.0, 10.0, 11.0), "")
     assert timed_value(STUDY, deep, COLUMNS[1], timed) == (None, "left out by --rows")
@@ -106,7 +106,7 @@ def test_values__say_why_there_is_none():
 
 def test_times__of_rows_that_are_named(monkeypatch):
     monkeypatch.setattr(timing, "ON_CPU", Effort(1, 2))
-    assert list(time_models(STUDY, StudySettings(device="cpu", rows=["deep"]), RecordingConsole()).paces) == ["deep"]
+    assert list(time_models(STUDY, StudySettings(device="cpu", rows=["deep"]), RecordingConsole()).speeds) == ["deep"]
     with pytest.raises(UserError, match=r"--rows: timed has no row 'told': plain; deep; again; broken\."):
         time_models(STUDY, StudySettings(device="cpu", rows=["told"]), RecordingConsole())
     with pytest.raises(UserError, match="the device is 'tpu'"):
@@ -123,9 +123,9 @@ def test_forecast__is_in_proportion_to_multiply_adds_and_passes(monkeypatch):
 
 def test_throughput__of_esvit_is_timed_on_the_scale_of_deit():
     study = studies()["esvit-table-7"]
-    assert status(study, {}) == "runnable (timed on this device, nothing is trained)"
+    assert describe_status(study, {}) == "runnable (timed on this device, nothing is trained)"
     assert {row.against for row in study.rows} == {"", "DeiT-S/16"}
     assert [row.name for row in study.rows if not row.model] == []
-    paces = {row.name: Pace(Spread(1.0, 1.0, 1.0), Spread(0.5, 0.5, 0.5)) for row in study.rows}
-    value, _ = timed_value(study, study.rows[8], study.columns[0], ModelSpeeds(paces, ""))
+    speeds = {row.name: ModelSpeed(Spread(1.0, 1.0, 1.0), Spread(0.5, 0.5, 0.5)) for row in study.rows}
+    value, _ = timed_value(study, study.rows[8], study.columns[0], ModelSpeeds(speeds, ""))
     assert (study.rows[8].name, value) == ("Swin-T W7", Spread(503.5, 503.5, 503.5))

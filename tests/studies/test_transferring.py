@@ -16,7 +16,7 @@ from paucal.studies.call import study_folder
 from paucal.studies.outcome import find_lines
 from paucal.studies.plan import plan
 from paucal.studies.reading import data_sets, studies
-from paucal.studies.scenes import SCENES, START_DIGITS, UNFINISHED, draw, draw_all, share_out
+from paucal.studies.scenes import SCENES, START_DIGITS, UNFINISHED, draw_data_sets, draw_scene, split_digits
 from paucal.studies.settings import StudySettings
 from paucal.studies.tables import shown_rows
 from paucal.types import UserError
@@ -168,7 +168,7 @@ def test_cells__begin_with_the_run_of_their_start_and_seed(tmp_path):
 
 
 def test_scenes__show_their_digits_where_boxes_and_masks_say(tmp_path):
-    drawn = draw_all(tmp_path / "drawn", 6, 64)
+    drawn = draw_data_sets(tmp_path / "drawn", 6, 64)
     for part in ("train", "val", "test"):
         content = json.loads((drawn / SCENES / part / "boxes.json").read_text())
         assert content["annotations"]
@@ -187,24 +187,24 @@ def test_scenes__show_their_digits_where_boxes_and_masks_say(tmp_path):
                 again[flat] = one["category_id"]
             assert np.array_equal(again, mask)
     before = {path: path.read_bytes() for path in drawn.rglob("*.png")}
-    assert draw_all(drawn, 6, 64) == drawn  # it is there already
-    draw_all(tmp_path / "again", 6, 64)
+    assert draw_data_sets(drawn, 6, 64) == drawn  # it is there already
+    draw_data_sets(tmp_path / "again", 6, 64)
     for path, content in before.items():
         assert (tmp_path / "again" / path.relative_to(drawn)).read_bytes() == content
     assert len(list((drawn / START_DIGITS).rglob("*.png"))) == 1797 // 2
 
 
 def test_scenes__of_a_part_show_digits_of_no_other(monkeypatch, tmp_path):
-    for_starts, parts = share_out(1797, np.random.default_rng(0))
+    for_starts, parts = split_digits(1797, np.random.default_rng(0))
     assert sorted(np.concatenate([for_starts, *parts.values()])) == list(range(1797))
     pools = []
 
     def kept(pool, side, rng):
         pools.append(tuple(pixels.tobytes() for pixels, _ in pool))
-        return draw(pool, side, rng)
+        return draw_scene(pool, side, rng)
 
-    monkeypatch.setattr("paucal.studies.scenes.draw", kept)
-    drawn = draw_all(tmp_path / "drawn", 4, 48)
+    monkeypatch.setattr("paucal.studies.scenes.draw_scene", kept)
+    drawn = draw_data_sets(tmp_path / "drawn", 4, 48)
     assert {int(path.stem) for path in (drawn / START_DIGITS).rglob("*.png")} == set(for_starts.tolist())
     digits = open_digits()
     read = [tuple(np.asarray(digits.store.read(int(i)).convert("L")).tobytes() for i in own) for own in parts.values()]
@@ -213,7 +213,7 @@ def test_scenes__of_a_part_show_digits_of_no_other(monkeypatch, tmp_path):
 
 def test_scenes__are_drawn_once_by_several_calls_and_after_a_kill(monkeypatch, tmp_path):
     """Another call may end first, and a killed one leaves a folder that stands in nobody's way."""
-    other = draw_all(tmp_path / "other", 4, 48)
+    other = draw_data_sets(tmp_path / "other", 4, 48)
     (tmp_path / f"{UNFINISHED}killed").mkdir()
 
     def overtaken(folder, *_):
@@ -221,7 +221,7 @@ def test_scenes__are_drawn_once_by_several_calls_and_after_a_kill(monkeypatch, t
         shutil.copytree(other, tmp_path / "drawn")
 
     monkeypatch.setattr("paucal.studies.scenes._draw_into", overtaken)
-    assert draw_all(tmp_path / "drawn", 4, 48) == tmp_path / "drawn"
+    assert draw_data_sets(tmp_path / "drawn", 4, 48) == tmp_path / "drawn"
     assert [path.name for path in tmp_path.glob(f"{UNFINISHED}*")] == [f"{UNFINISHED}killed"]
     assert len(list((tmp_path / "drawn").rglob("*.png"))) == len(list(other.rglob("*.png")))
     (tmp_path / "study").mkdir()
@@ -250,7 +250,7 @@ def test_workers__at_rows_train_a_start_that_another_call_has_only_stored(tmp_pa
 
 @pytest.mark.parametrize("kind", ["detect", "segment"])
 def test_images__whose_boxes_or_masks_change_are_others(kind, tmp_path):
-    folder = draw_all(tmp_path / "drawn", 20, 48) / SCENES
+    folder = draw_data_sets(tmp_path / "drawn", 20, 48) / SCENES
     images = open_images(kind, {"data": str(folder)}, SilentConsole())
     assert images.training == 20
     fingerprint = images.fingerprint()

@@ -6,7 +6,7 @@ import pytest
 
 from paucal.runner.console import SilentConsole
 from paucal.runs.grid_files import is_grid
-from paucal.studies.call import Call, Places, on_given_images
+from paucal.studies.call import Call, DataLocations, on_given_images
 from paucal.studies.plan import plan
 from paucal.studies.reading import data_sets, studies
 from paucal.studies.settings import StudySettings
@@ -24,7 +24,7 @@ NEEDY = {**QUICK, START: ["train", "small"]}
 def begun(words: list[str], **wanted) -> dict[str, tuple[str, str]]:
     study = studies()["drloc-table-5"]
     runs, asked = plan(study, "full", data_sets(), columns=["SVHN"], **wanted), StudySettings(scale="full", init=words)
-    call = with_starts(Call(study, runs, None, asked, Places({}, {}), Path("folder"), "", SilentConsole()))
+    call = with_starts(Call(study, runs, None, asked, DataLocations({}, {}), Path("folder"), "", SilentConsole()))
     return {run.row.name: (run.settings["model"], run.settings["init"]) for run in call.runs}
 
 
@@ -45,7 +45,7 @@ def test_workers__of_starts_and_teachers_try_again_what_has_failed_when_asked():
     study = studies()["lvvit-table-5"]
     for retry in (False, True):
         asked = StudySettings(retry=retry, jobs=2)
-        call = Call(study, [], study.scales["tiny"], asked, Places({}, {}), Path("folder"), "", SilentConsole())
+        call = Call(study, [], study.scales["tiny"], asked, DataLocations({}, {}), Path("folder"), "", SilentConsole())
         who = call.grid_settings(Path("folder/teacher"), [0])
         assert (who.retry, who.jobs, who.seeds) == (retry, 2, [0])
 
@@ -61,11 +61,13 @@ def test_images__that_are_given_are_used_whole():
 def test_start_images__are_not_those_that_are_given(tmp_path):
     for scale, data in (("tiny", "digits"), ("small", "cifar10")):
         small = studies()["dhvt-table-8"].scales[scale]
-        assert with_start_images(Places({}, {}), small, StudySettings(scale=scale), tmp_path).start_images == data
+        assert (
+            with_start_images(DataLocations({}, {}), small, StudySettings(scale=scale), tmp_path).start_images == data
+        )
         asked = StudySettings(scale=scale, data=["photos"])
-        assert with_start_images(Places({}, {}), small, asked, tmp_path).start_images == data
+        assert with_start_images(DataLocations({}, {}), small, asked, tmp_path).start_images == data
         with pytest.raises(UserError, match=f"--data: the rows' starts are trained on {data} at {scale}"):
-            with_start_images(Places({}, {}), small, StudySettings(scale=scale, data=[data]), tmp_path)
+            with_start_images(DataLocations({}, {}), small, StudySettings(scale=scale, data=[data]), tmp_path)
 
 
 def test_cells__of_train_keep_their_start_from_the_verb(tmp_path):

@@ -47,9 +47,9 @@ def run(argv: Sequence[str]) -> int:
 def _list_studies(surplus: str | None) -> int:
     if surplus is not None:
         raise UserError(f"unknown word {surplus!r} after 'list'; to see one study use 'paucal study show {surplus}'.")
-    from paucal.studies.listing import overview
+    from paucal.studies.listing import list_studies
 
-    _print_table(*overview())
+    _print_table(*list_studies())
     return 0
 
 

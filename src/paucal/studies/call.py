@@ -24,15 +24,19 @@ from paucal.verbs.compare.settings import GridSettings
 from paucal.wording import did_you_mean
 
 PAGE = "study.html"
-RESERVED = ("teacher", "maps", "starts", "drawn")  # folders beside those of the images
-MAX_NAME = 60  # characters
+RESERVED = ("teacher", "maps", "starts", "drawn")  # names of a study's other folders; no data set may have them
+MAX_NAME_LENGTH = 60
 
 
 @dataclass(frozen=True)
-class Places:
-    """Locations of the images: DATA for each data set in the plan, by its name, and settings that all runs share.
+class DataLocations:
+    """Where the images of a study's runs are.
 
-    `start_images` are DATA for training the starts of a smaller scale; "" without starts, or for the rows' images.
+    Attributes:
+        by_name: Value of DATA for each data set that a run reads, by the data set's name.
+        shared: Further settings with which every run reads its images, such as `data_root` and `workers`.
+        start_images: Value of DATA for training the starts of a smaller scale; "" without starts, or if starts are
+            trained on the images of the rows.
     """
 
     by_name: Mapping[str, str]
@@ -42,40 +46,51 @@ class Places:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a study: its runs at a scale (None for the full one), its settings, images, folder and command."""
+    """One call of `paucal study NAME`.
+
+    Attributes:
+        study: Study to run.
+        runs: Runs that the call requests.
+        small: Smaller scale; None at full scale.
+        settings: Settings of the call.
+        locations: Locations of the images.
+        folder: Output folder of the study.
+        command: Command line that repeats the call.
+        console: Where messages are printed.
+    """
 
     study: Study
     runs: Sequence[PlannedRun]
     small: Scale | None
     settings: StudySettings
-    places: Places
+    locations: DataLocations
     folder: Path
     command: str
     console: Console
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of every run."""
+        """The seeds with which every run is trained: of `--seeds`, else of the scale or the paper."""
         return list(self.settings.seeds or (self.study.seeds if self.small is None else self.small.seeds))
 
     def by_images(self) -> Iterator[tuple[str, list[PlannedRun]]]:
-        """Yield the name of each data set that is trained on, with its runs."""
+        """Yield the name of each data set that runs are trained on, with these runs."""
         for data in dict.fromkeys(run.data for run in self.runs):
             yield data, [run for run in self.runs if run.data == data]
 
     def grid_settings(self, output: Path, seeds: Sequence[int] | None = None) -> GridSettings:
-        """Return the settings of a grid: its workers, its folder and its seeds."""
+        """Return the settings of the grid in the folder `output`; by default with the seeds of the call."""
         seeds = self.seeds if seeds is None else list(seeds)
         return replace(worker_settings(self.settings), seeds=seeds, output=str(output))
 
 
 def worker_settings(settings: StudySettings) -> GridSettings:
-    """Return the settings of the workers."""
+    """Return the settings of the workers, without those of a grid."""
     return GridSettings(jobs=settings.jobs, on=settings.on, slurm=settings.slurm, retry=settings.retry)
 
 
-def require_use(study: Study, settings: StudySettings) -> None:
-    """Raise a UserError for a study that trains nothing, or settings that do not apply to it or its scale."""
+def require_runnable(study: Study, settings: StudySettings) -> None:
+    """Raise a UserError if a study trains nothing, or if a setting does not apply to the study or its scale."""
     if not study.trains:
         advice = f"'paucal study show {study.name}' prints its published numbers"
         if study.kind == "facts":
@@ -88,63 +103,70 @@ def require_use(study: Study, settings: StudySettings) -> None:
         raise UserError(f"--init: all runs of {study.name} start from the same weights: give one.")
     if study.kind in ("detect", "segment") and (settings.data_root is not None or settings.download):
         name = "data-root" if settings.data_root is not None else "download"
-        raise UserError(f"--{name} is for sets with names, but boxes and masks are read from folders: leave it out.")
+        raise UserError(
+            f"--{name} is for data sets with a name in paucal; boxes and masks are read from folders: leave it out."
+        )
     if settings.recipe is not None and study.kind != "train":
         raise UserError("--recipe is for studies that train with labels: leave it out.")
 
 
-def study_folder(study: Study, settings: StudySettings, places: Mapping[str, str]) -> Path:
-    """Return the folder of a study, which may not exist yet."""
+def study_folder(study: Study, settings: StudySettings, locations: Mapping[str, str]) -> Path:
+    """Return the output folder of a study, which may not exist yet.
+
+    Raise a UserError if it contains files that are not of a study, or runs on other images.
+    """
     default = f"study-{study.name}-{settings.scale}" if study.trains else f"study-{study.name}"
     folder = RUNS / default if settings.output is None else named_path(settings.output)
-    for path in places.values():
+    for path in locations.values():
         refuse_inside_images(folder, {"DATA": path}, settings.data_root)
     try_folder(folder)
     if not folder.is_dir():
         return folder
-    expected = (PAGE, RESULTS, PICTURE, *RESERVED, *places)
+    expected = (PAGE, RESULTS, PICTURE, *RESERVED, *locations)
     names = [path.name for path in folder.iterdir() if not is_grid(path)]
     foreign = [name for name in names if name not in expected and not name.startswith(UNFINISHED)]
     if foreign:
         raise UserError(
-            f"--output: {str(folder)!r} holds {foreign[0]!r}, which is not part of a study: choose another folder."
+            f"--output: {str(folder)!r} contains {foreign[0]!r}, which is not part of a study: choose another folder."
         )
-    grids = [path.parent.name for path in folder.glob(f"*/{GRID}") if path.parent.name not in (*RESERVED, *places)]
+    grids = [path.parent.name for path in folder.glob(f"*/{GRID}") if path.parent.name not in (*RESERVED, *locations)]
     if grids and settings.scale != "full":  # the page shows the numbers of one data set
         raise UserError(
-            f"--output: {str(folder)!r} holds the study on {grids[0]!r}, but these images are "
-            f"{', '.join(places)}: choose another folder."
+            f"--output: {str(folder)!r} contains the study on {grids[0]!r}, but these images are "
+            f"{', '.join(locations)}: choose another folder."
         )
     return folder
 
 
 def on_given_images(runs: Sequence[PlannedRun], settings: StudySettings) -> list[PlannedRun]:
-    """Return the runs, moved to the images of DATA if it is given at a smaller scale.
+    """Return the runs; if `--data` is given at a smaller scale, with its images in place of the scale's.
 
-    The scale's selection of classes does not apply to these images.
+    The scale's selection of classes is then removed, since it does not apply to these images.
     """
     if settings.scale == "full" or not settings.data:
         return list(runs)
-    name, moved = folder_name(settings.data[0]), []
+    name, replaced = folder_name(settings.data[0]), []
     for run in runs:
         values = {key: value for key, value in run.settings.items() if key != "classes"}
-        moved.append(replace(run, data=name, evaluated=name, settings=values))
-    return moved
+        replaced.append(replace(run, data=name, evaluated=name, settings=values))
+    return replaced
 
 
 def folder_name(data: str) -> str:
-    """Return a name for the folder of a study's images.
+    """Return the name of the folder for runs on DATA: the last part of its path, with "-" for special characters.
 
     Example:
         >>> folder_name("/data/my photos/"), folder_name("cifar10"), folder_name("teacher")
         ('my-photos', 'cifar10', 'images-teacher')
     """
-    name = re.sub(r"[^\w.-]+", "-", Path(os.path.realpath(data)).name).strip("-.")[:MAX_NAME]
+    name = re.sub(r"[^\w.-]+", "-", Path(os.path.realpath(data)).name).strip("-.")[:MAX_NAME_LENGTH]
     return name if name and name not in RESERVED else f"images-{name}".rstrip("-")
 
 
-def find_places(settings: StudySettings, runs: Sequence[PlannedRun], data_sets: Mapping[str, DataSet]) -> Places:
-    """Return the locations of the images of all runs."""
+def find_locations(
+    settings: StudySettings, runs: Sequence[PlannedRun], data_sets: Mapping[str, DataSet]
+) -> DataLocations:
+    """Return the locations of the images of all runs, from `--data` or, by default, from the data sets' names."""
     needed_data = list(dict.fromkeys(name for run in runs for name in (run.data, run.evaluated)))
     shared = {name: getattr(settings, name) for name in ("data_root", "device", "workers")}
     shared = {name: value for name, value in shared.items() if value is not None}
@@ -152,12 +174,14 @@ def find_places(settings: StudySettings, runs: Sequence[PlannedRun], data_sets: 
     arguments = settings.data or []
     if settings.scale != "full":
         if len(arguments) > 1 or any("=" in argument for argument in arguments):
-            raise UserError(f"--data: at --scale {settings.scale}, one DATA replaces all sets: give only one DATA.")
-        return Places({name: arguments[0] if arguments else name for name in needed_data}, shared)
+            raise UserError(
+                f"--data: at --scale {settings.scale}, one DATA replaces all data sets: give only one DATA."
+            )
+        return DataLocations({name: arguments[0] if arguments else name for name in needed_data}, shared)
     location_of: dict[str, str] = {}
     for argument in arguments:
-        name, equals, place = argument.partition("=")
-        if not equals or not place:
+        name, equals, location = argument.partition("=")
+        if not equals or not location:
             raise UserError(
                 f"--data: at --scale full expected NAME=DATA such as {needed_data[0]}=FOLDER, got {argument!r}."
             )
@@ -165,8 +189,8 @@ def find_places(settings: StudySettings, runs: Sequence[PlannedRun], data_sets: 
             raise UserError(
                 f"--data: no run reads {name!r}{did_you_mean(name, needed_data)}; they read {', '.join(needed_data)}."
             )
-        location_of[name] = place
+        location_of[name] = location
     for name in needed_data:
         if name not in location_of and not (data_set := data_sets[name]).named:
             raise UserError(f"{data_set.title} is not available by name: {data_set.how}, with --data {name}=DATA.")
-    return Places({name: location_of.get(name) or data_sets[name].named for name in needed_data}, shared)
+    return DataLocations({name: location_of.get(name) or data_sets[name].named for name in needed_data}, shared)

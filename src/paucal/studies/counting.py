@@ -23,9 +23,13 @@ from paucal.tasks.segmentation.cost import segmenter_cost
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Parameters of a model in millions, trained or not, and multiply-adds of an image in billions.
+    """The size of a model and the work of its forward pass for one image.
 
-    `gmacs` leaves out the products of attention, as fvcore does; `gmacs_all` includes them.
+    Attributes:
+        params: Parameters in millions, including frozen ones.
+        gmacs: Multiply-adds in billions without the two products of attention, which fvcore does not count either; None
+            if they cannot be counted.
+        gmacs_all: Multiply-adds in billions with these products; None if they cannot be counted.
     """
 
     params: float
@@ -34,7 +38,10 @@ class ModelCost:
 
 
 def counted_value(study: Study, row: Row, column: Column) -> float | None:
-    """Return a count of a row's model at full size; None if it cannot be counted."""
+    """Return the parameters (millions) or multiply-adds (billions) of a row's published model, as a column asks.
+
+    None if they cannot be counted, or if the row has no model.
+    """
     if not row.model:
         return None
     classes = row.classes if row.classes is not None else column.classes
@@ -48,12 +55,12 @@ def counted_value(study: Study, row: Row, column: Column) -> float | None:
 
 
 @lru_cache(maxsize=256)
-def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> ModelCost:
-    """Count the parameters and multiply-adds of a timm model for square images.
+def count_model(name: str, side: int, model_args: tuple[str, ...], classes: int) -> ModelCost:
+    """Count the parameters and multiply-adds of a timm model for square images of `side` pixels.
 
-    The arguments of its constructor are NAME=VALUE words. With 0 classes it has no classifier.
+    `model_args` are arguments of its constructor, each as NAME=VALUE. With 0 classes it has no classifier.
     """
-    keyword_args = model_arguments(words)
+    keyword_args = model_arguments(model_args)
     # Only the image size is adapted, if the model needs one.
     fitted = fit_to_image_size(name, (side, side), keyword_args).arguments
     size = {key: value for key, value in fitted.items() if key == "img_size"}
@@ -67,7 +74,7 @@ def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> M
 
 
 def _count_operations(model: Any, side: int) -> int | None:
-    """Return the operations of a forward pass, two per multiply-add; None if the model has to read tensor values."""
+    """Return the operations of a forward pass, two per multiply-add; None if the counter fails on the model."""
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
@@ -82,14 +89,15 @@ def _count_operations(model: Any, side: int) -> int | None:
 
 @lru_cache(maxsize=64)
 def count_network(
-    name: str, words: tuple[str, ...], network: str, shape: tuple[int, ...], width: int, classes: int | None
+    name: str, model_args: tuple[str, ...], network: str, shape: tuple[int, ...], width: int, classes: int | None
 ) -> ModelCost:
     """Count a mask detector ("detector" or "cascade") with 1,000 proposals, or a segmenter ("upernet").
 
-    `width` is the number of channels of the segmenter's head; its auxiliary head is counted too. `shape` is (height,
-    width) in pixels. Without `classes`, the number of classes is that of COCO or ADE20K.
+    `name` and `model_args` describe the backbone. `shape` is the image size, (height, width) in pixels. `width` is the
+    number of channels of the segmenter's head; its auxiliary head is counted too. `classes` is by default the number of
+    classes of COCO (80) or ADE20K (150).
     """
-    spec = BackboneSpec(name, 0, image_size=(shape[0], shape[1]), arguments=model_arguments(words))
+    spec = BackboneSpec(name, 0, image_size=(shape[0], shape[1]), arguments=model_arguments(model_args))
     if network == "upernet":
         parts = segmenter_cost(spec, 150 if classes is None else classes, width)
     else:

@@ -10,19 +10,19 @@ from paucal.studies.outcome import Line
 from paucal.studies.study import FIGURE_AXES, Study
 
 PICTURE = "figure.png"
-LARGEST = 900.0  # area of a circle in square points
+MAX_CIRCLE_AREA = 900.0  # square points
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:gray")
 
 
 @dataclass(frozen=True)
 class Point:
-    """A row of the figure.
+    """A row of the study, which the figure shows as a circle.
 
     Attributes:
         name: Name of the row.
-        values: Accuracy in percent, images per second and parameters in millions, by the names in `FIGURE_AXES`; None
-            if unknown.
-        quoted: Names of the values that are published, not measured here.
+        values: Accuracy in percent, images per second and parameters in millions, by their names in `FIGURE_AXES`; None
+            for an unknown value.
+        quoted: Names of the values that come from the paper and were not measured here.
     """
 
     name: str
@@ -31,22 +31,23 @@ class Point:
 
 
 def points_of(study: Study, lines: Sequence[Line]) -> list[Point]:
-    """Return the point of each row, with the measured number if there is one, else the published one."""
+    """Return a point for each row, with measured values where they exist and published values elsewhere."""
     lines_by_name = {(line.row.name, line.column.name): line for line in lines}
     points = []
     for row in study.rows:
-        part_lines = {part: lines_by_name[row.name, study.draws[part]] for part in FIGURE_AXES}
-        shown = {p: line.published if line.measured is None else line.measured.value for p, line in part_lines.items()}
-        values = {part: value if isinstance(value, float) else None for part, value in shown.items()}
-        quoted = frozenset(part for part, line in part_lines.items() if line.measured is None)
+        line_of = {axis: lines_by_name[row.name, study.draws[axis]] for axis in FIGURE_AXES}
+        shown = {a: line.published if line.measured is None else line.measured.value for a, line in line_of.items()}
+        values = {axis: value if isinstance(value, float) else None for axis, value in shown.items()}
+        quoted = frozenset(axis for axis, line in line_of.items() if line.measured is None)
         points.append(Point(row.name, values, quoted))
     return points
 
 
 def efficiency_figure(points: Sequence[Point]) -> Figure:
-    """Draw accuracy against images per second, with circles as large as the parameters, and against parameters.
+    """Draw accuracy against images per second in the left panel, and against parameters in the right panel.
 
-    Filled circles have a throughput measured here; stars mark accuracies measured here.
+    In the left panel, the area of a circle is proportional to the parameters. A circle is filled if its value on the
+    x axis was measured here, and a star follows the name if its accuracy was.
     """
     figure = Figure(figsize=(13, 6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -56,7 +57,7 @@ def efficiency_figure(points: Sequence[Point]) -> Figure:
     for point in points:
         colour = colours[point.name.split()[0]]
         share = (point.values["parameters"] or largest) / largest
-        _draw_circle(left, point, "throughput", colour, max(30.0, LARGEST * share))
+        _draw_circle(left, point, "throughput", colour, max(30.0, MAX_CIRCLE_AREA * share))
         _draw_circle(right, point, "parameters", colour, 60.0)
     left.set_xlabel("images per second; larger circles have more parameters")
     right.set_xlabel("parameters in millions")
@@ -68,29 +69,31 @@ def efficiency_figure(points: Sequence[Point]) -> Figure:
     return figure
 
 
-def _draw_circle(axes: Axes, point: Point, across: str, colour: str, area: float) -> None:
-    x, y = point.values[across], point.values["accuracy"]
+def _draw_circle(axes: Axes, point: Point, x_name: str, colour: str, area: float) -> None:
+    x, y = point.values[x_name], point.values["accuracy"]
     if x is None or y is None:
         return
-    filled = colour if across not in point.quoted else "none"
+    filled = colour if x_name not in point.quoted else "none"
     axes.scatter([x], [y], s=area, facecolors=filled, edgecolors=colour, alpha=0.7, linewidths=1.5)
     star = "" if "accuracy" in point.quoted else "*"
     axes.annotate(point.name + star, (x, y), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=7)
 
 
-def describe_sources(study: Study, points: Sequence[Point], places: Mapping[str, str]) -> list[str]:
-    """Return sentences on the sources of the figure's numbers.
+def describe_sources(study: Study, points: Sequence[Point], folders: Mapping[str, str]) -> list[str]:
+    """Return sentences that say which numbers of the figure were measured, and which were published.
 
-    `places` are the folders searched for measured accuracies, by the name of the study that measures them.
+    `folders` are the folders that were searched for measured accuracies, by the name of the study that measures them.
     """
     accuracy = next(column for column in study.columns if column.name == study.draws["accuracy"])
     timed = [point.name for point in points if "throughput" not in point.quoted]
     measured_names = [point.name for point in points if "accuracy" not in point.quoted]
-    place = places[accuracy.study]
-    quoted = f"the accuracies of {accuracy.study} are the published ones"
+    folder = folders[accuracy.study]
     if measured_names:
-        text = f"Measured accuracies (with a star) are those of {place}: {', '.join(measured_names)}; else {quoted}."
+        text = (
+            f"Accuracies with a star were measured in {folder}: {', '.join(measured_names)}; all others are the "
+            f"published ones of {accuracy.study}."
+        )
     else:
-        text = f"{quoted[0].upper()}{quoted[1:]}: {place} has no measured ones."
-    times = f"Filled circles on the left were timed here: {', '.join(timed) or 'none'}; the others are as published."
+        text = f"All accuracies are the published ones of {accuracy.study}: {folder} has no measured ones."
+    times = f"Filled circles on the left were timed here: {', '.join(timed) or 'none'}; all other times are published."
     return [text, times]

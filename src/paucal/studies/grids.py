@@ -1,4 +1,4 @@
-"""The grids of a study: for each data set, the runs of its rows."""
+"""The grids of a study: one for each data set, with the runs of the rows that are trained or evaluated on it."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from paucal.rules.backbone import model_arguments
 from paucal.rules.facts import best_device
 from paucal.studies.call import Call
 from paucal.studies.plan import PlannedRun
-from paucal.studies.starts import open_labelled, prepare_starts, share_of, with_starts
+from paucal.studies.starts import fraction_for, open_labelled, prepare_starts, with_starts
 from paucal.studies.study import Architecture, Scale
 from paucal.studies.words import describe_run, describe_settings
 from paucal.types import UserError
@@ -29,28 +29,28 @@ from paucal.verbs.label.launch import label_set
 from paucal.verbs.label.settings import LabelSettings
 from paucal.wording import counted, duration
 
-MAX_EVALUATED = 2000  # images of each split for the evaluation of features at a smaller scale
+MAX_EVALUATED_IMAGES = 2000  # of each split, for the evaluation of features at a smaller scale
 # Image sizes for evaluation at several scales, relative to the training size; without mirroring, since a mirrored digit
 # is not a digit.
 SMALL_SCALES = (0.8, 1.0, 1.25)
 MIN_ACCURACY = 0.3  # minimum accuracy of a teacher of label maps
-CHOOSING = ("fraction", "classes")  # settings that select images; the same for all rows
-SPLITTING = ("fraction", "val_fraction", "test_fraction")  # settings that the teacher's split replaces
+SELECTION_SETTINGS = ("fraction", "classes")  # which images are used; equal for all rows
+SPLIT_SETTINGS = ("fraction", "val_fraction", "test_fraction")  # replaced by the teacher's split
 TIMED_IMAGES = 8
-FEATURE_SECONDS = 20.0  # seconds for everything but the features: opening images, regression, intervals, pictures
+EVALUATION_SECONDS = 20.0  # without computing the features: opening images, regression, intervals, pictures
 
 
 def prepare_grids(call: Call) -> list[Grid]:
-    """Check every run, measure how long it takes, and store the grids.
+    """Check every run, estimate how long it takes by timing a few steps, and store the grids.
 
-    The starts of a smaller scale may not exist yet: random weights replace them in the measurement.
+    At a smaller scale the starts may not exist yet; random weights then replace them in this timing.
     """
     call = with_starts(call)
     study, small, kind, console = call.study, call.small, call.study.kind, call.console
     prepare_first = partial(prepare_starts, call) if study.starts and small is not None else None
     grids = []
     for data, runs in call.by_images():
-        shared = {**call.places.shared, "data": call.places.by_name[data]}
+        shared = {**call.locations.shared, "data": call.locations.by_name[data]}
         images = None if kind == "train" else open_images(EVAL if kind == "frozen" else kind, shared, console)
         settings = [_arm_settings(call, run, shared, images) for run in runs]
         arms = [Arm(run.name, None, None, values, run.against) for run, values in zip(runs, settings, strict=True)]
@@ -58,8 +58,9 @@ def prepare_grids(call: Call) -> list[Grid]:
             # All rows use the teacher's split, even if only some rows are requested.
             arms = _with_maps(call, arms, [run.row.maps for run in runs], small, shared)
         seconds = _feature_timer(call, runs, len(images)) if kind == "frozen" and images is not None else None
-        grid_settings, rest = call.grid_settings(call.folder / data), (images, seconds, prepare_first)
-        grids.append(prepare_grid(grid_settings, arms, shared, call.command, console, *rest))
+        grid_settings = call.grid_settings(call.folder / data)
+        timing = (images, seconds, prepare_first)
+        grids.append(prepare_grid(grid_settings, arms, shared, call.command, console, *timing))
     return grids
 
 
@@ -77,7 +78,7 @@ def _training_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any]) -
     study, small, settings = call.study, call.small, call.settings
     if small is not None:
         images = open_labelled(shared, run.settings.get("classes"), call.console)
-        return {**run.settings, **share_of(images, small.images), **_start_entry(call, run)}
+        return {**run.settings, **fraction_for(images, small.images), **_start_entry(call, run)}
     if run.row.maps and settings.labels is None:
         raise UserError(
             f"{run.row.name!r} is trained with label maps: make them with 'paucal label DATA --teacher RUN --output "
@@ -91,18 +92,18 @@ def _training_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any]) -
 
 
 def _pretraining_settings(call: Call, run: PlannedRun, images: GridImages) -> dict[str, Any]:
-    small, places = call.small, call.places
-    # The monitor's curve, if a column shows it, is of the images on which the features are evaluated.
+    small, locations = call.small, call.locations
+    # If a column shows the curve of the monitor, the monitor has the same images as the evaluation after training.
     is_watched = any(column.metric == "knn_curve" for column in run.columns)
-    monitor = {"monitor": places.by_name[run.evaluated]} if is_watched else {}
+    monitor = {"monitor": locations.by_name[run.evaluated]} if is_watched else {}
     if small is None:
-        elsewhere = {} if run.evaluated == run.data else {"on": places.by_name[run.evaluated]}
+        other_images = {} if run.evaluated == run.data else {"on": locations.by_name[run.evaluated]}
         # The published linear probe is trained on augmented views.
-        return {**run.settings, EVALUATION: {"augment": True, **elsewhere}, **monitor}
+        return {**run.settings, EVALUATION: {"augment": True, **other_images}, **monitor}
     settings = _shorten(run, small, len(images))
     if settings.get("region_after", 0) >= settings["epochs"]:
         del settings["region_after"]
-    return {**settings, EVALUATION: {"max_images": MAX_EVALUATED, "no_cache": True}, **monitor}
+    return {**settings, EVALUATION: {"max_images": MAX_EVALUATED_IMAGES, "no_cache": True}, **monitor}
 
 
 def _transfer_settings(call: Call, run: PlannedRun, images: GridImages) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def _transfer_settings(call: Call, run: PlannedRun, images: GridImages) -> dict[
 def _feature_settings(call: Call, run: PlannedRun) -> dict[str, Any]:
     """Return the settings of `paucal eval`, with the model to evaluate."""
     if call.small is not None:
-        return {**run.settings, "max_images": MAX_EVALUATED, "no_cache": True, **_start_entry(call, run)}
+        return {**run.settings, "max_images": MAX_EVALUATED_IMAGES, "no_cache": True, **_start_entry(call, run)}
     settings = {name: value for name, value in run.settings.items() if name != "init"}
     init = run.settings["init"]
     if init == "timm":
@@ -131,22 +132,28 @@ def _start_entry(call: Call, run: PlannedRun) -> dict[str, list[str]]:
 
 
 def _shorten(run: PlannedRun, small: Scale, images: int) -> dict[str, Any]:
-    """Return settings with fewer epochs for more images, since the scale fixes the total number of training samples."""
+    """Return a run's settings, with fewer epochs if there are more images than `small.images`.
+
+    The number of training samples over all epochs then stays that of the scale.
+    """
     epochs = max(1, round(run.epochs * min(1.0, small.images / images)))
     return {**run.settings, "batch_size": min(run.settings["batch_size"], images), "epochs": epochs}
 
 
 def _feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> Callable[[Mapping[str, Any]], float]:
-    """Return a function that estimates the seconds of a row's features by timing a few images."""
+    """Return a function that estimates, from a row's settings, how many seconds its evaluation takes.
+
+    It times a few images. `images` is the number of images of which features are computed.
+    """
     models, small = dict[str, tuple[Architecture, int]](), call.small
     for model in (call.study.models[run.row.model] for run in runs):
         architecture, side = model.full, model.side
         if small is not None and model.standin is not None and small.start_training is not None:
             architecture, side = model.standin, small.start_training.side
         models[architecture.name] = architecture, side
-    images = images if call.small is None else min(images, 2 * MAX_EVALUATED)
+    images = images if call.small is None else min(images, 2 * MAX_EVALUATED_IMAGES)
 
-    def seconds(values: Mapping[str, Any]) -> float:
+    def estimate_seconds(values: Mapping[str, Any]) -> float:
         model, side = models[values["model"]]
         spec = BackboneSpec(model.name, 0, image_size=(side, side), arguments=model_arguments(model.args))
         device = torch.device(values.get("device") or best_device()[0])
@@ -156,32 +163,33 @@ def _feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> Calla
             start = time.perf_counter()
             backbone(batch).pooled.sum().item()
         # Twice, since a backbone with random weights is evaluated too.
-        return FEATURE_SECONDS + 2 * images * (time.perf_counter() - start) / TIMED_IMAGES
+        return EVALUATION_SECONDS + 2 * images * (time.perf_counter() - start) / TIMED_IMAGES
 
-    return seconds
+    return estimate_seconds
 
 
 def _with_maps(
     call: Call, arms: Sequence[Arm], need_maps: Sequence[bool], small: Scale, shared: Mapping[str, Any]
 ) -> list[Arm]:
-    """Return the arms, with label maps if they need them, all with the teacher's split.
+    """Train the teacher, make its label maps, and return the arms with them where `need_maps` is true.
 
-    The teacher's maps contain the labels of its training images, so these must not be test images of any arm.
+    All arms get the teacher's split: the maps contain the labels of its training images, which therefore must not be
+    test images of any arm.
     """
-    selection = {name: arms[0].settings[name] for name in CHOOSING if name in arms[0].settings}
+    selection = {name: arms[0].settings[name] for name in SELECTION_SETTINGS if name in arms[0].settings}
     teacher, maps = _train_teacher(call, selection, small, shared), str(call.folder / "maps")
     location = {name: value for name, value in shared.items() if name in ("data", "data_root", "device", "workers")}
     label_set(LabelSettings(teacher=str(teacher), output=maps, min_accuracy=MIN_ACCURACY, **location), call.console)
     with_maps = []
     for arm, needs_maps in zip(arms, need_maps, strict=True):
-        settings = {name: value for name, value in arm.settings.items() if name not in SPLITTING}
+        settings = {name: value for name, value in arm.settings.items() if name not in SPLIT_SETTINGS}
         settings |= {"split": str(teacher / "split.csv"), **({"labels": maps} if needs_maps else {})}
         with_maps.append(replace(arm, settings=settings))
     return with_maps
 
 
 def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, shared: Mapping[str, Any]) -> Path:
-    """Train the teacher of label maps on the images of the rows, unless that is done, and return its run folder."""
+    """Train the teacher of label maps on the images of the rows, unless it is trained; return its run folder."""
     teacher, console = small.teacher, call.console
     if teacher is None:
         raise UserError("this scale has no teacher for label maps: use --scale full with --labels.")
@@ -189,7 +197,7 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
     console.say(f"label maps: first train the teacher {teacher.name} on these images for {epochs}")
     settings = {
         "init": "none",
-        **{name: value for name, value in small.set.items() if name not in CHOOSING},
+        **{name: value for name, value in small.set.items() if name not in SELECTION_SETTINGS},
         **{"model": teacher.name, "model_args": list(teacher.args), "method": "supervised"},
         "img_size": [small.side if small.start_training is None else small.start_training.side],
         **{"epochs": teacher.epochs, "lr": teacher.lr, **selection},
@@ -211,7 +219,10 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
 
 
 def shown_settings(runs: Sequence[PlannedRun], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:
-    """Return the page's rows with name, images and settings: of the starts, of what all runs share, and of each run."""
+    """Return the rows of the page's table of settings, with the columns "run", "images" and "settings".
+
+    There is a row for each start that is used, one for the settings that all runs share, and one for each run.
+    """
     rows, used_starts = [], {run.row.start for run in runs}
     used_arms = [(start, arm) for start in starts for arm in start.arms if arm.name in used_starts]
     for grid, arm in used_arms:
@@ -227,8 +238,8 @@ def shown_settings(runs: Sequence[PlannedRun], starts: Sequence[Grid], grids: Se
     }
     if shared:
         images = ", ".join(dict.fromkeys(run.data for run in runs))
-        rows.append({"run": "all of these", "images": images, "settings": describe_settings(shared)})
+        rows.append({"run": "all runs below", "images": images, "settings": describe_settings(shared)})
     for run, settings in zip(runs, run_settings, strict=True):
         flags = describe_settings({name: value for name, value in settings.items() if name not in shared})
-        rows.append({"run": describe_run(run), "images": run.data, "settings": flags or "nothing else"})
+        rows.append({"run": describe_run(run), "images": run.data, "settings": flags or "no other settings"})
     return rows

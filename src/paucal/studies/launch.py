@@ -16,12 +16,20 @@ from paucal.runner.console import Console, SilentConsole
 from paucal.runs.grid_files import is_grid
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
-from paucal.studies.call import PAGE, Call, find_places, on_given_images, require_use, study_folder, worker_settings
+from paucal.studies.call import (
+    PAGE,
+    Call,
+    find_locations,
+    on_given_images,
+    require_runnable,
+    study_folder,
+    worker_settings,
+)
 from paucal.studies.drawing import PICTURE, describe_sources, efficiency_figure, points_of
 from paucal.studies.grids import prepare_grids, shown_settings
-from paucal.studies.numbers import RESULTS, full_folder, measured_elsewhere
+from paucal.studies.numbers import RESULTS, full_folder, measured_in_other_studies
 from paucal.studies.outcome import Line, find_lines
-from paucal.studies.plan import find_scale, plan, plan_whole
+from paucal.studies.plan import find_scale, plan, plan_all_runs
 from paucal.studies.reading import data_sets, find_study
 from paucal.studies.settings import StudySettings
 from paucal.studies.starts import read_starts, with_start_images
@@ -43,7 +51,7 @@ class StudyResult:
 
     Attributes:
         folder: Folder of the runs, the table and the page.
-        lines: Numbers of the table, published and measured.
+        lines: Published and measured numbers, one entry for each number of the table.
         settled: Whether every run is done or has failed.
         failed: Reasons why runs failed, by the runs' names.
     """
@@ -91,17 +99,17 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
     study = find_study(name)
     if study.kind == "count":
         return _count_or_time(study, settings, command, console)
-    require_use(study, settings)
+    require_runnable(study, settings)
     small = find_scale(study, settings.scale)
     runs = on_given_images(plan(study, settings.scale, data_sets(), settings.rows, settings.columns), settings)
-    places = find_places(settings, runs, data_sets())
-    folder = study_folder(study, settings, places.by_name)
+    locations = find_locations(settings, runs, data_sets())
+    folder = study_folder(study, settings, locations.by_name)
     require_workers(settings.on, settings.slurm, 0 if folder.exists() else settings.jobs)
-    call = Call(study, runs, small, settings, places, folder, command, console)
+    call = Call(study, runs, small, settings, locations, folder, command, console)
     console.say(describe_scale(study, small, runs, len(call.seeds)))
     console.say(describe_cost(study, runs, len(call.seeds), data_sets()) if small is None else study.telling)
     if study.starts and small is not None:
-        call = replace(call, places=with_start_images(places, small, settings, folder))
+        call = replace(call, locations=with_start_images(locations, small, settings, folder))
     grids = prepare_grids(call)
     starts = read_starts(folder) if small is not None else []
     all_settled = _compute_grids(call, [*starts, *grids])
@@ -110,7 +118,7 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
 
 
 def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
-    """Let workers compute one grid after the other, and return whether all cells are settled.
+    """Let workers compute one grid after the other, and return whether all cells are settled: done or failed.
 
     A later grid may start from the runs of an earlier grid, so each grid waits for the previous one.
     """
@@ -131,15 +139,15 @@ def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
 
 def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], all_settled: bool) -> StudyResult:
     study, runs, small, folder = call.study, call.runs, call.small, call.folder
-    whole = plan_whole(study, call.settings.scale, data_sets(), call.settings.columns)
-    all_runs = on_given_images(whole, call.settings)
+    all_runs = plan_all_runs(study, call.settings.scale, data_sets(), call.settings.columns)
+    all_runs = on_given_images(all_runs, call.settings)
     # Earlier calls may have stored grids on other images.
     other_data = dict.fromkeys(run.data for run in all_runs if run.data not in {grid.folder.name for grid in grids})
     earlier_grids = [read_grid(folder / name) for name in other_data if is_grid(folder / name)]
     lines, findings = find_lines(study, runs, [*grids, *earlier_grids], all_runs)
-    pages = [(f"curves and every run: {result.grid.folder.name}", write_report(result)) for result in findings]
+    pages = [(f"curves and all runs on {result.grid.folder.name}", write_report(result)) for result in findings]
     trained = [read_findings(grid) for grid in starts if grid.verb == "train"]
-    pages += [("the starts of the rows: curves and every run", write_report(result)) for result in trained]
+    pages += [("curves and runs of the starts", write_report(result)) for result in trained]
     states = {cell: state_of(cell) for grid in (*starts, *grids) for cell in cells_of(grid)}
     # Runs of verbs other than `train` are not in a comparison, but have their own reports.
     finished = [cell for cell, state in states.items() if cell.verb != "train" and state.name == "done"]
@@ -150,7 +158,7 @@ def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], al
     if left := sum(not state.settled for state in states.values()):
         resume = without_jobs_0(call.command)
         warnings.append(f"{counted(left, 'run')} of {len(states)} left to compute; resume with: {resume}")
-    # Stand-ins do not measure the published models.
+    # At a smaller scale the heading says that the numbers are not of the published models.
     heading = "measured" if small is None else f"stand-ins on {grids[0].folder.name}"
     seeds = max(len(grid.seeds) for grid in grids)
     page = StudyPage(
@@ -169,9 +177,9 @@ def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], al
 
 
 def _count_or_time(study: Study, settings: StudySettings, command: str, console: Console) -> StudyResult:
-    """Count the parameters and multiply-adds of the models, or time the models.
+    """Count the parameters and multiply-adds of a study's models, or time the models, and write the results.
 
-    Counting takes seconds, and gives the same numbers at every scale.
+    The published models are counted or timed, so `--scale` has no effect.
     """
     folder = study_folder(study, settings, {})
     folder.mkdir(parents=True, exist_ok=True)
@@ -181,7 +189,7 @@ def _count_or_time(study: Study, settings: StudySettings, command: str, console:
             f"{study.name}: counting the parameters and multiply-adds of the published models, a few seconds each; "
             "nothing is trained"
         )
-    lines, _ = find_lines(study, (), (), timed=timed, elsewhere=measured_elsewhere(study, folder))
+    lines, _ = find_lines(study, (), (), timed=timed, other_studies=measured_in_other_studies(study, folder))
     pictures: list[tuple[str, Figure]] = []
     if study.draws:
         points = points_of(study, lines)

@@ -19,31 +19,31 @@ from paucal.studies.words import (
     gpu_hours,
 )
 
-MAX_COLUMNS = 10  # columns that a terminal can show side by side
+MAX_COLUMNS = 10  # more do not fit side by side on a terminal
 
 
-def overview() -> tuple[Table, list[str]]:
-    """Return all studies as a table, and sentences on what is missing and how to get it."""
+def list_studies() -> tuple[Table, list[str]]:
+    """Return a table of all studies, and sentences on the data sets that must be downloaded by hand."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("study", "about", "as published", "GPU hours", "smaller"):
         table.add_column(heading, justify="right" if heading == "GPU hours" else "left", no_wrap=heading == "study")
     all_studies, sets = studies(), data_sets()
     for study in all_studies.values():
         scales = ", ".join(study.scales) or "-"
-        table.add_row(study.name, study.title, status(study, sets), describe_hours(study, sets), scales)
+        table.add_row(study.name, study.title, describe_status(study, sets), describe_hours(study, sets), scales)
     missing = dict.fromkeys(name for study in all_studies.values() for name in missing_sets(study, sets))
     sentences = [FORMULA[0].upper() + FORMULA[1:] + "."]
     sentences += [f"{name}: {sets[name].title}. {sets[name].how}." for name in missing]
-    sentences.append("The smaller scales do not need them: stand-ins replace models and images.")
+    sentences.append("The smaller scales need no downloads by hand: stand-ins replace models and images.")
     sentences.append("'paucal study show NAME' prints the published numbers and the settings of a study.")
     return table, sentences
 
 
 def show(name: str) -> tuple[Table | None, list[str]]:
-    """Return the published numbers of a study, and sentences about it; the first is its title."""
+    """Return a table of a study's published numbers (None without any), and sentences about it, first its title."""
     study, sets = find_study(name), data_sets()
     sentences = [f"{study.title}: {study.paper}, {study.where} ({study.source})"]
-    sentences.append(f"as published: {status(study, sets)}")
+    sentences.append(f"as published: {describe_status(study, sets)}")
     sentences += [f"  {text}" for text in how_to_get(study, sets)]
     if study.trains:
         sentences.append(f"cost at full scale: about {describe_hours(study, sets)} GPU hours (estimated)")
@@ -79,13 +79,13 @@ def _published_table(study: Study) -> Table | None:
     return table
 
 
-def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
-    """Return whether a study can be run as published, in a few words.
+def describe_status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
+    """Return a short text that says whether a study can be run as published, and what that needs.
 
     Example:
         >>> from paucal.studies.reading import data_sets, find_study
-        >>> status(find_study("drloc-table-2a"), data_sets()), status(find_study("drloc-table-12"), data_sets())
-        ('runnable', 'needs data: ade20k; trained weights')
+        >>> [describe_status(find_study(name), data_sets()) for name in ("drloc-table-2a", "drloc-table-12")]
+        ['runnable', 'needs data: ade20k; trained weights']
     """
     if any(column.metric in TIMED for column in study.columns):
         return "runnable (timed on this device, nothing is trained)"
@@ -103,7 +103,7 @@ def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
 
 
 def missing_sets(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
-    """Return the data sets of a study's runs at full scale that have to be downloaded by hand."""
+    """Return the names of the data sets that a study needs at full scale and that must be downloaded by hand."""
     return [name for name in study.data_sets if data_sets[name].how]
 
 
@@ -120,7 +120,7 @@ def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
 
 
 def describe_hours(study: Study, data_sets: Mapping[str, DataSet]) -> str:
-    """Return the cost of a study at full scale, as text for a table."""
+    """Return the GPU hours of a study at full scale, as text; "-" if it trains nothing."""
     if not study.trains:
         return "-"
     return format_hours(gpu_hours(study, plan(study, "full", data_sets), len(study.seeds), data_sets))

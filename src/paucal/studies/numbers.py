@@ -16,10 +16,10 @@ from paucal.verbs.compare.findings import ArmOutcome, Outcome
 
 RESULTS = "results.csv"
 MAX_BYTES = 1 << 22  # limit of a study's table of numbers
-PLAIN = ("correspondence", "correspondence_distance")  # metrics that are not published in percent
-DECIMALS = 1  # decimals of percentages for counting wins, as in the printed tables
-BySeed = Mapping[int, float]
-Numbers = Mapping[tuple[str, str], "Measurement"]  # keys: the names of row and column
+UNSCALED_METRICS = ("correspondence", "correspondence_distance")  # all other scores are published in percent
+WIN_DECIMALS = 1  # percentages are rounded as in the printed tables before wins are counted
+BySeed = Mapping[int, float]  # scores by seed
+Numbers = Mapping[tuple[str, str], "Measurement"]  # by the names of row and column
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Measurement:
     Attributes:
         value: Mean over seeds, in the unit of the column.
         deviation: Standard deviation over seeds; None for one seed.
-        seeds: Number of runs; 0 for a count.
+        seeds: Number of seeds, each with a run; 0 for a count or a time.
         gain: Gain over the row's baseline, in the unit of the column; None without a baseline.
-        difference: Gain with its intervals, if predictions on test images are stored.
-        random: Score of the same backbone with random weights, for frozen features.
-        low: Lower end of the interval over test images of a single run; for times the lower quartile.
-        high: Upper end of the same interval; for times the upper quartile.
+        difference: Gain with its intervals; None unless the predictions on test images are stored.
+        random: Score of the same backbone with random weights; None except for frozen features.
+        low: Lower end of the interval over test images, for a single run; for times, the lower quartile; else None.
+        high: Upper end of this interval; for times, the upper quartile; else None.
     """
 
     value: float
@@ -56,7 +56,7 @@ def mean_over_seeds(values: BySeed, base: BySeed | None = None) -> Measurement:
 
 
 def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) -> Measurement:
-    """Return the measured number of a row that is trained with labels."""
+    """Return the number that a column shows for a row that is trained with labels, and its gain over the baseline."""
     if column.metric == "top1":
         measured = mean_over_seeds({seed: 100 * outcome.scores["top1"] for seed, outcome in arm.outcomes.items()})
         return measured if arm.gain is None else replace(measured, gain=100 * arm.gain.value, difference=arm.gain)
@@ -75,11 +75,15 @@ def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) ->
 
 
 def measure_scores(
-    column: Column, own: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
+    column: Column, runs: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> tuple[Measurement | None, str]:
-    """Return the number of a row whose scores are stored beside its runs, or the reason for having none."""
+    """Return the number that a column shows for a row, from the stored scores of its runs and of its baseline's.
+
+    None without scores; the second value is then the reason.
+    """
     scores, base = (
-        {run["seed"]: score for run in runs if (score := score_of(column, run)) is not None} for runs in (own, baseline)
+        {run["seed"]: score for run in part if (score := score_of(column, run)) is not None}
+        for part in (runs, baseline)
     )
     if not scores:
         return None, "no outlines" if column.metric.startswith("mask_") else "not measured"
@@ -92,47 +96,50 @@ def measure_scores(
 
 
 def score_of(column: Column, run: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return a run's score with its interval, in the unit of a column; None without a score."""
+    """Return a run's score in the unit of a column, as "trained", "random", "low" and "high"; None without a score.
+
+    Entries other than "trained" may be missing.
+    """
     if column.metric == "knn_curve":
         curve = [row["val_knn"] for row in run["rows"] if np.isfinite(row.get("val_knn", np.nan))]
         return {"trained": 100 * curve[max(1, round(column.at * len(curve))) - 1]} if curve else None
     if column.metric not in run:
         return None
-    unit = 1.0 if column.metric in PLAIN else 100.0
+    unit = 1.0 if column.metric in UNSCALED_METRICS else 100.0
     return {name: unit * value for name, value in run[column.metric].items()}
 
 
-def average(sets: Sequence[BySeed]) -> dict[int, float]:
-    """Return the mean score over data sets for every common seed.
+def mean_over_data_sets(data_sets: Sequence[BySeed]) -> dict[int, float]:
+    """Return the mean score over data sets, for every seed that all of them have.
 
     Example:
-        >>> average([{0: 80.0, 1: 70.0}, {0: 60.0}])
+        >>> mean_over_data_sets([{0: 80.0, 1: 70.0}, {0: 60.0}])
         {0: 70.0}
     """
-    seeds = [seed for seed in sets[0] if all(seed in scores for scores in sets)]
-    return {seed: sum(scores[seed] for scores in sets) / len(sets) for seed in seeds}
+    seeds = [seed for seed in data_sets[0] if all(seed in scores for scores in data_sets)]
+    return {seed: sum(scores[seed] for scores in data_sets) / len(data_sets) for seed in seeds}
 
 
-def wins(sets: Sequence[BySeed], baseline: Sequence[BySeed]) -> dict[int, float]:
-    """Return, for each seed, the number of data sets on which a row beats its baseline at the printed decimals.
+def count_wins(data_sets: Sequence[BySeed], baseline: Sequence[BySeed]) -> dict[int, float]:
+    """Return, for each seed, the number of data sets on which a row beats its baseline after rounding.
 
     Example:
-        >>> wins([{0: 80.0}, {0: 60.04}], [{0: 79.0}, {0: 60.0}])
+        >>> count_wins([{0: 80.0}, {0: 60.04}], [{0: 79.0}, {0: 60.0}])
         {0: 1}
     """
-    seeds = [seed for seed in sets[0] if all(seed in scores for scores in (*sets, *baseline))]
-    pairs = list(zip(sets, baseline, strict=True))
-    return {seed: sum(round(a[seed], DECIMALS) > round(b[seed], DECIMALS) for a, b in pairs) for seed in seeds}
+    seeds = [seed for seed in data_sets[0] if all(seed in scores for scores in (*data_sets, *baseline))]
+    pairs = list(zip(data_sets, baseline, strict=True))
+    return {seed: sum(round(a[seed], WIN_DECIMALS) > round(b[seed], WIN_DECIMALS) for a, b in pairs) for seed in seeds}
 
 
-def measured_elsewhere(study: Study, folder: Path) -> dict[str, Numbers]:
-    """Return the numbers that other studies measured at full scale, by the names of those studies."""
+def measured_in_other_studies(study: Study, folder: Path) -> dict[str, Numbers]:
+    """Return, by study, the full-scale results of the other studies that the columns of a study name."""
     names = dict.fromkeys(column.study for column in study.columns if column.study)
     return {name: _read_numbers(full_folder(name, folder) / RESULTS) for name in names}
 
 
 def full_folder(name: str, folder: Path) -> Path:
-    """Return the default folder of a study at full scale, beside the folder of another one."""
+    """Return the default folder of the study `name` at full scale, in the same parent folder as `folder`."""
     return folder.parent / f"study-{name}-full"
 
 
@@ -148,5 +155,7 @@ def _read_numbers(path: Path) -> Numbers:
                 value, seeds = float(line["measured"]), int(line["seeds"])
                 numbers[line["row"], line["column"]] = Measurement(value, deviation, seeds, low=low, high=high)
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise UserError(f"{str(path)!r} is not the table of a study ({problem}): move it away.") from problem
+        raise UserError(
+            f"{str(path)!r} is not a table of study results ({problem}): move it to another folder."
+        ) from problem
     return numbers

@@ -8,12 +8,12 @@ from paucal.studies.counting import counted_value
 from paucal.studies.numbers import (
     Measurement,
     Numbers,
-    average,
+    count_wins,
+    mean_over_data_sets,
     mean_over_seeds,
     measure_arm,
     measure_scores,
     score_of,
-    wins,
 )
 from paucal.studies.plan import PlannedRun
 from paucal.studies.study import COUNTED, DERIVED, TIMED, Column, Row, Study, Value
@@ -26,7 +26,7 @@ NOT_RUN = "not run at this scale"  # reason for a missing measurement
 
 @dataclass(frozen=True)
 class Line:
-    """One published number of a study's table, and what was measured for it.
+    """One number of a study's table: as published, and as measured here.
 
     Attributes:
         row: Row of the study.
@@ -34,8 +34,8 @@ class Line:
         published: Published value.
         deviation: Published standard deviation.
         gain: Published gain over the row's baseline; None without a baseline.
-        measured: Measured number; None without one.
-        why: Reason for a missing measurement.
+        measured: Measured number; None if there is none.
+        why: Reason why `measured` is None.
     """
 
     row: Row
@@ -53,44 +53,44 @@ class Evidence:
 
     Attributes:
         requested: Runs that the user requested.
-        whole: All runs of the scale, requested or not.
-        trained: Results of runs that learned from labels, by data set and name.
-        scored: Scores of other runs with their seeds, by data set and name.
-        failed: Data set and name of runs whose seeds have all failed.
-        timed: Timed models on this device; None if no column is a time.
-        elsewhere: Numbers of other studies by name.
+        all_runs: All runs of the scale, requested or not.
+        trained: Results of runs that are trained with labels, by the names of data set and run.
+        scored: Scores of all other runs with their seeds, by the names of data set and run.
+        failed: Names of data set and run, for runs that failed with every seed.
+        timed: Speed of the models on this device; None if no column is a time.
+        other_studies: Full-scale numbers of other studies, by study.
     """
 
     requested: Sequence[PlannedRun]
-    whole: Sequence[PlannedRun]
+    all_runs: Sequence[PlannedRun]
     trained: Mapping[tuple[str, str], ArmOutcome]
     scored: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
     failed: frozenset[tuple[str, str]]
     timed: ModelSpeeds | None = None
-    elsewhere: Mapping[str, Numbers] = field(default_factory=dict)
+    other_studies: Mapping[str, Numbers] = field(default_factory=dict)
 
     def run_of(self, row: Row, column: Column) -> PlannedRun | None:
-        """Return the run for a row's number in a column; None if the scale has none."""
-        return next((run for run in self.whole if run.row == row and column in run.columns), None)
+        """Return the run that measures a row's number in a column; None if the scale has no run for it."""
+        return next((run for run in self.all_runs if run.row == row and column in run.columns), None)
 
 
 def find_lines(
     study: Study,
     runs: Sequence[PlannedRun],
     grids: Sequence[Grid],
-    whole: Sequence[PlannedRun] = (),
+    all_runs: Sequence[PlannedRun] = (),
     timed: ModelSpeeds | None = None,
-    elsewhere: Mapping[str, Numbers] | None = None,
+    other_studies: Mapping[str, Numbers] | None = None,
 ) -> tuple[list[Line], list[Findings]]:
-    """Return every number of the table, and the results of its comparisons.
+    """Return a line for every number of the table, and the findings of the grids that train with labels.
 
     Args:
         study: Study of any kind.
         runs: Requested runs; none for a study that trains nothing.
         grids: Stored grids, including those of earlier calls.
-        whole: All runs of the scale; by default the requested ones.
-        timed: Timed models on this device, for a study with columns of times.
-        elsewhere: Numbers of the studies that columns name.
+        all_runs: All runs of the scale; by default the requested ones.
+        timed: Speed of the models on this device, for a study with columns of times.
+        other_studies: Full-scale numbers of the studies that columns name, by study.
     """
     findings = [read_findings(grid) for grid in grids if grid.verb == "train"]
     trained = {(result.grid.folder.name, arm.arm.way): arm for result in findings for arm in result.arms}
@@ -98,25 +98,25 @@ def find_lines(
     states: dict[tuple[str, str], set[str]] = {}
     for grid in grids:
         for cell in cells_of(grid):
-            place, state = (grid.folder.name, cell.arm.way), state_of(cell).name
-            states.setdefault(place, set()).add(state)
+            run_key, state = (grid.folder.name, cell.arm.way), state_of(cell).name
+            states.setdefault(run_key, set()).add(state)
             if grid.verb != "train" and state == "done":
                 rows = cell.run.read_rows() if grid.verb == "pretrain" else []
-                scored.setdefault(place, []).append({"seed": cell.seed, "rows": rows, **scores_of(cell)})
-    failed = frozenset(place for place, names in states.items() if names == {"failed"})
-    evidence = Evidence(runs, whole or runs, trained, scored, failed, timed, elsewhere or {})
+                scored.setdefault(run_key, []).append({"seed": cell.seed, "rows": rows, **scores_of(cell)})
+    failed = frozenset(run_key for run_key, names in states.items() if names == {"failed"})
+    evidence = Evidence(runs, all_runs or runs, trained, scored, failed, timed, other_studies or {})
     lines = []
     for row in study.rows:
-        for place, column in enumerate(study.columns):
+        for index, column in enumerate(study.columns):
             measured, reason = _measured_number(study, row, column, evidence)
-            deviation = row.deviations[place] if row.deviations else None
-            gain = _published_gain(study, row, place)
-            lines.append(Line(row, column, row.values[place], deviation, gain, measured, reason))
+            deviation = row.deviations[index] if row.deviations else None
+            gain = _published_gain(study, row, index)
+            lines.append(Line(row, column, row.values[index], deviation, gain, measured, reason))
     return lines, findings
 
 
 def _published_gain(study: Study, row: Row, index: int) -> float | None:
-    """Return the published gain over the baseline of the row, or of the column if the row has none."""
+    """Return the published gain over the baseline of the row, or of the column if the row has no baseline."""
     column = study.columns[index]
     if column not in study.trained_columns and column.metric != "average":
         return None
@@ -131,12 +131,12 @@ def _published_gain(study: Study, row: Row, index: int) -> float | None:
 
 
 def _measured_number(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measurement | None, str]:
-    """Return the measured number of a row and column, or the reason why there is none."""
+    """Return the measured number of a row in a column, and ""; or None and the reason why there is none."""
     if column.metric in COUNTED:
         value = counted_value(study, row, column)
         return (None, "not built here") if value is None else (Measurement(value), "")
     if column.study:
-        number = evidence.elsewhere.get(column.study, {}).get((row.name, column.name))
+        number = evidence.other_studies.get(column.study, {}).get((row.name, column.name))
         return number, "" if number is not None else "quoted"
     if column.metric in TIMED:
         if evidence.timed is None:
@@ -158,13 +158,13 @@ def _measure_runs(study: Study, row: Row, column: Column, evidence: Evidence) ->
     run = evidence.run_of(row, column)
     if run is None:
         return None, NOT_RUN
-    place, against = (run.data, run.name), (run.data, run.against)
+    run_key, baseline_key = (run.data, run.name), (run.data, run.against)
     if study.kind == "train":
-        if (arm := evidence.trained.get(place)) is not None and arm.outcomes:
-            return measure_arm(column, arm, evidence.trained.get(against)), ""
-    elif scored := evidence.scored.get(place, ()):
-        return measure_scores(column, scored, evidence.scored.get(against, ()))
-    if place in evidence.failed:
+        if (arm := evidence.trained.get(run_key)) is not None and arm.outcomes:
+            return measure_arm(column, arm, evidence.trained.get(baseline_key)), ""
+    elif scored := evidence.scored.get(run_key, ()):
+        return measure_scores(column, scored, evidence.scored.get(baseline_key, ()))
+    if run_key in evidence.failed:
         return None, "failed"
     requested = [run for run in evidence.requested if run.row == row]
     if any(column in run.columns for run in requested):
@@ -173,7 +173,7 @@ def _measure_runs(study: Study, row: Row, column: Column, evidence: Evidence) ->
 
 
 def _derived_number(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measurement | None, str]:
-    """Return a number derived from a row's scores on all data sets, if all of them are measured."""
+    """Return the mean score or the wins of a row over all data sets, and ""; or None and the reason why."""
     sets = [_scores_by_seed(row, other, evidence) for other in study.trained_columns]
     if None in sets:
         return None, NOT_RUN
@@ -185,16 +185,17 @@ def _derived_number(study: Study, row: Row, column: Column, evidence: Evidence) 
         for trained_column in study.trained_columns
     ]
     if column.metric == "average":
-        values, base = average(row_scores), average(base_scores) if base_scores else {}
+        values = mean_over_data_sets(row_scores)
+        base = mean_over_data_sets(base_scores) if base_scores else {}
     elif base_scores:
-        values, base = wins(row_scores, base_scores), {}
+        values, base = count_wins(row_scores, base_scores), {}
     else:
         return None, "no baseline"
     return (mean_over_seeds(values, base), "") if values else (None, "needs all data sets")
 
 
 def _scores_by_seed(row: Row, column: Column, evidence: Evidence) -> dict[int, float] | None:
-    """Return a row's scores in a column by seed; None if no run of the scale gives any."""
+    """Return a row's scores in a column by seed; None if the scale has no run for it."""
     run = evidence.run_of(row, column)
     if run is None:
         return None

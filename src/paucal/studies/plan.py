@@ -10,8 +10,8 @@ from paucal.studies.study import SCALES, Architecture, Column, DataSet, Part, Ro
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-PROTOCOLS = {"correspondence_distance": "correspondence"}  # protocols of metrics with other names
-BY_EPOCH = ("region_after",)  # settings in epochs, which shrink with the length of the run
+PROTOCOLS = {"correspondence_distance": "correspondence"}  # evaluation protocol of a metric with another name
+EPOCH_SETTINGS = ("region_after",)  # numbers of an epoch, reduced in proportion in a shorter run
 T = TypeVar("T", bound=Part)
 
 
@@ -21,13 +21,13 @@ class PlannedRun:
 
     Attributes:
         row: Row of the run.
-        columns: Columns with numbers of the run.
+        columns: Columns whose numbers this run measures.
         name: Name that is unique among the runs on the same images.
         data: Name of the data set to train on; at a smaller scale, of the images that replace it.
         evaluated: Name of the data set to evaluate frozen features on; at a smaller scale, of its replacement.
         epochs: Epochs of training.
         settings: Settings of the verb, without images and seed.
-        against: Name of the run that it is compared with; "" for none.
+        against: Name of the baseline run; "" without a baseline.
     """
 
     row: Row
@@ -47,7 +47,7 @@ def plan(
     rows: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
 ) -> list[PlannedRun]:
-    """Return the requested runs of a study, each once, in the order of its table; without names, all rows and columns.
+    """Return the runs for the named rows and columns of a study, each once; None stands for all rows or columns.
 
     At a smaller scale one set of images replaces all data sets, so only the columns of the first one are run. The name
     of a run and its baseline do not depend on which other runs are requested.
@@ -55,7 +55,7 @@ def plan(
     wanted_rows = _select_named(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
     wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)
     runs = []
-    for run in plan_whole(study, scale, data_sets, columns):
+    for run in plan_all_runs(study, scale, data_sets, columns):
         requested = tuple(column for column in run.columns if column in wanted_columns)
         if requested and run.row in wanted_rows:
             runs.append(replace(run, columns=requested))
@@ -64,12 +64,12 @@ def plan(
     return runs
 
 
-def plan_whole(
+def plan_all_runs(
     study: Study, scale: str, data_sets: Mapping[str, DataSet], columns: Sequence[str] | None = None
 ) -> list[PlannedRun]:
-    """Return all runs of a scale; see `plan`.
+    """Return the runs for all rows of a scale, whether requested or not; see `plan`.
 
-    The first of the requested columns determines the data set that a smaller scale replaces.
+    At a smaller scale, only the columns with the data set of the first of `columns` are run.
     """
     small = find_scale(study, scale)
     wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)
@@ -104,7 +104,7 @@ def _select_named(
 
 
 def start_settings(study: Study, start: Start, small: Scale) -> dict[str, Any]:
-    """Return the settings of the verb that makes a start at a smaller scale, without images and seed."""
+    """Return the settings for training a start at a smaller scale, without images and seed."""
     standin, training = study.models[start.model].standin, small.start_training
     if standin is None or training is None:
         raise UserError(f"{study.name} cannot replace {start.words} at a smaller scale: use --scale full.")
@@ -113,14 +113,14 @@ def start_settings(study: Study, start: Start, small: Scale) -> dict[str, Any]:
     return {**size, **shared, **_model_settings(standin), **start.set}
 
 
-def with_given_start(study: Study, run: PlannedRun, place: str) -> PlannedRun:
-    """Return a run of the full scale that starts from a given run or file instead of published weights."""
+def with_given_start(study: Study, run: PlannedRun, init: str) -> PlannedRun:
+    """Return a run of the full scale that starts from `init`, a run or a file, instead of published weights."""
     model = study.models[run.row.model].full.name  # without the tag of the published weights
-    return replace(run, settings={**run.settings, "model": model, "init": place})
+    return replace(run, settings={**run.settings, "model": model, "init": init})
 
 
 def find_scale(study: Study, scale: str) -> Scale | None:
-    """Return a smaller scale of a study; None for the full one."""
+    """Return a smaller scale of a study by its name; None for "full"."""
     if scale not in SCALES:
         raise UserError(f"--scale is {scale!r}{did_you_mean(scale, SCALES)}; expected one of {', '.join(SCALES)}.")
     if not study.trains:
@@ -129,7 +129,8 @@ def find_scale(study: Study, scale: str) -> Scale | None:
         return None
     if scale not in study.scales:
         scales = ", ".join((*study.scales, "full"))
-        raise UserError(f"{study.name} has no scale {scale!r} ({study.without or 'it has others'}): use {scales}.")
+        reason = f" ({study.without})" if study.without else ""
+        raise UserError(f"{study.name} has no scale {scale!r}{reason}: use {scales}.")
     return study.scales[scale]
 
 
@@ -178,7 +179,9 @@ def _standin_settings(study: Study, row: Row, column: Column, small: Scale, full
     init = {"init": "none"} if study.kind == "train" and not row.start else {}
     epochs = max(1, round(small.epochs * full_epochs / study.epochs))
     specific = {**row.set, **column.set, **row.standin, **column.standin}
-    specific |= {name: max(1, round(epochs / full_epochs * specific[name])) for name in BY_EPOCH if name in specific}
+    specific |= {
+        name: max(1, round(epochs / full_epochs * specific[name])) for name in EPOCH_SETTINGS if name in specific
+    }
     size = {"img_size": [small.side], "epochs": epochs}
     return _without_unused({**init, **small.set, **size, **_model_settings(standin, row), **specific})
 
@@ -190,8 +193,8 @@ def _model_settings(model: Architecture, row: Row | None = None) -> dict[str, An
 
 
 def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings without the epoch in which the region task begins, if it is not used."""
-    unused = BY_EPOCH if settings.get("tasks") == "view" else ()
+    """Return settings without the epoch in which the region task begins, if the run has no region task."""
+    unused = EPOCH_SETTINGS if settings.get("tasks") == "view" else ()
     return {name: value for name, value in settings.items() if name not in unused}
 
 
@@ -200,15 +203,15 @@ def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     counts = Counter((run.row.name, run.data) for run in runs)
     named_runs = []
     for run in runs:
-        several = counts[run.row.name, run.data] > 1
+        is_one_of_several = counts[run.row.name, run.data] > 1
         named_runs.append(
-            replace(run, name=f"{run.row.name}, {_common_name(run.columns)}" if several else run.row.name)
+            replace(run, name=f"{run.row.name}, {_common_name(run.columns)}" if is_one_of_several else run.row.name)
         )
     return [replace(run, against=_baseline_name(run, named_runs)) for run in named_runs]
 
 
 def _common_name(columns: Sequence[Column]) -> str:
-    """Return the words with which the names of all columns begin, or the first name if they have none in common."""
+    """Return the words with which the names of all columns begin, or the first name if they share no first word."""
     common = []
     for position_words in zip(*(column.name.split() for column in columns), strict=False):
         if len(set(position_words)) > 1:
@@ -218,7 +221,7 @@ def _common_name(columns: Sequence[Column]) -> str:
 
 
 def _baseline_name(run: PlannedRun, runs: Sequence[PlannedRun]) -> str:
-    """Return the name of the run that a run is compared with: of another row, or of another column of its row."""
+    """Return the name of a run's baseline, which is a run of another row or of another column; "" without one."""
     same_data = [other for other in runs if other.data == run.data]
     if run.row.against:
         candidates = [other for other in same_data if other.row.name == run.row.against]

@@ -1,4 +1,4 @@
-"""The published numbers, read from YAML files of this package, with every entry checked."""
+"""Studies with their published numbers, read from YAML files of this package; every entry is checked."""
 
 import types
 import typing
@@ -34,26 +34,27 @@ from paucal.wording import did_you_mean
 
 FOLDER = Path(__file__).parent / "published"
 PAPERS = ("drloc", "token_labeling", "dhvt", "esvit", "networks")
-MAX_BYTES = 1 << 20  # limit of a file of studies
-SHARED = ("paper", "source", "recipe", "epochs", "full", "telling")  # entries of a file for all its studies
-SHARED_BY_KIND = ("telling", "scales")  # entries of a kind in `by_kind.yaml`
+MAX_BYTES = 1 << 20  # of a YAML file
+# Entries at the top of a file that apply to all its studies, and entries in `by_kind.yaml` that apply to a kind.
+SHARED = ("paper", "source", "recipe", "epochs", "full", "telling")
+SHARED_BY_KIND = ("telling", "scales")
 # Two more kinds in `by_kind.yaml`: TUNE for studies of kind "train" whose rows start from trained weights, ENLARGE for
 # studies with `like: enlarge`, whose rows start from weights trained on the same images at a smaller size.
 TUNE = "tune"
 ENLARGE = "enlarge"
-STARTED = ("detect", "segment", "frozen")  # kinds whose rows have a start
+STARTED = ("detect", "segment", "frozen")  # kinds of studies in which every trained row needs a start
 T = TypeVar("T")
 
 
 @cache
 def data_sets() -> Mapping[str, DataSet]:
-    """Return the data sets that studies name."""
+    """Return the data sets of all studies, by the names that studies use."""
     return read_data_sets(FOLDER / "data_sets.yaml")
 
 
 @cache
 def studies() -> Mapping[str, Study]:
-    """Return all studies, paper by paper, in the order of their tables."""
+    """Return all studies by name, paper by paper, in the order of their tables."""
     by_kind = read_by_kind(FOLDER / "by_kind.yaml")
     files = [read_studies(FOLDER / f"{paper}.yaml", data_sets(), by_kind) for paper in PAPERS]
     return {name: study for file in files for name, study in file.items()}
@@ -72,12 +73,12 @@ def read_data_sets(path: Path) -> dict[str, DataSet]:
     sets = {name: _make(DataSet, entry, f"{path.name}: {name}") for name, entry in _read_mapping(path).items()}
     for name, data_set in sets.items():
         if not data_set.named and not data_set.how:
-            raise UserError(f"{path.name}: {name} has neither a name in paucal nor a way to get it: add one.")
+            raise UserError(f"{path.name}: {name} has neither 'named' nor 'how': add one of them.")
     return sets
 
 
 def read_by_kind(path: Path) -> dict[str, Any]:
-    """Read the entries that studies of a kind share in all papers; they replace those of a paper's file."""
+    """Read the entries that apply to all studies of a kind, by kind; they override the entries of a paper's file."""
     content = _read_mapping(path)
     for kind, entry in content.items():
         _require_name(kind, (*TRAINED, TUNE, ENLARGE), f"{path.name}: the kind")
@@ -89,7 +90,7 @@ def read_by_kind(path: Path) -> dict[str, Any]:
 def read_studies(
     path: Path, data_sets: Mapping[str, DataSet], by_kind: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, Study]:
-    """Read the studies of a paper."""
+    """Read the YAML file of a paper, and return its studies by name; `by_kind` is the result of `read_by_kind`."""
     content, by_kind = _read_mapping(path), by_kind or {}
     entries = {*SHARED, "title", "models", "scales", "columns", "studies"}
     if unknown := sorted(set(content) - entries):
@@ -102,7 +103,7 @@ def read_studies(
         kind = str(entry.get("kind"))
         base_kind = entry.pop("like", None)
         if base_kind is not None:
-            _require_name(base_kind, by_kind, f"{location}: what it is like")
+            _require_name(base_kind, by_kind, f"{location}: the entry 'like'")
         base_kind = base_kind or (TUNE if kind == "train" and entry.get("starts") else kind)
         entry["columns"] = _expand_columns(entry.get("columns", []), content.get("columns", {}), location)
         if isinstance(entry.get("rows"), dict):
@@ -130,12 +131,12 @@ def _expand_columns(entries: Any, groups: Mapping[str, Any], location: str) -> l
 def _rows_of_other(
     rows: Mapping[str, Any], columns: list[Any], studies_read: Mapping[str, Study], location: str
 ) -> list[Any]:
-    """Return the rows of an earlier study, for `rows: {of: NAME}`.
+    """Return the entries of the rows of a study that repeats the rows of an earlier one, `rows: {of: NAME}`.
 
-    They have the values of the columns that both studies have. `models` names models that the other study does not
-    train, and `against` names the row that sets the scale of times.
+    Values are taken from the columns that both studies have. In `rows`, the optional entry `models` maps names of rows
+    to models that the earlier study does not train, and `against` names the reference row for times.
     """
-    _require_name(str(rows.get("of")), studies_read, f"{location}: the study whose rows it has")
+    _require_name(str(rows.get("of")), studies_read, f"{location}: the entry 'of' of its rows")
     other, models = studies_read[str(rows["of"])], rows.get("models", {})
     for name in models:
         _require_name(name, [row.name for row in other.rows], f"{location}: the row of a model")
@@ -145,7 +146,7 @@ def _rows_of_other(
     for row in other.rows:
         model = models.get(row.name, row.model)
         against = {"against": rows["against"]} if model and row.name != rows.get("against") else {}
-        values = [None if place is None else row.values[place] for place in sources]
+        values = [None if index is None else row.values[index] for index in sources]
         entries.append({"name": row.name, "model": model, "args": list(row.args), "values": values, **against})
     return entries
 
@@ -162,7 +163,7 @@ def _make_study(name: str, entry: Mapping[str, Any], models: Mapping[str, Model]
 
 
 def _make_scales(shared: Mapping[str, Any], entry: Mapping[str, Any], location: str) -> dict[str, Scale]:
-    """Return the smaller scales of a study: the shared scales, updated by its own; None removes a scale."""
+    """Return the smaller scales of a study: the shared ones, updated by its own entries; null removes a scale."""
     if entry.get("kind") not in TRAINED:
         return {}
     own_scales = entry.get("scales", {})
@@ -189,14 +190,16 @@ def _make_model(entry: Any, location: str) -> Model:
     model = _make(Model, {**values, "full": _make(Architecture, full, location)}, location)
     _require_name(model.network, NETWORKS, f"{location}: the network")
     if model.network and len(model.shape) != 2:
-        raise UserError(f"{location}: the images of a network have a height and a width, got {model.shape}.")
+        raise UserError(
+            f"{location}: 'shape' must be [height, width] for a model with a network, got {list(model.shape)}."
+        )
     return model
 
 
 def _make(kind: type[T], entry: Any, location: str) -> T:
-    """Make a dataclass from a mapping whose values have the types of its fields; lists become tuples."""
+    """Make an object of the dataclass `kind` from a mapping, and check the types of its values; lists become tuples."""
     if not isinstance(entry, dict):
-        raise UserError(f"{location} is {entry!r}, expected names with values.")
+        raise UserError(f"{location} is {entry!r}, expected a mapping of names to values.")
     hints, field_of = _type_hints(kind), {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
     values = {}
     for name, value in entry.items():
@@ -209,7 +212,7 @@ def _make(kind: type[T], entry: Any, location: str) -> T:
     return kind(**values)
 
 
-_type_hints = cache(typing.get_type_hints)  # the studies make a thousand objects of a few classes
+_type_hints = cache(typing.get_type_hints)  # cached, since the files make a thousand objects of a few classes
 
 
 def _convert(value: Any, hint: Any, location: str) -> Any:
@@ -247,14 +250,14 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _require_name(word: str, names: Iterable[str], where: str) -> None:
-    """Raise a UserError for a word that is not among the names."""
+    """Raise a UserError if `word` is not among the names; `where` begins the message, such as "FILE: the kind"."""
     names = list(names)
     if word not in names:
         raise UserError(f"{where} is {word!r}{did_you_mean(word, names)}; expected one of {', '.join(names)}.")
 
 
 def _check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> None:
-    """Check whether the names in a study exist, and whether its rows, columns and scales fit each other."""
+    """Raise a UserError if a name in a study does not exist, or if its rows, columns and scales do not match."""
     _require_name(study.kind, KINDS, f"{where}: the kind")
     for column in study.columns:
         _require_name(column.metric, METRICS, f"{where}: the metric of {column.name!r}")
@@ -285,7 +288,7 @@ def _check_completeness(study: Study, location: str) -> None:
     if study.trains and not study.scales and not study.without:
         raise UserError(f"{location}: it has no smaller scale and no reason: add 'without'.")
     if not study.see and not study.rows:
-        raise UserError(f"{location}: it has neither published rows nor a description of how it is made: add 'see'.")
+        raise UserError(f"{location}: it has neither rows nor 'see', which says how to reproduce it: add one of them.")
 
 
 def _check_row(study: Study, row: Row, location: str) -> None:
@@ -299,7 +302,9 @@ def _check_row(study: Study, row: Row, location: str) -> None:
         _require_name(row.start, study.starts, f"{location}: the start")
         model = study.starts[row.start].model
         if model in study.models and study.models[row.model].standin != study.models[model].standin:
-            raise UserError(f"{location} starts from {row.start!r}, whose stand-in {model} is another model.")
+            raise UserError(
+                f"{location} starts from {row.start!r}, but {row.model} and its {model} have different stand-ins."
+            )
     for scale in study.scales.values():
         if row in study.rows_at(scale):
             if study.models[row.model].standin is None:

@@ -19,17 +19,17 @@ from PIL import Image
 from paucal.data.boxes.annotations import run_lengths_of
 from paucal.data.sources.opening import open_digits
 
-SCENES, START_DIGITS, OTHERS = "scenes", "digits", "other-digits"
-DRAWN = "drawn"  # folder within a study's folder, for scenes and both folders of digits
-UNFINISHED = f".{DRAWN}-"  # prefix of folders that are being drawn
-# By split: share of the digits that are not for initial weights, and number of scenes per training scene.
-SHARES = {"train": 0.5, "val": 0.2, "test": 0.3}
-SCENES_OF = {"train": 1.0, "val": 0.2, "test": 0.5}
+# Folders of scenes, of digits for initial weights, and of all other digits.
+SCENES, START_DIGITS, OTHER_DIGITS = "scenes", "digits", "other-digits"
+DRAWN = "drawn"  # the folder within a study's folder that contains these three
+UNFINISHED = f".{DRAWN}-"  # prefix of the temporary folder that images are drawn into
+DIGIT_SHARES = {"train": 0.5, "val": 0.2, "test": 0.3}  # share of the scenes' digits in each split
+SCENES_PER_TRAINING_SCENE = {"train": 1.0, "val": 0.2, "test": 0.5}
 MIN_DIGITS, MAX_DIGITS = 3, 6  # per scene
-MIN_SIZE, MAX_SIZE = 0.28, 0.45  # side of a digit over that of its scene
-GROUND, NOISE = 60.0, 20.0  # mean and standard deviation of the grey levels of the background
-INK = 80  # grey level above which a pixel of a digit hides the background
-TRIES = 30  # positions to try before a digit is left out
+MIN_SIZE, MAX_SIZE = 0.28, 0.45  # side of a digit, as a share of the scene's side
+BACKGROUND_MEAN, BACKGROUND_STD = 60.0, 20.0  # grey levels
+INK_LEVEL = 80  # pixels of a digit with higher grey levels hide the background
+MAX_TRIES = 30  # random positions to try before a digit is left out
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Scene:
         return classes
 
 
-def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
-    """Draw scenes, and digits for training initial weights, into a folder unless it exists; return the folder.
+def draw_data_sets(folder: Path, images: int, side: int, seed: int = 0) -> Path:
+    """Write scenes and digits into a folder unless it exists; return the folder.
 
-    Several calls may draw at once: all draw the same images, and the first to finish moves them into place.
+    Several processes may draw at once: all draw the same images, and the first to finish moves them into the folder.
 
     `scenes/` has `images/`, `masks/` (class numbers) and `boxes.json` (COCO, with outlines) in a folder for each split;
     `digits/` has the digits for initial weights, in a folder for each class, and `other-digits/` the others. `images`
@@ -61,8 +61,8 @@ def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder.parent) as place:
-        temporary = Path(place) / folder.name
+    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder.parent) as parent:
+        temporary = Path(parent) / folder.name
         _draw_into(temporary, images, side, seed)
         try:
             temporary.rename(folder)
@@ -75,56 +75,56 @@ def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
 def _draw_into(folder: Path, images: int, side: int, seed: int) -> None:
     digits = open_digits()
     rng = np.random.default_rng(seed)
-    for_starts, parts = share_out(len(digits), rng)
-    for name, indices in ((START_DIGITS, for_starts), (OTHERS, np.concatenate(list(parts.values())))):
+    for_starts, by_split = split_digits(len(digits), rng)
+    for name, indices in ((START_DIGITS, for_starts), (OTHER_DIGITS, np.concatenate(list(by_split.values())))):
         for index in indices:
-            place = folder / name / digits.classes[digits.labels[index]]
-            place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(_digit_pixels(digits, index)).save(place / f"{index:04d}.png")
-    for part, indices in parts.items():
+            class_folder = folder / name / digits.classes[digits.labels[index]]
+            class_folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(_digit_pixels(digits, index)).save(class_folder / f"{index:04d}.png")
+    for split, indices in by_split.items():
         pool = [(_digit_pixels(digits, index), int(digits.labels[index])) for index in indices]
-        scenes = [draw(pool, side, rng) for _ in range(max(4, round(SCENES_OF[part] * images)))]
-        _write_scenes(folder / SCENES / part, scenes)
+        count = max(4, round(SCENES_PER_TRAINING_SCENE[split] * images))
+        _write_scenes(folder / SCENES / split, [draw_scene(pool, side, rng) for _ in range(count)])
 
 
-def share_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """Return the indices of the digits for initial weights, and for the scenes of each split, without overlap."""
+def split_digits(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
+    """Return the indices of the digits for initial weights, and of those for scenes by split; no index occurs twice."""
     for_starts, for_scenes = np.split(rng.permutation(count), [count // 2])
-    ends = np.round(np.cumsum(list(SHARES.values())) * len(for_scenes)).astype(int)[:-1]
-    return for_starts, dict(zip(SHARES, np.split(for_scenes, ends), strict=True))
+    ends = np.round(np.cumsum(list(DIGIT_SHARES.values())) * len(for_scenes)).astype(int)[:-1]
+    return for_starts, dict(zip(DIGIT_SHARES, np.split(for_scenes, ends), strict=True))
 
 
-def draw(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np.random.Generator) -> Scene:
-    """Draw a scene of `side` pixels: digits of different sizes on noise, without overlap.
+def draw_scene(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np.random.Generator) -> Scene:
+    """Return a square scene of `side` pixels: digits of different sizes on noise, without overlap.
 
-    `pool` has the (8, 8) grey levels and the label of each digit.
+    `pool` contains the (8, 8) grey levels and the label of each digit to choose from.
     """
-    pixels = rng.normal(GROUND, NOISE, (side, side))
+    pixels = rng.normal(BACKGROUND_MEAN, BACKGROUND_STD, (side, side))
     is_taken = np.zeros((side, side), bool)
     labels, masks = [], []
     for _ in range(rng.integers(MIN_DIGITS, MAX_DIGITS + 1)):
         digit, label = pool[int(rng.integers(len(pool)))]
         size = int(rng.uniform(MIN_SIZE, MAX_SIZE) * side)
-        place = _free_place(is_taken, size, rng)
-        if place is None:
+        square = _find_free_square(is_taken, size, rng)
+        if square is None:
             continue
-        is_taken[place] = True
+        is_taken[square] = True
         grey = np.asarray(Image.fromarray(digit).resize((size, size), Image.Resampling.BICUBIC))
         mask = np.zeros((side, side), bool)
-        mask[place] = grey > INK
-        pixels[place] = np.where(grey > INK, grey, pixels[place])
+        mask[square] = grey > INK_LEVEL
+        pixels[square] = np.where(grey > INK_LEVEL, grey, pixels[square])
         labels.append(label)
         masks.append(mask)
     object_masks = np.stack(masks) if masks else np.zeros((0, side, side), bool)
     return Scene(pixels.clip(0, 255).astype(np.uint8), tuple(labels), object_masks)
 
 
-def _free_place(is_taken: NDArray[np.bool_], size: int, rng: np.random.Generator) -> tuple[slice, slice] | None:
-    for _ in range(TRIES):
+def _find_free_square(is_taken: NDArray[np.bool_], size: int, rng: np.random.Generator) -> tuple[slice, slice] | None:
+    for _ in range(MAX_TRIES):
         top, left = rng.integers(0, len(is_taken) - size + 1, 2)
-        place = slice(top, top + size), slice(left, left + size)
-        if not is_taken[place].any():
-            return place
+        square = slice(top, top + size), slice(left, left + size)
+        if not is_taken[square].any():
+            return square
     return None
 
 

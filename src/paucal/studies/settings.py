@@ -5,44 +5,44 @@ from typing import Literal
 
 from paucal.settings.options import option
 
-_WHAT, _WORK = "runs", "who computes"
+_RUNS, _WORKERS = "runs", "who computes"  # headings of the help text
 
 
 @dataclass(frozen=True)
 class StudySettings:
-    """The runs of a study, their images, and their workers."""
+    """Every setting of `paucal study NAME`: which runs, on which images, and by which workers."""
 
     scale: Literal["tiny", "small", "full"] = option(
         "tiny: stand-ins on few small images, minutes on a core; small: longer, for a GPU or a night; full: as "
         "published",
         "tiny",
-        group=_WHAT,
+        group=_RUNS,
     )
     data: list[str] | None = option(
         "images: with --scale tiny or small, DATA instead of all published sets (by default the built-in digits, "
         "or cifar10); with --scale full, NAME=DATA for each set without a name in paucal",
-        group=_WHAT,
+        group=_RUNS,
     )
-    rows: list[str] | None = option("rows to run, by their names in 'paucal study show NAME'", group=_WHAT)
-    columns: list[str] | None = option("columns to run", group=_WHAT)
+    rows: list[str] | None = option("rows to run, by their names in 'paucal study show NAME'", group=_RUNS)
+    columns: list[str] | None = option("columns to run", group=_RUNS)
     seeds: list[int] | None = option(
-        "seeds of every row; by default those of the scale, or of the paper", group=_WHAT, low=0, high=2**62
+        "seeds of every row; by default those of the scale, or of the paper", group=_RUNS, low=0, high=2**62
     )
     recipe: str | None = option(
-        "full: named settings instead of the study's, such as drloc-scratch-reference", group=_WHAT
+        "full: named settings instead of the study's, such as drloc-scratch-reference", group=_RUNS
     )
     init: list[str] | None = option(
         "full: pretrained weights to start from, if a study needs them; NAME=RUN for each start in 'paucal study "
         "show NAME'",
-        group=_WHAT,
+        group=_RUNS,
     )
-    labels: str | None = option("full: folder of label maps, if a study needs them", group=_WHAT)
-    data_root: str | None = option("folder of the published sets, as in 'paucal train'", group=_WHAT)
-    download: bool = option("download a missing published set", False, group=_WHAT)
-    device: str | None = option("cpu, cuda or mps; by default as in 'paucal train'", group=_WORK)
-    workers: int | None = option("image-loading processes of each worker", group=_WORK, low=0, high=64)
-    output: str | None = option("folder of the study; by default runs/study-NAME-SCALE", group=_WORK)
-    jobs: int = option("number of workers; 0 to only show the stored results", 1, group=_WORK, low=0, high=4096)
-    on: Literal["here", "slurm", "ray"] = option("where the workers run", "here", group=_WORK)
-    slurm: list[str] | None = option("resources of each worker on SLURM, as in 'paucal compare'", group=_WORK)
-    retry: bool = option("try failed runs again", False, group=_WORK)
+    labels: str | None = option("full: folder of label maps, if a study needs them", group=_RUNS)
+    data_root: str | None = option("folder of the published sets, as in 'paucal train'", group=_RUNS)
+    download: bool = option("download a missing published set", False, group=_RUNS)
+    device: str | None = option("cpu, cuda or mps; by default as in 'paucal train'", group=_WORKERS)
+    workers: int | None = option("image-loading processes of each worker", group=_WORKERS, low=0, high=64)
+    output: str | None = option("folder of the study; by default runs/study-NAME-SCALE", group=_WORKERS)
+    jobs: int = option("number of workers; 0 to only show the stored results", 1, group=_WORKERS, low=0, high=4096)
+    on: Literal["here", "slurm", "ray"] = option("where the workers run", "here", group=_WORKERS)
+    slurm: list[str] | None = option("resources of each worker on SLURM, as in 'paucal compare'", group=_WORKERS)
+    retry: bool = option("try failed runs again", False, group=_WORKERS)

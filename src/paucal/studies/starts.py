@@ -1,6 +1,7 @@
-"""The weights that rows start from: at full scale from `--init`, at smaller scales trained first, in their own grids.
+"""The weights that the rows of a study start from, its "starts".
 
-Starts are never trained on test images of a row, only on other images or the rows' training images.
+At full scale they are published weights or those of `--init`; at a smaller scale they are trained first, in grids of
+their own. No start is trained on a test image of a row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,9 @@ from typing import Any
 
 from paucal.runner.console import Console
 from paucal.runs.grid_files import is_grid
-from paucal.studies.call import Call, Places
+from paucal.studies.call import Call, DataLocations
 from paucal.studies.plan import PlannedRun, start_settings, with_given_start
-from paucal.studies.scenes import DRAWN, OTHERS, SCENES, START_DIGITS, draw_all
+from paucal.studies.scenes import DRAWN, OTHER_DIGITS, SCENES, START_DIGITS, draw_data_sets
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import Scale, Study
 from paucal.types import UserError
@@ -21,34 +22,34 @@ from paucal.verbs.compare.jobs import GridImages, open_images
 from paucal.verbs.compare.preparation import prepare_grid
 from paucal.verbs.compare.settings import Arm
 
-VERBS = ("train", "pretrain")  # verbs that train starts
-TOLERANCE = 1.05  # a data set with up to this multiple of a scale's images is used completely
+VERBS = ("train", "pretrain")  # which train starts
+TOLERANCE = 1.05  # a data set with up to this many times the images of a scale is used completely
 
 
 def with_starts(call: Call) -> Call:
-    """Return a call of the full scale with a start for each run: that of `--init`, or the published weights.
+    """Return a call in which every run has its start: the weights of `--init`, or the published ones.
 
-    Calls of smaller scales, whose starts are trained first, and calls of studies without starts are unchanged.
+    The call is returned unchanged at a smaller scale, where starts are trained first, and for a study without starts.
     """
     study, runs = call.study, call.runs
     if not study.starts or call.small is not None:
         return call
-    run_of_start: dict[str, str] = {}
+    init_of_start: dict[str, str] = {}
     for argument in call.settings.init or []:
-        name, _, place = argument.partition("=")
-        if name not in study.starts or not place:
+        name, _, init = argument.partition("=")
+        if name not in study.starts or not init:
             raise UserError(f"--init: expected NAME=RUN with NAME one of {', '.join(study.starts)}, got {argument!r}.")
-        if name in run_of_start:
+        if name in init_of_start:
             raise UserError(f"--init: {name!r} is given twice: leave one out.")
-        run_of_start[name] = place
-    _require_starts(study, runs, run_of_start)
-    places = [run_of_start.get(run.row.start) for run in runs]
-    started = [with_given_start(study, run, place) if place else run for run, place in zip(runs, places, strict=True)]
+        init_of_start[name] = init
+    _require_starts(study, runs, init_of_start)
+    inits = [init_of_start.get(run.row.start) for run in runs]
+    started = [with_given_start(study, run, init) if init else run for run, init in zip(runs, inits, strict=True)]
     return replace(call, runs=started)
 
 
-def _require_starts(study: Study, runs: Sequence[PlannedRun], run_of_start: Mapping[str, str]) -> None:
-    incomplete = [run for run in runs if run.row.start not in run_of_start and not study.starts[run.row.start].init]
+def _require_starts(study: Study, runs: Sequence[PlannedRun], init_of_start: Mapping[str, str]) -> None:
+    incomplete = [run for run in runs if run.row.start not in init_of_start and not study.starts[run.row.start].init]
     missing = list(dict.fromkeys(run.row.start for run in incomplete))
     if not missing:
         return
@@ -63,43 +64,47 @@ def _require_starts(study: Study, runs: Sequence[PlannedRun], run_of_start: Mapp
     )
 
 
-def with_start_images(places: Places, small: Scale, settings: StudySettings, folder: Path) -> Places:
-    """Return the locations with the images for starts; scenes are drawn into the folder if no images are given."""
+def with_start_images(locations: DataLocations, small: Scale, settings: StudySettings, folder: Path) -> DataLocations:
+    """Return the locations, completed by the images on which starts are trained.
+
+    If neither DATA is given nor a data set with a name is used, digits and scenes are drawn into the study's folder.
+    """
     start_training = small.start_training
     if start_training is None or not start_training.data:
-        return places
+        return locations
     if settings.data and settings.data[0] == start_training.data:
         raise UserError(
             f"--data: the rows' starts are trained on {start_training.data} at {settings.scale}, and rows must not be "
             "tested on images seen by their starts: leave it out, or give other images."
         )
-    if settings.data or small.data not in (SCENES, OTHERS):
-        return replace(places, start_images=start_training.data)
-    image_root = draw_all(folder / DRAWN, small.images, small.side).resolve()
-    location_of = {**places.by_name, small.data: str(image_root / small.data)}
-    return replace(places, by_name=location_of, start_images=str(image_root / START_DIGITS))
+    if settings.data or small.data not in (SCENES, OTHER_DIGITS):
+        return replace(locations, start_images=start_training.data)
+    image_root = draw_data_sets(folder / DRAWN, small.images, small.side).resolve()
+    location_of = {**locations.by_name, small.data: str(image_root / small.data)}
+    return replace(locations, by_name=location_of, start_images=str(image_root / START_DIGITS))
 
 
 def read_starts(folder: Path) -> list[Grid]:
-    """Return the grids of a study's starts; the grid of starts trained with labels is the first."""
+    """Return the stored grids of a study's starts; the grid of starts that are trained with labels comes first."""
     return [read_grid(folder / STARTS / verb) for verb in VERBS if is_grid(folder / STARTS / verb)]
 
 
 def prepare_starts(call: Call, rows: Grid) -> None:
     """Check the starts of all rows, measure how long they take, and store a grid for each verb that trains starts.
 
-    `rows` is the grid whose runs need the starts, with runs of earlier calls, which any worker may compute.
+    `rows` is the grid of the runs that need the starts. It includes runs of earlier calls that are not done, since any
+    worker may compute them.
     """
     study, small, console = call.study, call.small, call.console
     if small is None or (start_training := small.start_training) is None:
         raise UserError(f"{study.name} has no images for training its starts at this scale: use --scale full.")
-    shared = {**call.places.shared, "data": call.places.start_images or rows.shared["data"]}
+    shared = {**call.locations.shared, "data": call.locations.start_images or rows.shared["data"]}
     for verb in VERBS:
         settings = {}
         for arm in rows.arms:
             start_verb, name = arm.settings[START]
             if start_verb == verb and name not in settings:
-                # Without its own images, a start uses the split and the label maps of its rows.
+                # A start that is trained on the images of its rows has their split and label maps.
                 like_rows = () if start_training.data else ("split", "labels")
                 parts = {name: value for name, value in arm.settings.items() if name in like_rows}
                 settings[name] = {**start_settings(study, study.starts[name], small), **parts}
@@ -108,7 +113,7 @@ def prepare_starts(call: Call, rows: Grid) -> None:
         fraction = {}
         if verb == "train" and start_training.data:
             labelled = open_labelled(shared, start_training.set.get("classes"), console)
-            fraction = share_of(labelled, start_training.images)
+            fraction = fraction_for(labelled, start_training.images)
         arms = [Arm(name, None, None, {**values, **fraction}) for name, values in settings.items()]
         grid_settings = call.grid_settings(call.folder / STARTS / verb, rows.seeds)
         images = None if verb == "train" else open_images(verb, shared, console)
@@ -116,11 +121,11 @@ def prepare_starts(call: Call, rows: Grid) -> None:
 
 
 def open_labelled(shared: Mapping[str, Any], classes: str | None, console: Console) -> GridImages:
-    """Open labelled images of some classes, selected as by `paucal train --classes`; None for all classes."""
+    """Open labelled images of the classes that `classes` selects, as `paucal train --classes` does; None for all."""
     location = {name: shared[name] for name in ("data", "data_root", "download") if name in shared}
     return open_images("train", {**location, "classes": classes}, console)
 
 
-def share_of(images: GridImages, count: int) -> dict[str, float]:
-    """Return the setting that limits training to `count` images; empty if all are used."""
+def fraction_for(images: GridImages, count: int) -> dict[str, float]:
+    """Return the setting `fraction` that limits training to `count` images; empty if all images are used."""
     return {} if images.training <= TOLERANCE * count else {"fraction": round(count / images.training, 6)}

@@ -1,11 +1,11 @@
-"""A study: a table or figure of a paper, with the runs of its rows, the published numbers, and the smaller scales."""
+"""The definition of a study: a table or figure of a paper, the runs that reproduce it, and its smaller scales."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 SCALES = ("tiny", "small", "full")
-NETWORKS = ("", "detector", "cascade", "upernet")
+NETWORKS = ("", "detector", "cascade", "upernet")  # "" for a backbone alone
 Kind = Literal["train", "pretrain", "frozen", "detect", "segment", "count", "facts", "pictures", "command"]
 Metric = Literal[
     *("top1", "curve", "seconds_per_step", "linear", "knn", "knn_curve"),  # scores of runs
@@ -17,9 +17,10 @@ Metric = Literal[
     *("throughput", "throughput_scaled"),  # timed on this device, without training
     *("quoted", "text"),  # shown only
 ]
-Value = float | str | None
+Value = float | str | None  # a published value; None without one
 KINDS: tuple[str, ...] = get_args(Kind)
 METRICS: tuple[str, ...] = get_args(Metric)
+# Metrics that the runs of a study measure, for each kind of study that has runs.
 TRAINED: Mapping[str, tuple[str, ...]] = {
     "train": ("top1", "curve", "seconds_per_step"),
     "pretrain": ("linear", "knn", "knn_curve"),
@@ -28,7 +29,7 @@ TRAINED: Mapping[str, tuple[str, ...]] = {
     "segment": ("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),
 }
 COUNTED = ("params", "gmacs", "gmacs_all")
-FIGURE_AXES = ("accuracy", "throughput", "parameters")  # of the efficiency figure; each shows one column of a table
+FIGURE_AXES = ("accuracy", "throughput", "parameters")  # quantities of the efficiency figure, each one column
 DERIVED = ("average", "wins")
 TIMED = ("throughput", "throughput_scaled")
 
@@ -44,7 +45,7 @@ class DataSet:
         classes: Number of classes.
         named: Name of the data set in paucal; "" without one.
         how: How to get its files if paucal does not download them.
-        settings: Settings of the verb that reads it.
+        settings: Settings of a run on it, such as `classes`.
     """
 
     title: str
@@ -58,7 +59,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model of timm or paucal, with arguments of its constructor as NAME=VALUE."""
+    """The name of a model of timm or paucal, and arguments of its constructor, each as NAME=VALUE."""
 
     name: str
     args: tuple[str, ...] = ()
@@ -70,12 +71,12 @@ class Model:
 
     Attributes:
         full: Published model.
-        gmacs: Multiply-adds of an image in billions, including attention; the cost is estimated from them.
+        gmacs: Multiply-adds of a forward pass for one image in billions, including attention, to estimate the cost.
         side: Side of the images in pixels.
         standin: Model that replaces it at the smaller scales; None without one.
-        network: Network around it, one of `NETWORKS`; "" for the model alone.
-        shape: Height and width of the images of a network, in pixels.
-        width: Channels of a segmenter's head.
+        network: Detector or segmenter whose backbone it is, one of `NETWORKS`; "" for the model alone.
+        shape: Height and width of the images in pixels, if it has a network.
+        width: Channels of the head, for a segmenter.
     """
 
     full: Architecture
@@ -89,7 +90,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Teacher(Architecture):
-    """A teacher of label maps at a smaller scale, trained on the images of the rows with a peak learning rate."""
+    """The teacher that makes label maps at a smaller scale, with the epochs and peak learning rate of its training."""
 
     epochs: int = 10
     lr: float = 1e-3
@@ -102,8 +103,8 @@ class StartTraining:
     Attributes:
         epochs: Epochs of every start.
         side: Side of the images in pixels.
-        data: Labelled images; "" for the images of the rows, split as for the teacher that made their label maps.
-        images: Largest number of training images; has no effect if `data` is "".
+        data: Labelled images; "" for the images of the rows, with the split of the teacher of their label maps.
+        images: Maximum number of training images; no effect if `data` is "".
         set: Settings of all starts that are trained with labels.
         pretrain: Settings of all starts that are trained without labels.
     """
@@ -121,9 +122,9 @@ class Scale:
     """A smaller scale of a study.
 
     Attributes:
-        data: Images in place of all published data sets.
-        images: Largest number of training images.
-        epochs: Epochs in place of the study's.
+        data: Images that replace all published data sets.
+        images: Maximum number of training images.
+        epochs: Epochs of a run that has the study's number of epochs at full scale.
         seeds: Seeds of every row.
         side: Side of the images in pixels.
         set: Settings of all runs.
@@ -156,7 +157,7 @@ class Part:
             it, or a column whose rows name it.
         epochs: Epochs, if they differ from the study's.
         classes: Number of classes of the model whose parameters are counted.
-        against: Name of the row (or column) that it is compared with; "" for none.
+        against: Name of the baseline, another row (or column); "" without one.
     """
 
     name: str
@@ -171,12 +172,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Column(Part):
-    """A measured number.
+    """A column of a table, with one number for each row.
 
     Attributes:
-        metric: Metric of the number.
-        study: Name of the study whose results at full scale contain the number; "" for a number of this study's runs.
-        at: Share of the epochs at whose end a curve is read; for "knn_curve", share of the monitor's epochs.
+        metric: Metric of its numbers, one of `METRICS`.
+        study: Name of another study whose full-scale results contain the numbers; "" for numbers of this study.
+        at: Position at which a curve is read, as a share of all epochs; for "knn_curve", of the monitored epochs.
     """
 
     metric: str = "quoted"
@@ -189,14 +190,14 @@ class Row(Part):
     """A row of a table.
 
     Attributes:
-        values: Published values, one for each column; None without one.
-        deviations: Published standard deviations; () without any.
+        values: Published values, one for each column.
+        deviations: Published standard deviations, one for each column; () if none is published.
         model: Name of the model to train; "" for a row that is quoted from elsewhere.
         args: Further arguments of the model's constructor, each as NAME=VALUE.
         quoted: Whether the paper took the row's numbers from another paper.
         maps: Whether it is trained with label maps of a teacher.
-        start: Name of its start in the study's `starts`.
-        note: Remark.
+        start: Name of its start in the study's `starts`; "" for random weights.
+        note: Remark to print below the table.
     """
 
     values: tuple[Value, ...] = ()
@@ -214,9 +215,9 @@ class Start:
     """The weights that rows start from, or whose frozen features are evaluated.
 
     Attributes:
-        words: Description at full scale.
+        words: Description of the weights at full scale, for messages.
         model: Name of the model in the study.
-        init: Value of `--init` at full scale; "" if a run has to be given.
+        init: Value of `--init` at full scale; "" if the user has to give a run.
         tag: Tag of timm's weights if `init` is "timm"; "" for timm's default.
         verb: Verb that trains its stand-in at a smaller scale, "train" or "pretrain".
         set: Settings of the stand-in.
@@ -232,30 +233,30 @@ class Start:
 
 @dataclass(frozen=True)
 class Study:
-    """A table or figure.
+    """A table or figure of a paper.
 
     Attributes:
         name: Name on the command line.
-        title: Subject.
+        title: Subject of the table or figure.
         paper: Short name of the paper.
-        source: Place of the paper.
-        where: Place in the paper.
-        kind: Kind of runs or computation that reproduces it.
-        columns: Published numbers of each row.
-        rows: Rows in their order.
+        source: Where the paper is published, such as "arXiv:2106.03746".
+        where: Where the table or figure is in the paper, such as "table 1".
+        kind: How it is reproduced: the verb of its runs or another computation, one of `KINDS`.
+        columns: Columns in the published order.
+        rows: Rows in the published order.
         models: Models by the names that rows use.
-        recipe: Recipe of every run at full scale.
-        epochs: Published epochs.
+        recipe: Recipe of every run at full scale; "" without one.
+        epochs: Published epochs of a run.
         full: Settings of every run at full scale that the recipe does not contain, such as those of the optimizer.
         seeds: Seeds at full scale.
         scales: Smaller scales by name.
         misprints: Misprints of the paper, and other remarks on its numbers.
         telling: Sentences on what the smaller scales can and cannot show.
         without: Reason for having no smaller scales.
-        starts: Starts of its rows by name; none for random weights.
+        starts: Starts of its rows by name; empty if all rows start from random weights.
         draws: Name of the column that each of the `FIGURE_AXES` shows; empty for a study without a figure.
-        see: Where to find a study that cannot be run, or how to reproduce it.
-        note: Remark.
+        see: How to reproduce a study that cannot be run, or where paucal has what it shows.
+        note: Remark to print below the table.
     """
 
     name: str
@@ -282,25 +283,25 @@ class Study:
 
     @property
     def trains(self) -> bool:
-        """Whether it has runs."""
+        """Whether runs reproduce it."""
         return self.kind in TRAINED
 
     @property
     def trained_columns(self) -> Sequence[Column]:
-        """The columns with numbers of runs."""
+        """The columns whose numbers are measured by runs."""
         return [column for column in self.columns if column.metric in TRAINED.get(self.kind, ())]
 
     @property
     def trained_rows(self) -> Sequence[Row]:
-        """The rows that are trained, not quoted."""
+        """The rows that have runs, so not those with numbers from other papers."""
         return [row for row in self.rows if self.trains and row.model and not row.quoted]
 
     def rows_at(self, small: Scale | None) -> list[Row]:
-        """Return the rows that are trained at a smaller scale, or at full scale for None."""
+        """Return the rows that are run at a smaller scale; None for the full scale."""
         return [row for row in self.trained_rows if small is None or not small.rows or row.name in small.rows]
 
     @property
     def data_sets(self) -> Sequence[str]:
-        """The data sets that the study's full-scale runs read, in the order of the table."""
+        """The names of the data sets that the study's full-scale runs read, in the order of the table."""
         columns = [column.data for column in self.trained_columns]
         return list(dict.fromkeys([*columns, *(row.data for row in self.trained_rows if row.data)]))

@@ -1,4 +1,4 @@
-"""The numbers of a study as tables: on the terminal, as CSV and on the page."""
+"""The results of a study as tables: on the terminal, in `results.csv` and on the page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,22 +13,23 @@ from paucal.studies.study import Study
 from paucal.studies.words import format_published
 from paucal.verbs.compare.report import span
 
-DIGITS = {  # number of decimals by metric; 1 for others
+DECIMALS = {  # by metric; 1 for all others
     **dict.fromkeys(("params", "gmacs", "gmacs_all", "correspondence_distance", "throughput", "average"), 2),
     **{"wins": 0, "correspondence": 3, "seconds_per_step": 4},
 }
 
 
 def shown_rows(lines: Sequence[Line], heading: str = "measured") -> list[dict[str, str]]:
-    """Return a row for each number: published, measured (under `heading`), and the gains of both.
+    """Return the rows of the table on the page, one for each number, as texts by the column's heading.
 
-    Numbers that were not published and cannot be run at the scale are left out.
+    `heading` is that of the measured numbers. Columns without any entry are left out, and so are rows without a
+    published number that are not run at the scale.
     """
     rows = []
     for line in lines:
         if line.published is None and line.why == NOT_RUN:
             continue
-        measured, digits = line.measured, DIGITS.get(line.column.metric, 1)
+        measured, digits = line.measured, DECIMALS.get(line.column.metric, 1)
         row = {"row": line.row.name, "column": line.column.name}
         row["published"] = format_published(line.published, line.deviation)
         row[heading] = f"({line.why})" if measured is None else _describe_measured(measured, digits)
@@ -58,7 +59,7 @@ def _describe_gain(measured: Measurement, digits: int) -> str:
 
 
 def terminal_table(study: Study, rows: Sequence[Mapping[str, str]]) -> Table:
-    """Return the rows as a table, without repeated row names."""
+    """Return the rows of `shown_rows` as a table for the terminal, with each row name only once."""
     title = f"{study.title} ({study.paper}, {study.where})"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for index, heading in enumerate(rows[0]):
@@ -72,7 +73,7 @@ def terminal_table(study: Study, rows: Sequence[Mapping[str, str]]) -> Table:
 
 
 def write_results(folder: Path, lines: Sequence[Line]) -> None:
-    """Write `results.csv`, with a line for each number."""
+    """Write `results.csv`, with one row for each number."""
     rows = [_line_numbers(line) for line in lines]
     write_text(folder / RESULTS, csv_text(rows[0], *(row.values() for row in rows)))
 

@@ -1,7 +1,7 @@
-"""Images per second of a study's models on this device, each timed alternately with its reference model.
+"""Images per second of a study's models on this device, each timed in alternation with its reference model.
 
-Passes of the two models alternate, so that other load on the machine affects both, and the median of the ratios
-compares them. A pass is the model's forward pass in evaluation mode, in float32, on images on the device.
+Forward passes of the two models alternate, so that other load on the machine slows both, and the median of the ratios
+of their times compares them. Models are in evaluation mode and float32, and the images are already on the device.
 """
 
 import platform
@@ -29,7 +29,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Effort:
-    """Images per pass, and timed pairs of passes after one warm-up pair."""
+    """How much to time: images in a forward pass, and pairs of passes (of the model and its reference)."""
 
     images: int
     pairs: int
@@ -40,7 +40,7 @@ ON_CPU, ON_ACCELERATOR = Effort(2, 5), Effort(64, 15)
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some numbers, and their lower and upper quartile."""
+    """The lower quartile, the median and the upper quartile of some numbers."""
 
     low: float
     median: float
@@ -48,8 +48,8 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Images per second of a model, and their ratio to those of its reference model; None for a reference model."""
+class ModelSpeed:
+    """Images per second of a model, and their ratio to those of its reference model (None for a reference model)."""
 
     rate: Spread
     ratio: Spread | None
@@ -62,7 +62,7 @@ class ModelSpeeds:
     `words` is a sentence that names the device and the method.
     """
 
-    paces: Mapping[str, Pace | None]
+    speeds: Mapping[str, ModelSpeed | None]
     words: str
 
 
@@ -72,7 +72,7 @@ def is_timed(study: Study) -> bool:
 
 
 def time_models(study: Study, settings: StudySettings, console: Console) -> ModelSpeeds:
-    """Time the models of a study's rows, or only of the rows that `--rows` names."""
+    """Time the models of a study's rows, or of the rows that `--rows` names, and print their images per second."""
     rows = timed_rows(study, settings.rows)
     device = usable_device(settings.device or best_device()[0])
     effort = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
@@ -84,70 +84,71 @@ def time_models(study: Study, settings: StudySettings, console: Console) -> Mode
     except torch.OutOfMemoryError as problem:
         raise UserError(f"{device} has no memory for the models of {study.name}: choose another --device.") from problem
     console.say(f"time: about {duration(seconds)}, until {finish(seconds)}")
-    paces: dict[str, Pace | None] = {}
+    speeds: dict[str, ModelSpeed | None] = {}
     for row in rows:
         try:
-            paces[row.name] = pace = bench.pace(row)
+            speeds[row.name] = speed = bench.speed(row)
         except (UserError, torch.OutOfMemoryError) as problem:
-            paces[row.name] = None
+            speeds[row.name] = None
             console.say(f"{row.name} is not timed: {first_line(problem)}")
             continue
-        console.say(f"{row.name}: {pace.rate.median:.2f} images per second")
-    return ModelSpeeds(paces, sentence)
+        console.say(f"{row.name}: {speed.rate.median:.2f} images per second")
+    return ModelSpeeds(speeds, sentence)
 
 
-def timed_rows(study: Study, wanted: Sequence[str] | None) -> list[Row]:
-    """Return the rows to time."""
+def timed_rows(study: Study, names: Sequence[str] | None) -> list[Row]:
+    """Return the rows that have a model, or those of them with the given names; raise a UserError for unknown names."""
     rows = {row.name: row for row in study.rows if row.model}
-    for name in wanted or ():
+    for name in names or ():
         if name not in rows:
             raise UserError(f"--rows: {study.name} has no row {name!r}{did_you_mean(name, rows)}: {'; '.join(rows)}.")
-    return [row for name, row in rows.items() if not wanted or name in wanted]
+    return [row for name, row in rows.items() if not names or name in names]
 
 
 def timed_value(study: Study, row: Row, column: Column, timed: ModelSpeeds) -> tuple[Spread | None, str]:
-    """Return the value of a row in a column of times, or the reason why there is none.
+    """Return the measured value of a row in a column of times, and ""; or None and the reason why there is none.
 
-    "throughput" is images per second. "throughput_scaled" is the published number for the reference row, which other
-    rows name with `against`; for other rows, it is this number times the ratio of the two rates.
+    The metric "throughput" is images per second. "throughput_scaled" makes this device comparable with the paper's: the
+    reference row, which other rows name with `against`, has its published number, and every other row has this number
+    times the ratio of its images per second to the reference row's.
     """
     if not row.model:
         return None, "quoted"
-    if row.name not in timed.paces:
+    if row.name not in timed.speeds:
         return None, "left out by --rows"
-    pace = timed.paces[row.name]
-    if pace is None:
+    speed = timed.speeds[row.name]
+    if speed is None:
         return None, "does not run on this device"
     if column.metric == "throughput":
-        return pace.rate, ""
+        return speed.rate, ""
     scale = _base_row(study, row).values[study.columns.index(column)]
     if not isinstance(scale, float):
         return None, "no published number of a reference row"
-    ratio = pace.ratio or Spread(1.0, 1.0, 1.0)
+    ratio = speed.ratio or Spread(1.0, 1.0, 1.0)
     return Spread(scale * ratio.low, scale * ratio.median, scale * ratio.high), ""
 
 
 def in_turns(first: Step, second: Step, pairs: int) -> list[tuple[float, float]]:
-    """Call two functions alternately, and return the seconds of each pair of calls, without the first (warm-up)."""
+    """Call two functions alternately, and return the seconds of both calls for each pair after one warm-up pair."""
     seconds = []
     for _ in range(pairs + 1):
-        start = now()
+        start = synchronized_time()
         first()
-        between = now()
+        between = synchronized_time()
         second()
-        seconds.append((between - start, now() - between))
+        seconds.append((between - start, synchronized_time() - between))
     return seconds[1:]
 
 
-def now() -> float:
-    """Return the seconds of a clock, after the accelerator has finished its work."""
+def synchronized_time() -> float:
+    """Wait until the accelerator has finished its work, and return the time of a clock in seconds."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return time.perf_counter()
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return the median and the quartiles of at least two numbers.
+    """Return the quartiles of at least two numbers.
 
     Example:
         >>> spread([4.0, 1.0, 2.0, 3.0, 5.0])
@@ -158,15 +159,15 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 class _Bench:
-    """Times models of a study alternately with their reference model; the last reference model is kept."""
+    """Times the models of a study in alternation with their reference models; keeps the last reference model loaded."""
 
     def __init__(self, study: Study, device: torch.device, effort: Effort) -> None:
         self._study, self._device, self._effort = study, device, effort
         self._kept: tuple[tuple[Any, ...], Step] | None = None
-        self._measured: dict[tuple[Any, ...], Pace] = {}
+        self._measured: dict[tuple[Any, ...], ModelSpeed] = {}
 
     def forecast(self, rows: Sequence[Row]) -> float:
-        """Return the seconds for all rows, estimated from two passes of a model and the multiply-adds of all."""
+        """Estimate the seconds for timing all rows, from one pass of a reference model and all multiply-adds."""
         base = _base_row(self._study, rows[0])
         step = self._base_step(base)
         ((seconds, _),) = in_turns(step, lambda: None, 1)
@@ -175,21 +176,21 @@ class _Bench:
         gmacs = sum(models[row.model].gmacs + models[_base_row(self._study, row).model].gmacs for row in parts.values())
         return (self._effort.pairs + 1) * gmacs / models[base.model].gmacs * seconds
 
-    def pace(self, row: Row) -> Pace:
-        """Time a row's model, unless an earlier row has the same model."""
+    def speed(self, row: Row) -> ModelSpeed:
+        """Time a row's model, or return the result of an earlier row with the same model."""
         base = _base_row(self._study, row)
         key = (self._model_key(row), self._model_key(base))
         if key not in self._measured:
-            self._measured[key] = self._measure_pace(row, base, key[0] == key[1])
+            self._measured[key] = self._measure_speed(row, base, key[0] == key[1])
         return self._measured[key]
 
-    def _measure_pace(self, row: Row, base: Row, is_base: bool) -> Pace:
+    def _measure_speed(self, row: Row, base: Row, is_base: bool) -> ModelSpeed:
         base_step = self._base_step(base)
         step = base_step if is_base else self._make_step(row)
         seconds = in_turns(step, base_step, self._effort.pairs)
         rate = spread([self._effort.images / row_seconds for row_seconds, _ in seconds])
         ratios = [base_seconds / row_seconds for row_seconds, base_seconds in seconds]
-        return Pace(rate, None if is_base else spread(ratios))
+        return ModelSpeed(rate, None if is_base else spread(ratios))
 
     def _base_step(self, base: Row) -> Step:
         key = self._model_key(base)

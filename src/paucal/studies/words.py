@@ -1,9 +1,9 @@
 """Sentences about the runs of a study: description, cost, and the limits of their scale.
 
-The cost at full scale is estimated from the multiply-adds of the models. Training a network on an image takes three
-times its forward pass: the pass itself, and twice as much for the gradients of activations and of weights. Pre-training
-with two crops of 224 pixels and eight of 96 takes 12.4 forward passes of 224 pixels, without the heads: 2 + 8 (96 /
-224)^2 = 3.5 of the student, times three with its gradients, and 2 of the teacher. A multiply-add is two operations.
+The cost at full scale is estimated from the multiply-adds of the models. A training step costs as much as three
+forward passes: one, and twice as much for the gradients of activations and of weights. Pre-training with two crops of
+224 pixels and eight of 96 costs 12.4 forward passes of 224 pixels, without the heads: 2 + 8 (96 / 224)^2 = 3.5 of the
+student, times three with its gradients, and 2 of the teacher. A multiply-add is two operations.
 """
 
 import re
@@ -16,15 +16,16 @@ from paucal.studies.plan import PlannedRun
 from paucal.studies.study import COUNTED, DataSet, Scale, Study, Value
 from paucal.wording import counted
 
-RATE = 50e12  # operations per second that a GPU is assumed to sustain on these models in bfloat16
+GPU_RATE = 50e12  # operations per second of one GPU on these models in bfloat16 (an assumption)
+# Cost of a training image (or an evaluated one) by kind of study, in forward passes.
 PASSES = {"train": 3.0, "pretrain": 3 * (2 + 8 * (96 / 224) ** 2) + 2, "detect": 3.0, "segment": 3.0, "frozen": 1.0}
 FORMULA = (
     "GPU hours = runs x epochs x images x passes x 2 x multiply-adds / 50 TFLOP/s, with 3 passes per image in "
     "training, 12.4 in pre-training and 1 in evaluation: an estimate for one GPU like an A100 in bfloat16"
 )
-# Verbs in sentences, by the kind of study.
-VERBS = {"train": "train", "pretrain": "pre-train", "frozen": "evaluate"}
-VERBS |= {"detect": "train a detector", "segment": "train a segmenter"}
+# The word before "run" in messages, by the kind of study.
+RUN_NAMES = {"train": "training", "pretrain": "pre-training", "frozen": "evaluation"}
+RUN_NAMES |= {"detect": "detector", "segment": "segmenter"}
 
 
 def without_jobs_0(command: str) -> str:
@@ -47,26 +48,26 @@ def gpu_hours(study: Study, runs: Sequence[PlannedRun], seeds: int, data_sets: M
     passes = seeds * sum(
         run.epochs * data_sets[run.data].train * PASSES[study.kind] * study.models[run.row.model].gmacs for run in runs
     )
-    return 2e9 * passes / RATE / 3600
+    return 2e9 * passes / GPU_RATE / 3600
 
 
 def format_hours(hours: float) -> str:
-    """Return hours as text."""
+    """Return hours as text, with one decimal below 10."""
     return f"{hours:.1f}" if hours < 10 else f"{hours:,.0f}"
 
 
 def describe_scale(study: Study, small: Scale | None, runs: Sequence[PlannedRun], seeds: int) -> str:
-    """Return a sentence on the runs to make."""
-    models, per_run = f"{counted(len(runs), 'way')} to {VERBS[study.kind]}", f"{counted(seeds, 'seed')} each"
+    """Return a sentence on the number and size of the runs that a call makes with `seeds` seeds each."""
+    run_count, per_run = counted(len(runs), f"{RUN_NAMES[study.kind]} run"), f"{counted(seeds, 'seed')} each"
     if small is None:
-        return f"{study.name} as published: {models}, {per_run}"
+        return f"{study.name} as published: {run_count}, {per_run}"
     size = ""
     if study.kind != "frozen":
         length = _format_range(run.epochs for run in runs)
         sides = _format_range(max(run.settings.get("img_size", [small.side])) for run in runs)
         fewer = "" if study.kind == "train" else " (fewer epochs for a larger set, but at least one)"
         size = f", {sides} pixels, {length} epochs of up to {small.images} images{fewer}"
-    text = f"{study.name} with stand-ins: {models}{size}, {per_run}"
+    text = f"{study.name} with stand-ins: {run_count}{size}, {per_run}"
     starts = list(dict.fromkeys(run.row.start for run in runs if run.row.start))
     training = small.start_training
     if not starts or training is None:
@@ -81,20 +82,23 @@ def _format_range(numbers: Iterable[int]) -> str:
 
 
 def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
-    """Return caveats about the numbers of a study; `small` is None at full scale, `seeds` the number for each run."""
+    """Return sentences on what the numbers of a study do not show.
+
+    `small` is None at full scale, and `seeds` is the number of seeds of each run.
+    """
     lines = []
     if small is not None:
         lines.append(study.telling)
         if seeds == 1:
             has_intervals = study.kind not in ("pretrain", "frozen")
-            numbers = "the intervals are for other test images and show" if has_intervals else "the numbers show"
+            numbers = "the intervals are for other test images and say" if has_intervals else "the numbers say"
             lines.append(
                 f"One seed for each row: {numbers} nothing about the variation of training; use --seeds 0 1 2."
             )
         columns = study.trained_columns
         if skipped := [column.name for column in columns if column.data != columns[0].data]:
             lines.append(
-                f"One set of images replaces all, so {', '.join(skipped)} are not run: they differ only in their data."
+                f"One set of images replaces all sets, so {', '.join(skipped)} are not run: only their data differ."
             )
         if any(column.metric in COUNTED for column in study.columns):
             lines.append("Parameters and multiply-adds are counted on the published models, not on stand-ins.")
@@ -104,12 +108,12 @@ def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
 
 
 def describe_run(run: PlannedRun) -> str:
-    """Return the name of a run with its start."""
+    """Return the name of a run, with the name of its start if it has one."""
     return f"{run.name}, started from {run.row.start}" if run.row.start else run.name
 
 
 def describe_settings(settings: Mapping[str, Any]) -> str:
-    """Return the settings of a run as flags."""
+    """Return the settings of a run as flags of the command line."""
     return shlex.join(argument for name, value in settings.items() for argument in flag_words(name, value))
 
 
