@@ -15,7 +15,7 @@ from torch import nn
 from contracts import toys
 from paucal.distributed import world_size
 from paucal.training import Hardware, Outcome, TimePlan, Watch, clock, keeper
-from paucal.training.sharding import piece
+from paucal.training.sharding import local_shard
 
 
 class Crash(Callback):
@@ -31,7 +31,7 @@ class Spoil(Callback):
 
     def on_after_backward(self, trainer, pl_module):
         if trainer.global_step == 2 and dist.get_rank() == 1:
-            gradients = [piece(p.grad) for p in pl_module.parameters() if p.grad is not None]
+            gradients = [local_shard(p.grad) for p in pl_module.parameters() if p.grad is not None]
             next(gradient for gradient in gradients if gradient.numel()).fill_(torch.nan)
 
 
@@ -66,7 +66,7 @@ def check_pieces(folder: Path) -> None:
     facts = {
         "skipped": [row["skipped_steps"] for row in outcome.rows],
         "mean": objective.norm.running_mean.tolist(),
-        "kept": sum(piece(p).numel() for p in objective.parameters()),
+        "kept": sum(local_shard(p).numel() for p in objective.parameters()),
         "parameters": sum(p.numel() for p in objective.parameters()),
     }
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(facts))

@@ -148,6 +148,6 @@ def test_run__that_goes_on_after_a_change_ends_as_one_that_was_not_stopped(tmp_p
     per_epoch = whole.history[0]["step"]
     assert whole.history[-1]["step"] == 12
     assert summary["epochs"] == round(12 / per_epoch, 2) < RunFolder(whole.folder).settings["epochs"]
-    assert any("12 were made instead of" in line for line in summary["remarks"])
+    assert any("made 12 steps instead of" in line for line in summary["remarks"])
     assert whole.history[-1]["epoch"] == summary["best_epoch"] == summary["epochs"]  # with two decimals
     assert any(f"epochs: {summary['epochs']}, " in line for line in console.said)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paucal.runs.weights import read_weights, save_weights
-from paucal.training.averaging import KeptEpochs, greedy_soup, mean_of
+from paucal.training.averaging import KeptEpochs, extend_mean, greedy_soup
 
 
 def row(step, score, loss=1.0):
@@ -28,7 +28,7 @@ def test_kept_epochs__are_the_best_with_their_own_weights(kept):
     for step, score in enumerate([0.5, 0.9, 0.3, 0.7, 0.8], 1):
         rows.append(row(step, score))
         kept.after_epoch(rows, linear(step))
-    found = kept.kept(rows)
+    found = kept.best_files(rows)
     assert [float(read_weights(path)["weight"]) for path in found] == [2.0, 5.0]
     assert set(found) == set(kept.files())
 
@@ -37,7 +37,7 @@ def test_kept_epochs__break_ties_by_loss_then_by_age(kept):
     rows = [row(1, 0.5, 2.0), row(2, 0.5, 1.0), row(3, 0.5, 1.0), row(4, 0.4, 0.1)]
     for count in range(1, 5):
         kept.after_epoch(rows[:count], linear(count))
-    assert [float(read_weights(path)["weight"]) for path in kept.kept(rows)] == [2.0, 3.0]
+    assert [float(read_weights(path)["weight"]) for path in kept.best_files(rows)] == [2.0, 3.0]
 
 
 def test_kept_epochs__of_a_run_that_lost_some_are_those_of_one_that_did_not(kept):
@@ -45,7 +45,7 @@ def test_kept_epochs__of_a_run_that_lost_some_are_those_of_one_that_did_not(kept
     for count in range(1, 4):
         kept.after_epoch(rows[:count], linear(count))  # killed here, with the state of the second epoch saved last
     kept.after_epoch(rows, linear(3))
-    assert [float(read_weights(path)["weight"]) for path in kept.kept(rows)] == [3.0, 2.0]
+    assert [float(read_weights(path)["weight"]) for path in kept.best_files(rows)] == [3.0, 2.0]
 
 
 def test_kept_epochs__leave_other_files_alone(kept, tmp_path):
@@ -81,5 +81,5 @@ def test_greedy_soup__takes_what_does_not_make_it_worse(tmp_path):
 
 def test_mean_of__adds_one_more_to_a_mean():
     states = [{"w": torch.tensor([value])} for value in (1.0, 2.0, 6.0)]
-    mean = mean_of(mean_of(states[0], states[1], 1), states[2], 2)
+    mean = extend_mean(extend_mean(states[0], 1, states[1]), 2, states[2])
     assert float(mean["w"]) == pytest.approx(3.0)

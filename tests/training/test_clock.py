@@ -66,7 +66,7 @@ def simulated(times, seconds, budget, most=10_000):
         trainer.fit_loop.epoch_loop.max_steps = None
         if trainer.global_step % PER_EPOCH == 0 or trainer.global_step >= module.plan.last_step:
             times.now += EVALUATION * seconds(times.now)
-            kept.pause(EVALUATION * seconds(times.now))
+            kept.skip_pause(EVALUATION * seconds(times.now))
     return module.plan, times.now + CLOSING * seconds(times.now)
 
 
@@ -174,7 +174,7 @@ def test_load_from_the_middle__shortens_the_run_and_its_cosine(tmp_path, monkeyp
     assert machine.rates == pytest.approx(expected, rel=1e-9)
     assert position == pytest.approx(total)
     assert outcome.remarks == [
-        f"steps took more or less time than planned: {outcome.step} were made instead of {total}"
+        f"a step took more or less time than planned: the run made {outcome.step} steps instead of {total}"
     ]
 
 
@@ -286,7 +286,7 @@ def test_threads__are_tried_without_a_trace_and_recorded(tmp_path, monkeypatch):
 
         return choose
 
-    monkeypatch.setattr(clock, "SPARE_SHARE", 1.0)  # these steps are long beside the time
+    monkeypatch.setattr(clock, "THREAD_TEST_SHARE", 1.0)  # these steps are long beside the time
     load = load_between(12, 1e9, slow=1.5)
     for threads, repeats in ((1, 0), (1, 2), (2, 2)):
         folder = tmp_path / f"{threads}-{repeats}"

@@ -11,7 +11,7 @@ from torch._dynamo.exc import InternalTorchDynamoError
 
 from contracts import toys
 from paucal.training import Hardware
-from paucal.training.failures import is_of_compiler
+from paucal.training.failures import is_compiler_error
 from paucal.types import UserError
 
 
@@ -63,7 +63,7 @@ def test_interrupt__while_compiling_ends_at_once(tmp_path):
 
 
 def test_failure__of_others_is_none_of_the_compiler(tmp_path):
-    assert not is_of_compiler(ValueError("x"))
+    assert not is_compiler_error(ValueError("x"))
     problem = RuntimeError("rethrown")
     problem.__cause__ = InternalTorchDynamoError()
-    assert is_of_compiler(problem)
+    assert is_compiler_error(problem)

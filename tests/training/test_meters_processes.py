@@ -36,7 +36,7 @@ meters = Meters()
 for value in ((1.0, 2.0), (5.0, float("nan")))[number]:
     add(meters, value)
 steps = len(sent)
-whole, culprits = meters.read(), meters.culprits()
+whole, culprits = meters.read(), meters.nonfinite_losses()
 after = Meters()
 # The state of the first process is what both go on with.
 state = [meters.state_dict()]

@@ -73,7 +73,7 @@ def test_nonfinite_loss__takes_the_gradients_away_where_the_optimizer_does_not_l
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             self.steps.append(any(p.grad is not None for p in pl_module.parameters()))
 
-    monkeypatch.setattr(optimizers, "UNAWARE", ("cpu",))
+    monkeypatch.setattr(optimizers, "DEVICES_IGNORING_FOUND_INF", ("cpu",))
     torch.manual_seed(0)
     weights, left = Weights(), Left()
     outcome = toys.train(Poisoned({1}), tmp_path, epochs=1, callbacks=[weights, left])
@@ -105,7 +105,7 @@ def test_batch__is_moved_without_waiting_for_the_step_before():
 
 def test_nonfinite_loss__for_ever_ends_the_run_and_names_the_culprit(tmp_path):
     torch.manual_seed(0)
-    with pytest.raises(UserError, match=r"losses concerned: 'block1'.*--lr"):
+    with pytest.raises(UserError, match=r"non-finite losses: 'block1'.*--lr"):
         toys.train(Poisoned(range(10_000)), tmp_path, epochs=60)
 
 
@@ -318,7 +318,7 @@ def test_meters__leave_values_that_are_not_finite_out_of_means():
 
 
 def test_health__remembers_old_skips_when_a_run_goes_on():
-    meters = SimpleNamespace(skipped=65.0, rate=1e-3, culprits=lambda: ["class"])
+    meters = SimpleNamespace(skipped=65.0, rate=1e-3, nonfinite_losses=lambda: ["class"])
     module = SimpleNamespace(plan=Plan(1000, 10), meters=meters)
     before, after = FiniteWatch(), FiniteWatch()
     before.on_train_batch_end(SimpleNamespace(global_step=500), module, None, None, 499)
@@ -326,20 +326,20 @@ def test_health__remembers_old_skips_when_a_run_goes_on():
     meters.skipped = 67.0
     after.on_train_batch_end(SimpleNamespace(global_step=550), module, None, None, 549)  # two of fifty: a warning
     meters.skipped = 117.0
-    assert after.hopeless is None
+    assert after.stop_message is None
     after.on_train_batch_end(SimpleNamespace(global_step=600), module, None, None, 599)
-    assert "the last 50 steps were all skipped" in after.hopeless
+    assert "the last 50 steps were all skipped" in after.stop_message
 
 
 @pytest.mark.parametrize("last_step", [30, 150])
 def test_health__knows_the_length_that_the_clock_gave_a_run(last_step):
-    meters = SimpleNamespace(skipped=0.0, rate=1e-3, culprits=lambda: ["class"])
+    meters = SimpleNamespace(skipped=0.0, rate=1e-3, nonfinite_losses=lambda: ["class"])
     module = SimpleNamespace(plan=Plan(100, 10, changes=(PlanChange(20, last_step, threads=1),)), meters=meters)
     health = FiniteWatch()
     for step in range(1, last_step + 1):
         meters.skipped += step > last_step - 50
         health.on_train_batch_end(SimpleNamespace(global_step=step), module, None, None, step - 1)
-    assert f"the last {min(50, last_step)} steps were all skipped" in str(health.hopeless)
+    assert f"the last {min(50, last_step)} steps were all skipped" in str(health.stop_message)
 
 
 def test_health__speaks_up_at_the_end_of_a_short_run(tmp_path):
@@ -362,7 +362,7 @@ def test_skipped_last_step__is_no_reason_to_lose_the_run(tmp_path, caplog):
 def test_hopeless_run__is_saved_before_it_ends(tmp_path):
     torch.manual_seed(0)
     objective = Poisoned(range(10, 10_000))
-    with pytest.raises(UserError, match=r"the last 50 steps were all skipped .*keeps the earlier weights"):
+    with pytest.raises(UserError, match=r"the last 50 steps were all skipped .*still has the earlier weights"):
         toys.train(objective, tmp_path, epochs=25, average=None)  # of 4 steps
     assert checkpoint_step(tmp_path / "checkpoints" / "last.ckpt") == 100
     assert [row["step"] for row in RunFolder(tmp_path).read_rows()] == list(range(4, 101, 4))
@@ -372,7 +372,7 @@ def test_hopeless_run__is_saved_before_it_ends(tmp_path):
 
 def test_resume__refuses_the_state_of_another_model(tmp_path):
     toys.train(toys.make("per_block"), tmp_path, epochs=1)
-    with pytest.raises(UserError, match="holds the state of another model"):
+    with pytest.raises(UserError, match="contains the weights of another model"):
         toys.train(toys.make("two_networks"), tmp_path, epochs=2)
 
 

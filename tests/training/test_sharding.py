@@ -8,7 +8,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from paucal.training.sharding import WholeCopy, cut_like, gather_state, load_whole, piece, shard, total_norm, whole
+from paucal.training.sharding import (
+    UnshardedCopy,
+    gather_state,
+    load_unsharded,
+    local_shard,
+    shard,
+    shard_like,
+    total_norm,
+    unshard,
+)
 
 
 @pytest.fixture
@@ -64,11 +73,11 @@ def test_shard__gives_the_gradients_of_the_uncut_module_where_an_output_is_chang
 
 def test_states__are_in_one_piece_outside(mesh):
     plain, cut = net(), net()
-    copy = WholeCopy(lambda: cut)
+    copy = UnshardedCopy(lambda: cut)
     shard(cut, [cut.part], mesh)
     expected = {name: value + 1 for name, value in plain.state_dict().items()}
-    load_whole(cut, expected)
-    with copy.filled() as filled:
+    load_unsharded(cut, expected)
+    with copy.updated() as filled:
         for state in (gather_state(cut.state_dict()), filled.state_dict()):
             assert state.keys() == expected.keys()
             for name, value in expected.items():
@@ -80,23 +89,23 @@ def test_load_whole__refuses_the_state_of_another_module(mesh):
     cut = net()
     shard(cut, [], mesh)
     with pytest.raises(RuntimeError, match="loading state_dict"):
-        load_whole(cut, {**net().state_dict(), "part.linear.weight": torch.zeros(5, 4)})
+        load_unsharded(cut, {**net().state_dict(), "part.linear.weight": torch.zeros(5, 4)})
     with pytest.raises(RuntimeError, match="loading state_dict"):
-        load_whole(cut, {"count": torch.zeros(1)})
+        load_unsharded(cut, {"count": torch.zeros(1)})
 
 
 @pytest.mark.parametrize("rows", [4, 5, 1])
 def test_cut_like__keeps_the_first_rows_in_memory_of_their_own(first_of_two, rows):
     full = torch.arange(rows * 3.0).reshape(rows, 3)
     pattern = distribute_tensor(torch.zeros(rows, 3), first_of_two, [Shard(0)], src_data_rank=None)
-    cut = cut_like(full, pattern)
+    cut = shard_like(full, pattern)
     assert cut.shape == full.shape
-    assert torch.equal(piece(cut), full[: (rows + 1) // 2])
-    assert piece(cut).untyped_storage().nbytes() == piece(cut).numel() * 4
-    assert cut_like(full, torch.zeros(rows, 3)) is full
+    assert torch.equal(local_shard(cut), full[: (rows + 1) // 2])
+    assert local_shard(cut).untyped_storage().nbytes() == local_shard(cut).numel() * 4
+    assert shard_like(full, torch.zeros(rows, 3)) is full
 
 
 def test_uncut_tensors__pass_through():
     tensors = [torch.tensor([3.0]), torch.tensor([[4.0]])]
     assert total_norm(tensors) == 5
-    assert piece(tensors[0]) is whole(tensors[0]) is gather_state({"a": tensors[0]})["a"] is tensors[0]
+    assert local_shard(tensors[0]) is unshard(tensors[0]) is gather_state({"a": tensors[0]})["a"] is tensors[0]

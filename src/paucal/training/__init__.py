@@ -1,4 +1,4 @@
-"""The trainer of any objective."""
+"""Training of any objective with Lightning: the loop, its plan, schedules, checkpoints and metrics."""
 
 from paucal.training.checkpoints import checkpoint_rows as checkpoint_rows
 from paucal.training.checkpoints import checkpoint_step as checkpoint_step

@@ -13,17 +13,17 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
 from paucal.runs.weights import read_weights, save_weights
-from paucal.training.sharding import gather_state, load_whole, piece, shard
+from paucal.training.sharding import gather_state, load_unsharded, local_shard, shard
 
-PREFIX = "epoch-"
-Ingredient = tuple[float, float]  # score, and minus the loss, which breaks ties
+FILE_PREFIX = "epoch-"
+SoupScore = tuple[float, float]  # score, and minus the loss, which breaks ties
 
 
 class MovingAverage(Callback):
     """Keeps `average = decay * average + (1 - decay) * weights` after every optimizer step.
 
-    The decay is warmed up as (1 + t) / (10 + t) after t updates, so that the initial weights soon lose their influence;
-    `decay` is its maximum.
+    After t updates the decay is the smaller of `decay` and (1 + t) / (10 + t), so that the initial weights soon lose
+    their influence.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -38,8 +38,8 @@ class MovingAverage(Callback):
     def update(self) -> None:
         """Update the average with the current weights."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        averages = {name: piece(value) for name, value in self.module.state_dict().items()}
-        current = {name: piece(value) for name, value in self.source.state_dict().items()}
+        averages = {name: local_shard(value) for name, value in self.module.state_dict().items()}
+        current = {name: local_shard(value) for name, value in self.source.state_dict().items()}
         floats = [name for name, value in averages.items() if value.is_floating_point()]
         torch._foreach_lerp_(  # pyright: ignore[reportPrivateImportUsage]
             [averages[name] for name in floats], [current[name] for name in floats], 1 - decay
@@ -49,7 +49,7 @@ class MovingAverage(Callback):
         self.updates += 1
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Move the average to the device of the weights, sharded as they are."""
+        """Move the average to the device of the weights; shard it if they are sharded."""
         if pl_module.mesh is None:
             self.module.to(pl_module.device)
         else:
@@ -62,7 +62,7 @@ class MovingAverage(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of a checkpoint."""
         self.updates = state_dict["updates"]
-        load_whole(self.module, state_dict["average"])
+        load_unsharded(self.module, state_dict["average"])
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Update the average after every optimizer step."""
@@ -72,7 +72,14 @@ class MovingAverage(Callback):
 
 @dataclass(frozen=True)
 class KeptEpochs:
-    """The files with the weights of a run's best epochs."""
+    """The files with the weights of a run's best epochs.
+
+    Attributes:
+        folder: Folder of the files.
+        count: Maximum number of epochs.
+        score: Metric that ranks the epochs; higher is better.
+        loss: Metric that breaks ties; lower is better.
+    """
 
     folder: Path
     count: int
@@ -80,9 +87,9 @@ class KeptEpochs:
     loss: str
 
     def after_epoch(self, rows: Sequence[Mapping[str, float]], module: nn.Module) -> None:
-        """Keep the newest epoch if it is among the best, and remove epochs that no longer are.
+        """Save the newest epoch's weights if it is among the best, and remove the files of epochs that no longer are.
 
-        The choice depends on the rows alone, so that a resumed run keeps the same epochs.
+        The choice depends only on the metrics of all epochs (`rows`), so that a resumed run keeps the same epochs.
         """
         best = self._best_rows(rows)
         if rows[-1] in best:
@@ -92,50 +99,57 @@ class KeptEpochs:
             if path not in best_files:
                 path.unlink(missing_ok=True)
 
-    def kept(self, rows: Sequence[Mapping[str, float]]) -> list[Path]:
+    def best_files(self, rows: Sequence[Mapping[str, float]]) -> list[Path]:
         """Return the existing files of the best epochs, best first."""
         return [path for row in self._best_rows(rows) if (path := self.file(row)).is_file()]
 
     def files(self) -> list[Path]:
-        """Return all files of epochs."""
-        return sorted(p for p in self.folder.glob("*.safetensors") if re.fullmatch(rf"{PREFIX}\d+", p.stem))
+        """Return all files with the weights of an epoch."""
+        return sorted(p for p in self.folder.glob("*.safetensors") if re.fullmatch(rf"{FILE_PREFIX}\d+", p.stem))
 
     def clear(self) -> None:
-        """Remove all files."""
+        """Remove these files."""
         for path in self.files():
             path.unlink(missing_ok=True)
 
     def _best_rows(self, rows: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
         finite = [row for row in rows if math.isfinite(row[self.loss])]
-        # If epochs are equal, the earlier one is kept, as for the best state.
+        # In a tie, the earlier epoch ranks first, as in the choice of the best checkpoint.
         return sorted(finite, key=lambda row: (-row[self.score], row[self.loss], row["step"]))[: self.count]
 
     def file(self, row: Mapping[str, float]) -> Path:
-        """Return the file of an epoch's weights."""
-        return self.folder / f"{PREFIX}{int(row['step']):07d}.safetensors"
+        """Return the path for the weights of the epoch with these metrics."""
+        return self.folder / f"{FILE_PREFIX}{int(row['step']):07d}.safetensors"
 
 
 def greedy_soup(
-    files: Sequence[Path], judge: Callable[[Mapping[str, Tensor]], Ingredient]
-) -> tuple[dict[str, Tensor], list[Path], Ingredient]:
-    """Average states greedily, best first: add each state that does not lower the score of the mean.
+    files: Sequence[Path], evaluate: Callable[[Mapping[str, Tensor]], SoupScore]
+) -> tuple[dict[str, Tensor], list[Path], SoupScore]:
+    """Average the weights of several files greedily: add each file that does not lower the score of the mean.
+
+    Args:
+        files: Files with weights, best first.
+        evaluate: Function that returns the score of a state dict.
 
     Returns:
         The mean, the files that are in it, and its score.
     """
-    mean, chosen_files = read_weights(files[0]), [files[0]]
-    score = judge(mean)
+    mean, used_files = read_weights(files[0]), [files[0]]
+    score = evaluate(mean)
     for path in files[1:]:
-        candidate = mean_of(mean, read_weights(path), len(chosen_files))
-        candidate_score = judge(candidate)
+        candidate = extend_mean(mean, len(used_files), read_weights(path))
+        candidate_score = evaluate(candidate)
         if candidate_score >= score:
-            mean, score, chosen_files = candidate, candidate_score, [*chosen_files, path]
-    return mean, chosen_files, score
+            mean, score, used_files = candidate, candidate_score, [*used_files, path]
+    return mean, used_files, score
 
 
-def mean_of(mean: Mapping[str, Tensor], other: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return the mean of `count` states, given by their mean, and one more state; only floats are averaged."""
+def extend_mean(mean: Mapping[str, Tensor], count: int, new: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the mean of `count + 1` state dicts from the mean of the first `count` and the new one.
+
+    Only floating-point tensors are averaged.
+    """
     return {
-        name: value + (other[name] - value) / (count + 1) if value.is_floating_point() else value
+        name: value + (new[name] - value) / (count + 1) if value.is_floating_point() else value
         for name, value in mean.items()
     }

@@ -15,14 +15,14 @@ from paucal.types import UserError
 
 
 class AtomicCheckpoints(CheckpointIO):
-    """Writes to a temporary file, forces it to disk and renames it; reads tensors and plain values only."""
+    """Writes each checkpoint to a temporary file, flushes it to disk and renames it; reads tensors and plain values."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path, storage_options: Any = None) -> None:
         """Write a checkpoint."""
         write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
 
     def load_checkpoint(self, path, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint to the CPU; Lightning moves it to the device."""
+        """Read a checkpoint into main memory; Lightning moves it to the device."""
         return load_checkpoint(Path(path))
 
     def remove_checkpoint(self, path) -> None:
@@ -31,15 +31,16 @@ class AtomicCheckpoints(CheckpointIO):
 
 
 def checkpoint_step(path: Path) -> int:
-    """Return the number of optimizer steps before a checkpoint."""
+    """Return the number of optimizer steps that were completed when a checkpoint was saved."""
     with _keeper_state(path) as state:
         return int(state["step"])
 
 
 def recount_passes(checkpoint: dict[str, Any], accumulate: int) -> None:
-    """Set Lightning's count of forward passes in a checkpoint to that of a run with `accumulate` of them per step.
+    """Set Lightning's count of forward passes in a checkpoint to `accumulate` per optimizer step.
 
-    A run that is resumed with another number of processes may have another number of forward passes per step.
+    The stored count does not fit if the run is resumed with another number of processes, which may change the number of
+    forward passes per step.
     """
     counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     added = checkpoint["global_step"] * accumulate - counts["current"]["ready"]
@@ -48,9 +49,9 @@ def recount_passes(checkpoint: dict[str, Any], accumulate: int) -> None:
 
 
 def checkpoint_rows(path: Path) -> list[dict[str, float]]:
-    """Return the metrics of the epochs before a checkpoint; empty without a checkpoint.
+    """Return the metrics of each epoch before a checkpoint; empty if the file does not exist.
 
-    `metrics.csv` may have more rows: it gets one after every epoch, and a killed run repeats the epochs since its
+    `metrics.csv` may have more rows: a row is added after every epoch, and a killed run repeats the epochs since its
     newest checkpoint.
     """
     if not path.exists():
@@ -60,13 +61,13 @@ def checkpoint_rows(path: Path) -> list[dict[str, float]]:
 
 
 def checkpoint_best(path: Path) -> tuple[int, dict[str, float]]:
-    """Return the optimizer steps before a checkpoint, and the metrics of the best epoch until then."""
+    """Return the number of optimizer steps before a checkpoint, and the metrics of the best epoch until then."""
     with _keeper_state(path) as state:
         return int(state["step"]), dict(state["best"])
 
 
 def checkpoint_changes(path: Path) -> tuple[PlanChange, ...]:
-    """Return the corrections of a run's length in a checkpoint; empty without a checkpoint."""
+    """Return the corrections of the run's length that a checkpoint stores; empty if the file does not exist."""
     if not path.exists():
         return ()
     with _keeper_state(path) as state:
@@ -75,7 +76,7 @@ def checkpoint_changes(path: Path) -> tuple[PlanChange, ...]:
 
 @contextmanager
 def _keeper_state(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the state that `RunKeeper` stored; a state of another version raises a UserError."""
+    """Yield the state of `RunKeeper` in a checkpoint; raise a UserError if another version of paucal wrote it."""
     try:
         yield load_checkpoint(path)["callbacks"]["RunKeeper"]
     except (KeyError, TypeError, ValueError) as problem:
@@ -83,8 +84,8 @@ def _keeper_state(path: Path) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def fitting_state(path: Path) -> Iterator[None]:
-    """Turn an error from loading a saved state into a UserError."""
+def mismatch_advice(path: Path) -> Iterator[None]:
+    """Turn the error that a checkpoint's weights belong to another model into a UserError with advice."""
     try:
         yield
     except RuntimeError as problem:
@@ -92,6 +93,6 @@ def fitting_state(path: Path) -> Iterator[None]:
             raise
         reason = str(problem).split("\n")[1].strip() if "\n" in str(problem) else str(problem)
         raise UserError(
-            f"{str(path)!r} holds the state of another model ({reason[:200]}): give the run it belongs to, or "
-            "train again."
+            f"{str(path)!r} contains the weights of another model ({reason[:200]}): resume the run that it belongs to, "
+            "or train again."
         ) from problem

@@ -1,4 +1,4 @@
-"""Advice for errors of memory and of torch.compile, and search for the largest batch that fits."""
+"""Advice for out-of-memory and torch.compile errors, and the search for the largest batch size that fits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,9 +11,10 @@ from paucal.training.plan import Plan
 from paucal.types import Batch, Progress, UserError
 from paucal.wording import shortened
 
-RESERVED = 3  # copies of the weights that training adds to weights and gradients: AdamW's two, and the average
-COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
-MAX_REASON = 200  # characters
+# Training needs memory for the weights, the gradients, AdamW's two moments and the moving average.
+RESERVED_COPIES = 3  # of the weights: the moments and the average
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
+MAX_REASON_CHARACTERS = 200
 
 
 @contextmanager
@@ -26,9 +27,9 @@ def memory_advice(plan: Plan) -> Iterator[None]:
             raise
         precision = "" if plan.hardware.precision != "32-true" else ", use --precision bf16-mixed"
         raise UserError(
-            f"the memory of the device ({plan.hardware.accelerator}) is too small: give half the --batch-size "
+            f"the memory of the device ({plan.hardware.accelerator}) is too small: use half the --batch-size "
             f"with --accumulate {2 * plan.accumulate} (the same effective batch), or use --batch-size auto, or "
-            f"lower --img-size{precision}. The run folder keeps what was saved before."
+            f"lower --img-size{precision}. Files that the run saved before remain in its folder."
         ) from problem
 
 
@@ -39,10 +40,17 @@ def largest_batch(
     device: torch.device,
     precision: str = "32-true",
 ) -> int:
-    """Return the largest of some batch sizes with which a training step fits in a device's memory.
+    """Return the largest batch size with which a training step fits in a device's memory.
 
     Each size is tried with a real forward and backward pass, while memory for the optimizer and the moving average is
-    reserved. The objective is restored afterwards, on the CPU.
+    reserved. Afterwards the objective has its initial state again and is on the CPU.
+
+    Args:
+        objective: Objective to train.
+        make_batch: Function that returns a batch of the given size.
+        sizes: Batch sizes to try, largest first.
+        device: Device to train on.
+        precision: Lightning's name of the precision.
     """
     initial_state = {name: value.detach().clone() for name, value in objective.state_dict().items()}
     try:
@@ -55,9 +63,10 @@ def largest_batch(
         objective.load_state_dict(initial_state)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    fit = "1 image fits" if sizes[-1] == 1 else f"{sizes[-1]} images fit"
+    smallest_batch = "1 image fits" if sizes[-1] == 1 else f"{sizes[-1]} images fit"
     raise UserError(
-        f"not even {fit} in the memory of the device ({device.type}): lower --img-size or choose a smaller --model."
+        f"not even {smallest_batch} in the memory of the device ({device.type}): lower --img-size or choose a smaller "
+        "--model."
     )
 
 
@@ -65,7 +74,7 @@ def _batch_fits(objective: Objective, batch: Batch, device: torch.device, precis
     dtype = torch.float16 if precision.startswith("16") else torch.bfloat16
     try:
         objective.to(device).train()
-        reserved = torch.empty(RESERVED * sum(p.numel() for p in objective.parameters()), device=device)
+        reserved = torch.empty(RESERVED_COPIES * sum(p.numel() for p in objective.parameters()), device=device)
         with torch.autocast(device.type, dtype, enabled=precision != "32-true"):
             terms = objective(batch.to(device), Progress(0, 1, 1))
         terms.total.backward()
@@ -79,11 +88,11 @@ def _batch_fits(objective: Objective, batch: Batch, device: torch.device, precis
     return True
 
 
-def is_of_compiler(problem: BaseException | None) -> bool:
-    """Return whether an exception, or one that led to it, comes from torch's compilers."""
+def is_compiler_error(problem: BaseException | None) -> bool:
+    """Return whether an exception, or one of its causes, comes from `torch.compile`."""
     seen_ids: set[int] = set()
     while problem is not None and id(problem) not in seen_ids:
-        if any(kind.__module__.startswith(COMPILERS) for kind in type(problem).__mro__):
+        if any(base.__module__.startswith(COMPILER_MODULES) for base in type(problem).__mro__):
             return True
         seen_ids.add(id(problem))
         problem = problem.__cause__ or problem.__context__
@@ -92,11 +101,11 @@ def is_of_compiler(problem: BaseException | None) -> bool:
 
 @contextmanager
 def compile_advice(plan: Plan) -> Iterator[None]:
-    """Turn a failed compilation into a UserError that advises to leave --compile out."""
+    """Turn a failed compilation into a UserError that advises the user to leave out --compile."""
     try:
         yield
     except Exception as problem:
-        if plan.hardware.compile_backend is None or is_out_of_memory(problem) or not is_of_compiler(problem):
+        if plan.hardware.compile_backend is None or is_out_of_memory(problem) or not is_compiler_error(problem):
             raise
         raise UserError(
             f"--compile failed with {_error_reason(problem)}: the error is in torch's compiler, not in your data; "
@@ -105,8 +114,8 @@ def compile_advice(plan: Plan) -> Iterator[None]:
 
 
 def _error_reason(problem: Exception) -> str:
-    """Return the type of an error and the first line of its text, without advice for developers of the compiler."""
+    """Return the type of an error and the first line of its text; advice for torch's developers follows that line."""
     inner = getattr(problem, "inner_exception", problem)
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
-    text = shortened(lines[0], MAX_REASON) if lines else "no message"
+    text = shortened(lines[0], MAX_REASON_CHARACTERS) if lines else "no message"
     return f"{type(inner).__name__} ({text.rstrip('.:')})"

@@ -1,4 +1,4 @@
-"""Training any objective with Lightning's Trainer."""
+"""Trains any objective with Lightning's Trainer."""
 
 import logging
 import warnings
@@ -18,24 +18,25 @@ from paucal.cores import usable_cores
 from paucal.distributed import take_from_first
 from paucal.objectives.base import Objective
 from paucal.training.averaging import MovingAverage
-from paucal.training.checkpoints import AtomicCheckpoints, checkpoint_changes, fitting_state
+from paucal.training.checkpoints import AtomicCheckpoints, checkpoint_changes, mismatch_advice
 from paucal.training.clock import RunClock
 from paucal.training.failures import compile_advice, memory_advice
 from paucal.training.hanging import HangLimit
-from paucal.training.keeper import AfterStep, Records, RunKeeper
+from paucal.training.keeper import ObjectiveHooks, Records, RunKeeper
 from paucal.training.meters import FiniteWatch
 from paucal.training.module import TrainingModule
 from paucal.training.plan import Hardware, Optimization, Plan
-from paucal.training.sharding import EqualBuffers, ShardedStrategy, WholeCopy
+from paucal.training.sharding import BufferBroadcast, ShardedStrategy, UnshardedCopy
 from paucal.training.stopping import StopSignal, interruptible
 
-ADVICE = (
-    r".*does not have many workers.*",  # the number is deliberate
+# Regular expressions of Lightning's warnings about what paucal does deliberately
+SILENCED_WARNINGS = (
+    r".*does not have many workers.*",
     r".*GPU available but not used.*",
     r".*MPS available but not used.*",
     r".*Checkpoint directory .* exists and is not empty.*",
-    r".*module\(s\) in eval mode at the start of training.*",  # a guide network that is not trained
-    r".*LeafSpec.*",  # Lightning's own use of an older torch interface
+    r".*module\(s\) in eval mode at the start of training.*",  # such as a guide network that is not trained
+    r".*LeafSpec.*",  # Lightning uses a deprecated function of torch
 )
 
 
@@ -44,13 +45,13 @@ class Outcome:
     """The outcome of a call of `fit`.
 
     Attributes:
-        finished: Whether all steps were made; False after a request to stop.
-        step: Optimizer steps made so far.
+        finished: Whether all steps are completed; False if the run was stopped before.
+        step: Number of optimizer steps completed so far.
         rows: Metrics of every epoch so far.
-        best: Row of the best epoch.
-        seconds: Seconds of training, over all calls.
+        best: Metrics of the best epoch.
+        seconds: Seconds of training so far, including those before the run was resumed.
         plan: Plan of the run with all corrections; None if nothing was trained.
-        interrupted: Whether a signal or the time limit asked for a stop at the step where `Records.on_epoch` did.
+        interrupted: Whether `Records.on_epoch` requested a stop and a signal or the time limit did so at the same step.
     """
 
     finished: bool
@@ -62,7 +63,7 @@ class Outcome:
     interrupted: bool = False
 
     def passes(self, planned: int | None) -> float | None:
-        """Return the number of epochs that were made, given the planned number."""
+        """Return the completed epochs: `planned`, unless the number of steps was corrected during the run."""
         if self.plan is None or not self.plan.changes:
             return planned
         passes = self.step / self.plan.steps_per_epoch
@@ -70,11 +71,14 @@ class Outcome:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences on corrections of the plan during the run."""
-        lengths = [change.total_steps for change in self.plan.changes] if self.plan is not None else []
-        if self.plan is None or not lengths or {*lengths} == {self.plan.total_steps}:
+        """A note if the number of steps was corrected during the run; otherwise empty."""
+        totals = {change.total_steps for change in self.plan.changes} if self.plan is not None else set()
+        if self.plan is None or totals <= {self.plan.total_steps}:
             return []
-        return [f"steps took more or less time than planned: {self.step} were made instead of {self.plan.total_steps}"]
+        return [
+            f"a step took more or less time than planned: the run made {self.step} steps instead of "
+            f"{self.plan.total_steps}"
+        ]
 
 
 def fit(
@@ -85,21 +89,21 @@ def fit(
     records: Records,
     callbacks: Sequence[Callback] = (),
 ) -> Outcome:
-    """Train an objective, from the run's newest saved state if there is one.
+    """Train an objective; resume from the run's newest checkpoint if it has one.
 
     Args:
         objective: Objective to train.
-        make_loader: Function that returns the loader, called once the processes have joined. The loader yields
-            `Batch`es from the run's current forward pass on (see `checkpoint_step`), and its length is that of the
-            whole run in forward passes, or of the longest run after corrections (`Plan.most_steps`).
+        make_loader: Function that returns the data loader, called after the process group is initialised. The loader
+            yields `Batch`es, beginning with the run's next forward pass (see `checkpoint_step`). Its length is the
+            number of forward passes of the whole run, with as many steps as it may have (`Plan.most_steps`).
         optimization: Optimizer and schedule.
         plan: Length, seed and hardware.
-        records: Run folder, validation and callbacks.
+        records: Run folder, validation and functions to call.
         callbacks: Further Lightning callbacks, such as a progress bar.
     """
     compiled = plan.hardware.compile_backend is not None
     for module in objective.compilable() if compiled else ():
-        # A run has few batch sizes, and code for dynamic sizes is slower and fails more often.
+        # A run has few batch sizes, and code compiled for dynamic sizes is slower and fails more often.
         module.compile(backend=plan.hardware.compile_backend, dynamic=False)
     if plan.time is not None:
         plan = replace(plan, changes=checkpoint_changes(records.run.last))
@@ -108,37 +112,37 @@ def fit(
     if optimization.average_decay:
         average = MovingAverage(objective.deployable(), optimization.average_decay)
     get_model = objective.deployable if average is None else lambda: average.module
-    cut = plan.hardware.strategy == "fsdp"
-    evaluated = WholeCopy(get_model).filled if cut else lambda: _shared_buffers(get_model())
-    health = FiniteWatch()
+    is_sharded = plan.hardware.strategy == "fsdp"
+    evaluation_model = UnshardedCopy(get_model).updated if is_sharded else lambda: _equal_buffers(get_model())
+    finite_watch = FiniteWatch()
     clock = None if plan.time is None else RunClock(plan, records.on_change)
-    keeper = RunKeeper(records, evaluated, stop, health, clock, plan.changes)
-    own_callbacks: list[Callback] = [
-        AfterStep(),
-        *([EqualBuffers()] if cut else []),
+    keeper = RunKeeper(records, evaluation_model, stop, finite_watch, clock, plan.changes)
+    required_callbacks: list[Callback] = [
+        ObjectiveHooks(),
+        *([BufferBroadcast()] if is_sharded else []),
         *([average] if average else []),
         *([HangLimit(plan.hardware.hang_seconds)] if plan.hardware.hang_seconds is not None else []),
-        health,
+        finite_watch,
         keeper,
         stop,
     ]
     module, last = TrainingModule(objective, optimization, plan, make_loader), records.run.last
     with (
-        _without_advice(),
-        _limited_threads(plan),
+        _silenced_lightning(),
+        _planned_threads(plan),
         interruptible(),
         memory_advice(plan),
         compile_advice(plan),
-        fitting_state(last),
+        mismatch_advice(last),
     ):
-        trainer = build_trainer(plan, records.run.path, [*own_callbacks, *callbacks])
+        trainer = build_trainer(plan, records.run.path, [*required_callbacks, *callbacks])
         trainer.fit(module, ckpt_path=last if last.exists() else None)
     finished = keeper.step >= module.plan.last_step
     return Outcome(finished, keeper.step, keeper.rows, keeper.best, keeper.seconds, module.plan, keeper.interrupted)
 
 
 def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Trainer:
-    """Return a Lightning Trainer that only trains: metrics, checkpoints and progress are paucal's callbacks."""
+    """Return a Lightning Trainer without its logger, checkpoints and progress bar, which `callbacks` replace."""
     in_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
     hardware: Hardware = plan.hardware
     return Trainer(
@@ -151,7 +155,7 @@ def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Tr
         max_steps=plan.last_step,
         accumulate_grad_batches=plan.accumulate,
         callbacks=list(callbacks),
-        # Otherwise Lightning would save another checkpoint at SIGUSR1 and requeue the job.
+        # With auto_requeue, Lightning would save its own checkpoint at SIGUSR1 and requeue the job.
         plugins=[AtomicCheckpoints(), *([SLURMEnvironment(auto_requeue=False)] if in_slurm else [])],
         default_root_dir=folder,
         logger=False,
@@ -165,19 +169,19 @@ def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Tr
 
 
 @contextmanager
-def _shared_buffers(module: nn.Module) -> Iterator[nn.Module]:
-    """Return a module with the first process's buffers on every process.
+def _equal_buffers(module: nn.Module) -> Iterator[nn.Module]:
+    """Copy the first process's buffers to all processes, and yield the module.
 
-    DDP lets the batch norms of the processes differ within a step, and saves those of the first. Without this, scores
-    after resuming would differ from those of an uninterrupted run.
+    With DDP, batch norm statistics may differ between processes within a step, and the first process's are saved.
+    Without this, scores after resuming would differ from those of an uninterrupted run.
     """
     take_from_first(module.buffers())
     yield module
 
 
 @contextmanager
-def _limited_threads(plan: Plan) -> Iterator[None]:
-    """Let torch use the run's number of threads, which affects the last bits of sums."""
+def _planned_threads(plan: Plan) -> Iterator[None]:
+    """Let torch use the plan's number of CPU threads; it changes the order of sums, and so their rounding."""
     previous = torch.get_num_threads()
     if plan.threads is not None and plan.hardware.accelerator == "cpu":
         torch.set_num_threads(min(plan.threads, usable_cores()))
@@ -188,14 +192,14 @@ def _limited_threads(plan: Plan) -> Iterator[None]:
 
 
 @contextmanager
-def _without_advice() -> Iterator[None]:
-    """Silence Lightning's advice on deliberate choices; other warnings stay."""
+def _silenced_lightning() -> Iterator[None]:
+    """Silence Lightning's tips and `SILENCED_WARNINGS`; other warnings are still shown."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)
     with warnings.catch_warnings():
-        for message in ADVICE:
+        for message in SILENCED_WARNINGS:
             warnings.filterwarnings("ignore", message)
         try:
             yield

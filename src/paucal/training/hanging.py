@@ -1,4 +1,4 @@
-"""A limit on how long a process waits for the others, so that a hanging process soon ends the run."""
+"""A limit on how long a process waits for other processes, so that the run ends soon after one of them hangs."""
 
 from datetime import timedelta
 from typing import Any
@@ -9,7 +9,10 @@ from torch.distributed import distributed_c10d
 
 
 class HangLimit(Callback):
-    """Limits the wait for other processes during training only: afterwards the first process works alone for long."""
+    """Limits the wait for other processes during training.
+
+    There is no such limit after training, when the other processes wait for the first one, which may work for long.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.limit = timedelta(seconds=seconds)
@@ -19,7 +22,7 @@ class HangLimit(Callback):
         _set_timeout(self.limit)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Restore torch's limit."""
+        """Restore torch's default limit."""
         if dist.is_initialized():
             _set_timeout(distributed_c10d._get_default_timeout(dist.get_backend()))  # nccl has a shorter default
 

@@ -1,4 +1,4 @@
-"""Callbacks after a step: hooks of the objective, validation, metrics and checkpoints."""
+"""Callbacks that run after each step: hooks of the objective, validation, metrics and checkpoints."""
 
 import math
 import time
@@ -22,20 +22,20 @@ from paucal.training.stopping import StopSignal
 from paucal.types import UserError
 
 Validate = Callable[[nn.Module, torch.device], Mapping[str, float]]
-Evaluated = Callable[[], AbstractContextManager[nn.Module]]
+EvaluationModel = Callable[[], AbstractContextManager[nn.Module]]
 OnEpoch = Callable[[int, int, Mapping[str, float]], bool | None]
 
 
 @dataclass(frozen=True)
 class Watch:
-    """The validation of a run during training.
+    """How a run is validated during training, and how its best epoch is chosen.
 
     Attributes:
-        validate: Function that returns a model's scores on the validation images; called on every process.
-        score: Name of the score to maximise; None if the newest state always counts as the best.
-        loss: Name of the value that breaks ties, lower is better.
-        floor: Score of the run's present model, which only a better epoch replaces; None without one.
-        keep: Number of best epochs whose weights are kept for averaging; requires a score and a loss.
+        validate: Function that returns a model's metrics on the validation images; called on every process.
+        score: Name of the metric to maximise; None if the newest epoch always counts as the best.
+        loss: Name of the metric that breaks ties; lower is better.
+        floor: Score of the model already in the run folder, which only a better epoch replaces; None without a model.
+        keep: Number of best epochs whose weights are kept for averaging; requires `score` and `loss`.
     """
 
     validate: Validate
@@ -47,16 +47,18 @@ class Watch:
 
 @dataclass(frozen=True)
 class Records:
-    """The files of a run and the functions to call.
+    """The folder of a run and the functions that are called during training.
 
     Attributes:
         run: Run folder for checkpoints and metrics.
-        save_model: Function that saves the deployable part of a new best state.
-        watch: Validation; None keeps the newest state as the best, without its own file.
-        on_epoch: Function called on the first process with (epoch, epochs, row of metrics); it may return True to save
-            and stop the run.
-        on_start: Function called on the first process with the scores of the initial weights; None to not score them.
-        on_change: Function called on the first process with (plan, seconds of a step) after a correction of the length.
+        save_model: Function that saves the deployable model, called when it is the best so far.
+        watch: Validation; None for no validation, where the newest epoch counts as the best.
+        on_epoch: Function called on the first process with (epoch, number of epochs, metrics of the epoch); it may
+            return True to save a checkpoint and stop the run.
+        on_start: Function called on the first process with the metrics of the initial weights; None to not validate
+            these.
+        on_change: Function called on the first process with (plan, seconds per step) after the number of steps was
+            corrected.
     """
 
     run: RunFolder
@@ -67,44 +69,55 @@ class Records:
     on_change: OnChange | None = None
 
     @property
-    def kept(self) -> KeptEpochs | None:
-        """The weights of the best epochs; None if they are not kept."""
+    def kept_epochs(self) -> KeptEpochs | None:
+        """The files with the weights of the best epochs; None if only the best epoch's model is kept."""
         return None if self.watch is None else kept_epochs(self.run, self.watch)
 
 
 def kept_epochs(run: RunFolder, watch: Watch) -> KeptEpochs | None:
-    """Return the files of a run's best epochs; None if it keeps none."""
-    if watch.score is None or watch.keep < 2:  # the best state is kept anyway
+    """Return the files with the weights of a run's best epochs; None if only the best epoch's model is kept."""
+    if watch.score is None or watch.keep < 2:
         return None
     return KeptEpochs(run.last.parent, watch.keep, watch.score, watch.loss)
 
 
-class AfterStep(Callback):
-    """Calls the objective's hooks after every optimizer step."""
+class ObjectiveHooks(Callback):
+    """Calls the objective's `after_step` and `diagnostics` after every optimizer step."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Call the objective's hooks."""
+        """Call both hooks if the forward pass completed an optimizer step."""
         if completed_step(pl_module, batch_idx):
             pl_module.objective.after_step(pl_module.progress(batch_idx))
             pl_module.meters.add_diagnostics(pl_module.objective.diagnostics())
 
 
 class RunKeeper(Callback):
-    """Writes the run folder: a row of metrics per epoch, the newest state, the best one and its weights."""
+    """Writes the run folder: a row of metrics per epoch, the newest and the best checkpoint, and the best model.
+
+    It also validates after each epoch, and stops the run when that is requested.
+
+    Args:
+        records: Run folder and functions to call.
+        evaluation_model: Function that returns a context manager, which yields the model to validate and save.
+        stop: Requests to stop by a signal or the time limit.
+        finite_watch: Check for NaN and infinite losses.
+        clock: Clock that corrects the number of steps; None without a time budget.
+        changes: Corrections of a resumed run, oldest first.
+    """
 
     def __init__(
         self,
         records: Records,
-        evaluated: Evaluated,
+        evaluation_model: EvaluationModel,
         stop: StopSignal,
-        health: FiniteWatch,
+        finite_watch: FiniteWatch,
         clock: RunClock | None = None,
         changes: Sequence[PlanChange] = (),
     ) -> None:
         self.records = records
-        self.evaluated = evaluated
+        self.evaluation_model = evaluation_model
         self.stop = stop
-        self.health = health
+        self.finite_watch = finite_watch
         self.clock = clock
         self.changes = tuple(changes)
         self.rows: list[dict[str, float]] = []
@@ -113,63 +126,64 @@ class RunKeeper(Callback):
         self.seconds = 0.0
         self.interrupted = False
         self._meters: dict[str, Any] = {}
-        self._asked_to_stop = False
+        self._on_epoch_requested_stop = False
         self._last_save = self._last_tick = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Restore the metrics of a resumed run; score the initial weights of a new one."""
+        """Restore the metrics of a resumed run; validate the initial weights of a new run."""
         self._last_save = self._last_tick = time.monotonic()
         if self._meters:
             pl_module.meters.load_state_dict(self._meters, pl_module.device)
-        # The run may have been killed between writing the files of its best epoch and the checkpoint.
+        # The run may have been killed after it saved its best epoch and before it saved the newest checkpoint.
         if self._selects_by_score and self.records.run.best.exists():
             step, best = checkpoint_best(self.records.run.best)
             self.best = best if step > self.step else self.best
         if trainer.is_global_zero:
-            # Epochs after the checkpoint are lost.
+            # Remove the rows of epochs after the checkpoint, which are trained again.
             if self.rows:
                 self.records.run.write_rows(self.rows)
             else:
                 self.records.run.metrics.unlink(missing_ok=True)
         if self.step == 0 and self.records.on_start is not None and self.records.watch is not None:
-            # The validation images are divided among the processes, which have joined only now.
-            with self.evaluated() as model:
-                scores = self.records.watch.validate(model, pl_module.device)
+            # Not before `fit`: the processes share the validation images, and their group was initialised only now.
+            with self.evaluation_model() as model:
+                metrics = self.records.watch.validate(model, pl_module.device)
             if trainer.is_global_zero:
-                self.records.on_start(scores)
+                self.records.on_start(metrics)
         if self.clock is not None:
             self.clock.start(self.seconds)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Record, validate, save and stop when due."""
+        """Validate at the end of an epoch, save a checkpoint when one is due, and stop if that is requested."""
         if not completed_step(pl_module, batch_idx):
             return
         self.step = trainer.global_step
         length_changed = self.clock is not None and self.clock.correct(trainer, pl_module, batch)
-        plan, begin = pl_module.plan, time.monotonic()
+        plan, start_time = pl_module.plan, time.monotonic()
         self.changes = plan.changes
         finished = self.step >= plan.last_step
         evaluates = self.step % plan.steps_per_epoch == 0 or finished
         if evaluates:
-            with self.evaluated() as model:
+            with self.evaluation_model() as model:
                 self._finish_epoch(trainer, pl_module, model)
-        stopping = self.stop.requested(trainer) or self._asked_to_stop
-        # Save a checkpoint after a correction: resuming from an older one would repeat the correction differently.
-        if stopping or finished or length_changed or self.health.hopeless or self._save_is_due(trainer, plan):
+        stopping = self.stop.requested(trainer) or self._on_epoch_requested_stop
+        failure = self.finite_watch.stop_message
+        # Save a checkpoint after a correction: a run resumed from an older one would make another correction.
+        if stopping or finished or length_changed or failure or self._save_is_due(trainer, plan):
             self._save_checkpoint(trainer, pl_module)
         if self.clock is not None:
-            self.clock.pause(time.monotonic() - begin if evaluates else None)
-        if self.health.hopeless and not stopping:  # a stopping run may be rolled back
-            raise UserError(self.health.hopeless)
-        if self._asked_to_stop:  # the run may go on with another stage, unless a signal came in the meantime
+            self.clock.skip_pause(time.monotonic() - start_time if evaluates else None)
+        if failure and not stopping:  # the caller may roll back a stopping run
+            raise UserError(failure)
+        if self._on_epoch_requested_stop:  # the caller may start another stage, but not after a signal
             self.interrupted = self.stop.requested(trainer, at_once=True)
         trainer.should_stop = trainer.should_stop or stopping
 
     def _save_is_due(self, trainer: Trainer, plan: Plan) -> bool:
         if self.step % plan.save_every == 0:
             return True
-        waited = time.monotonic() - self._last_save > plan.save_seconds
-        return self.step % plan.steps_per_epoch == 0 and trainer.strategy.broadcast(waited)
+        is_old = time.monotonic() - self._last_save > plan.save_seconds
+        return self.step % plan.steps_per_epoch == 0 and trainer.strategy.broadcast(is_old)
 
     def _finish_epoch(self, trainer: Trainer, module: TrainingModule, model: nn.Module) -> None:
         row: dict[str, float] = {"epoch": round(self.step / module.plan.steps_per_epoch, 2), "step": self.step}
@@ -182,7 +196,7 @@ class RunKeeper(Callback):
         self.rows.append(row)
         if trainer.is_global_zero:
             self.records.run.write_rows(self.rows)
-            if (kept_epochs := self.records.kept) is not None:
+            if (kept_epochs := self.records.kept_epochs) is not None:
                 kept_epochs.after_epoch(self.rows, model)
         stop_requested = False
         if self.records.on_epoch is not None and trainer.is_global_zero:
@@ -190,13 +204,13 @@ class RunKeeper(Callback):
             plan = module.plan
             epoch, epochs = (math.ceil(steps / plan.steps_per_epoch) for steps in (self.step, plan.last_step))
             stop_requested = bool(self.records.on_epoch(epoch, epochs, row))
-        self._asked_to_stop = trainer.strategy.broadcast(stop_requested)
+        self._on_epoch_requested_stop = trainer.strategy.broadcast(stop_requested)
         if self._improves(row):
             self.best = row
             if trainer.is_global_zero:
                 self.records.save_model(model)
-            if self._selects_by_score:  # otherwise the newest state counts as the best
-                # Saved after the model, since this file proves to a resumed run that the model exists.
+            if self._selects_by_score:  # otherwise the newest checkpoint is the best one
+                # Save the model first: where this checkpoint exists, a resumed run relies on the model.
                 trainer.save_checkpoint(self.records.run.best, weights_only=False)
 
     @property
@@ -204,6 +218,7 @@ class RunKeeper(Callback):
         return self.records.watch is not None and self.records.watch.score is not None
 
     def _improves(self, row: dict[str, float]) -> bool:
+        """Return whether an epoch with these metrics is the best so far."""
         watch = self.records.watch
         if watch is None or watch.score is None:
             return True
@@ -223,13 +238,13 @@ class RunKeeper(Callback):
         self._last_tick = now
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint stores."""
+        """Return the state for a checkpoint."""
         names = ("rows", "step", "best", "seconds")
         changes = [list(astuple(change)) for change in self.changes]
         return {name: getattr(self, name) for name in names} | {"meters": self._meters, "changes": changes}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Continue at the forward pass of the next step, also with another number of passes per step."""
+        """Let Lightning continue at the first forward pass of the next step, also if `accumulate` has changed."""
         recount_passes(checkpoint, pl_module.plan.accumulate)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

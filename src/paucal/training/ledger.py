@@ -1,4 +1,4 @@
-"""Writes the ledger of a run while it trains."""
+"""The callback that writes a run's ledger, the record of which images each step used."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,15 +11,16 @@ from paucal.runs.ledger import LedgerWriter, Start, image_hashes, next_number
 
 
 class Ledger(Callback):
-    """Records the images of each forward pass before the pass, so that every step before a checkpoint is recorded.
+    """Writes the images of each forward pass to the ledger before that pass.
 
-    A checkpoint is saved after the exchange of gradients, which every process joins only after its record.
+    So the ledger has every step before a checkpoint: a checkpoint is saved after an exchange of gradients, and each
+    process takes part in the exchange only after it has written its record.
 
     Args:
         run: Run folder.
-        keys: Keys of all images of the set.
-        batch: Images of an optimizer step, over all processes.
-        steps_per_pass: Optimizer steps of a pass over the training images.
+        keys: Keys of all images of the image set.
+        batch: Number of images per optimizer step, over all processes.
+        steps_per_pass: Optimizer steps per pass over the training images.
     """
 
     def __init__(self, run: Path, keys: Sequence[str], batch: int, steps_per_pass: int) -> None:
@@ -27,7 +28,7 @@ class Ledger(Callback):
         self._writer: LedgerWriter | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Begin the file of this process."""
+        """Create this process's ledger file."""
         number = trainer.strategy.broadcast(next_number(self.run))
         rank, processes, step = trainer.global_rank, trainer.world_size, trainer.global_step
         self._writer = LedgerWriter(self.run, Start(number, rank, processes, step, self.batch, self.steps_per_pass))
@@ -39,7 +40,7 @@ class Ledger(Callback):
         self._writer.write(batch_idx // pl_module.plan.accumulate, image_hashes(keys))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Force the records of a checkpoint's steps to the disk."""
+        """Flush the records to disk, so that they are stored before the checkpoint."""
         if self._writer is not None:
             self._writer.flush()
 

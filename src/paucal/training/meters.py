@@ -1,6 +1,6 @@
-"""Running means of losses and health metrics on the device, and a watch for NaN and infinite losses.
+"""Running means of losses and health metrics on the device, and a check for NaN and infinite losses.
 
-Each process measures its own images. Only readings and saved states are exchanged between processes.
+Each process sums over its own images. The sums are exchanged only when metrics are read or a checkpoint is saved.
 """
 
 import logging
@@ -14,7 +14,7 @@ from torch import Tensor
 from paucal.types import LossTerms
 from paucal.wording import was
 
-CHECK_EVERY = 50  # steps between two checks for skipped steps
+CHECK_STEPS = 50  # steps between two checks for skipped steps
 log = logging.getLogger("paucal")
 
 
@@ -24,7 +24,7 @@ class Meters:
     Attributes:
         rate: Learning rate of the newest step.
         skipped: Steps of the whole run that were skipped because a gradient was not finite.
-        nonfinite: Forward passes of the whole run in which each loss was not finite.
+        nonfinite: For each loss, the number of forward passes of the whole run in which it was not finite.
     """
 
     def __init__(self) -> None:
@@ -59,9 +59,9 @@ class Meters:
             self._add_finite(name, value.detach().float())
 
     def read(self) -> dict[str, float]:
-        """Return means since the last reset, but the number of skipped steps, over all processes.
+        """Return the mean of each metric since the last reset, over all processes; for skipped steps, their number.
 
-        Every process must call it. It waits for the device once. A mean without any finite value is NaN.
+        Every process must call this, and it waits for the device. A metric without a finite value is NaN.
         """
         if not self.sums:
             return {}
@@ -80,14 +80,14 @@ class Meters:
         """Return this process's mean of a value since the last reset; NaN if there is none yet."""
         return float(self.sums[name] / self.counts[name]) if name in self.sums else float("nan")
 
-    def culprits(self) -> list[str]:
-        """Return the names of losses that were ever not finite, in any process; every process must call this."""
+    def nonfinite_losses(self) -> list[str]:
+        """Return the names of losses that have been NaN or infinite, on any process; every process must call this."""
         return [name for name, count in _joint_means(self.nonfinite).items() if name != "loss" and float(count) > 0]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint in the middle of an epoch stores; every process must call this.
+        """Return the state for a checkpoint, which may be saved within an epoch; every process must call this.
 
-        It is the mean over the processes, since each resumes with it.
+        The sums are averaged over the processes, since every process resumes from the same checkpoint.
         """
         return {"sums": _joint_means(self.sums), "counts": _joint_means(self.counts), "skipped": float(self.skipped)}
 
@@ -108,47 +108,48 @@ def _joint_means(values: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class FiniteWatch(Callback):
-    """Checks at intervals whether steps were skipped, names the losses concerned, and stops a hopeless run.
+    """Checks every `CHECK_STEPS` steps whether steps were skipped, and warns with the names of the non-finite losses.
 
-    A run is hopeless if all steps since the last check were skipped, or all steps of a shorter run. `RunKeeper` then
-    writes its records and ends it.
+    If all steps since the last check were skipped, `RunKeeper` saves a checkpoint and ends the run.
 
     Attributes:
-        hopeless: Message that ends the run; None if it may continue.
+        stop_message: Message with which the run ends; None if it may continue.
     """
 
     def __init__(self) -> None:
-        self.hopeless: str | None = None
-        self._seen = 0.0  # skipped steps at the newest check
-        self._looked = 0  # step of that check
+        self.stop_message: str | None = None
+        self._n_skipped = 0.0  # skipped steps at the newest check
+        self._checked_step = 0  # step of that check
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint stores."""
-        return {"seen": self._seen, "looked": self._looked}
+        """Return the state for a checkpoint."""
+        return {"seen": self._n_skipped, "looked": self._checked_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of a checkpoint."""
-        self._seen, self._looked = state_dict["seen"], state_dict["looked"]
+        self._n_skipped, self._checked_step = state_dict["seen"], state_dict["looked"]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Read the number of skipped steps; this waits for the device."""
         step, plan = trainer.global_step, pl_module.plan
-        is_due = step % CHECK_EVERY == 0 or step >= plan.last_step
+        is_due = step % CHECK_STEPS == 0 or step >= plan.last_step
         if not is_due or (batch_idx + 1) % plan.accumulate:
             return
         skipped = float(pl_module.meters.skipped)
-        n_new, self._seen = skipped - self._seen, skipped
-        steps, self._looked = step - self._looked, step
+        n_new, self._n_skipped = skipped - self._n_skipped, skipped
+        steps, self._checked_step = step - self._checked_step, step
         if n_new <= 0:
             return
-        names = ", ".join(repr(name) for name in pl_module.meters.culprits()) or "none; a gradient overflowed"
+        names = ", ".join(repr(name) for name in pl_module.meters.nonfinite_losses()) or "none; a gradient overflowed"
         window = "the last step" if steps == 1 else f"the last {steps} steps"
-        if n_new >= steps >= min(CHECK_EVERY, plan.last_step):
-            self.hopeless = (
+        if n_new >= steps >= min(CHECK_STEPS, plan.last_step):
+            self.stop_message = (
                 f"{window} {'was' if steps == 1 else 'were all'} skipped because the loss or its gradient was not "
-                f"finite (losses concerned: {names}): lower --lr (now {pl_module.meters.rate:.2g}), or use "
-                "--precision 32-true. The run folder keeps the earlier weights."
+                f"finite (non-finite losses: {names}): lower --lr (now {pl_module.meters.rate:.2g}), or use "
+                "--precision 32-true. The run folder still has the earlier weights."
             )
             return
         subject = f"{window} was" if steps == 1 else f"{n_new:.0f} of {window} {was(int(n_new))}"
-        log.warning("%s skipped: not finite (losses concerned: %s)", subject, names)
+        log.warning(
+            "%s skipped because the loss or its gradient was not finite (non-finite losses: %s)", subject, names
+        )

@@ -21,15 +21,15 @@ log = logging.getLogger("paucal")
 
 
 class TrainingModule(LightningModule):
-    """Runs an objective: seeds each step, sums its losses, clips, schedules and steps.
+    """Trains an objective: seeds each step, sums the losses, clips gradients and sets learning rates.
 
-    For Lightning the whole run is one epoch. Epochs are counted from steps, so that a run can be stopped and resumed
-    within an epoch, and worker processes are never restarted between epochs.
+    For Lightning the whole run is one epoch. paucal counts epochs from steps, so that a run can be stopped and resumed
+    within an epoch, and data loader workers are not restarted between epochs.
 
-    Nothing in a step waits for the device: losses are summed there and read at the end of an epoch, and a
-    non-finite gradient makes the optimizer skip the step by itself (`found_inf`), on all ranks alike because the
-    gradients were already averaged over them, or their norm was summed over all shards. For an optimizer without
-    `found_inf`, this module skips the step, which waits for the device.
+    No step waits for the device. Losses are summed on the device and read at the end of an epoch. If a gradient is not
+    finite, the optimizer skips the step by itself (`found_inf`). All ranks decide alike, because the gradients were
+    already averaged over the ranks, or their norm was summed over all shards. For an optimizer without `found_inf`,
+    this module skips the step, and only then waits for the device.
     """
 
     def __init__(
@@ -44,17 +44,20 @@ class TrainingModule(LightningModule):
         self.batch_ids = torch.zeros(0, dtype=torch.int64)
 
     def progress(self, micro_step: int = 0) -> Progress:
-        """Return the position of the run in its schedules, see `Plan.position`."""
+        """Return the progress of the run, with the step that applies in its schedules (see `Plan.position`)."""
         position = int(self.plan.position(self.trainer.global_step))
         return Progress(position, self.plan.total_steps, self.plan.steps_per_epoch, micro_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the total loss of a batch."""
         plan = self.plan
-        # Random numbers depend only on (seed, step, rank), so that a resumed run repeats them.
-        # `torch.manual_seed` formats the stack for each kind of device that is absent.
-        generators = torch.default_generator if self.device.type == "cpu" else torch
-        generators.manual_seed(derive_seed(plan.seed, batch_idx, self.global_rank))
+        # Random numbers depend only on (seed, forward pass, rank), so that a resumed run repeats them.
+        seed = derive_seed(plan.seed, batch_idx, self.global_rank)
+        if self.device.type == "cpu":
+            # `torch.manual_seed` is slow here: it formats a stack trace for each type of device that is absent.
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
         if plan.mixing is not None and self.objective.data_request.mixing:
             batch = plan.mixing.mix(batch, plan.n_classes)
         terms: LossTerms = self.objective(batch, self.progress(batch_idx))
@@ -64,7 +67,7 @@ class TrainingModule(LightningModule):
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """Move a batch to the device asynchronously, which Lightning does only for tensors."""
-        self.batch_ids = batch.ids  # still in main memory, so that reading them does not wait for the device
+        self.batch_ids = batch.ids  # in main memory, so that the ledger can read them without waiting for the device
         return batch.to(device, non_blocking=True)
 
     def train_dataloader(self) -> DataLoader:
@@ -73,11 +76,11 @@ class TrainingModule(LightningModule):
 
     @property
     def mesh(self) -> DeviceMesh | None:
-        """The device mesh over which the objective is sharded; None if each process has all of it."""
+        """The device mesh over which the objective is sharded; None if each process has a full copy."""
         return None if self.device_mesh is None else self.device_mesh["data_parallel"]
 
     def configure_model(self) -> None:
-        """Shard the objective if the strategy asks for it."""
+        """Shard the objective if the strategy is "fsdp"."""
         if self.mesh is not None:
             shard(self.objective, self.objective.shardable(), self.mesh)
 
@@ -88,7 +91,7 @@ class TrainingModule(LightningModule):
         return build_optimizer(groups, self.optimization)
 
     def on_train_start(self) -> None:
-        """Give restored optimizer states the memory layout of the weights, which the fused AdamW assumes."""
+        """Copy restored optimizer states into the memory layout of their weights, which the fused AdamW requires."""
         for optimizer in self.trainer.optimizers:
             for parameter, state in optimizer.state.items():
                 for name, value in state.items():
@@ -96,32 +99,32 @@ class TrainingModule(LightningModule):
                         state[name] = torch.empty_like(parameter).copy_(value)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set learning rates, call the objective's hook, clip, and mark a non-finite step."""
+        """Set learning rates, call the objective's hook, clip gradients, and skip the step if they are not finite."""
         progress = self.progress()
         self._set_rates(optimizer, progress)
         if progress.step == 0:
-            self._notice_unused()
+            self._check_unused_parameters()
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-            # Lightning leaves unscaling to a fused optimizer, which would do it after the clipping.
+            # Lightning lets a fused optimizer unscale the gradients, but that is after the clipping.
             scaler.unscale_(optimizer)
-        self.objective.before_step(progress)  # may clip differently, or remove gradients
+        self.objective.before_step(progress)  # may clip in its own manner, or set gradients to None
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = clip_gradients(parameters, self.optimization.clip)
         found_inf = (~torch.isfinite(norm)).float()
         if supports_found_inf(optimizer, norm.device):
-            if scaler is None:  # a scaler sets it
+            if scaler is None:  # a scaler sets `found_inf` itself
                 optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         elif bool(found_inf):
             for parameter in parameters:
                 parameter.grad = None
         self.meters.add_step(norm, found_inf)
 
-    def _notice_unused(self) -> None:
+    def _check_unused_parameters(self) -> None:
         """Warn of trainable parameters without a gradient, which the objective should have frozen.
 
         Raises:
-            RuntimeError: There are several processes, which would wait for these gradients at the next step.
+            RuntimeError: There are several processes; at the next step they would wait for these gradients forever.
         """
         unused = [name for name, p in self.objective.named_parameters() if p.requires_grad and p.grad is None]
         if not unused:
@@ -146,7 +149,11 @@ class TrainingModule(LightningModule):
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Scale gradients down to a global L2 norm of `max_norm`, if any; return the norm before that, on the device."""
+    """Clip gradients to a global L2 norm of at most `max_norm`; None or 0 for no clipping.
+
+    Returns:
+        The norm before clipping, a scalar on the device.
+    """
     with_gradient = [p for p in parameters if p.grad is not None]
     norm = total_norm([p.grad for p in with_gradient if p.grad is not None])
     if max_norm and with_gradient:

@@ -12,32 +12,32 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from paucal.training.plan import Optimization
 
-NORM = re.compile(r"norm", re.IGNORECASE)
-# Learned tokens and tables, which are not weights of a layer, by their names in timm and the papers.
-UNDECAYED = re.compile(
+NORM_CLASS = re.compile(r"norm", re.IGNORECASE)
+# Learned tokens and position tables, by their parameter names in timm and in the papers' code
+TOKEN_OR_TABLE = re.compile(
     r"(^|\.|_)(cls_token|dist_token|reg_token|mask_token|head_token|pos_embed\w*|absolute_pos_embed|pos_emb"
     r"|position_embedding\w*|relative_position_bias_table|rel_pos\w*|attention_biases)$"
 )
-TRUST = 1e-3  # LARS' coefficient in EsViT's code
-UNAWARE = ("mps",)  # devices whose fused AdamW in torch ignores `found_inf`
+TRUST_COEFFICIENT = 1e-3  # of LARS, as in EsViT's code
+DEVICES_IGNORING_FOUND_INF = ("mps",)  # torch's fused AdamW
 
 
 def parameter_groups(
     module: nn.Module, label: Callable[[str], str] = lambda name: "main", decays_tables: bool = False
 ) -> list[dict[str, Any]]:
-    """Sort trainable parameters into optimizer groups by label and by whether they are decayed.
+    """Sort trainable parameters into optimizer groups by label and by whether they get weight decay.
 
-    Not decayed: norms of any shape, biases and every other parameter of at most one dimension, class and position
-    tokens, relative-bias tables, and the names in a submodule's `no_weight_decay()`. (The published DrLoc code
-    decays the 4-D norms of its CvT and the tokens of its ViT and T2T; EsViT's decays all tokens and tables.)
+    No weight decay applies to norms of any shape, biases, other parameters with at most one dimension, class and
+    position tokens, relative-bias tables, and the names in a submodule's `no_weight_decay()`. (The published DrLoc code
+    also decays the 4-D norms of its CvT and the tokens of its ViT and T2T; EsViT's code decays all tokens and tables.)
 
     Args:
         module: Module with the parameters.
-        label: Function that returns the objective's group of a parameter name.
-        decays_tables: Whether all but biases and parameters of at most one dimension are decayed.
+        label: Function that returns the label of a parameter's group from the parameter's name.
+        decays_tables: Whether to decay every parameter except biases and those with at most one dimension.
 
     Returns:
-        Dictionaries with `params`, `names`, `label` and `decayed`, in a stable order.
+        Optimizer groups with the keys `params`, `names`, `label` and `decayed`, in an order that is always the same.
     """
     vectors = (name for name, parameter in module.named_parameters() if parameter.ndim <= 1 or name.endswith(".bias"))
     undecayed = set(vectors if decays_tables else undecayed_parameters(module))
@@ -54,18 +54,19 @@ def parameter_groups(
 
 def undecayed_parameters(module: nn.Module) -> Iterator[str]:
     """Yield the full names of the parameters that get no weight decay."""
-    patterns = list(_listed_patterns(module))
+    patterns = list(_excluded_patterns(module))
     for prefix, parent in module.named_modules():
-        is_norm = NORM.search(type(parent).__name__) is not None
+        is_norm = NORM_CLASS.search(type(parent).__name__) is not None
         for local_name, parameter in parent.named_parameters(recurse=False):
             name = f"{prefix}.{local_name}" if prefix else local_name
-            is_listed = any(fnmatch(name, pattern) for pattern in patterns)
-            if is_norm or parameter.ndim <= 1 or local_name.endswith("bias") or UNDECAYED.search(name) or is_listed:
+            is_vector_or_bias = parameter.ndim <= 1 or local_name.endswith("bias")
+            is_excluded = any(fnmatch(name, pattern) for pattern in patterns)
+            if is_norm or is_vector_or_bias or TOKEN_OR_TABLE.search(name) or is_excluded:
                 yield name
 
 
-def _listed_patterns(module: nn.Module) -> Iterator[str]:
-    """Yield the full names of parameters that timm models exclude from weight decay."""
+def _excluded_patterns(module: nn.Module) -> Iterator[str]:
+    """Yield the full names, or patterns of names, that the `no_weight_decay()` of submodules list, as in timm."""
     for prefix, parent in module.named_modules():
         listing = getattr(parent, "no_weight_decay", None)
         if callable(listing):
@@ -75,27 +76,29 @@ def _listed_patterns(module: nn.Module) -> Iterator[str]:
 
 
 def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) -> Optimizer:
-    """Return the optimizer of a run; learning rates and weight decays of its groups are set before every step.
+    """Return the optimizer of a run; the learning rate and weight decay of each group are set before every step.
 
-    SGD and LARS have momentum, and their weight decay is part of the gradient, as in EsViT's code. LARS (You et al.
-    2017) scales the step of each tensor to the tensor's L2 norm, except for undecayed ones such as norms and biases.
+    SGD and LARS have momentum, and their weight decay is added to the gradient, as in EsViT's code. LARS (You et al.
+    2017) scales the update of each parameter by its L2 norm, except for parameters without weight decay, such as norms
+    and biases.
     """
     if settings.optimizer == "sgd":
         return SGD(list(groups), lr=0.0, momentum=settings.momentum)
     if settings.optimizer == "lars":
-        # Otherwise timm's LARS would leave out the scaling whenever the current weight decay is 0.
-        scaled = [{**group, "always_adapt": group["decayed"]} for group in groups]
-        # Any, since a type checker infers integers from timm's defaults.
-        numbers: Any = {"momentum": settings.momentum, "trust_coeff": TRUST}
-        return Lars(scaled, lr=0.0, **numbers)
-    # The fused version supports `found_inf`, with which non-finite steps are skipped.
+        # Without "always_adapt", timm's LARS would not scale the updates while the weight decay is 0.
+        lars_groups = [{**group, "always_adapt": group["decayed"]} for group in groups]
+        # Typed as Any, since timm's defaults make type checkers expect integers.
+        numbers: Any = {"momentum": settings.momentum, "trust_coeff": TRUST_COEFFICIENT}
+        return Lars(lars_groups, lr=0.0, **numbers)
+    # The fused version supports `found_inf`, and so skips non-finite steps itself.
     return AdamW(list(groups), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
 
 
 def supports_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
-    """Return whether an optimizer skips a step by itself if `found_inf` is 1.
+    """Return whether an optimizer skips a step by itself if its attribute `found_inf` is 1.
 
-    SGD and LARS do not. Fused SGD would not help: torch leaves its momentum undefined if the first step is skipped, and
+    SGD and LARS do not. Fused SGD would, but in torch its momentum is undefined if the first step is skipped, and it
     does not support parameters that get gradients later than others, such as EsViT's prototypes.
     """
-    return device.type not in UNAWARE and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+    supports = getattr(optimizer, "_step_supports_amp_scaling", False)
+    return bool(supports) and device.type not in DEVICES_IGNORING_FOUND_INF

@@ -1,4 +1,4 @@
-"""The plan of a training run: plain numbers from the resolved settings."""
+"""The plan of a training run, computed from its settings: steps, time budget, optimizer values and hardware."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ class Optimization:
     """The optimizer and its hyperparameters.
 
     Attributes:
-        schedule: Learning rate by the number of completed steps.
-        weight_decay: Weight decay of the decayed groups.
+        schedule: Function that returns the learning rate from the number of completed steps.
+        weight_decay: Weight decay of the parameter groups that get any.
         betas: Betas of AdamW.
         eps: Epsilon of AdamW.
-        clip: Global L2 norm above which gradients are scaled down; None or 0 for no clipping.
-        average_decay: Maximum decay of the moving average; None or 0 for no average.
+        clip: Global L2 norm to which gradients are clipped; None or 0 for no clipping.
+        average_decay: Maximum decay of the moving average of the weights; None or 0 for no average.
         optimizer: "adamw", "sgd" or "lars".
         momentum: Momentum of SGD and LARS.
     """
@@ -36,16 +36,16 @@ class Optimization:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Hardware and precision, by Lightning's names.
+    """Hardware and precision, with Lightning's names.
 
     Attributes:
         accelerator: "cpu", "cuda", "mps" or "auto".
         devices: Devices per node.
-        nodes: Number of machines.
+        nodes: Number of nodes (machines).
         strategy: "auto" for one process, "ddp" for a full copy on each process, "fsdp" for a shard on each.
         precision: "32-true", "bf16-mixed" or "16-mixed".
         compile_backend: Backend of `torch.compile` for the backbones; None for no compilation.
-        hang_seconds: Seconds without an answer after which another process counts as lost; None for torch's.
+        hang_seconds: Timeout in seconds for waiting for another process; None for torch's default.
     """
 
     accelerator: str = "cpu"
@@ -67,12 +67,12 @@ class TimePlan:
     """The time budget of a run, and the measurements from which its length was planned.
 
     Attributes:
-        budget: Seconds of the whole run, from the start of its command to the last file.
+        budget: Seconds for the whole run, from the start of the command until the last file is written.
         spent: Seconds of the budget that had passed when the length was planned.
-        closing: Measured seconds between the last step and the last file.
+        closing: Expected seconds from the last step until the last file is written.
         step: Measured seconds of an optimizer step.
         evaluation: Measured seconds of one validation.
-        most_steps: Optimizer steps after which more would not help.
+        most_steps: Maximum number of optimizer steps, however much time is left.
         threads: CPU threads during the measurements.
     """
 
@@ -91,8 +91,8 @@ class PlanChange:
 
     Attributes:
         step: Optimizer steps that were completed at the correction.
-        total_steps: Optimizer steps of the whole run from then on.
-        threads: CPU threads from then on.
+        total_steps: New number of optimizer steps of the whole run.
+        threads: New number of CPU threads.
     """
 
     step: int
@@ -105,17 +105,17 @@ class Plan:
     """The length, the seed and the hardware of a run.
 
     Attributes:
-        total_steps: Optimizer steps as planned before the first one.
+        total_steps: Optimizer steps of the whole run, before any correction.
         steps_per_epoch: Optimizer steps per epoch.
         accumulate: Forward passes per optimizer step.
         seed: Seed for all random numbers.
         mixing: Mixup and CutMix; None for no mixing.
-        n_classes: Number of classes, for mixing.
-        save_every: Maximum optimizer steps between checkpoints within an epoch.
-        save_seconds: Age in seconds of the newest checkpoint above which the end of an epoch saves another.
+        n_classes: Number of classes, needed for mixing.
+        save_every: Optimizer steps between two checkpoints.
+        save_seconds: Age of the newest checkpoint, in seconds, from which another is saved at the end of an epoch.
         deadline: `time.monotonic()` after which the run is stopped and saved; None for no limit.
         hardware: Hardware and precision.
-        time: Time plan that decides the length; None if the number of steps is given.
+        time: Time budget that limits the number of steps; None if the number of steps is fixed.
         changes: Corrections of the length so far, oldest first.
     """
 
@@ -139,19 +139,19 @@ class Plan:
 
     @property
     def most_steps(self) -> int:
-        """The most optimizer steps that the run may have after corrections."""
+        """The maximum number of optimizer steps that the run may have after further corrections."""
         return max(self.last_step, self.total_steps if self.time is None else self.time.most_steps)
 
     @property
     def threads(self) -> int | None:
-        """The number of CPU threads chosen for the run; None without a choice."""
+        """The number of CPU threads for the run; None for torch's default."""
         return self.changes[-1].threads if self.changes else self.time and self.time.threads
 
     def position(self, step: int) -> float:
         """Return the step of the original plan whose learning rate and other scheduled values apply at `step`.
 
-        A change spreads the rest of the first plan over the remaining steps, so that every schedule continues without
-        a jump and ends with the last step.
+        A correction stretches or compresses what remains of the original plan to the remaining steps, so that every
+        schedule continues without a jump and ends at the last step.
 
         Example:
             >>> plan = Plan(total_steps=100, steps_per_epoch=10, changes=(PlanChange(40, 70, threads=1),))

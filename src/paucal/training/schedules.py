@@ -1,4 +1,4 @@
-"""Learning-rate schedules as pure functions of the step, which need no saved state."""
+"""Learning-rate schedules as pure functions of the step, so that checkpoints need not store them."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -8,15 +8,15 @@ from paucal.types import half_cosine
 
 
 @dataclass(frozen=True)
-class _WarmupAndFall:
-    """Linear warm-up, then a fall that is counted from step 0.
+class _WarmupAndDecay:
+    """Linear warm-up, then a decay whose position counts from step 0, not from the end of the warm-up.
 
     Attributes:
-        peak: Learning rate from which the rate falls.
-        horizon: Step at which it reaches the floor.
+        peak: Learning rate with which the decay would begin at step 0.
+        horizon: Step at which the decay reaches the floor.
         warmup: Steps of linear warm-up.
         start: Learning rate at step 0.
-        floor: Learning rate at the horizon, and after it.
+        floor: Learning rate at the horizon and beyond.
     """
 
     peak: float
@@ -29,21 +29,20 @@ class _WarmupAndFall:
         """Return the learning rate of the step that follows `step` completed ones."""
         if step < self.warmup:
             return self.start + (self.peak - self.start) * step / self.warmup
-        return self.fall(step)
+        return self.decayed_rate(step)
 
     @abstractmethod
-    def fall(self, step: float) -> float:
-        """Return the learning rate after the warm-up."""
+    def decayed_rate(self, step: float) -> float:
+        """Return the learning rate at a step after the warm-up."""
 
 
 @dataclass(frozen=True)
-class CosineWarmup(_WarmupAndFall):
+class CosineWarmup(_WarmupAndDecay):
     """Linear warm-up, then one half cosine, evaluated at every step.
 
     The cosine's position counts from step 0, so it is not restarted after the warm-up, and its horizon is independent
-    of the length of the run. Both are as in the published code (DrLoc, section 4 of the paper's
-    protocol): its "100 epochs" are the first third of a 300-epoch cosine. Beyond the horizon the rate stays at
-    the floor.
+    of the length of the run. Both are as in DrLoc's published code, where the paper's "100 epochs" (section 4) are the
+    first third of a 300-epoch cosine.
 
     Example:
         >>> schedule = CosineWarmup(peak=1e-3, horizon=300, warmup=20, start=1e-6, floor=1e-5)
@@ -51,16 +50,16 @@ class CosineWarmup(_WarmupAndFall):
         ['1.000e-06', '5.095e-05', '9.892e-04', '7.525e-04']
     """
 
-    def fall(self, step: float) -> float:
+    def decayed_rate(self, step: float) -> float:
         """Return the learning rate on the half cosine."""
         return half_cosine(self.peak, self.floor, step, self.horizon)
 
 
 @dataclass(frozen=True)
-class LinearWarmup(_WarmupAndFall):
-    """Linear warm-up, then a straight line that counts from step 0: "poly" of power 1, as used for segmentation.
+class LinearWarmup(_WarmupAndDecay):
+    """Linear warm-up, then a linear decay whose position counts from step 0: "poly" with power 1.
 
-    This is the schedule of Swin's, DrLoc's and LV-ViT's segmentation code. As in `CosineWarmup`, the fall is not
+    This is the schedule of Swin's, DrLoc's and LV-ViT's segmentation code. As in `CosineWarmup`, the decay is not
     restarted after the warm-up.
 
     Example:
@@ -69,40 +68,40 @@ class LinearWarmup(_WarmupAndFall):
         ['0.00e+00', '3.00e-05', '5.94e-05', '3.00e-05', '0.00e+00']
     """
 
-    def fall(self, step: float) -> float:
+    def decayed_rate(self, step: float) -> float:
         """Return the learning rate on the line."""
         return self.floor + (self.peak - self.floor) * max(0.0, 1 - step / max(self.horizon, 1))
 
 
 @dataclass(frozen=True)
 class WarmupThenSteps:
-    """Linear warm-up, then a rate that falls to a tenth at each of a few steps, as used for detectors.
+    """Linear warm-up, then a constant rate that drops to a tenth at each milestone, as used for detectors.
 
-    This is the schedule of Swin's and DrLoc's detection code: "1x" is 12 epochs with falls after 8 and 11, "3x" 36 with
-    falls after 27 and 33.
+    This is the schedule of Swin's and DrLoc's detection code: "1x" is 12 epochs with drops after 8 and 11, "3x" is 36
+    epochs with drops after 27 and 33.
 
     Attributes:
         peak: Learning rate after the warm-up.
-        falls: Numbers of completed steps after which the rate is multiplied by `factor`.
+        milestones: Numbers of completed steps after which the rate is multiplied by `factor`.
         warmup: Steps of linear warm-up.
         start: Learning rate at step 0.
-        factor: Factor of each fall.
+        factor: Factor at each milestone.
 
     Example:
-        >>> schedule = WarmupThenSteps(peak=1e-4, falls=(8000, 11_000), warmup=500, start=1e-7)
+        >>> schedule = WarmupThenSteps(peak=1e-4, milestones=(8000, 11_000), warmup=500, start=1e-7)
         >>> [f"{schedule(step):.2e}" for step in (0, 100, 500, 7999, 8000, 11_000)]
         ['1.00e-07', '2.01e-05', '1.00e-04', '1.00e-04', '1.00e-05', '1.00e-06']
     """
 
     peak: float
-    falls: tuple[int, ...]
+    milestones: tuple[int, ...]
     warmup: int = 0
     start: float = 0.0
     factor: float = 0.1
 
     def __call__(self, step: float) -> float:
         """Return the learning rate of the step that follows `step` completed ones."""
-        rate = self.peak * self.factor ** sum(step >= fall for fall in self.falls)
+        rate = self.peak * self.factor ** sum(step >= milestone for milestone in self.milestones)
         if step < self.warmup:
             return self.start + (rate - self.start) * step / self.warmup
         return rate
@@ -110,15 +109,15 @@ class WarmupThenSteps:
 
 @dataclass(frozen=True)
 class WarmupThenCosine:
-    """Linear warm-up that reaches the peak in its last step, then a half cosine that begins there.
+    """Linear warm-up that reaches the peak at its last step, then a half cosine from the peak.
 
-    This is the schedule of DINO's and EsViT's code (EsViT, section 4: 10 epochs of warm-up). Unlike `CosineWarmup`, the
-    cosine starts after the warm-up.
+    This is the schedule of DINO's and EsViT's code (EsViT, section 4: 10 epochs of warm-up). In `CosineWarmup`, the
+    cosine's position counts from step 0; here it counts from the end of the warm-up.
 
     Attributes:
         peak: Highest learning rate.
         horizon: Steps of the whole schedule; afterwards the rate stays at the floor.
-        warmup: Steps of linear warm-up from 0, the peak included.
+        warmup: Steps of linear warm-up; the first has the rate 0 and the last the peak.
         floor: Learning rate at the end of the cosine.
 
     Example:
@@ -141,13 +140,13 @@ class WarmupThenCosine:
 
 @dataclass(frozen=True)
 class LaggingEpochs:
-    """A schedule that is applied once per epoch, one epoch late, as in DeiT's code and code derived from it (DHVT's).
+    """A schedule that changes the rate once per epoch, one epoch late, as in DeiT's code and, based on it, DHVT's.
 
-    The rate is set after an epoch from that epoch's own number, so the first two epochs run at the rate of step 0,
-    and the last does not reach the floor.
+    After epoch n, counted from 0, the rate for the next epoch is set to the schedule's value at the first step of epoch
+    n. So the first two epochs have the rate of step 0, and the last epoch does not reach the floor.
 
     Attributes:
-        schedule: Learning rate by the number of completed steps.
+        schedule: Function that returns the learning rate from the number of completed steps.
         steps_per_epoch: Optimizer steps per epoch.
 
     Example:

@@ -1,4 +1,4 @@
-"""Stopping a run after a signal or a time limit: the step is finished and the state saved."""
+"""Stops a run after a signal or at its time limit: the current step is completed and a checkpoint saved."""
 
 import signal
 import threading
@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, Trainer
 
 from paucal.signals import stop_signals
 
-POLL_EVERY = 10  # steps between two checks of whether another process has to stop
+POLL_STEPS = 10  # steps between two checks of whether another process has to stop
 
 
 class StopSignal(Callback):
@@ -20,8 +20,8 @@ class StopSignal(Callback):
 
     Args:
         deadline: `time.monotonic()` after which to stop; None for no limit.
-        slow_start: Whether the first step takes minutes because code is compiled. A single process then stops at the
-            first signal without finishing that step, since there is nothing new to save.
+        slow_start: Whether the first step takes minutes because code is compiled. A run on one process then stops at
+            the first signal without completing that step, since there is nothing new to save.
     """
 
     def __init__(self, deadline: float | None = None, slow_start: bool = False) -> None:
@@ -29,24 +29,25 @@ class StopSignal(Callback):
         self.deadline = deadline
         self.slow_start = slow_start
         self._signals = (signal.SIGINT, *stop_signals())
-        # If another program handles or ignores SIGTERM, its handler is put back after Lightning has added its own.
-        previous_handler, self._kept = signal.getsignal(signal.SIGTERM), {}
+        # If the calling program handles or ignores SIGTERM, its handler is restored after Lightning has set its own.
+        previous_handler, self._callers_handlers = signal.getsignal(signal.SIGTERM), {}
         if signal.SIGTERM not in self._signals and previous_handler is not None:
-            self._kept[signal.SIGTERM] = previous_handler
+            self._callers_handlers[signal.SIGTERM] = previous_handler
         self._previous: dict[int, signal._HANDLER] = {}
 
     def requested(self, trainer: Trainer, at_once: bool = False) -> bool:
         """Return whether any process has to stop; every process must call this at the same steps.
 
-        Several processes ask each other only at every tenth step, or `at_once`.
+        With several processes it is False except at every `POLL_STEPS`-th step, when they exchange their requests, or
+        with `at_once`.
         """
         if trainer.world_size == 1:
-            return self._is_wanted()
-        if trainer.global_step % POLL_EVERY and not at_once:
+            return self._must_stop()
+        if trainer.global_step % POLL_STEPS and not at_once:
             return False
-        return trainer.strategy.reduce_boolean_decision(self._is_wanted(), all=False)
+        return trainer.strategy.reduce_boolean_decision(self._must_stop(), all=False)
 
-    def _is_wanted(self) -> bool:
+    def _must_stop(self) -> bool:
         return self.received or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -60,11 +61,11 @@ class StopSignal(Callback):
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may install handlers
         self.slow_start = self.slow_start and trainer.world_size == 1
-        for number, handler in {**self._kept, **dict.fromkeys(self._signals, self._receive_signal)}.items():
+        for number, handler in {**self._callers_handlers, **dict.fromkeys(self._signals, self._receive_signal)}.items():
             self._previous[number] = signal.signal(number, handler)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
-        """Finish steps from now on: compilation is done."""
+        """Complete the current step at a signal from now on, since the code is compiled."""
         self.slow_start = False
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -88,7 +89,7 @@ class StopSignal(Callback):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let a second SIGINT interrupt a call: Lightning would exit with 1, and ignore SIGINT from then on."""
+    """Raise KeyboardInterrupt where Lightning, after a second SIGINT, exits with status 1 and ignores SIGINT."""
     previous_handler = signal.getsignal(signal.SIGINT)
     try:
         yield

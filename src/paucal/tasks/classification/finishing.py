@@ -145,7 +145,7 @@ class _TunedWeights:
 def _try_average(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, epoch_store: KeptEpochs, watch: Watch, console: Console
 ) -> tuple[Finish, _TunedWeights | None]:
-    files = broadcast_value(epoch_store.kept(outcome.rows))  # all processes must choose the same epochs
+    files = broadcast_value(epoch_store.best_files(outcome.rows))  # all processes must choose the same epochs
     if not files:
         return Finish(), None
     # Averages are evaluated in a new network, since the trained one may be sharded.
