@@ -69,7 +69,7 @@ def test_folders__among_the_paths_are_refused(fitted, tmp_path):
     for number in range(2):
         Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(tmp_path / f"{number}.png")
     for ask in (fitted.predict, fitted.transform):
-        with pytest.raises(ValueError, match="X has 2 entries that hold 3 images, expected paths"):
+        with pytest.raises(ValueError, match="X has 2 entries that contain 3 images, expected paths"):
             ask([str(tmp_path), str(tmp_path / "0.png")])
 
 

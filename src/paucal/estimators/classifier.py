@@ -1,4 +1,4 @@
-"""`paucal.ImageClassifier`: `paucal.train` and `paucal.predict` as an estimator of scikit-learn."""
+"""`paucal.ImageClassifier`: `paucal.train` and `paucal.predict` as a scikit-learn estimator."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,33 +11,32 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from paucal.estimators.fitted import TrainedEstimator
-from paucal.estimators.inputs import Images, list_images, name_classes, order_columns
+from paucal.estimators.inputs import Images, list_images, name_classes, reorder_columns
 
 
 class ImageClassifier(ClassifierMixin, TrainedEstimator):
-    """A classifier of images that follows scikit-learn's contract; each fit is a run of `paucal.train`.
+    """An image classifier with scikit-learn's estimator interface; each fit is a run of `paucal.train`.
 
-    X holds paths, PIL images or uint8 arrays. A fit trains on all of them except validation images, which select the
-    model, and one image of each class for the run's own report; evaluate the estimator on other images, as
-    `cross_val_score` does. Settings that are not given are chosen from the images.
+    X holds paths, PIL images or uint8 arrays. A fit trains on all images except the validation images, which select
+    the model, and one image of each class, on which the run reports a test score. Evaluate the estimator on other
+    images, as `cross_val_score` does. Settings that are None are chosen from the images.
 
-    A fitted estimator holds the path of its run and loads the model when it is needed, so it can be pickled and copied
-    to other processes, as long as the run folder exists.
+    A fitted estimator stores the path of its run and loads the model on first use, so it can be pickled and copied to
+    other processes, as long as the run folder exists.
 
     Args:
-        time: Time of a fit, such as "5m"; None for the usual quarter of an hour.
-        epochs: Passes over the images in place of a time; 0 for the first model alone, a linear classifier on frozen
-            features.
+        time: Training time of a fit, such as "5m"; None for 15 minutes.
+        epochs: Number of epochs, instead of a time; 0 trains only a linear classifier on frozen features.
         model: timm name of the backbone.
         init: Weights to start from: a run folder, a file, "timm" or "none".
         img_size: Side of the images in pixels.
         lr: Peak learning rate.
         method: Training method.
-        val_fraction: Share of the images that choose the model; 0 for none.
+        val_fraction: Share of the images used for validation; 0 for no validation.
         device: "cpu", "cuda" or "mps".
-        workers: Processes that load images.
-        random_state: Seed, or generator that draws one; None for a new one at each fit.
-        runs: Folder of the run folders, which are numbered.
+        workers: Number of processes that load images.
+        random_state: Seed, or a NumPy `RandomState` that draws it; None for a new seed at each fit.
+        runs: Folder in which each fit creates a numbered run folder.
         settings: Further settings of `paucal.train` by name.
 
     Attributes:
@@ -82,7 +81,7 @@ class ImageClassifier(ClassifierMixin, TrainedEstimator):
         self.settings = settings
 
     def fit(self, X: Images, y: Any) -> Self:
-        """Train on images X with one class each.
+        """Train on images X with their classes y.
 
         Raises:
             ValueError: X is not a list of images, or y has fewer than two classes.
@@ -98,16 +97,16 @@ class ImageClassifier(ClassifierMixin, TrainedEstimator):
         if len(self.classes_) < 2:
             raise ValueError(f"y has one class, {str(self.classes_[0])!r}, expected at least two.")
         names = name_classes(self.classes_)
-        cells = [names[number] for number in numbers]
-        self._train(images, "label", cells, label_column="label", label_separator="none")
+        image_labels = [names[number] for number in numbers]
+        self._train(images, "label", image_labels, label_column="label", label_separator="none")
         return self
 
     def predict_proba(self, X: Images) -> NDArray[np.float64]:
         """Return (N, K) probabilities in the order of `classes_`."""
-        shares = [row.shares.numpy() for row in self._ask(X)]
-        return order_columns(shares, self._network().classes, name_classes(self.classes_))
+        probabilities = [prediction.shares.numpy() for prediction in self._predict_all(X)]
+        return reorder_columns(probabilities, self._network().classes, name_classes(self.classes_))
 
     def predict(self, X: Images) -> NDArray[Any]:
-        """Return the (N,) likeliest classes."""
-        best = self.predict_proba(X).argmax(1)
-        return self.classes_[best]
+        """Return the (N,) most probable classes."""
+        likeliest = self.predict_proba(X).argmax(1)
+        return self.classes_[likeliest]

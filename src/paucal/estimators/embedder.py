@@ -1,4 +1,4 @@
-"""`paucal.ImageEmbedder`: features of a trained network as a transformer of scikit-learn."""
+"""`paucal.ImageEmbedder`: features of a trained network as a scikit-learn transformer."""
 
 from typing import Any, Self
 
@@ -15,15 +15,15 @@ from paucal.verbs.check.labels import weights_at_hand
 
 
 class ImageEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEstimator):
-    """Turns images into vectors: the inputs of a frozen network's classifier.
+    """Transforms images to feature vectors: the inputs of the classification layer of a frozen network.
 
-    X holds paths, PIL images or uint8 arrays. A copy of the estimator, or one that was pickled, opens the network again
-    by its name.
+    X holds paths, PIL images or uint8 arrays. Copies and pickles of the estimator store only the network's name and
+    load it again on first use.
 
     Args:
-        model: Run folder, or timm name of a network with published weights; None for trained weights that are on this
+        model: Run folder, or timm name of a network with published weights; None for any trained weights on this
             machine.
-        img_size: Side of the images in pixels; None for the network's own.
+        img_size: Side of the images in pixels; None for the network's default.
         device: "cpu", "cuda" or "mps".
 
     Attributes:
@@ -42,11 +42,11 @@ class ImageEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEsti
         self.device = device
 
     def fit(self, X: Images, y: Any = None) -> Self:
-        """Open the network; it learns nothing from the images.
+        """Load the network; the images are not used for training.
 
         Raises:
             ValueError: X is not a list of images.
-            UserError: There is no such model, or there are no pretrained weights on this machine.
+            UserError: The model does not exist, or this machine has no pretrained weights.
         """
         images = list_images(X)
         name = self.model or getattr(weights_at_hand(), "name", None)

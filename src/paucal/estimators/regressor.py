@@ -1,4 +1,4 @@
-"""`paucal.ImageRegressor`: `paucal.train` with a target as an estimator of scikit-learn."""
+"""`paucal.ImageRegressor`: regression with `paucal.train` as a scikit-learn estimator."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,21 +15,21 @@ from paucal.tasks.regression.images import MIN_NUMBERED
 
 
 class ImageRegressor(RegressorMixin, TrainedEstimator):
-    """Predicts a number for each image, under scikit-learn's contract; each fit is a run of `paucal.train`.
+    """An image regressor with scikit-learn's estimator interface; each fit is a run of `paucal.train`.
 
-    X holds paths, PIL images or uint8 arrays, at least ten. A fit keeps one of them for the run's own report; evaluate
-    the estimator on other images, as `cross_val_score` does. A fitted estimator holds the path of its run, so it can be
-    pickled as long as the folder exists.
+    X holds at least ten paths, PIL images or uint8 arrays. A fit trains on all but one image, on which the run reports
+    a test score. Evaluate the estimator on other images, as `cross_val_score` does. A fitted estimator stores the path
+    of its run, so it can be pickled as long as the run folder exists.
 
     Args:
-        ordinal: Whether the numbers are grades: a few whole numbers in order.
+        ordinal: Whether the numbers are grades, that is a few integers in order.
         model: timm name of the backbone.
-        init: Weights whose features are used: a run folder, a file or "timm"; None for trained weights on this machine.
+        init: Weights of the backbone: a run folder, a file or "timm"; None for trained weights on this machine.
         img_size: Side of the images in pixels.
         device: "cpu", "cuda" or "mps".
-        workers: Processes that load images.
-        random_state: Seed, or generator that draws one; None for a new one at each fit.
-        runs: Folder of the run folders, which are numbered.
+        workers: Number of processes that load images.
+        random_state: Seed, or a NumPy `RandomState` that draws it; None for a new seed at each fit.
+        runs: Folder in which each fit creates a numbered run folder.
         settings: Further settings of `paucal.train` by name.
 
     Attributes:
@@ -65,10 +65,10 @@ class ImageRegressor(RegressorMixin, TrainedEstimator):
         self.settings = settings
 
     def fit(self, X: Images, y: Any) -> Self:
-        """Fit the regression to images X with one number each.
+        """Fit the regression to images X with their numbers y.
 
         Raises:
-            ValueError: X is not a list of at least ten images, or y holds anything but finite numbers.
+            ValueError: X is not a list of at least ten images, or a value of y is not a finite number.
             UserError: A setting is invalid.
         """
         images = list_images(X)
@@ -90,5 +90,5 @@ class ImageRegressor(RegressorMixin, TrainedEstimator):
         return self._predict_intervals(X)[1:].T
 
     def _predict_intervals(self, X: Images) -> NDArray[np.float64]:
-        """Return (3, N) predictions, and lower and upper ends of their intervals."""
-        return np.array([[row.predicted, row.low, row.high] for row in self._ask(X)]).T
+        """Return a (3, N) array: the predictions, and the lower and upper ends of their intervals."""
+        return np.array([[entry.predicted, entry.low, entry.high] for entry in self._predict_all(X)]).T
