@@ -25,7 +25,7 @@ from paucal.data.maps.reader import name_classes
 from paucal.data.maps.store import MapFacts, MapWriter
 from paucal.data.views.transforms import box_geometry
 from paucal.labeling import DenseTeacher
-from paucal.labeling.teacher import strongest
+from paucal.labeling.teacher import largest_logits
 from paucal.losses.label_targets import compact_maps, map_targets
 from plain.token_targets import dense_targets
 
@@ -48,7 +48,7 @@ def make_maps(options: argparse.Namespace, folder: Path) -> dict[str, Callable[[
 
     @torch.inference_mode()
     def densely() -> None:
-        values, indices = strongest(teacher(images)[0], TOP)
+        values, indices = largest_logits(teacher(images)[0], TOP)
         writer.write(range(options.images), values.cpu().numpy(), indices.cpu().numpy())
 
     return {"maps": densely, "plain": plainly}

@@ -176,8 +176,8 @@ def test_label__gives_the_maps_of_the_command(labelled, tmp_path, capsys):
         assert np.array_equal(np.load(tmp_path / "maps" / name), np.load(labelled / "maps" / name)), name
     assert (made.folder, made.images, made.facts.grid, made.facts.top) == (tmp_path / "maps", 36, (8, 8), 3)
     assert made.check is not None
-    whole = f"it is correct for {percent(made.check.whole)} of {made.check.images} labelled images"
-    cells = f"its mean over the cells for {percent(made.check.cells)}"
+    whole = f"it is correct for {percent(made.check.image_accuracy)} of {made.check.images} labelled images"
+    cells = f"its mean over the cells for {percent(made.check.map_accuracy)}"
     assert made.said[0] == f"teacher: {labelled / 'teacher'}; {whole}, {cells}"
 
 

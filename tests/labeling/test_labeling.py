@@ -12,7 +12,7 @@ from paucal.data.maps.store import MapFacts, MapWriter
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import WholeImage
 from paucal.labeling import DenseTeacher
-from paucal.labeling.teacher import strongest
+from paucal.labeling.teacher import largest_logits
 from paucal.types import UserError
 
 assert paucal.backbones
@@ -90,7 +90,7 @@ def test_lvvit__is_asked_through_its_classifier_of_tokens():
 
 
 def test_teacher__without_a_classifier_is_refused():
-    with pytest.raises(UserError, match="no classifier"):
+    with pytest.raises(UserError, match="no classification head"):
         DenseTeacher(timm.create_model("resnet18", num_classes=0), (64, 64))
 
 
@@ -120,7 +120,7 @@ def test_teacher__without_a_grid_is_refused():
 
 def test_strongest__keep_the_teachers_probabilities():
     maps = torch.randn(2, 30, 3, 3, generator=torch.Generator().manual_seed(2)) * 3 + 5
-    values, indices = strongest(maps, 4)
+    values, indices = largest_logits(maps, 4)
     assert values.dtype == torch.float16
     filled = torch.zeros_like(maps).scatter(1, indices, values.float())
     expected, kept = maps.softmax(1), filled.softmax(1)
@@ -132,7 +132,7 @@ def test_strongest__keep_the_teachers_probabilities():
 
 def test_strongest__of_fewer_classes_than_k_are_all_of_them():
     maps = torch.randn(1, 3, 2, 2)
-    values, indices = strongest(maps, 5)
+    values, indices = largest_logits(maps, 5)
     assert values.shape == (1, 3, 2, 2)
     torch.testing.assert_close(values.float(), maps.gather(1, indices), atol=2e-3, rtol=2e-3)
 

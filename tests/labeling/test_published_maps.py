@@ -70,7 +70,7 @@ def test_reader__gives_the_shares_that_a_central_square_covers(photos):
 
 
 def test_convert__goes_on_where_it_stopped(photos, monkeypatch):
-    monkeypatch.setattr(published, "AT_ONCE", 2)
+    monkeypatch.setattr(published, "FILES_PER_GROUP", 2)
     files = published.read_map
     seen = []
 
@@ -126,7 +126,7 @@ def test_maps__of_another_set_are_refused(photos, tmp_path):
         find_maps(images, photos / "photos")
     with pytest.raises(UserError, match="is not a folder"):
         find_maps(images, photos / "nowhere")
-    with pytest.raises(UserError, match="maps are found by class folder and file name, but 'digits#0' has none"):
+    with pytest.raises(UserError, match="maps are found by class folder and file name, but 'digits#0' is not a file"):
         find_maps(open_images("digits"), photos / "maps")
     (photos / "photos" / "ant" / "0.more.png").write_bytes((photos / "photos" / "ant" / "0.png").read_bytes())
     with pytest.raises(UserError, match="2 images would share the map"):
@@ -136,13 +136,13 @@ def test_maps__of_another_set_are_refused(photos, tmp_path):
 def test_maps__outside_of_the_folder_are_refused(photos):
     images = open_images(photos / "photos")
     images.keys[0] = "../0.png"
-    with pytest.raises(UserError, match=r"would lie outside of .*: rename the image"):
+    with pytest.raises(UserError, match=r"would be outside of .*: rename the image"):
         find_maps(images, photos / "maps")
     images.keys[0] = "ant/0.png"
     target = photos / "maps" / "ant" / "0.pt"
     target.rename(photos / "elsewhere.pt")
     target.symlink_to(photos / "elsewhere.pt")
-    with pytest.raises(UserError, match="would lie outside of"):
+    with pytest.raises(UserError, match="would be outside of"):
         find_maps(images, photos / "maps")
 
 
@@ -154,16 +154,16 @@ def refused(path, match, classes=4):
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (torch.ones(3, 2, 4, 4).half(), "expected a map \\(2, k, rows, columns\\)"),
-        (torch.ones(2, 4, 4).half(), "expected a map \\(2, k, rows, columns\\)"),
-        (torch.ones(2, 1, 4, 4, dtype=torch.long), "int64, expected"),
+        (torch.ones(3, 2, 4, 4).half(), "expected a float16 map of shape \\(2, k, rows, columns\\)"),
+        (torch.ones(2, 4, 4).half(), "expected a float16 map of shape \\(2, k, rows, columns\\)"),
+        (torch.ones(2, 1, 4, 4, dtype=torch.long), "contains a tensor of int64 and shape"),
         (torch.ones(1).half().expand(2, 5, 900, 900), "is larger than its storage"),
         (torch.full((2, 1, 2, 2), float("nan")), "NaN or infinite logits"),
         (torch.full((2, 1, 2, 2), 1.5), "fractional class numbers"),
         (torch.full((2, 1, 2, 2), -1.0), "names class -1 of 4"),
         (torch.full((2, 1, 2, 2), 4.0), "names class 4 of 4"),
-        ([torch.ones(2, 1, 2, 2)], "not hold a dense tensor"),
-        (torch.zeros(2, 5, 1024, 1024), "holds 40 MiB, expected a map of a few KiB"),
+        ([torch.ones(2, 1, 2, 2)], "not contain a dense tensor"),
+        (torch.zeros(2, 5, 1024, 1024), "has 40 MiB, expected a map of a few KiB"),
     ],
 )
 def test_file__that_is_no_map_is_refused(tmp_path, content, match):
@@ -178,13 +178,13 @@ class Evil:
 
 def test_file__with_code_in_it_is_refused(tmp_path, capsys):
     torch.save(Evil(), tmp_path / "map.pt")
-    refused(tmp_path / "map.pt", "is refused")
+    refused(tmp_path / "map.pt", "cannot be loaded")
     torch.save(torch.ones(2, 1, 2, 2), tmp_path / "map.pt")
     content = (tmp_path / "map.pt").read_bytes()
     (tmp_path / "map.pt").write_bytes(content[: len(content) // 2])
-    refused(tmp_path / "map.pt", "is refused")
+    refused(tmp_path / "map.pt", "cannot be loaded")
     (tmp_path / "map.pt").write_bytes(pickle.dumps(Evil()))
-    refused(tmp_path / "map.pt", "is refused")
+    refused(tmp_path / "map.pt", "cannot be loaded")
     assert capsys.readouterr().out == ""
 
 
@@ -192,7 +192,7 @@ def test_file__that_unpacks_to_much_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "map.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("map/data/0", bytes(64 << 20))
     assert (tmp_path / "map.pt").stat().st_size < 1 << 20
-    refused(tmp_path / "map.pt", "holds 64 MiB")
+    refused(tmp_path / "map.pt", "has 64 MiB")
 
 
 def test_mean_over_cells__counts_unnamed_classes_as_zero():

@@ -1,4 +1,4 @@
-"""The published label maps: one tensor file for each image, read without running any code in the file.
+"""Reading of the published label maps: one tensor file per image, loaded without executing code from the file.
 
 `<folder>/<class folder>/<image name>.pt` is a float16 tensor (2, k, H, W): the k largest raw logits at each cell, then
 the numbers of their classes. `<image name>` is the file name of the image up to its first dot. The maps were made from
@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.data.images import ImageSet
-from paucal.labeling.teacher import LARGEST
+from paucal.labeling.teacher import MAX_LOGIT
 from paucal.types import UserError
 
-MAX_BYTES = 16 << 20  # limit for one file; published files have 7 KiB
+MAX_BYTES = 16 << 20  # largest accepted file; published files have 7 KiB
 MAX_CLASSES = 2048  # float16 cannot represent all integers above this
-AT_ONCE = 256  # files read together
+FILES_PER_GROUP = 256  # files in memory at once
 
 
 def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[Path]]:
-    """Return the positions of the images that have a map, and the maps' files."""
+    """Return the positions of the images that have a map, and the paths of these maps."""
     root = folder.resolve()
     if not root.is_dir():
         raise UserError(f"--from-published: {str(folder)!r} is not a folder: give the folder with the class folders.")
@@ -37,7 +37,7 @@ def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[P
             f"--from-published: {str(folder)!r} holds no maps of {images.name} ({paths[0].relative_to(root)} is "
             "missing, for instance): give the folder that holds the class folders of these images."
         )
-    needs_map = ~has_map & np.array([part not in ("val", "test") for part in images.declared])
+    needs_map = ~has_map & np.array([split not in ("val", "test") for split in images.declared])
     if needs_map.any():
         first = images.keys[int(needs_map.argmax())]
         raise UserError(
@@ -49,8 +49,8 @@ def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[P
     path, count = Counter(files).most_common(1)[0]
     if count > 1:
         raise UserError(
-            f"--from-published: {count} images would share the map {str(path)!r}, named by the part before the first "
-            "dot: rename the images and their maps."
+            f"--from-published: {count} images would share the map {str(path)!r}, as their file names are equal up to "
+            "the first dot: rename the images and their maps."
         )
     return positions, files
 
@@ -63,38 +63,42 @@ def read_map(path: Path, classes: int) -> tuple[Tensor, Tensor]:
     """
     tensor = _load_map(path)
     if tensor.ndim != 4 or tensor.shape[0] != 2 or not tensor.is_floating_point() or tensor.numel() == 0:
-        kind = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-        raise UserError(f"{str(path)!r} holds a tensor {kind}, expected a map (2, k, rows, columns) of float16.")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise UserError(
+            f"{str(path)!r} contains a tensor of {dtype} and shape {tuple(tensor.shape)}, expected a float16 map of "
+            "shape (2, k, rows, columns)."
+        )
     values, indices = tensor[0].float(), tensor[1].float()
     if not values.isfinite().all() or not torch.equal(indices, indices.round()):
         raise UserError(
-            f"{str(path)!r} holds NaN or infinite logits, or fractional class numbers: download or make it again."
+            f"{str(path)!r} contains NaN or infinite logits, or fractional class numbers: download or create it again."
         )
     if indices.min() < 0 or indices.max() >= classes:
         raise UserError(
             f"{str(path)!r} names class {int(indices.max() if indices.min() >= 0 else indices.min())} of {classes}: "
             "give the names of the maps' classes, in the order of their numbers, with --published-classes."
         )
-    return values.clamp(-LARGEST, LARGEST).half(), indices.long()
+    return values.clamp(-MAX_LOGIT, MAX_LOGIT).half(), indices.long()
 
 
 def read_maps(files: Sequence[Path], classes: int, shape: Sequence[int]) -> Iterator[tuple[int, NDArray, NDArray]]:
-    """Yield (first, values (n, k, H, W), indices (n, k, H, W)) of groups of files, in order."""
-    for first in range(0, len(files), AT_ONCE):
+    """Read files in groups of n; yield the position of the first file, and values and indices, both (n, k, H, W)."""
+    for first in range(0, len(files), FILES_PER_GROUP):
         pairs = []
-        for path in files[first : first + AT_ONCE]:
+        for path in files[first : first + FILES_PER_GROUP]:
             values, indices = read_map(path, classes)
             if tuple(values.shape) != tuple(shape):
                 raise UserError(
-                    f"{str(path)!r} is a map of {tuple(values.shape)}, others are {tuple(shape)}: sort them."
+                    f"{str(path)!r} contains a map of shape {tuple(values.shape)}, but other maps have the shape "
+                    f"{tuple(shape)}: use only maps of one shape."
                 )
             pairs.append((values, indices))
-        values, indices = (torch.stack(part).numpy() for part in zip(*pairs, strict=True))
+        values, indices = (torch.stack(tensors).numpy() for tensors in zip(*pairs, strict=True))
         yield first, values, indices
 
 
 def mean_over_cells(values: Tensor, indices: Tensor, classes: int) -> Tensor:
-    """Return the (K,) mean of the logits of a map's cells; classes that a cell lacks count as zero."""
+    """Return the (K,) mean logits over the cells of a map; a class that is not stored for a cell has logit 0 there."""
     logits = torch.zeros(classes).index_add(0, indices.flatten(), values.float().flatten())
     return logits / values[0].numel()
 
@@ -105,12 +109,12 @@ def _map_path(key: str, root: Path) -> Path:
     path = root / folder / f"{name.partition('.')[0]}.pt"
     if not folder or "#" in name:
         raise UserError(
-            f"--from-published: maps are found by class folder and file name, but {key!r} has none: give a folder of "
-            "class folders as DATA."
+            f"--from-published: maps are found by class folder and file name, but {key!r} is not a file in a class "
+            "folder: give a folder of class folders as DATA."
         )
-    # Names from a list file may contain anything, and links may lead anywhere.
+    # Keys from a list file may contain "..", and symbolic links may point to any folder.
     if not path.resolve().is_relative_to(root):
-        raise UserError(f"--from-published: the map of {key!r} would lie outside of {str(root)!r}: rename the image.")
+        raise UserError(f"--from-published: the map of {key!r} would be outside of {str(root)!r}: rename the image.")
     return path
 
 
@@ -119,17 +123,17 @@ def _load_map(path: Path) -> Tensor:
         with zipfile.ZipFile(path) as archive:
             size = max(path.stat().st_size, sum(entry.file_size for entry in archive.infolist()))
         if size > MAX_BYTES:
-            raise UserError(f"{str(path)!r} holds {size >> 20} MiB, expected a map of a few KiB.")
+            raise UserError(f"{str(path)!r} has {size >> 20} MiB, expected a map of a few KiB.")
         tensor = torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
     except Exception as problem:  # torch raises many types for a damaged or hostile file
         reason = str(problem).split("\n")[0].split(". ")[0][:120] or type(problem).__name__
         raise UserError(
-            f"{str(path)!r} is refused ({reason}): expected one tensor, saved by torch 1.6 or newer."
+            f"{str(path)!r} cannot be loaded ({reason}): expected one tensor, saved by torch 1.6 or newer."
         ) from None
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
-        raise UserError(f"{str(path)!r} does not hold a dense tensor: expected the shape (2, k, rows, columns).")
+        raise UserError(f"{str(path)!r} does not contain a dense tensor: expected one of shape (2, k, rows, columns).")
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise UserError(f"{str(path)!r} holds a tensor that is larger than its storage: it is damaged.")
+        raise UserError(f"{str(path)!r} is damaged, as its tensor is larger than its storage: download it again.")
     return tensor

@@ -1,4 +1,4 @@
-"""A teacher that classifies every cell of its last grid, and the label maps made with it."""
+"""A teacher that classifies each cell of its last feature grid, and the creation of label maps with it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from paucal.data.maps.store import MapWriter
 from paucal.data.views.transforms import ViewTransform
 from paucal.types import Batch, UserError
 
-CHUNK = 8192  # cells classified at once; a thousand classes then need a few dozen MiB
-Advance = Callable[[int, int], None]
-LARGEST = 60000.0  # limit of logits, below the largest float16, 65504
+CELLS_PER_CHUNK = 8192  # cells classified at once; the logits of 1000 classes then need 32 MiB
+Advance = Callable[[int, int], None]  # reports progress: images done, total images
+MAX_LOGIT = 60000.0  # logits are clipped to +-MAX_LOGIT, as the largest float16 is 65504
 
 
 class DenseTeacher(nn.Module):
-    """Any timm classifier with a grid, as a teacher of dense labels.
+    """A timm classifier whose classification head is applied to each cell of its last feature grid.
 
-    The classifier is applied to each cell as if the image consisted of only that cell; if it reads the mean of the
-    cells through linear layers, the mean over the cells is then the image's own logits. For a model with an auxiliary
-    head for tokens (LV-ViT), that head is used. Source: Jiang et al. 2021, section 3.1, whose code does the same for
-    convolutional networks and for the paper's own.
+    Each cell is classified as if the image consisted of only that cell. If the head applies linear layers to the mean
+    of the cells, the mean of the cells' logits equals the logits of the image. For a model with an auxiliary head for
+    tokens (LV-ViT), that head is used. Source: Jiang et al. 2021, section 3.1, whose code does the same for
+    convolutional networks and for LV-ViT.
 
     Args:
         model: Timm model in evaluation mode. Its convolutions are changed to channels-last layout in place, which gives
@@ -41,7 +41,7 @@ class DenseTeacher(nn.Module):
         super().__init__()
         self.backbone = FeatureBackbone(lay_out_convolutions(model), image_size)
         if self.backbone.num_classes < 1:
-            raise UserError("the teacher has no classifier: give a classifier.")
+            raise UserError("the teacher has no classification head: choose a model that classifies images.")
         self._dense = getattr(model, "dense_logits", None) if getattr(model, "aux_head", None) is not None else None
         try:
             with torch.no_grad():
@@ -49,21 +49,22 @@ class DenseTeacher(nn.Module):
                 maps, _ = self(torch.zeros(1, getattr(model, "in_chans", 3), *image_size, device=weight.device))
         except (RuntimeError, TypeError, ValueError, IndexError) as problem:
             raise UserError(
-                f"the teacher's classifier cannot be applied to single cells of its grid ({problem}): use a ResNet, "
-                "ConvNeXt, Swin or ViT."
+                f"the teacher's classification head cannot be applied to single cells of its feature grid ({problem}): "
+                "use a ResNet, ConvNeXt, Swin or ViT."
             ) from problem
         if maps.shape[1] != self.backbone.num_classes:
             raise UserError(
-                "the teacher's classifier does not read its last grid: use a ResNet, ConvNeXt, Swin or ViT."
+                "the teacher's classification head does not use its last feature grid: use a ResNet, ConvNeXt, Swin "
+                "or ViT."
             )
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(rows, columns) of the maps."""
+        """Size of the maps in cells, (rows, columns)."""
         return self.backbone.grid
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits at every cell (B, K, H, W) and the logits of the whole images (B, K)."""
+        """Return the logits of each cell (B, K, H, W) and of the images (B, K)."""
         model = self.backbone.model
         final = model.forward_features(images)  # type: ignore[operator]
         if self._dense is not None:
@@ -77,7 +78,7 @@ class DenseTeacher(nn.Module):
             return self._cell_logits(final), image_logits
         with stages.last_features_alone():
             cells = self._cell_logits(final)
-        # The features of the stages describe the whole image, so they are the same for every cell.
+        # The classifier also reads pooled features of earlier stages, which add the same logits to each cell.
         return cells + (image_logits - cells.mean((2, 3)))[:, :, None, None], image_logits
 
     def _cell_logits(self, final: Tensor) -> Tensor:
@@ -85,18 +86,18 @@ class DenseTeacher(nn.Module):
         rows, columns = self.grid
         batch = final.shape[0]
         cell_features = _single_cells(final, (rows, columns), int(getattr(self.backbone.model, "num_prefix_tokens", 0)))
-        logits = torch.cat([self.backbone.model.forward_head(chunk) for chunk in cell_features.split(CHUNK)])  # type: ignore[operator]
+        logits = torch.cat([self.backbone.model.forward_head(chunk) for chunk in cell_features.split(CELLS_PER_CHUNK)])  # type: ignore[operator]
         return logits.reshape(batch, rows, columns, -1).permute(0, 3, 1, 2)
 
 
 def _single_cells(final: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
-    """Return every cell as the features of a one-cell image, in the layout that the classifier reads."""
+    """Return every cell as the features of a one-cell image, in the layout that the classification head expects."""
     if final.ndim == 4 and tuple(final.shape[2:]) == grid:
         return final.permute(0, 2, 3, 1).flatten(0, 2)[:, :, None, None]
     if final.ndim == 4 and tuple(final.shape[1:3]) == grid:
         return final.flatten(0, 2)[:, None, None]
     if final.ndim == 3 and final.shape[1] == prefix + grid[0] * grid[1]:
-        # The cell also replaces the class token, which the classifier may read instead.
+        # The cell also replaces the prefix tokens, since the head may read the class token instead of the cells.
         return final[:, prefix:].flatten(0, 1)[:, None].expand(-1, prefix + 1, -1)
     raise ValueError(f"features of shape {tuple(final.shape)} are not a grid of {grid[0]}x{grid[1]} cells")
 
@@ -107,13 +108,14 @@ class TeacherCheck:
 
     Attributes:
         images: Number of images in the sample.
-        whole: Share of images that its own output classifies correctly.
-        cells: Share that the mean over its cells classifies correctly: the quality of its maps.
+        image_accuracy: Share of images that the teacher classifies correctly.
+        map_accuracy: Share of images for which the mean of the cells' logits is highest at the correct class; it
+            measures the quality of the label maps.
     """
 
     images: int
-    whole: float
-    cells: float
+    image_accuracy: float
+    map_accuracy: float
 
 
 @torch.inference_mode()
@@ -126,14 +128,14 @@ def check_teacher(
     batch_size: int = 32,
 ) -> TeacherCheck:
     """Return a teacher's accuracy on labelled images."""
-    right = torch.zeros(2)
+    n_correct = torch.zeros(2)
     for batch in make_eval_loader(images, positions, transform, batch_size):
         maps, image_logits = teacher(batch.views[0].to(device))
         labels = batch.labels.to(device)
-        for which, logits in enumerate((image_logits, maps.mean((2, 3)))):
-            right[which] += (logits.argmax(1) == labels).sum().item()
-    shares = (right / max(len(positions), 1)).tolist()
-    return TeacherCheck(len(positions), shares[0], shares[1])
+        for index, logits in enumerate((image_logits, maps.mean((2, 3)))):
+            n_correct[index] += (logits.argmax(1) == labels).sum().item()
+    image_accuracy, map_accuracy = (n_correct / max(len(positions), 1)).tolist()
+    return TeacherCheck(len(positions), image_accuracy, map_accuracy)
 
 
 def write_maps(
@@ -143,38 +145,37 @@ def write_maps(
 
     Args:
         teacher: Teacher that classifies every cell.
-        writer: Writer of the folder for the maps; the loader must yield its `missing` images.
-        loader: Batches of whole images, made with the teacher's preprocessing.
-        top: Number of classes kept at each cell.
-        advance: Function called with (images done, images in all).
+        writer: Writer of the map folder; the loader must yield the images in `writer.missing`.
+        loader: Batches of images, preprocessed for the teacher and not cropped at random.
+        top: Number of classes stored for each cell.
+        advance: Function called after each batch with (images done, total images).
     """
-    todo, total = len(writer.missing), len(writer)
-    n_done = total - todo
+    total = len(writer)
+    n_done = total - len(writer.missing)
     device = next(teacher.parameters()).device
     for batch in loader:
         with torch.inference_mode():
             maps, _ = teacher(batch.to(device, non_blocking=True).views[0])
-            values, indices = strongest(maps, top)
+            values, indices = largest_logits(maps, top)
         writer.write(batch.ids.tolist(), values.cpu().numpy(), indices.cpu().numpy())
         n_done += len(batch)
         if advance is not None:
             advance(n_done, total)
 
 
-def strongest(maps: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest logits at each cell, relative to the others, and their classes.
+def largest_logits(maps: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest logits of each cell, shifted so that all other logits count as zero, and their classes.
 
-    Omitted classes later count as zero, so their level (the logarithm of their mean exponential) is subtracted from the
-    stored logits: a cell then keeps the teacher's probabilities. The published maps hold raw logits, for which
-    zero has no fixed meaning.
+    Readers of a map use the logit 0 for all omitted classes. Subtracting the logarithm of the mean exponential of the
+    omitted logits therefore preserves the teacher's probabilities. The published maps store unshifted logits.
 
     Returns:
         values (B, k, H, W) float16 and indices (B, k, H, W) int64.
     """
     maps = maps.float()
     values, indices = maps.topk(min(top, maps.shape[1]), 1)
-    left = maps.shape[1] - values.shape[1]
-    if left:
-        other_logits = maps.scatter(1, indices, float("-inf")).logsumexp(1, keepdim=True)
-        values = values - (other_logits - torch.tensor(float(left)).log())
-    return values.clamp(-LARGEST, LARGEST).half(), indices
+    n_omitted = maps.shape[1] - values.shape[1]
+    if n_omitted:
+        omitted_sum = maps.scatter(1, indices, float("-inf")).logsumexp(1, keepdim=True)
+        values = values - (omitted_sum - torch.tensor(float(n_omitted)).log())
+    return values.clamp(-MAX_LOGIT, MAX_LOGIT).half(), indices

@@ -167,8 +167,8 @@ def label_images(images: ImageSet, settings: LabelSettings, output: Path, consol
     if images.labelled:
         check = _test_teacher(images, teacher, trained_keys, device, batch_size)
         console.say(
-            f"teacher: {teacher.name}; it is correct for {percent(check.whole)} of "
-            f"{counted(check.images, 'labelled image')}, its mean over the cells for {percent(check.cells)}"
+            f"teacher: {teacher.name}; it is correct for {percent(check.image_accuracy)} of "
+            f"{counted(check.images, 'labelled image')}, its mean over the cells for {percent(check.map_accuracy)}"
         )
         require_knowledge(check, settings.min_accuracy, console)
     else:
@@ -249,13 +249,13 @@ def _sample(count: int) -> NDArray[np.int64]:
 
 def require_knowledge(check: TeacherCheck, level: float, console: Console) -> None:
     """Refuse maps whose accuracy is too low."""
-    if check.cells < level:
+    if check.map_accuracy < level:
         raise UserError(
-            f"the teacher's mean prediction over the cells is correct for {percent(check.cells)} of the images, "
+            f"the teacher's mean prediction over the cells is correct for {percent(check.map_accuracy)} of the images, "
             f"below --min-accuracy {level:g}, so the maps would be mostly wrong: train a better teacher, or lower "
             "--min-accuracy."
         )
-    if check.cells < MIN_CELL_ACCURACY * check.whole:
+    if check.map_accuracy < MIN_CELL_ACCURACY * check.image_accuracy:
         console.say(
             "note: the cells are less accurate than the whole image; a teacher that classifies the mean of its "
             "cells (a ResNet, ConvNeXt or Swin) gives better maps than one with a class token"
@@ -284,7 +284,7 @@ def convert_published(
     check = _check_published_maps(labelled, files, names) if labelled.labelled else None
     if check is not None:
         console.say(
-            f"maps: {folder}; their mean over the cells is correct for {percent(check.cells)} of {check.images} "
+            f"maps: {folder}; their mean over the cells is correct for {percent(check.map_accuracy)} of {check.images} "
             "labelled images"
         )
         require_knowledge(check, min_accuracy, console)
