@@ -7,7 +7,16 @@ from sklearn.metrics import f1_score, recall_score, roc_auc_score, top_k_accurac
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from paucal.metrics.intervals import Bootstrap
-from paucal.metrics.measures import CalibrationError, MacroF1, Mean, MeanPerClass, best_of, hits, measure_of, value_of
+from paucal.metrics.measures import (
+    CalibrationError,
+    MacroF1,
+    Mean,
+    MeanPerClass,
+    hits,
+    measure_of,
+    nan_argmax,
+    value_of,
+)
 
 
 def random_case(n=200, classes=5, seed=0):
@@ -98,8 +107,8 @@ def test_hits__ties_are_broken_by_no_order():
 
 
 def test_best_of__passes_over_what_is_no_number():
-    assert best_of([float("nan"), 0.2, 0.4, 0.4]) == 2
-    assert best_of([float("nan")]) == 0
+    assert nan_argmax([float("nan"), 0.2, 0.4, 0.4]) == 2
+    assert nan_argmax([float("nan")]) == 0
 
 
 @pytest.mark.parametrize(("name", "classes"), [("map11", 3), ("roc_auc", 3)])
@@ -169,7 +178,7 @@ def test_measures__each_draw_equals_the_scores_of_its_images():
 def test_bootstrap__does_not_depend_on_the_chunks(monkeypatch, multinomial):
     bootstrap, measures = Bootstrap(seed=4, draws=40, multinomial=multinomial), measured_answers(50, 3)[-1]
     weights, scores = np.concatenate(list(bootstrap.weights(50))), bootstrap.scores([*measures.values()], 50)
-    monkeypatch.setattr("paucal.metrics.intervals.CHUNK", 170)
+    monkeypatch.setattr("paucal.metrics.intervals.WEIGHTS_PER_CHUNK", 170)
     chunks = list(bootstrap.weights(50))
     assert len(chunks) == 14
     np.testing.assert_array_equal(np.concatenate(chunks), weights)

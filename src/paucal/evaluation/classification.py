@@ -15,10 +15,10 @@ from paucal.metrics.intervals import Bootstrap, Score, percentile, share_of_hits
 from paucal.metrics.measures import (
     AveragePrecision,
     MacroF1,
-    MacroF1OfSeveral,
     Mean,
     MeanPerClass,
     Measure,
+    MultiLabelMacroF1,
     RocAuc,
     mean_over_classes,
     value_of,
@@ -181,7 +181,7 @@ def multi_label_report(
     labels, n_images = predictions.labels, len(predictions)
     draws = int(min(MAX_DRAWS, max(MIN_DRAWS, MAX_WORK // max(1, labels.numel()))))
     measure = AveragePrecision(predictions.logits, labels, interpolated=False)
-    f1 = MacroF1OfSeveral(labels, reach_thresholds(predictions.probabilities, thresholds))
+    f1 = MultiLabelMacroF1(labels, reach_thresholds(predictions.probabilities, thresholds))
     losses, bootstrap = Mean(multi_label_losses(predictions)), Bootstrap(draws=draws, groups=predictions.groups)
     precisions, f1_draws, loss_draws = bootstrap.scores([measure.per_class, f1, losses], n_images)
     scores = {

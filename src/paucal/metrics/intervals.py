@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from paucal.metrics.measures import Mean, Measure, Weights, value_of
 
-ROUNDING = 1e-12  # relative spread of equal scores that were summed in different orders
+ROUNDING = 1e-12  # relative difference up to which scores count as equal, as their sums may differ in rounding
 
 
 @dataclass(frozen=True)
 class Score:
-    """A measured value and its confidence interval.
+    """A measured value and the ends of its confidence interval.
 
-    `low` and `high` are None if every resampled set, or nearly every one, gives the same value.
+    `low` and `high` are None if all or nearly all resampled sets give the same value.
     """
 
     value: float
@@ -31,15 +31,15 @@ class Score:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether there is an interval and it excludes 0."""
+        """Whether the interval excludes 0; False without an interval."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
 def wilson(hits: int, total: int, level: float = 0.95) -> Score:
     """Return the share `hits / total` with the Wilson score interval (Wilson 1927).
 
-    Unlike the bootstrap and the normal approximation, it remains meaningful without hits or with only hits: ten of ten
-    do not prove perfection.
+    The interval is also valid if none or all are hits, where the bootstrap and the normal approximation give intervals
+    of width 0.
 
     >>> score = wilson(10, 10)
     >>> round(score.value, 3), round(score.low, 3), round(score.high, 3)
@@ -48,7 +48,7 @@ def wilson(hits: int, total: int, level: float = 0.95) -> Score:
     if not 0 <= hits <= total or total < 1 or not 0 < level < 1:
         raise ValueError(f"expected 0 <= hits <= total, total >= 1, level in (0, 1), got {hits}, {total}, {level}")
     score = wilson_share(hits / total, total, level)
-    # The formula gives these ends exactly, but floating point may be off by an ulp.
+    # Without hits the lower end is exactly 0, with only hits the upper end is exactly 1, except for rounding errors.
     return Score(score.value, 0.0 if hits == 0 else score.low, 1.0 if hits == total else score.high)
 
 
@@ -61,17 +61,17 @@ def wilson_share(share: float, total: float, level: float = 0.95) -> Score:
 
 
 def share_of_hits(hits: NDArray[np.bool_], level: float = 0.95, groups: NDArray[np.int64] | None = None) -> Score:
-    """Return the share of true values with the Wilson score interval, or with one for groups of alike images.
+    """Return the share of hits with the Wilson score interval, which is wider for groups of similar images.
 
-    Images of one group, such as the frames of a video, count as fewer: as many independent images as give the share the
-    variance that it has over whole groups, reduced for few groups by quantiles of the t distribution (Korn and
-    Graubard 1998, "Confidence intervals for proportions ... from survey data"; they use the interval of Clopper and
-    Pearson). If all images or none are right, each group counts as one image.
+    For groups, such as the frames of a video, the interval is computed for an effective number of independent images:
+    the number for which the share would have the variance that is estimated from whole groups, reduced by quantiles of
+    the t distribution if groups are few (Korn and Graubard 1998, "Confidence intervals for proportions ... from survey
+    data"; they use the interval of Clopper and Pearson). If all images or none are hits, each group counts as an image.
 
     Args:
         hits: (N,) booleans.
         level: Probability that the interval covers the truth.
-        groups: (N,) numbers of the groups; None for independent images. There is no interval for a single group.
+        groups: (N,) group numbers; None for independent images. With a single group there is no interval.
     """
     count, share = len(hits), float(hits.mean())
     if groups is None:
@@ -81,12 +81,13 @@ def share_of_hits(hits: NDArray[np.bool_], level: float = 0.95, groups: NDArray[
         return Score(share)
     if share in (0.0, 1.0):
         return wilson(round(share * n_groups), n_groups, level)
-    return wilson_share(share, _images_in_groups(hits.astype(np.float64), level, groups), level)
+    return wilson_share(share, _effective_images(hits.astype(np.float64), level, groups), level)
 
 
-def _images_in_groups(shares: NDArray[np.float64], level: float, groups: NDArray[np.int64]) -> float:
-    """Return how many independent images count as much as (N,) images in two or more groups, see `share_of_hits`."""
-    count, share, group_sums = len(shares), float(shares.mean()), np.bincount(_numbered(groups), shares - shares.mean())
+def _effective_images(shares: NDArray[np.float64], level: float, groups: NDArray[np.int64]) -> float:
+    """Return the effective number of independent images for (N,) images in two or more groups, see `share_of_hits`."""
+    count, share = len(shares), float(shares.mean())
+    group_sums = np.bincount(_renumber(groups), shares - share)
     n_groups = len(group_sums)
     if share in (0.0, 1.0):
         return n_groups
@@ -99,7 +100,7 @@ def _images_in_groups(shares: NDArray[np.float64], level: float, groups: NDArray
 
 
 def images_needed(share: float, half_width: float, level: float = 0.95) -> int:
-    """Return how many test images give a Wilson interval of at most twice `half_width`, if `share` are right.
+    """Return how many test images give a Wilson interval no wider than twice `half_width`, if `share` are correct.
 
     >>> images_needed(0.9, 0.03), images_needed(0.5, 0.03)
     (388, 1064)
@@ -116,17 +117,17 @@ def cross_validated(
 ) -> Score:
     """Return the accuracy in a repeated cross-validation, with an interval for further images.
 
-    It is Wilson's interval for a reduced number of images, since the fits of the folds share training images. The
-    variance is that of independent images times 1 + K / (K - 1) for K folds (Nadeau and Bengio 2003, "Inference for
-    the generalization error", section 4). Repeats with other folds make the share more stable; the interval ignores
-    that.
+    The interval is the Wilson interval for a reduced number of images, since the training sets of the folds overlap:
+    for K folds the variance is 1 + K / (K - 1) times the variance of independent images (Nadeau and Bengio 2003,
+    "Inference for the generalization error", section 4). Repeats with other folds reduce the variance of the share,
+    which the interval does not take into account.
 
     Args:
-        hits: (R, N) booleans, whether each image was classified correctly in each of R repeats.
-        level: Share of intervals that contain the truth.
+        hits: (R, N) booleans: whether each image was classified correctly in each of R repeats.
+        level: Probability that the interval covers the truth.
         folds: Number of folds K.
-        groups: (N,) numbers of two or more groups that folds kept whole, see `share_of_hits`; None for independent
-            images.
+        groups: (N,) numbers of two or more groups, none of which was split between folds, see `share_of_hits`; None for
+            independent images.
     """
     return wilson_share(float(hits.mean()), independent_images(hits, folds, level, groups), level)
 
@@ -135,22 +136,22 @@ def independent_images(
     hits: NDArray[np.bool_], folds: int, level: float = 0.95, groups: NDArray[np.int64] | None = None
 ) -> float:
     """Return the effective number of independent test images of a cross-validation, see `cross_validated`."""
-    images = hits.shape[1] if groups is None else _images_in_groups(hits.mean(0), level, groups)
+    images = hits.shape[1] if groups is None else _effective_images(hits.mean(0), level, groups)
     return images / (1 + folds / (folds - 1))
 
 
 def percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
     """Return `value` with the percentile interval of its bootstrap draws (Efron 1979).
 
-    The interval is widened to contain `value` if the bias of the draws would exclude it. Draws whose score is NaN, for
-    example because they lack a class, do not count.
+    If the draws are so biased that the interval excludes `value`, it is extended to `value`. Draws that are NaN, for
+    example because a class is missing from the resampled set, are ignored.
     """
     draws = draws[np.isfinite(draws)]
     if not len(draws) or not np.isfinite(value):
         return Score(value)
     low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2])
     low, high = min(float(low), value), max(float(high), value)
-    # Draws that nearly always give the same value say nothing about other images.
+    # If nearly all draws give the same value, their spread does not show how much other images would vary.
     is_constant = np.ptp(draws) <= ROUNDING * np.abs(draws).max() or high - low <= ROUNDING * abs(value)
     return Score(value) if is_constant else Score(value, low, high)
 
@@ -158,9 +159,9 @@ def percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
 def two_sided(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
     """Return `value`, a share, with the smallest interval that contains the percentile interval and its mirror image.
 
-    For scores that resampling biases: if the draws lie to one side of the value, the truth lies as far on the other
-    side, so the mirrored ("basic") interval is right in principle; the percentile interval is better near 0 and 1.
-    Their union is cautious. It is clipped to [0, 1].
+    This is for scores that resampling biases. If the draws are too low, `value` is too low by about the same amount,
+    which the mirrored ("basic") interval corrects; near 0 and 1 the percentile interval is more accurate. The result
+    covers both and is clipped to [0, 1].
     """
     direct = percentile(value, draws, level)
     if direct.low is None or direct.high is None:
@@ -170,13 +171,13 @@ def two_sided(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
     return Score(value, max(0.0, min(direct.low, low)), min(1.0, max(direct.high, high)))
 
 
-def _numbered(groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number groups from 0 by their first image, so that draws do not depend on how they were numbered before."""
+def _renumber(groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number the groups from 0 in the order of their first images, so that equal groupings give equal draws."""
     _, first, numbers = np.unique(groups, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[numbers]
 
 
-CHUNK = 4_000_000  # weights in memory at once, 32 MB
+WEIGHTS_PER_CHUNK = 4_000_000  # 32 MB in memory at once
 
 
 @dataclass(frozen=True)
@@ -186,12 +187,12 @@ class Bootstrap:
     Draws depend only on the seed, not on the machine, and no global random state is touched.
 
     Attributes:
-        seed: Seed of the draws; the same for every model, which makes comparisons paired.
+        seed: Seed of the draws; models are compared on the same draws if they use the same seed.
         draws: Number of resampled sets of images.
-        level: Share of intervals that contain the truth.
+        level: Probability that an interval covers the truth.
         multinomial: Whether the counts of the images come from one multinomial draw instead of one draw per image. Both
-            have the same distribution; the stored intervals of segmentation were drawn with True.
-        groups: (N,) numbers of groups of alike images, which are drawn whole; None for independent images.
+            have the same distribution; segmentation uses True, so that stored intervals can be reproduced.
+        groups: (N,) numbers of the groups of similar images, which are resampled whole; None for independent images.
     """
 
     seed: int = 0
@@ -203,11 +204,11 @@ class Bootstrap:
     def weights(self, n_images: int) -> Iterator[Weights]:
         """Yield (d, N) counts of how often each image is drawn, in chunks that have `draws` rows in total."""
         generator = np.random.default_rng(self.seed)
-        at_once = max(1, CHUNK // n_images)
-        group_of_image = None if self.groups is None else _numbered(self.groups)
+        max_rows = max(1, WEIGHTS_PER_CHUNK // n_images)
+        group_of_image = None if self.groups is None else _renumber(self.groups)
         count = n_images if group_of_image is None else int(group_of_image.max()) + 1
-        for start in range(0, self.draws, at_once):
-            rows = min(at_once, self.draws - start)
+        for start in range(0, self.draws, max_rows):
+            rows = min(max_rows, self.draws - start)
             if self.multinomial:
                 counts = generator.multinomial(count, np.full(count, 1 / count), size=rows)
             else:
@@ -223,7 +224,7 @@ class Bootstrap:
     def interval(self, measure: Measure, n_images: int) -> Score:
         """Return a score with its percentile interval (Efron 1979).
 
-        If every image is right, or no image is, resampling gives no interval; a share then has its Wilson interval.
+        If the score is a share of exactly 0 or 1, resampling gives no interval, so the Wilson interval is used.
         """
         value = value_of(measure, n_images)
         score = percentile(value, self.scores([measure], n_images)[0], self.level)
@@ -237,5 +238,5 @@ class Bootstrap:
         Both are scored on the same resampled sets, so that images that are hard for both do not widen the interval.
         """
         value = value_of(first, n_images) - value_of(second, n_images)
-        a, b = self.scores([first, second], n_images)
-        return percentile(value, a - b, self.level)
+        first_draws, second_draws = self.scores([first, second], n_images)
+        return percentile(value, first_draws - second_draws, self.level)

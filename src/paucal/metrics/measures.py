@@ -1,8 +1,8 @@
 """Scores of test images that can be computed for many resampled sets at once.
 
-A measure is a function of weights, which say how often each test image counts. With all weights 1 it gives the score
-itself, with the counts of a bootstrap draw the score of the resampled set. Two models scored with the same weights are
-compared pair by pair.
+A measure is a function of weights: how often each test image counts. Weights of 1 give the score of the test images,
+the counts of a bootstrap draw give the score of the resampled set. Using the same weights for two models makes their
+comparison paired.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,28 +13,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Weights = NDArray[np.float64]
-Measure = Callable[[Weights], NDArray[np.float64]]
+Weights = NDArray[np.float64]  # (D, N) weights of N images in D resampled sets
+Measure = Callable[[Weights], NDArray[np.float64]]  # returns D scores
 CALIBRATION_BINS = 15
 
 
 def hits(scores: Tensor, labels: Tensor, top: int = 1) -> NDArray[np.float64]:
-    """Return for each image the probability that its class is among the first `top`, with ties in random order.
+    """Return (N,) top-k hits: the probability that the label is among the `top` highest scores, ties in random order.
 
-    Without ties it is 0 or 1. The class votes of a few neighbours often tie (many classes have no votes), and then the
-    order of the classes must not decide.
+    Without ties the probability is 0 or 1. In k-NN classification many classes have no votes and tie, so that
+    otherwise the order of the classes would decide.
 
     Args:
-        scores: (N, K) scores, higher is likelier.
-        labels: (N,) in [0, K).
-        top: Number of likeliest classes among which the label may be.
+        scores: (N, K) scores; the highest is the predicted class.
+        labels: (N,) labels in [0, K).
+        top: Number of highest scores among which the label counts as a hit.
 
     Example:
         >>> hits(torch.tensor([[3.0, 1.0, 0.0], [1.0, 1.0, 0.0]]), torch.tensor([0, 0]))
         array([1. , 0.5])
     """
-    own_score = scores.gather(1, labels[:, None])
-    n_above, n_equal = (scores > own_score).sum(1), (scores == own_score).sum(1)
+    label_score = scores.gather(1, labels[:, None])
+    n_above, n_equal = (scores > label_score).sum(1), (scores == label_score).sum(1)
     return ((top - n_above) / n_equal).clamp(0, 1).double().cpu().numpy()
 
 
@@ -61,9 +61,9 @@ class Average:
 
 
 class MeanPerClass:
-    """The mean over classes of the mean hit of each class; classes without an image in a draw are left out.
+    """The mean over classes of the mean value of each class's images; classes without images in a draw are left out.
 
-    For hits that are 0 or 1 it is the balanced accuracy (as in scikit-learn).
+    If the values are hits of 0 or 1, this is the balanced accuracy (as in scikit-learn).
     """
 
     def __init__(self, values: NDArray[np.float64], labels: NDArray[np.int64], n_classes: int) -> None:
@@ -84,14 +84,14 @@ class MacroF1:
 
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D,) scores for (D, N) weights."""
-        right = sum_by_class(weights * (self._labels == self._predicted), self._labels, self._n_classes)
-        true, positive = (
+        n_correct = sum_by_class(weights * (self._labels == self._predicted), self._labels, self._n_classes)
+        n_true, n_predicted = (
             sum_by_class(weights, classes, self._n_classes) for classes in (self._labels, self._predicted)
         )
-        return _mean_f1(right, true + positive)
+        return _mean_f1(n_correct, n_true + n_predicted)
 
 
-class MacroF1OfSeveral:
+class MultiLabelMacroF1:
     """The mean F1 over the classes that occur among labels or predictions, where images may have several labels.
 
     Args:
@@ -100,72 +100,73 @@ class MacroF1OfSeveral:
     """
 
     def __init__(self, labels: Tensor, predicted: Tensor) -> None:
-        positive, given = (labels == 1).numpy(), predicted.numpy() & (labels >= 0).numpy()
-        self._right = (given & positive).astype(np.float64)
-        self._either = given.astype(np.float64) + positive
+        is_true, is_predicted = (labels == 1).numpy(), predicted.numpy() & (labels >= 0).numpy()
+        self._correct = (is_predicted & is_true).astype(np.float64)
+        self._true_plus_predicted = is_predicted.astype(np.float64) + is_true
 
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D,) scores for (D, N) weights."""
-        return _mean_f1(weights @ self._right, weights @ self._either)
+        return _mean_f1(weights @ self._correct, weights @ self._true_plus_predicted)
 
 
 class CalibrationError:
-    """The expected error of the confidence of predictions, over 15 bins of equal width (Guo et al. 2017).
+    """The expected calibration error: mean gap of confidence and accuracy over 15 equal bins (Guo et al. 2017).
 
     Args:
         confidence: (N,) float32 probabilities of the predicted classes.
-        right: (N,) bool, which predictions are right.
+        correct: (N,) bool; whether the predictions are correct.
     """
 
-    def __init__(self, confidence: NDArray[np.float32], right: NDArray[np.bool_]) -> None:
-        self._surplus, self._bins = confidence.astype(np.float64) - right, calibration_bin(confidence)
+    def __init__(self, confidence: NDArray[np.float32], correct: NDArray[np.bool_]) -> None:
+        self._gaps, self._bins = confidence.astype(np.float64) - correct, calibration_bin(confidence)
 
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D,) scores for (D, N) weights."""
-        surplus = sum_by_class(weights * self._surplus, self._bins, CALIBRATION_BINS + 1)
-        return np.abs(surplus).sum(1) / weights.sum(1)
+        gaps = sum_by_class(weights * self._gaps, self._bins, CALIBRATION_BINS + 1)
+        return np.abs(gaps).sum(1) / weights.sum(1)
 
 
 def calibration_bin(confidence: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return each confidence's bin: 15 of equal width, and one more for exactly 1, as in torchmetrics."""
+    """Return the bin of each confidence: 0 to 14 for bins of equal width, 15 for exactly 1, as in torchmetrics."""
     edges = np.linspace(0, 1, CALIBRATION_BINS + 1, dtype=np.float32)
     return np.searchsorted(edges, confidence, side="right") - 1
 
 
 def sum_by_class(weights: Weights, classes: NDArray[np.int64], n_classes: int) -> NDArray[np.float64]:
-    """Return the (D, K) sums of (D, N) weights over the images of each of (N,) classes."""
-    places = classes + np.arange(len(weights))[:, None] * n_classes
-    sums = np.bincount(places.ravel(), weights.ravel(), len(weights) * n_classes).astype(np.float64, copy=False)
+    """Return the (D, K) sums of (D, N) weights over the images of each class; `classes` are (N,) class numbers."""
+    flat_indices = classes + np.arange(len(weights))[:, None] * n_classes
+    sums = np.bincount(flat_indices.ravel(), weights.ravel(), len(weights) * n_classes).astype(np.float64, copy=False)
     return sums.reshape(len(weights), n_classes)
 
 
 def mean_over_classes(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the (D,) means of (D, K) values, ignoring NaN; 0 where all values are NaN."""
-    counted = ~np.isnan(values)
-    return np.where(counted, values, 0).sum(1) / np.maximum(counted.sum(1), 1)
+    is_defined = ~np.isnan(values)
+    return np.where(is_defined, values, 0).sum(1) / np.maximum(is_defined.sum(1), 1)
 
 
 def value_of(measure: Measure, n_images: int) -> float:
-    """Return the score on all images, each counting once."""
+    """Return the score of a measure on all images, each with weight 1."""
     return float(measure(np.ones((1, n_images)))[0])
 
 
-def best_of(values: list[float]) -> int:
-    """Return the position of the highest value, the first of equal values; NaN loses.
+def nan_argmax(values: list[float]) -> int:
+    """Return the index of the highest value, or of the first of equal values; NaN counts as the lowest value.
 
     Example:
-        >>> best_of([float("nan"), 0.5, 0.7, 0.7])
+        >>> nan_argmax([float("nan"), 0.5, 0.7, 0.7])
         2
     """
     return int(torch.tensor(values, dtype=torch.float64).nan_to_num(nan=-torch.inf).argmax())
 
 
-def _mean_f1(right: NDArray[np.float64], either: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return (D,) means, from (D, K) right predictions and (D, K) sums of labels and predictions."""
-    return mean_over_classes(np.where(either > 0, 2 * right / np.maximum(either, 1e-12), np.nan))
+def _mean_f1(n_correct: NDArray[np.float64], true_plus_predicted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the (D,) macro-F1 from (D, K) counts of correct predictions and of labels plus predictions per class."""
+    f1 = 2 * n_correct / np.maximum(true_plus_predicted, 1e-12)
+    return mean_over_classes(np.where(true_plus_predicted > 0, f1, np.nan))
 
 
-# Recalls such as 3/10 are not exact in binary, so each threshold is slightly lower.
+# Slightly lower than 0, 0.1, ..., 1, so that a rounded recall of 3/10, for example, reaches 0.3.
 ELEVEN_RECALLS = np.arange(11) / 10 - 1e-9
 
 
@@ -173,31 +174,33 @@ class RocAuc:
     """The probability that a positive image has a higher score than a negative image, with ties counting half."""
 
     def __init__(self, scores: Tensor, labels: Tensor) -> None:
-        self._order, self._group = _rank_by_score(scores.double().cpu().numpy())
+        self._order, self._starts = _rank_by_score(scores.double().cpu().numpy())
         self._positive = labels.cpu().numpy()[self._order] > 0
 
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D,) scores for (D, N) weights; 0.5 for a draw that lacks one of the classes."""
         ordered = weights[:, self._order]
-        positive = np.add.reduceat(ordered * self._positive, self._group, axis=1)
-        negative = np.add.reduceat(ordered * ~self._positive, self._group, axis=1)
-        below = negative[:, ::-1].cumsum(1)[:, ::-1] - negative  # groups are in descending order of the score
-        pairs = positive.sum(1) * negative.sum(1)
-        won = (positive * (below + negative / 2)).sum(1)
-        return np.where(pairs > 0, won / np.maximum(pairs, 1e-12), 0.5)
+        positive = np.add.reduceat(ordered * self._positive, self._starts, axis=1)
+        negative = np.add.reduceat(ordered * ~self._positive, self._starts, axis=1)
+        # Negative images with a lower score; the groups of equal scores are in descending order.
+        negative_below = negative[:, ::-1].cumsum(1)[:, ::-1] - negative
+        n_pairs = positive.sum(1) * negative.sum(1)
+        n_correct = (positive * (negative_below + negative / 2)).sum(1)
+        return np.where(n_pairs > 0, n_correct / np.maximum(n_pairs, 1e-12), 0.5)
 
 
 class AveragePrecision:
-    """The average precision, as the mean over classes; a class without a positive image does not count.
+    """The mean average precision over classes; classes without a positive image are left out.
 
-    Precision is read where the score changes, so that ties have no order. The average is over the precision at each
-    recall that is reached, weighted by the recall that it adds (as in scikit-learn and torchmetrics); or, interpolated,
-    over the highest precision at a recall of at least 0, 0.1, ..., 1, as in PASCAL VOC 2007.
+    Images with equal scores are ranked together, so that their order does not matter. The average precision is the mean
+    of the precision at each score, weighted by the increase of recall (as in scikit-learn and torchmetrics). The
+    interpolated average precision is the mean of the highest precision at recalls of at least 0, 0.1, ..., 1 (as in
+    PASCAL VOC 2007).
 
     Args:
         scores: (N, K) scores.
-        labels: (N, K) of 1, 0 and -1 (image ignored for that class).
-        interpolated: Whether the eleven interpolated points are averaged.
+        labels: (N, K) labels 1, 0 or -1 (image ignored for that class).
+        interpolated: Whether to compute the interpolated average precision.
     """
 
     def __init__(self, scores: Tensor, labels: Tensor, interpolated: bool = True) -> None:
@@ -207,8 +210,8 @@ class AveragePrecision:
         self._classes: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]] = []
         for score, label in zip(scores.double().cpu().numpy().T, labels.cpu().numpy().T, strict=True):
             labelled = np.flatnonzero(label >= 0)
-            order, group = _rank_by_score(score[labelled])
-            self._classes.append((labelled[order], group, label[labelled][order] > 0))
+            order, starts = _rank_by_score(score[labelled])
+            self._classes.append((labelled[order], starts, label[labelled][order] > 0))
 
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D,) scores for (D, N) weights."""
@@ -216,18 +219,19 @@ class AveragePrecision:
 
     def per_class(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D, K) scores for (D, N) weights; NaN for a class without a positive image."""
-        areas = [self._area_of_class(weights[:, order], group, positive) for order, group, positive in self._classes]
+        areas = [self._area_of_class(weights[:, order], starts, positive) for order, starts, positive in self._classes]
         return np.stack(areas, axis=1)
 
     def _area_of_class(
-        self, ordered: Weights, group: NDArray[np.int64], positive: NDArray[np.bool_]
+        self, ordered: Weights, starts: NDArray[np.int64], positive: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
-        if not len(group):
+        """Return the (D,) areas under the precision-recall curves, for weights in descending order of the scores."""
+        if not len(starts):
             return np.full(len(ordered), np.nan)
-        right = np.add.reduceat(ordered * positive, group, axis=1).cumsum(1)
-        shown = np.add.reduceat(ordered, group, axis=1).cumsum(1)
-        precision, total = right / np.maximum(shown, 1e-12), right[:, -1:]
-        recall = right / np.maximum(total, 1e-12)
+        n_correct = np.add.reduceat(ordered * positive, starts, axis=1).cumsum(1)
+        n_predicted = np.add.reduceat(ordered, starts, axis=1).cumsum(1)
+        precision, total = n_correct / np.maximum(n_predicted, 1e-12), n_correct[:, -1:]
+        recall = n_correct / np.maximum(total, 1e-12)
         if self._interpolated:
             area = precision_at(ELEVEN_RECALLS, precision, recall).mean(1)
         else:
@@ -238,12 +242,12 @@ class AveragePrecision:
 def precision_at(
     recalls: NDArray[np.float64], precision: NDArray[np.float64], recall: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the (C, R) highest precisions of curves at or above each of R recalls; 0 where the recall is not reached.
+    """Return the (C, R) highest precision of each curve at each recall or above; 0 where the recall is not reached.
 
     Args:
-        recalls: (R,) recalls at which precision is read.
-        precision: (C, P) precisions of each curve.
-        recall: (C, P) recalls of each curve, ascending.
+        recalls: (R,) recalls at which to evaluate the curves.
+        precision: (C, P) precisions of the points of each curve.
+        recall: (C, P) recalls of the points of each curve, ascending.
 
     Example:
         >>> curve = np.array([[1.0, 0.5, 2 / 3]]), np.array([[0.25, 0.25, 0.5]])
@@ -258,7 +262,7 @@ def precision_at(
 
 
 def _rank_by_score(scores: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the order of descending scores, and where each group of equal scores begins in it."""
+    """Return the indices that sort scores in descending order, and the position of the first of each equal scores."""
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.zeros(0, dtype=np.int64)
@@ -276,14 +280,14 @@ METRIC_TITLES = {
 
 
 def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
-    """Return the measure of a metric.
+    """Return the measure that computes a metric of the given scores.
 
     Args:
-        name: "accuracy" and "mean_per_class" take (N,) labels; "roc_auc" takes (N,) labels of two classes; "map", the
+        name: "accuracy" and "mean_per_class" need (N,) labels; "roc_auc" needs (N,) labels of two classes; "map", the
             mean over classes of the average precision, and "map11", the mean of the 11-point interpolated average
-            precision (PASCAL VOC 2007), take (N, K) labels 1, 0 or -1 (image ignored for that class).
+            precision (PASCAL VOC 2007), need (N, K) labels 1, 0 or -1 (image ignored for that class).
         scores: (N, K) scores.
-        labels: Labels in the form that the metric takes.
+        labels: Labels of the shape that the metric needs.
     """
     if name in ("map", "map11"):
         return AveragePrecision(scores, labels, interpolated=name == "map11")
@@ -298,10 +302,10 @@ def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
 
 
 class PixelScores:
-    """Measures of masks, computed from the confusion matrix of all labelled pixels of a set.
+    """Measures of predicted masks, computed from the sum of the images' confusion matrices of labelled pixels.
 
     Args:
-        confusions: (K, K) counts for each of N images; rows are labels, columns predictions.
+        confusions: N confusion matrices (K, K), one per image, in pixels; rows are labels, columns predictions.
     """
 
     def __init__(self, confusions: Sequence[NDArray[np.int64]]) -> None:
@@ -315,21 +319,21 @@ class PixelScores:
         return _ratio(hits, weights @ self._labels + weights @ self._predicted - hits)
 
     def mean_iou(self, weights: Weights) -> NDArray[np.float64]:
-        """Return the (D,) means over the classes that occur among labels or predictions; NaN without any."""
-        return _mean_over_known(self.iou(weights))
+        """Return the (D,) mean IoU of the classes that occur among labels or predictions; NaN without such classes."""
+        return _mean_of_defined(self.iou(weights))
 
     def accuracy(self, weights: Weights) -> NDArray[np.float64]:
-        """Return the (D,) shares of the pixels that are right; NaN without any pixels."""
+        """Return the (D,) shares of correctly classified pixels; NaN without labelled pixels."""
         return _ratio((weights @ self._hits).sum(1), (weights @ self._labels).sum(1))
 
     def mean_accuracy(self, weights: Weights) -> NDArray[np.float64]:
-        """Return the (D,) means over labelled classes of the share of pixels that are right; NaN without any."""
-        return _mean_over_known(_ratio(weights @ self._hits, weights @ self._labels))
+        """Return the (D,) mean pixel accuracy of the classes that occur among labels; NaN without such classes."""
+        return _mean_of_defined(_ratio(weights @ self._hits, weights @ self._labels))
 
 
 def _ratio(numerators: NDArray[np.float64], denominators: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.divide(numerators, denominators, out=np.full(denominators.shape, np.nan), where=denominators > 0)
 
 
-def _mean_over_known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mean_of_defined(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isnan(values).all(1), np.nan, mean_over_classes(values))

@@ -1,4 +1,4 @@
-"""Scores of predicted numbers, as functions of weights over images, and conformal intervals."""
+"""Scores of a regression as measures (see `paucal.metrics.measures`), and conformal prediction intervals."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Values = NDArray[np.float64]
 
 
 class RootMeanSquare:
-    """The root of the mean of squared errors."""
+    """The root mean square error."""
 
     def __init__(self, errors: Values) -> None:
         self._squares = Mean(errors**2)
@@ -24,7 +24,7 @@ class RootMeanSquare:
 
 
 class R2:
-    """The share of the variance that is explained, against the mean of the same images; NaN if they are all equal."""
+    """The coefficient of determination: share of the variance explained; NaN if all true numbers are equal."""
 
     def __init__(self, truth: Values, predicted: Values) -> None:
         self._truth, self._squares = truth, (predicted - truth) ** 2
@@ -39,27 +39,27 @@ class R2:
 
 
 class QuadraticKappa:
-    """Cohen's kappa with quadratic weights (1968): agreement beyond chance, where far misses count more."""
+    """Cohen's kappa with quadratic weights (1968): agreement beyond chance, where errors count by their squares."""
 
     def __init__(self, truth: Values, predicted: Values) -> None:
         self._truth, self._predicted = truth, predicted
 
     def __call__(self, weights: Weights) -> Values:
-        """Return (D,) scores for (D, N) weights; NaN where all grades are equal."""
+        """Return (D,) scores for (D, N) weights; NaN if all true and predicted grades of a draw are equal."""
         shares = weights / weights.sum(1, keepdims=True)
         means = [shares @ values for values in (self._truth, self._predicted)]
-        within = sum(
+        variances = sum(
             (shares * (values - mean[:, None]) ** 2).sum(1)
             for values, mean in zip((self._truth, self._predicted), means, strict=True)
         )
-        expected = within + (means[0] - means[1]) ** 2
-        off = shares @ (self._truth - self._predicted) ** 2
+        expected = variances + (means[0] - means[1]) ** 2
+        observed = shares @ (self._truth - self._predicted) ** 2
         is_defined = _is_varied(weights, self._truth, self._predicted)
-        return np.where(is_defined, 1 - off / np.where(is_defined, expected, 1), np.nan)
+        return np.where(is_defined, 1 - observed / np.where(is_defined, expected, 1), np.nan)
 
 
 def _is_varied(weights: Weights, *values: Values) -> NDArray[np.bool_]:
-    """Return (D,) booleans: whether the drawn numbers differ; a rounded variance of equal numbers may exceed 0."""
+    """Return (D,) booleans: whether the numbers in a draw differ; their variance could be above 0 only by rounding."""
     drawn = weights > 0
     highest = np.max([np.where(drawn, numbers, -np.inf).max(1) for numbers in values], axis=0)
     lowest = np.min([np.where(drawn, numbers, np.inf).min(1) for numbers in values], axis=0)
@@ -68,19 +68,19 @@ def _is_varied(weights: Weights, *values: Values) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class RegressionReport:
-    """The scores of predicted numbers on one set of images.
+    """The scores of a regression on one set of images.
 
     Attributes:
         images: Number of images N.
-        scores: "mae" and "rmse" in the unit of the target, "r2", and "coverage", the share of images whose number lies
-            in its interval, each with an interval over images; of grades also "exact", the share of images whose
-            grade is right, and "kappa", with quadratic weights.
+        scores: Scores with their confidence intervals: "mae" and "rmse" in the unit of the target, "r2", and
+            "coverage", the share of images whose true number is in its prediction interval; for grades also "exact",
+            the share of correct grades, and "kappa", with quadratic weights.
         baseline: Mean absolute error of always predicting the mean of the training images.
-        gain: Baseline minus "mae", with the interval of the difference on the same images.
-        mean: Mean of the training images.
-        half_width: Half the mean width of the prediction intervals; infinite if the training images were too few.
-        level: Share of images whose number the prediction intervals should contain.
-        groups: Number of groups of similar images, which the intervals resample whole; None without groups.
+        gain: Baseline minus "mae", with the confidence interval of the difference, paired by image.
+        mean: Mean of the true numbers of the training images.
+        half_width: Half the mean width of the prediction intervals; infinite if there were too few training images.
+        level: Nominal coverage of the prediction intervals, as a share of the images.
+        groups: Number of groups of similar images, which the bootstrap resamples whole; None without groups.
     """
 
     images: int
@@ -108,11 +108,11 @@ def regression_report(
     graded: bool,
     groups: NDArray[np.int64] | None = None,
 ) -> RegressionReport:
-    """Score (N,) predicted numbers, with the ends of their intervals, against true ones; see `RegressionReport`."""
+    """Score (N,) predicted numbers and the ends of their prediction intervals, see `RegressionReport`."""
     errors, bootstrap, count = predicted - truth, Bootstrap(seed=seed, groups=groups), len(truth)
-    absolute, usual = Mean(np.abs(errors)), Mean(np.abs(truth - mean))
+    mae, baseline_mae = Mean(np.abs(errors)), Mean(np.abs(truth - mean))
     scores = {
-        "mae": bootstrap.interval(absolute, count),
+        "mae": bootstrap.interval(mae, count),
         "rmse": bootstrap.interval(RootMeanSquare(errors), count),
         "r2": bootstrap.interval(R2(truth, predicted), count),
         "coverage": share_of_hits((ends[0] <= truth) & (truth <= ends[1]), groups=groups),
@@ -121,17 +121,17 @@ def regression_report(
         kappa = bootstrap.interval(QuadraticKappa(truth, predicted), count)
         scores = {"exact": share_of_hits(errors == 0, groups=groups), "kappa": kappa, **scores}
     half_width = float((ends[1] - ends[0]).mean() / 2)
-    gain = bootstrap.difference(usual, absolute, count)
+    gain = bootstrap.difference(baseline_mae, mae, count)
     baseline, n_groups = float(np.abs(truth - mean).mean()), None if groups is None else len(np.unique(groups))
     return RegressionReport(count, scores, baseline, gain, mean, half_width, level, n_groups)
 
 
 def conformal_half_width(residuals: Values, level: float) -> float:
-    """Return the half width of intervals that hold the number of a further image with probability `level`.
+    """Return the half-width of intervals that contain the number of a new image with probability `level`.
 
-    It is the ceil(level (n + 1))-th smallest of n absolute errors on images that a fit has not seen (Vovk et al. 2005;
-    Barber et al. 2021, "Predictive inference with the jackknife+", for errors of cross-validation); infinite if there
-    are too few errors.
+    The half-width is the ceil(level (n + 1))-th smallest of n absolute errors on images that were not trained on (Vovk
+    et al. 2005; Barber et al. 2021, "Predictive inference with the jackknife+", for errors of a cross-validation);
+    infinite if there are too few errors.
 
     Example:
         >>> conformal_half_width(np.arange(1.0, 20.0), 0.9), conformal_half_width(np.arange(5.0), 0.9)

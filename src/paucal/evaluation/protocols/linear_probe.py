@@ -31,7 +31,7 @@ from paucal.evaluation.protocols.classifier import (
     validation_score,
 )
 from paucal.evaluation.protocols.features import Advance, Extraction, FeatureKind, FeatureReader
-from paucal.metrics.measures import MetricName, best_of
+from paucal.metrics.measures import MetricName, nan_argmax
 from paucal.models.frozen import FrozenBackbone
 from paucal.types import UserError
 
@@ -218,7 +218,7 @@ def _fit_best(
     batches: Batches, dim: int, n_classes: int, settings: ProbeSettings, scores: list[float], progress: Advance | None
 ) -> FittedProbe:
     """Train with the rate that has the highest of the scores."""
-    rate = settings.rates[best_of(scores)]
+    rate = settings.rates[nan_argmax(scores)]
     weight, bias = train_probes(batches, dim, n_classes, replace(settings, rates=(rate,)), progress)
     return FittedProbe(LinearClassifier(weight[0], bias[0]), rate, dict(zip(settings.rates, scores, strict=True)))
 
