@@ -103,7 +103,7 @@ def test_label__never_overwrites_other_maps(labelled, tmp_path, capsys):
     other = make_photos(tmp_path / "other", seed=1, **WIDE)
     before = (labelled / "maps" / "index.json").read_bytes()
     message = failure(capsys, "label", other, "--teacher", labelled / "teacher", "--output", labelled / "maps")
-    assert "holds label maps of other images or of another teacher" in message
+    assert "contains label maps of other images or of another teacher" in message
     assert (labelled / "maps" / "index.json").read_bytes() == before
 
 

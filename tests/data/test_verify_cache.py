@@ -108,7 +108,7 @@ def test_cache_images__falls_back_when_the_sample_was_too_small(make_folder, mon
     folder = make_folder("a/1.png", "b/1.png")
     Image.new("RGB", (100, 100)).save(folder / "b/2.png")
     images = open_images(folder)
-    monkeypatch.setattr(cache, "_SAMPLE", 1)  # sees the first image only
+    monkeypatch.setattr(cache, "_SAMPLED_IMAGES", 1)  # sees the first image only
     cached, names = cache_images(images)
     assert cached.store is images.store
     assert names == []

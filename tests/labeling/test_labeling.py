@@ -148,7 +148,7 @@ def test_whole_image__is_squashed_not_cropped():
 
 def test_folder__of_something_else_is_left_alone(tmp_path):
     (tmp_path / "diary.txt").write_text("mine")
-    with pytest.raises(UserError, match="is not empty and holds no label maps"):
+    with pytest.raises(UserError, match="is not empty and has no label maps"):
         MapWriter(tmp_path, MapFacts("t", ("a", "b"), (2, 2), 1), ["x"], ["h"])
     assert [file.name for file in tmp_path.iterdir()] == ["diary.txt"]
 

@@ -241,7 +241,7 @@ def test_entry__never_exchanges_images_of_writers_at_the_same_time(tmp_path, mon
     real, replaced = type(tmp_path).replace, []
 
     def replace(path, target):
-        if not replaced and target.suffix == (folder.PIXELS if interrupted == "pixels" else folder.INDEX):
+        if not replaced and target.suffix == (folder.PIXELS_SUFFIX if interrupted == "pixels" else folder.INDEX_SUFFIX):
             replaced.append(target)
             second.finish("key", np.arange(2), "reading")  # the other process goes on meanwhile
         return real(path, target)

@@ -1,6 +1,6 @@
-"""The cache folder: where decoded images, shards and features are stored, how large they are, and how to remove them.
+"""The cache folder of decoded images, shards and features: finding it, measuring its size, and removing its files.
 
-NumPy is not loaded here, so that `paucal cache` answers at once.
+NumPy is not imported here, so that `paucal cache` starts quickly.
 """
 
 import os
@@ -11,17 +11,24 @@ from pathlib import Path
 
 VARIABLE = "PAUCAL_IMAGE_CACHE"
 OFF = "off"
-PIXELS, INDEX, KNOWN, UNFINISHED = ".pixels", ".npz", ".known", ".tmp"
+PIXELS_SUFFIX, INDEX_SUFFIX, UNFINISHED_SUFFIX = ".pixels", ".npz", ".tmp"
+DIGESTS_SUFFIX = ".known"  # precedes `INDEX_SUFFIX`
 SHARDS = "shards"  # subfolder of downloaded shards and stored indices
-STORED_RUNS = "runs"  # subfolder of the copies of runs on object storage
+STORED_RUNS = "runs"  # subfolder of local copies of runs that are on object storage
 MAX_BYTES = 32 << 30
-_SHARE_OF_FREE = 0.5
-_ABANDONED = 24 * 3600  # age in seconds at which an unfinished file is removed
+_MAX_DISK_SHARE = 0.5  # of the free disk space, for one set
+_MAX_UNFINISHED_AGE = 24 * 3600  # seconds after which an unfinished file is removed
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The decoded images of one set: file, size of the file, and time of its last use in seconds since 1970."""
+    """The file of one set's decoded images.
+
+    Attributes:
+        pixels: Path of the file.
+        n_bytes: Size of the file.
+        used: Time of the last use, in seconds since 1970.
+    """
 
     pixels: Path
     n_bytes: int
@@ -29,15 +36,15 @@ class CacheEntry:
 
 
 def features_folder() -> Path:
-    """Return the folder of stored features, `paucal/features` in the user's cache folder."""
+    """Return the folder of stored features: `paucal/features` in `XDG_CACHE_HOME`, or else in `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "paucal" / "features"
 
 
 def cache_folder() -> Path | None:
     """Return the folder for decoded images; None if caching is off.
 
-    It is set by the environment variable `PAUCAL_IMAGE_CACHE` (a folder, or "off"), or else is `paucal/images` in the
-    user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`).
+    The environment variable `PAUCAL_IMAGE_CACHE` sets it to a folder or to "off". Otherwise it is `paucal/images` in
+    `XDG_CACHE_HOME`, or else in `~/.cache`.
     """
     setting = os.environ.get(VARIABLE, "").strip()
     if setting.lower() == OFF:
@@ -46,7 +53,7 @@ def cache_folder() -> Path | None:
 
 
 def frames_folder() -> Path:
-    """Return the folder of DataFrames that were given as DATA: `frames` in the cache folder, even if caching is off."""
+    """Return the folder that stores DataFrames passed as DATA: `frames` in the cache folder, even if caching is off."""
     return (cache_folder() or features_folder().with_name("images")) / "frames"
 
 
@@ -76,9 +83,9 @@ def usable_folder() -> Path | None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the largest size in bytes of one set's images: half of the free disk, at most 32 GiB."""
+    """Return how many bytes one set's images may take: half of the free disk space, at most 32 GiB; 0 on an error."""
     try:
-        return min(MAX_BYTES, int(_SHARE_OF_FREE * shutil.disk_usage(folder).free))
+        return min(MAX_BYTES, int(_MAX_DISK_SHARE * shutil.disk_usage(folder).free))
     except OSError:
         return 0
 
@@ -86,20 +93,20 @@ def free_bytes(folder: Path) -> int:
 def list_entries(folder: Path) -> list[CacheEntry]:
     """Return the entries of a cache folder, the least recently used first."""
     entries = []
-    for index in folder.glob(f"*{INDEX}"):
-        pixels = index.with_suffix(PIXELS)
+    for index in folder.glob(f"*{INDEX_SUFFIX}"):
+        pixels = index.with_suffix(PIXELS_SUFFIX)
         try:
             entries.append(CacheEntry(pixels, pixels.stat().st_size, index.stat().st_mtime))
-        except OSError:  # another run has removed it
+        except OSError:  # another run has removed the entry
             continue
     return sorted(entries, key=lambda entry: entry.used)
 
 
 def free_space(folder: Path, max_bytes: int = MAX_BYTES, spare: Path | None = None) -> None:
-    """Remove old unfinished files, and the least recently used entries until the rest takes at most `max_bytes`.
+    """Remove old unfinished files, and the least recently used entries until all entries take at most `max_bytes`.
 
-    The entry whose pixels are the file `spare` is kept. A run that has an entry open can still read it; on Windows an
-    open entry is not removed.
+    The entry with the file `spare` is kept. A run that has an entry open can still read it; on Windows an open entry
+    is not removed.
     """
     entries = list_entries(folder)
     total = sum(entry.n_bytes for entry in entries)
@@ -109,9 +116,9 @@ def free_space(folder: Path, max_bytes: int = MAX_BYTES, spare: Path | None = No
         if entry.pixels != spare:
             remove_entry(entry)
             total -= entry.n_bytes
-    for file in folder.glob(f"*{UNFINISHED}"):
+    for file in folder.glob(f"*{UNFINISHED_SUFFIX}"):
         try:
-            if file.stat().st_mtime < time.time() - _ABANDONED:
+            if file.stat().st_mtime < time.time() - _MAX_UNFINISHED_AGE:
                 file.unlink()
         except OSError:
             continue
@@ -119,36 +126,36 @@ def free_space(folder: Path, max_bytes: int = MAX_BYTES, spare: Path | None = No
 
 def remove_entry(entry: CacheEntry) -> None:
     """Remove an entry, its index first, so that no run opens a partly removed entry."""
-    for file in (entry.pixels.with_suffix(INDEX), entry.pixels):
+    for file in (entry.pixels.with_suffix(INDEX_SUFFIX), entry.pixels):
         try:
             file.unlink(missing_ok=True)
-        except OSError:  # Windows refuses if the file is open elsewhere
+        except OSError:  # Windows refuses while another process has the file open
             continue
 
 
 def clear_cache(folder: Path) -> int:
-    """Remove all files of paucal from a cache folder, and return the bytes that this freed."""
+    """Remove decoded images, digests and unfinished files from a cache folder; return the bytes of the images."""
     entries = list_entries(folder)
     for entry in entries:
         remove_entry(entry)
     freed = sum(entry.n_bytes for entry in entries if not entry.pixels.exists())
-    for pattern in (f"*{KNOWN}{INDEX}", f"*{UNFINISHED}", f"*{PIXELS}"):
+    for pattern in (f"*{DIGESTS_SUFFIX}{INDEX_SUFFIX}", f"*{UNFINISHED_SUFFIX}", f"*{PIXELS_SUFFIX}"):
         for file in folder.glob(pattern):
             file.unlink(missing_ok=True)
     return freed
 
 
 def clear_fetched(folder: Path) -> int:
-    """Remove downloaded shards and stored indices from a cache folder, and return the bytes that this freed."""
+    """Remove downloaded shards and their stored indices from a cache folder; return the number of freed bytes."""
     total = folder_bytes(folder / SHARDS)
     shutil.rmtree(folder / SHARDS, ignore_errors=True)
     return total - folder_bytes(folder / SHARDS)
 
 
 def clear_stored_runs(folder: Path) -> int:
-    """Remove copies of runs on object storage, and return the bytes that this freed.
+    """Remove local copies of runs that are on object storage; return the number of freed bytes.
 
-    Runs that are being written, and states that could not be sent, stay.
+    Copies of running runs, and copies with checkpoints that could not be uploaded, are kept.
     """
     total = folder_bytes(folder / STORED_RUNS)
     for run_cache in (folder / STORED_RUNS).glob("*"):

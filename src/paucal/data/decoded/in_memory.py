@@ -1,4 +1,4 @@
-"""All images of a set decoded once into one block of memory that loader workers share."""
+"""All images of a set, decoded once into one block of memory that loader workers share."""
 
 import shutil
 import threading
@@ -20,9 +20,9 @@ from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_e
 from paucal.memory import available_memory
 
 MAX_BYTES = 4 << 30
-_SHARE_OF_FREE = 0.25
-_SAMPLE = 256
-_MARGIN = 1.5
+_MAX_MEMORY_SHARE = 0.25  # of the free memory
+_SAMPLED_IMAGES = 256  # whose headers are read for the estimate of the size
+_SIZE_MARGIN = 1.5  # allocated bytes per estimated byte
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -31,10 +31,10 @@ class CachedStore(DecodedCopies):
 
     Args:
         pixels: (total bytes,) uint8, in shared memory.
-        offsets: (N,) int64 positions of the images in `pixels`.
+        offsets: (N,) int64 position in `pixels` at which each image begins.
         shapes: (N, 2) int64 heights and widths.
+        original: Store of the original images; None if only the decoded copies exist.
         channels: Number of channels of every image.
-        original: Store of the original images; None if there are only decoded copies.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CachedStore(DecodedCopies):
         """Do nothing, since cached images are readable."""
 
     def view(self, index: int) -> NDArray[np.uint8]:
-        """Return a view of the (H, W, C) pixels of an image."""
+        """Return the (H, W, C) pixels of an image without copying them."""
         height, width = self._stored_size(index)
         start = int(self.offsets[index])
         flat = self.pixels[start : start + height * width * self.channels]
@@ -76,45 +76,47 @@ def cache_images(
     workers: int | None = None,
     progress: ReportProgress | None = None,
 ) -> tuple[ImageSet, list[str]]:
-    """Verify every image, and keep all images decoded if they fit in memory.
+    """Decode every image once to verify it, and keep all decoded images in memory if they fit.
 
-    The size is estimated from the headers of a sample. A set that does not fit is only verified and keeps its store.
+    Their size is estimated from the headers of a sample. A set that does not fit keeps its store.
 
     Args:
         image_set: Images to verify.
-        budget: Maximum number of bytes for the decoded images, 0 for no cache; None for a quarter of the free memory,
-            at most 4 GiB.
-        on_bad: Treatment of unreadable images: "refuse" or "skip".
+        budget: Maximum number of bytes of the decoded images, 0 to keep none; None for a quarter of the free memory, at
+            most 4 GiB.
+        on_bad: "refuse" raises when an image is unreadable, "skip" leaves it out.
         workers: Number of threads; None for one per CPU core.
-        progress: Function called with (images done, images in all) from the calling thread.
+        progress: Function called with (images done, total images) from the calling thread.
 
     Returns:
-        The set (with a `CachedStore` if it fits) without unreadable images, and the keys of the unreadable images.
+        The set without unreadable images (with a `CachedStore` if it fits), and the keys of the unreadable images.
 
     Raises:
-        UserError: Images are unreadable and `on_bad` is "refuse", or none is readable.
+        UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
     """
     if budget is None:
-        budget = min(MAX_BYTES, int(_SHARE_OF_FREE * available_memory()))
-    estimate = estimate_bytes(image_set, _SAMPLE)
-    # The margin covers an unlucky sample; allocated memory takes no space until it is written to.
-    pixels = _allocate(min(budget, int(_MARGIN * estimate))) if 0 < estimate <= budget else None
+        budget = min(MAX_BYTES, int(_MAX_MEMORY_SHARE * available_memory()))
+    estimate = estimate_bytes(image_set, _SAMPLED_IMAGES)
+    # The margin allows for an unrepresentative sample. Allocated memory is not used until it is written to.
+    pixels = _allocate(min(budget, int(_SIZE_MARGIN * estimate))) if 0 < estimate <= budget else None
     if pixels is None:
         return verify_images(image_set, on_bad, workers, progress)
-    filler = _Filler(image_set.store, pixels)
+    block_filler = _BlockFiller(image_set.store, pixels)
     try:
-        problems = for_each(len(image_set), filler, workers, progress)
-    except FullError:  # the sample gave too low an estimate
+        problems = for_each(len(image_set), block_filler, workers, progress)
+    except FullError:  # the estimate was too low
         return verify_images(image_set, on_bad, workers, progress)
     readable_set, names = drop_unreadable(image_set, problems, on_bad)
     readable = np.asarray([i for i in range(len(image_set)) if i not in problems], dtype=np.int64)
-    offsets, shapes = (torch.from_numpy(table[readable]).share_memory_() for table in (filler.offsets, filler.shapes))
+    offsets, shapes = (
+        torch.from_numpy(table[readable]).share_memory_() for table in (block_filler.offsets, block_filler.shapes)
+    )
     store = CachedStore(pixels, offsets, shapes, readable_set.store, image_set.reading.channels)
     return replace(readable_set, store=store), names
 
 
-class _Filler:
-    """Decodes images into the next free position of a block; called from several threads."""
+class _BlockFiller:
+    """Decodes images one after the other into a block of memory; called from several threads."""
 
     def __init__(self, source: Store, pixels: Tensor) -> None:
         self.offsets = np.zeros(len(source), dtype=np.int64)
@@ -133,14 +135,14 @@ class _Filler:
 
 
 def estimate_bytes(images: ImageSet, sample: int = 64) -> float:
-    """Return the estimated size of a set's decoded images in bytes, from a sample of headers; 0 if none is readable."""
+    """Estimate the bytes of a set's decoded images from the headers of a sample; 0 if none of these is readable."""
     sizes = [images.reading.reduced((height, width)) for height, width in images.sample_sizes(sample).tolist()]
     pixels = sum(height * width for height, width in sizes) / max(len(sizes), 1)
     return pixels * images.reading.channels * len(images)
 
 
 def _allocate(size: int) -> Tensor | None:
-    """Return shared memory, or private memory if workers are forked and so inherit it, or else None."""
+    """Allocate shared memory, or else private memory if forked workers will inherit it, or else return None."""
     # A full shared-memory file system kills the process that writes to it, so its free space is checked. Containers
     # often have only 64 MB of it; half is left for the batches that workers send.
     if not _SHARED_MEMORY.is_dir() or 2 * size <= shutil.disk_usage(_SHARED_MEMORY).free:

@@ -1,4 +1,4 @@
-"""The decoded images of one set, in a file of the cache folder that processes map into memory."""
+"""The decoded images of one set in a file of the cache folder, which each process maps into memory."""
 
 import json
 import os
@@ -13,27 +13,27 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.channels.pixels import RGB, image_from_pixels, moments_of, pixels_of
-from paucal.data.decoded.cache_folder import INDEX, PIXELS, UNFINISHED
-from paucal.data.decoded.stored_digests import DIGEST
+from paucal.data.decoded.cache_folder import INDEX_SUFFIX, PIXELS_SUFFIX, UNFINISHED_SUFFIX
+from paucal.data.decoded.stored_digests import DIGEST_BYTES
 from paucal.data.stores import DecodedCopies, Store
 
-_MARK = 16  # bytes of the mark at the end of a file of pixels
-_SMALL = 128  # shorter side in pixels below which moments are not stored
+_MARK_BYTES = 16  # at the end of a file of pixels
+_MIN_MOMENTS_SIDE = 128  # shorter side in pixels from which on moments are stored
 
 
 class FullError(Exception):
-    """The decoded images take more bytes than allowed."""
+    """The decoded images take more bytes than the limit."""
 
 
 class EntryTable:
-    """The index of an entry: one row for each image.
+    """The index of a cache entry, with one row for each image.
 
     Attributes:
-        offsets: (N,) int64 byte positions of the images.
-        shapes: (N, 2) int64 heights and widths as stored.
+        offsets: (N,) int64 byte of the file at which each image begins.
+        shapes: (N, 2) int64 heights and widths of the stored, possibly reduced images.
         sizes: (N, 2) int64 heights and widths of the original images.
-        moments: (N, 2, C) float64 moments of C channels, from `moments_of`; NaN for small images, whose moments are
-            quickly computed when needed.
+        moments: (N, 2, C) float64 means and mean squares of the channels (`moments_of`); NaN for small images, whose
+            moments are quickly computed when needed.
         digests: (N, 16) uint8 digests of the encoded images.
     """
 
@@ -42,44 +42,44 @@ class EntryTable:
         self.shapes = np.zeros((count, 2), dtype=np.int64)
         self.sizes = np.zeros((count, 2), dtype=np.int64)
         self.moments = np.zeros((count, 2, channels))
-        self.digests = np.zeros((count, DIGEST), dtype=np.uint8)
+        self.digests = np.zeros((count, DIGEST_BYTES), dtype=np.uint8)
 
     @property
     def channels(self) -> int:
         """Number of channels of every image."""
         return self.moments.shape[-1]
 
-    def rows(self, chosen: NDArray[np.int64]) -> "EntryTable":
-        """Return the rows with some numbers, in the order of the numbers."""
+    def rows(self, numbers: NDArray[np.int64]) -> "EntryTable":
+        """Return a table of the rows `numbers`, in that order."""
         table = EntryTable(0)
         for name, values in vars(self).items():
-            setattr(table, name, values[chosen])
+            setattr(table, name, values[numbers])
         return table
 
     def fits(self, n_bytes: int) -> bool:
         """Return whether the table is a valid index of a file of `n_bytes` bytes."""
         if self.moments.ndim != 3:
             return False
-        model, count = vars(EntryTable(1, self.channels)), len(self.offsets)
+        valid, count = vars(EntryTable(1, self.channels)), len(self.offsets)
         for name, values in vars(self).items():
-            if values.dtype != model[name].dtype or values.shape != (count, *model[name].shape[1:]):
+            if values.dtype != valid[name].dtype or values.shape != (count, *valid[name].shape[1:]):
                 return False
         ends = self.offsets + self.shapes.prod(axis=1) * self.channels
         return bool(count and self.offsets.min() >= 0 and self.shapes.min() > 0 and ends.max() <= n_bytes)
 
 
 class Entry:
-    """A memory-mapped entry; picklable, since another process maps the file itself.
+    """A memory-mapped cache entry. It can be pickled: the process that unpickles it maps the file again.
 
     Args:
-        path: File of pixels: one image after the other, each (H, W, C) uint8, and then the mark.
-        table: Positions and sizes of the images.
-        mark: Bytes that the table and the file have in common. Another process may replace either of them at any time,
-            and stores the same images in another order.
+        path: File with the pixels of one image after the other, each (H, W, C) uint8, and then the mark.
+        table: Positions and sizes of the images in the file.
+        mark: Random bytes stored with both the table and the file, which show that they belong together. Another
+            process may replace either of them at any time, with the same images in a different order.
 
     Raises:
         OSError: The file is missing.
-        ValueError: The file has another mark.
+        ValueError: The file ends with a different mark.
     """
 
     def __init__(self, path: Path, table: EntryTable, mark: bytes) -> None:
@@ -97,7 +97,7 @@ class Entry:
             self._pixels = None
 
     def view(self, row: int) -> NDArray[np.uint8] | None:
-        """Return a view of the (H, W, C) pixels of an image; None if the file is gone."""
+        """Return the (H, W, C) pixels of an image without copying them; None if the file was removed or replaced."""
         if self._pixels is None:
             return None
         height, width = self.table.shapes[row].tolist()
@@ -106,7 +106,7 @@ class Entry:
 
 
 def _map_file(path: Path, mark: bytes) -> NDArray[np.uint8]:
-    """Map a file into memory as a plain array, since slices of a `memmap` take three times as long."""
+    """Map a file into memory as a plain array, since slicing a `memmap` takes three times as long."""
     pixels = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
     if not mark or pixels[-len(mark) :].tobytes() != mark:
         raise ValueError("the file belongs to another table")
@@ -114,7 +114,7 @@ def _map_file(path: Path, mark: bytes) -> NDArray[np.uint8]:
 
 
 class MappedStore(DecodedCopies):
-    """Decoded images in a memory-mapped file, which all processes share; if it is gone, the original store is read."""
+    """Decoded images in a memory-mapped file that all processes share; without the file, the original store is read."""
 
     def __init__(self, original: Store, entry: Entry) -> None:
         super().__init__(original)
@@ -146,7 +146,7 @@ class MappedStore(DecodedCopies):
 
 def find_entry(folder: Path, key: str) -> Entry | None:
     """Open an entry and mark it as used; None if it is missing or damaged."""
-    index, pixels = folder / f"{key}{INDEX}", folder / f"{key}{PIXELS}"
+    index, pixels = folder / f"{key}{INDEX_SUFFIX}", folder / f"{key}{PIXELS_SUFFIX}"
     if (stored := read_table(index)) is None:
         return None
     table, _, mark = stored
@@ -160,36 +160,36 @@ def find_entry(folder: Path, key: str) -> Entry | None:
 
 
 def read_table(index: Path) -> tuple[EntryTable, str, bytes] | None:
-    """Return the table of an entry, how images were read, and its mark; None if it is missing or damaged."""
+    """Return the table of an entry, the format that its images were decoded to, and its mark; None if it is damaged."""
     table = EntryTable(0)
     try:
         with open(index, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             for name in vars(table):
                 setattr(table, name, arrays[name])
-            about = json.loads(str(arrays["about"]))
-            return table, str(about["reading"]), bytes.fromhex(about["mark"])
+            metadata = json.loads(str(arrays["about"]))
+            return table, str(metadata["reading"]), bytes.fromhex(metadata["mark"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None
 
 
 class EntryWriter:
-    """Writes an entry into a temporary file, which `finish` renames; without `finish` the file is removed.
+    """Writes a cache entry into a temporary file, which `finish` renames; without `finish` the file is removed.
 
-    Images may come from several threads, in any order.
+    Several threads may add images, in any order.
 
     Args:
         folder: Cache folder.
-        count: Largest number of images.
-        max_bytes: Largest size of the file.
+        count: Maximum number of images.
+        max_bytes: Maximum size of the file.
         channels: Number of channels of every image.
     """
 
     def __init__(self, folder: Path, count: int, max_bytes: int, channels: int = RGB) -> None:
         self.table = EntryTable(count, channels)
         self._folder, self._max_bytes, self._used, self._lock = folder, max_bytes, 0, threading.Lock()
-        self._mark = os.urandom(_MARK)
-        self._path = folder / f".{os.getpid()}-{threading.get_ident()}-{self._mark.hex()}{UNFINISHED}"
-        self._index_path = self._path.with_suffix(f"{INDEX}{UNFINISHED}")
+        self._mark = os.urandom(_MARK_BYTES)
+        self._path = folder / f".{os.getpid()}-{threading.get_ident()}-{self._mark.hex()}{UNFINISHED_SUFFIX}"
+        self._index_path = self._path.with_suffix(f"{INDEX_SUFFIX}{UNFINISHED_SUFFIX}")
 
     def __enter__(self) -> "EntryWriter":
         self._file = open(self._path, "wb")
@@ -201,12 +201,13 @@ class EntryWriter:
             path.unlink(missing_ok=True)
 
     def add(self, index: int, image: Image.Image, size: tuple[int, int]) -> None:
-        """Store a decoded image whose original has the (height, width) `size`; raises `FullError`."""
-        unknown = np.full((2, self.table.channels), np.nan)
-        self._store_pixels(index, pixels_of(image), size, unknown if min(image.size) < _SMALL else moments_of(image))
+        """Store a decoded image in row `index`; `size` is the (height, width) of its original. Raises `FullError`."""
+        no_moments = np.full((2, self.table.channels), np.nan)
+        moments = no_moments if min(image.size) < _MIN_MOMENTS_SIDE else moments_of(image)
+        self._store_pixels(index, pixels_of(image), size, moments)
 
     def copy(self, index: int, entry: Entry, row: int) -> bool:
-        """Copy an image from another entry; return False if its file is gone. Raises `FullError`."""
+        """Store the image in a row of another entry; return False if that entry's file is gone. Raises `FullError`."""
         pixels = entry.view(row)
         if pixels is None:
             return False
@@ -214,19 +215,21 @@ class EntryWriter:
         self._store_pixels(index, pixels, (height, width), entry.table.moments[row])
         return True
 
-    def finish(self, key: str, chosen: NDArray[np.int64], reading: str) -> None:
-        """Rename the entry to its key, with the chosen images in their order; raises an OSError."""
+    def finish(self, key: str, rows: NDArray[np.int64], reading: str) -> None:
+        """Complete the files and rename them to `key`; the index has only `rows`, in that order. Raises an OSError."""
         self._file.write(self._mark)
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         with open(self._index_path, "wb") as file:
-            about = json.dumps({"reading": reading, "mark": self._mark.hex()})
-            np.savez(file, about=np.array(about), **vars(self.table.rows(chosen)))
+            metadata = json.dumps({"reading": reading, "mark": self._mark.hex()})
+            np.savez(file, about=np.array(metadata), **vars(self.table.rows(rows)))
             file.flush()
             os.fsync(file.fileno())
-        self._path.replace(self._folder / f"{key}{PIXELS}")
-        self._index_path.replace(self._folder / f"{key}{INDEX}")  # last, so that an index never lacks its pixels
+        self._path.replace(self._folder / f"{key}{PIXELS_SUFFIX}")
+        self._index_path.replace(
+            self._folder / f"{key}{INDEX_SUFFIX}"
+        )  # last, so that no index exists without its pixels
 
     def _store_pixels(
         self, index: int, pixels: NDArray[np.uint8], size: tuple[int, int], moments: NDArray[np.float64]

@@ -1,7 +1,7 @@
-"""The preparation of a set, once for all runs: verify, measure, and store every image decoded.
+"""The preparation of a set, once for all runs: verify every image, measure value ranges, and store decoded images.
 
-Files are recognised by path, size and time of change, and images by their bytes, so that a set that was moved, copied
-or extended is not decoded again.
+Unchanged files are recognised by path, size and modification time, and images by the digest of their bytes. So a set
+that was moved, copied or extended is not decoded again.
 """
 
 import hashlib
@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from paucal.data.channels.decoding import decode_image
 from paucal.data.channels.pixel_format import with_value_ranges
 from paucal.data.decode import Reading, UnreadableImage
-from paucal.data.decoded.cache_folder import INDEX, KNOWN, PIXELS, free_bytes, free_space, usable_folder
+from paucal.data.decoded.cache_folder import (
+    DIGESTS_SUFFIX,
+    INDEX_SUFFIX,
+    PIXELS_SUFFIX,
+    free_bytes,
+    free_space,
+    usable_folder,
+)
 from paucal.data.decoded.in_memory import cache_images, estimate_bytes
 from paucal.data.decoded.on_disk import Entry, EntryWriter, FullError, MappedStore, find_entry, read_table
 from paucal.data.decoded.stored_digests import StoredDigests, read_encoded, source_digest
@@ -27,15 +34,15 @@ from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_e
 from paucal.types import UserError
 from paucal.wording import counted
 
-FORMAT = 1  # version of entries; raise it if images are reduced in another way
-TRIED = 256  # images of a streamed set that are verified
-_SIDES = (64, 128, 512)  # pixels
+FORMAT = 1  # version of entries; increase it if images are reduced in a different way
+STREAM_SAMPLE = 256  # images of a streamed set that are verified
+_STORED_SIDES = (64, 128, 512)  # pixels
 
 
 def side_for(image_size: Sequence[int]) -> int:
-    """Return the shorter side of stored images for a network: one of a few sizes, at least twice the input size.
+    """Return the shorter side in pixels of stored images for a network: one of a few, at least twice the input side.
 
-    A crop of a quarter of the area then needs no enlargement. Networks of similar input sizes, such as those that
+    A crop of a quarter of the area then needs no enlargement. Networks with similar input sizes, such as those that
     `paucal train` tries one after the other, share stored images.
 
     Example:
@@ -43,7 +50,7 @@ def side_for(image_size: Sequence[int]) -> int:
         [64, 64, 128, 512, 512, 512, 512, 1024]
     """
     min_side = 2 * max(image_size)
-    return next((side for side in _SIDES if side >= min_side), 1 << (min_side - 1).bit_length())
+    return next((side for side in _STORED_SIDES if side >= min_side), 1 << (min_side - 1).bit_length())
 
 
 def prepare_images(
@@ -53,24 +60,24 @@ def prepare_images(
     workers: int | None = None,
     progress: ReportProgress | None = None,
 ) -> tuple[ImageSet, list[str]]:
-    """Verify every image once, and keep all of them decoded in a file that runs share.
+    """Verify every image once, and store all decoded images in a file that runs share.
 
-    If the disk is too full, they are kept in memory; if the memory is too small, they are only verified, and decoded
-    each time they are read. `stream_images` handles streamed images.
+    If the disk is too full, decoded images are kept in memory. If the memory is too small, images are only verified,
+    and decoded each time they are read. `stream_images` handles streamed images.
 
     Args:
         image_set: Images in files or in memory.
         reading: Size, channels and value ranges of the decoded images. Missing ranges are measured if images have more
             than 8 bits per channel.
-        on_bad: Treatment of unreadable images: "refuse" or "skip".
+        on_bad: "refuse" raises when an image is unreadable, "skip" leaves it out.
         workers: Number of threads; None for one per CPU core.
-        progress: Function called with (images done, images in all) from the calling thread.
+        progress: Function called with (images done, total images) from the calling thread.
 
     Returns:
         The set without unreadable images, with its `reading`, and the keys of the images left out.
 
     Raises:
-        UserError: Images are unreadable and `on_bad` is "refuse", or none is readable.
+        UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
     """
     reading, notes = with_value_ranges(reading, image_set)
     image_set = replace(image_set, notes=tuple(dict.fromkeys([*image_set.notes, *notes])))
@@ -82,13 +89,13 @@ def prepare_images(
     if folder is not None and estimate_bytes(converted_set) <= (free_space := free_bytes(folder)):
         try:
             return _PreparationPass(image_set, converted_set, folder, free_space, workers, progress).run(on_bad)
-        except (FullError, OSError):  # the disk has less free space than reported, or none
+        except (FullError, OSError):  # the disk is full, or has less free space than reported
             pass
     return cache_images(converted_set, on_bad=on_bad, workers=workers, progress=progress)
 
 
 class _PreparationPass:
-    """One pass over a set; see `prepare_images`."""
+    """The decoding of a set into a cache entry, or the reuse of an existing entry; see `prepare_images`."""
 
     def __init__(
         self,
@@ -101,55 +108,57 @@ class _PreparationPass:
     ) -> None:
         self.converted_set, self.folder, self.max_bytes = converted_set, folder, max_bytes
         self.workers, self.progress = workers, progress
-        self.places = [locate(image_set.store, index) for index in range(len(image_set))]
-        self.stamps = [store.stamp(place) for store, place in self.places if isinstance(store, EncodedStore)]
-        self.about = f"{FORMAT} {PIL.__version__} {converted_set.reading}"
-        self.memory = StoredDigests(folder, image_set.location)
-        self.digests, self.known = self.memory.look_up(self.stamps)
+        self.locations = [locate(image_set.store, index) for index in range(len(image_set))]
+        self.stamps = [store.stamp(position) for store, position in self.locations if isinstance(store, EncodedStore)]
+        self.format_key = f"{FORMAT} {PIL.__version__} {converted_set.reading}"
+        self.stored_digests = StoredDigests(folder, image_set.location)
+        self.digests, self.is_known = self.stored_digests.look_up(self.stamps)
         self.bad: dict[int, str] = {}
         self.done = 0
 
     def run(self, on_bad: OnBad) -> tuple[ImageSet, list[str]]:
-        """Return the prepared set, and the keys of unreadable images."""
-        if not (self.known.all() and self._entry()):
+        """Return the prepared set, and the keys of the unreadable images that it leaves out."""
+        if not (self.is_known.all() and self._entry()):
             self._store_images()
-        self._report(len(self.places))
+        self._report(len(self.locations))
         readable_set, names = drop_unreadable(self.converted_set, self.bad, on_bad)
         if (entry := self._entry()) is not None:
             readable_set = replace(readable_set, store=MappedStore(readable_set.store, entry))
         return readable_set, names
 
     def _store_images(self) -> None:
-        other_entries = _OtherEntries(self.folder, self.about)
-        with EntryWriter(self.folder, len(self.places), self.max_bytes, self.converted_set.reading.channels) as writer:
+        other_entries = _OtherEntries(self.folder, self.format_key)
+        with EntryWriter(
+            self.folder, len(self.locations), self.max_bytes, self.converted_set.reading.channels
+        ) as writer:
             store_image = partial(self._store_image, writer=writer, other_entries=other_entries)
-            self._for_each(np.flatnonzero(~self.known), store_image)
+            self._for_each(np.flatnonzero(~self.is_known), store_image)
             readable = self._readable_positions()
-            if not self._entry():  # the entry exists already if all new images are unreadable, or if the set is a copy
-                self._for_each(np.flatnonzero(self.known), store_image)
+            if not self._entry():  # an entry exists already if the set is a copy, or if all new images are unreadable
+                self._for_each(np.flatnonzero(self.is_known), store_image)
                 readable = self._readable_positions()
                 if len(readable):
                     writer.table.digests[:] = self.digests
-                    writer.finish(self._key(), readable, self.about)
-        self.memory.remember([self.stamps[index] for index in readable], self.digests[readable])
-        free_space(self.folder, spare=self.folder / f"{self._key()}{PIXELS}")
+                    writer.finish(self._key(), readable, self.format_key)
+        self.stored_digests.remember([self.stamps[index] for index in readable], self.digests[readable])
+        free_space(self.folder, spare=self.folder / f"{self._key()}{PIXELS_SUFFIX}")
 
     def _store_image(self, index: int, writer: EntryWriter, other_entries: "_OtherEntries") -> None:
         """Add an image to the entry: copied from another entry if possible, else decoded."""
-        store, position = self.places[index]
+        store, position = self.locations[index]
         assert isinstance(store, EncodedStore)
-        if self.known[index] and other_entries.copy_to(writer, index, self.digests[index].tobytes()):
+        if self.is_known[index] and other_entries.copy_to(writer, index, self.digests[index].tobytes()):
             return
         source = _read_content(store, position)
-        if not self.known[index]:
+        if not self.is_known[index]:
             digest = source_digest(source)
             self.digests[index] = np.frombuffer(digest, dtype=np.uint8)
             if other_entries.copy_to(writer, index, digest):
                 return
         image = decode_image(source, store.name(position), self.converted_set.reading)
-        # An image with any other shorter side was not reduced, so its header need not be read again.
-        reduced = min(image.size) == self.converted_set.reading.side
-        writer.add(index, image, store.size(position) if reduced else (image.height, image.width))
+        # If the shorter side is not the reduced one, the image has its original size, so its header need not be read.
+        may_be_reduced = min(image.size) == self.converted_set.reading.side
+        writer.add(index, image, store.size(position) if may_be_reduced else (image.height, image.width))
 
     def _for_each(self, indices: NDArray[np.int64], work: Callable[[int], None]) -> None:
         problems = for_each(
@@ -163,36 +172,38 @@ class _PreparationPass:
 
     def _report(self, done: int) -> None:
         if self.progress is not None:
-            self.progress(done, len(self.places))
+            self.progress(done, len(self.locations))
 
     def _readable_positions(self) -> NDArray[np.int64]:
-        return np.asarray([index for index in range(len(self.places)) if index not in self.bad], dtype=np.int64)
+        return np.asarray([index for index in range(len(self.locations)) if index not in self.bad], dtype=np.int64)
 
     def _entry(self) -> Entry | None:
         return find_entry(self.folder, self._key())
 
     def _key(self) -> str:
-        digest = hashlib.blake2b(self.about.encode(), digest_size=20)
+        digest = hashlib.blake2b(self.format_key.encode(), digest_size=20)
         digest.update(self.digests[self._readable_positions()].tobytes())
         return digest.hexdigest()
 
 
 class _OtherEntries:
-    """The images in other entries with the same `Reading`, by their digests."""
+    """The images of all cache entries decoded to the same format, by the digests of their originals."""
 
-    def __init__(self, folder: Path, about: str) -> None:
-        self._places: dict[bytes, tuple[Entry, int]] = {}
-        for index in folder.glob(f"*{INDEX}"):
-            stored = None if index.name.endswith(f"{KNOWN}{INDEX}") else read_table(index)
-            if stored is None or stored[1] != about:
+    def __init__(self, folder: Path, format_key: str) -> None:
+        self._locations: dict[bytes, tuple[Entry, int]] = {}
+        for index in folder.glob(f"*{INDEX_SUFFIX}"):
+            stored = None if index.name.endswith(f"{DIGESTS_SUFFIX}{INDEX_SUFFIX}") else read_table(index)
+            if stored is None or stored[1] != format_key:
                 continue
-            if (entry := find_entry(folder, index.name.removesuffix(INDEX))) is not None:
-                self._places.update({digest.tobytes(): (entry, row) for row, digest in enumerate(entry.table.digests)})
+            if (entry := find_entry(folder, index.name.removesuffix(INDEX_SUFFIX))) is not None:
+                self._locations.update(
+                    {digest.tobytes(): (entry, row) for row, digest in enumerate(entry.table.digests)}
+                )
 
     def copy_to(self, writer: EntryWriter, index: int, digest: bytes) -> bool:
-        """Copy the image with a digest into an entry; return whether there was such an image."""
-        place = self._places.get(digest)
-        return place is not None and writer.copy(index, *place)
+        """Copy the image with this digest into row `index` of a new entry; return whether there was such an image."""
+        location = self._locations.get(digest)
+        return location is not None and writer.copy(index, *location)
 
 
 def _read_content(store: EncodedStore, index: int) -> bytes | Path:
@@ -209,9 +220,10 @@ def stream_images(
     workers: int | None = None,
     progress: ReportProgress | None = None,
 ) -> tuple[ImageSet, list[str]]:
-    """Return a streamed set with its reading; an unreadable image ends the run when it is read.
+    """Return a streamed set whose images are converted as `reading` specifies.
 
-    With "skip", every image is decoded once beforehand, since all processes must leave out the same images.
+    With "refuse", only a sample is verified, and a later unreadable image ends the run. With "skip", every image is
+    decoded once beforehand, since all processes must leave out the same images.
 
     Returns:
         The set, and the keys of the images left out.
@@ -219,13 +231,13 @@ def stream_images(
     converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
     if on_bad == "skip":
         return verify_images(converted_set, on_bad, workers, progress)
-    tested = converted_set.sample(TRIED)
-    problems = for_each(len(tested), lambda row: converted_set.store.check(int(tested[row])), workers, progress)
+    sampled = converted_set.sample(STREAM_SAMPLE)
+    problems = for_each(len(sampled), lambda row: converted_set.store.check(int(sampled[row])), workers, progress)
     if problems:
         first = min(problems)
         raise UserError(
-            f"{len(problems)} of {counted(len(tested), 'image')} that were tested cannot be read "
-            f"({image_set.keys[int(tested[first])]}); {problems[first]}; make the shards again, or leave such images "
+            f"{len(problems)} of {counted(len(sampled), 'image')} that were tested cannot be read "
+            f"({image_set.keys[int(sampled[first])]}); {problems[first]}; make the shards again, or leave such images "
             "out with --on-bad-image skip, which decodes all of them first."
         )
     return converted_set, []

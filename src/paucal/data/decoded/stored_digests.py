@@ -1,4 +1,4 @@
-"""Digests of encoded images, which are stored so that later runs need not read unchanged files."""
+"""Digests of encoded images, stored so that later runs need not read unchanged files again."""
 
 import errno
 import hashlib
@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.decoded.cache_folder import INDEX, KNOWN, UNFINISHED
+from paucal.data.decoded.cache_folder import DIGESTS_SUFFIX, INDEX_SUFFIX, UNFINISHED_SUFFIX
 from paucal.data.stores import Stamp
 
-DIGEST = 16  # bytes
-_MAX_IN_MEMORY = 64 << 20  # bytes; larger files are decoded from disk
-_STAMPS = np.dtype([("name", "S16"), ("size", np.int64), ("changed", np.int64)])
-_Key = tuple[bytes, int, int]
+DIGEST_BYTES = 16
+_MAX_READ_BYTES = 64 << 20  # larger files are decoded from disk
+_STAMP_DTYPE = np.dtype([("name", "S16"), ("size", np.int64), ("changed", np.int64)])
+_StampKey = tuple[bytes, int, int]
 
 
 def read_encoded(source: bytes | Path) -> bytes | Path:
-    """Return the bytes of an encoded image, or the path of a file above 64 MiB.
+    """Return the bytes of an encoded image, or its path if the file is larger than 64 MiB.
 
     Raises:
         OSError: The path is not a regular file, or cannot be read.
@@ -31,68 +31,68 @@ def read_encoded(source: bytes | Path) -> bytes | Path:
     status = source.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.ENODEV, "it is not a regular file (a pipe or a device, for instance)")
-    return source.read_bytes() if status.st_size <= _MAX_IN_MEMORY else source
+    return source.read_bytes() if status.st_size <= _MAX_READ_BYTES else source
 
 
 def source_digest(source: bytes | Path) -> bytes:
     """Return the 16-byte digest of an encoded image; raises an OSError if its file cannot be read."""
     if isinstance(source, bytes):
-        return hashlib.blake2b(source, digest_size=DIGEST).digest()
+        return hashlib.blake2b(source, digest_size=DIGEST_BYTES).digest()
     with open(source, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST)).digest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).digest()
 
 
 class StoredDigests:
-    """The digests of a set's images, stored for later runs.
+    """The digests of a set's images in a file of the cache folder.
 
-    They are looked up by path, size and time of change, so a changed file is read again. If several runs write at once,
-    the last write wins, and the next run computes the lost digests again.
+    They are looked up by path, size and modification time, so a changed file is read again. If several runs write at
+    once, the last one wins, and the next run computes the lost digests again.
     """
 
     def __init__(self, folder: Path, location: str) -> None:
-        name = hashlib.blake2b(location.encode(errors="surrogateescape"), digest_size=DIGEST).hexdigest()
-        self.file = folder / f"{name}{KNOWN}{INDEX}"
+        name = hashlib.blake2b(location.encode(errors="surrogateescape"), digest_size=DIGEST_BYTES).hexdigest()
+        self.file = folder / f"{name}{DIGESTS_SUFFIX}{INDEX_SUFFIX}"
         self._digests = _read_digests(self.file)
 
     def look_up(self, stamps: Sequence[Stamp | None]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Return (N, 16) digests, and an (N,) mask of the known ones."""
-        digests, is_known = np.zeros((len(stamps), DIGEST), dtype=np.uint8), np.zeros(len(stamps), dtype=bool)
+        """Return (N, 16) digests, and an (N,) mask of the images whose digest was stored; other rows are 0."""
+        digests, is_known = np.zeros((len(stamps), DIGEST_BYTES), dtype=np.uint8), np.zeros(len(stamps), dtype=bool)
         for row, stamp in enumerate(stamps):
-            digest = None if stamp is None else self._digests.get(_short_key(stamp))
+            digest = None if stamp is None else self._digests.get(_stamp_key(stamp))
             if digest is not None:
                 digests[row], is_known[row] = np.frombuffer(digest, dtype=np.uint8), True
         return digests, is_known
 
     def remember(self, stamps: Sequence[Stamp | None], digests: NDArray[np.uint8]) -> None:
-        """Store the digests of readable images, in place of older ones of the same paths."""
+        """Store digests, and remove older digests of the same paths."""
         new_digests = {
-            _short_key(stamp): digests[row].tobytes() for row, stamp in enumerate(stamps) if stamp is not None
+            _stamp_key(stamp): digests[row].tobytes() for row, stamp in enumerate(stamps) if stamp is not None
         }
         paths = {key[0] for key in new_digests}
         self._digests = {**{key: value for key, value in self._digests.items() if key[0] not in paths}, **new_digests}
-        temporary = self.file.with_name(f".{self.file.name}.{os.getpid()}{UNFINISHED}")
-        table = np.array(list(self._digests), dtype=_STAMPS)
-        values = np.frombuffer(b"".join(self._digests.values()), dtype=np.uint8).reshape(-1, DIGEST)
+        temporary = self.file.with_name(f".{self.file.name}.{os.getpid()}{UNFINISHED_SUFFIX}")
+        table = np.array(list(self._digests), dtype=_STAMP_DTYPE)
+        values = np.frombuffer(b"".join(self._digests.values()), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
         try:
             with open(temporary, "wb") as file:
                 np.savez(file, stamps=table, digests=values)
             temporary.replace(self.file)
-        except OSError:  # if the disk is full, the next run computes them again
+        except OSError:  # the disk is full, for instance; the next run computes the digests again
             temporary.unlink(missing_ok=True)
 
 
-def _short_key(stamp: Stamp) -> _Key:
+def _stamp_key(stamp: Stamp) -> _StampKey:
     # NumPy strips trailing zeros of byte strings.
     name = hashlib.blake2b(stamp.name.encode(errors="surrogateescape"), digest_size=16).digest().rstrip(b"\0")
     return name, stamp.size, stamp.changed
 
 
-def _read_digests(file: Path) -> dict[_Key, bytes]:
-    """Return the digests of a file; empty if it is damaged or missing."""
+def _read_digests(file: Path) -> dict[_StampKey, bytes]:
+    """Return the stored digests by path, size and modification time; empty if the file is damaged or missing."""
     try:
         with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             stamps, digests = arrays["stamps"], arrays["digests"]
-        if stamps.dtype != _STAMPS or digests.dtype != np.uint8 or digests.shape != (len(stamps), DIGEST):
+        if stamps.dtype != _STAMP_DTYPE or digests.dtype != np.uint8 or digests.shape != (len(stamps), DIGEST_BYTES):
             return {}
         return dict(zip(stamps.tolist(), (row.tobytes() for row in digests), strict=True))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):

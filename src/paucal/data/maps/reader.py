@@ -1,4 +1,4 @@
-"""Label maps for training, read one image at a time, with classes in the order of the set."""
+"""Label maps for training, read one image at a time, with class numbers converted to those of the set."""
 
 from collections import Counter
 from itertools import count
@@ -29,7 +29,7 @@ from paucal.types import UserError
 
 
 class LabelMaps:
-    """The finished maps of a folder, read one image at a time."""
+    """A folder of finished label maps, and checks that it is valid."""
 
     def __init__(self, folder: Path) -> None:
         index = read_index(folder)
@@ -65,25 +65,25 @@ class LabelMaps:
             )
 
     def __contains__(self, key: str) -> bool:
-        """Return whether the image of this key has a map."""
+        """Return whether the image with this key has a map."""
         return key in self._row
 
     def rows(self, images: ImageSet, positions: NDArray[np.int64], advance: Advance | None = None) -> "MapReader":
-        """Return a reader for some of a set's images, after checking that the maps were made from them."""
+        """Return a reader of the maps of the images at `positions`, after checking that these images are unchanged."""
         order = _class_order(self.facts, images)
-        has_foreign = len(order) > len(images.classes)
+        has_other_classes = len(order) > len(images.classes)
         rows = np.full(len(images), -1)
         rows[positions] = [self._row_of(images.keys[int(position)]) for position in positions]
         hashes = content_hashes(images, positions, advance)
-        for position, hash_now in zip(positions.tolist(), hashes, strict=True):
-            if hash_now != self._hashes[rows[position]]:
+        for position, current_hash in zip(positions.tolist(), hashes, strict=True):
+            if current_hash != self._hashes[rows[position]]:
                 raise UserError(
                     f"--labels: {images.keys[position]!r} has changed since its label map was made: run 'paucal label' "
                     "again."
                 )
         self._check_classes(rows[positions])
         covered = _square_shares(images, positions) if self.facts.covered == "square" else None
-        return MapReader(self.folder, rows, order, covered, has_foreign)
+        return MapReader(self.folder, rows, order, covered, has_other_classes)
 
     def _row_of(self, key: str) -> int:
         if key not in self._row:
@@ -106,11 +106,11 @@ class MapReader:
 
     Args:
         folder: Folder of the maps.
-        rows: (N,) row of the map of each image of the set, or -1.
-        order: For each class of the teacher, its number in the set; a class that the set lacks gets a number of its own
-            beyond the set's classes.
+        rows: (N,) row of the map of each image of the set; -1 for images that are not read.
+        order: (K,) number in the set of each of the teacher's K classes; classes that the set lacks are numbered after
+            the set's classes.
         covered: (N, 2) shares of the image's width and height that its map covers; None if maps cover whole images.
-        foreign: Whether the teacher has classes that the set lacks.
+        has_other_classes: Whether the teacher has classes that the set lacks.
     """
 
     def __init__(
@@ -119,16 +119,23 @@ class MapReader:
         rows: NDArray[np.int64],
         order: NDArray[np.int64],
         covered: NDArray[np.float32] | None = None,
-        foreign: bool = False,
+        has_other_classes: bool = False,
     ) -> None:
-        self.folder, self.rows, self.order, self.covered, self.foreign = folder, rows, order, covered, foreign
+        self.folder, self.rows, self.order, self.covered, self.has_other_classes = (
+            folder,
+            rows,
+            order,
+            covered,
+            has_other_classes,
+        )
         self._arrays: tuple[NDArray, NDArray] | None = None
 
     def __call__(self, position: int) -> dict[str, Tensor]:
         """Return `values` (k, H, W) float16 and `indices` (k, H, W) int64 of an image.
 
-        If maps cover only a part of their images, the result also has `covered` (2,); if the teacher has more classes
-        than the set, it has `teacher_classes` (), their number.
+        `values` are logits, and `indices` the class numbers that they belong to. If maps cover only a part of their
+        images, the result also has `covered` (2,). If the teacher has classes that the set lacks, it also has
+        `teacher_classes` (), the number of the teacher's classes.
         """
         if self._arrays is None:
             self._arrays = open_array(self.folder / VALUES, "r"), open_array(self.folder / CLASSES, "r")
@@ -140,7 +147,7 @@ class MapReader:
         }
         if self.covered is not None:
             tensors["covered"] = torch.from_numpy(self.covered[position])
-        if self.foreign:
+        if self.has_other_classes:
             tensors["teacher_classes"] = torch.tensor(len(self.order))
         return tensors
 
@@ -149,15 +156,15 @@ class MapReader:
 
 
 def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
-    """List the classes of each map once, and return the position of each entry in that list.
+    """List the different classes in each image's map, and replace each entry of the map by its position in that list.
 
-    It runs on the CPU when a batch is collated, so that the number U of classes needs no synchronisation.
+    It runs on the CPU when a batch is collated: on a GPU, the number U of classes would require a synchronisation.
 
     Args:
-        indices: (B, k, H, W) int64 classes.
+        indices: (B, k, H, W) int64 class numbers of B maps.
 
     Returns:
-        classes (B, U) int64, ascending, padded with -1, and slots (B, k, H, W) int64, positions in `classes`.
+        The (B, U) int64 classes of each map, ascending and padded with -1, and (B, k, H, W) int64 positions in them.
 
     Example:
         >>> name_classes(torch.tensor([7, 3, 7]).reshape(1, 3, 1, 1))[0]
@@ -170,7 +177,7 @@ def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _square_shares(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the (N, 2) shares of width and height in the largest central square; 1 for images not in `positions`."""
+    """Return the (N, 2) shares of width and height that the largest central square covers; 1 outside `positions`."""
     shares = np.ones((len(images), 2), dtype=np.float32)
     for position in positions.tolist():
         height, width = images.store.size(position)
@@ -179,7 +186,7 @@ def _square_shares(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np
 
 
 def _class_order(facts: MapFacts, images: ImageSet) -> NDArray[np.int64]:
-    """Number the teacher's classes as the set does, by name; classes that the set lacks come after the set's own."""
+    """Return the (K,) number in the set of each class of the teacher, by name; see `MapReader`."""
     number_of, counts = {name: number for number, name in enumerate(images.classes)}, Counter(facts.classes)
     if unknown := [name for name in number_of if name not in counts]:
         raise UserError(

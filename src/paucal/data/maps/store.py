@@ -1,9 +1,9 @@
-"""Files of label maps (a teacher's prediction at every cell of every image) as memory-mapped arrays.
+"""Files of label maps (a teacher's predictions at every grid cell of every image) as memory-mapped arrays.
 
-A folder holds `values.npy` (N, k, H, W) float16 logits, `indices.npy` (N, k, H, W) of the classes they belong to,
-`done.npy` (N,), and `index.json` with the identity and the content of each image, the teacher and its classes. (The
-published code keeps a pickled tensor for each image.) The maps cover whole images, or their central squares if
-they were converted from published maps.
+A folder contains `values.npy` (N, k, H, W) with the k largest logits of each cell as float16, `indices.npy`
+(N, k, H, W) with their class numbers, `done.npy` (N,), which is 1 for finished maps, and `index.json` with the key and
+the pixel hash of each image, the teacher and its classes. (The published code stores a pickled tensor for each image.)
+The maps cover whole images, or their central squares if they were converted from published maps.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.decoded.cache_folder import usable_folder
-from paucal.data.decoded.stored_digests import DIGEST, StoredDigests
+from paucal.data.decoded.stored_digests import DIGEST_BYTES, StoredDigests
 from paucal.data.images import ImageSet, full_size_image
 from paucal.data.stores import EncodedStore, Stamp, locate_original
 from paucal.reading import parse_json, read_bytes, require_regular
@@ -28,8 +28,8 @@ from paucal.types import UserError
 
 FORMAT = 1
 INDEX, VALUES, CLASSES, DONE = "index.json", "values.npy", "indices.npy", "done.npy"
-# Names of files that a process creates while it writes (`paucal.runs.lock`, `paucal.runs.files`).
-_OF_WRITERS = ("lock.json", ".lock.json.", ".paucal-")
+# Beginnings of the names of temporary files and locks (`paucal.runs.lock`, `paucal.runs.files`).
+_TEMPORARY_PREFIXES = ("lock.json", ".lock.json.", ".paucal-")
 MAX_INDEX_BYTES = 512 << 20  # three times the index of ImageNet's 1.3 million images
 Covered = Literal["image", "square"]
 Advance = Callable[[int, int], None]
@@ -37,16 +37,16 @@ Advance = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class MapFacts:
-    """Facts about all maps of a folder.
+    """Properties that all maps of a folder share.
 
     Attributes:
         teacher: Name of the teacher, for messages.
-        classes: Names of the teacher's outputs.
-        grid: (rows, columns) of a map.
+        classes: Names of the teacher's classes.
+        grid: (rows, columns) of a map, in cells.
         top: Number k of classes kept at each cell.
-        trained_on: Keys of the images of the same set that the teacher was trained on: a model trained on the teacher's
-            maps has indirectly seen them too.
-        covered: Region of an image that its map covers: all of it, or the largest square about its centre.
+        trained_on: Keys of the set's images that the teacher was trained on: a model trained on the maps has indirectly
+            seen them too.
+        covered: Region of an image that its map covers: "image" for all of it, "square" for the largest central square.
     """
 
     teacher: str
@@ -65,8 +65,8 @@ class MapFacts:
 class MapWriter:
     """Writes the maps of a set of images, in any order, and resumes a folder of unfinished maps.
 
-    The folder is new, or has unfinished maps by the same teacher of the same images, as their keys and the hashes of
-    their content (`content_hash`) show.
+    The folder must be new, or contain unfinished maps by the same teacher of the same images, which are identified by
+    their keys and pixel hashes (`content_hash`).
     """
 
     def __init__(self, folder: Path, facts: MapFacts, keys: Sequence[str], hashes: Sequence[str]) -> None:
@@ -75,19 +75,19 @@ class MapWriter:
         if (folder / INDEX).exists():
             if read_index(folder) != index:
                 raise UserError(
-                    f"--output: {str(folder)!r} holds label maps of other images or of another teacher: give another "
-                    "folder, or delete it."
+                    f"--output: {str(folder)!r} contains label maps of other images or of another teacher: give "
+                    "another folder, or delete it."
                 )
         else:
             require_maps(folder)
             folder.mkdir(parents=True, exist_ok=True)
             shape = (len(keys), facts.top, *facts.grid)
-            for name, kind, size in (
+            for name, dtype, array_shape in (
                 (VALUES, np.dtype(np.float16), shape),
                 (CLASSES, _class_dtype(len(facts.classes)), shape),
                 (DONE, np.dtype(np.uint8), shape[:1]),
             ):
-                np.lib.format.open_memmap(folder / name, "w+", kind, size).flush()
+                np.lib.format.open_memmap(folder / name, "w+", dtype, array_shape).flush()
             (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
         self._values, self._indices, self._done = (open_array(folder / name, "r+") for name in (VALUES, CLASSES, DONE))
         require_shapes(folder, len(keys), facts, (self._values, self._indices, self._done))
@@ -101,7 +101,7 @@ class MapWriter:
         return np.flatnonzero(self._done == 0)
 
     def write(self, positions: Sequence[int], values: NDArray, indices: NDArray) -> None:
-        """Store maps (n, k, H, W); they count as done once they are on disk."""
+        """Store the (n, k, H, W) logits and class numbers of n images; then mark their maps as done."""
         rows = np.asarray(positions)
         self._values[rows], self._indices[rows] = values, indices
         self._values.flush()
@@ -111,14 +111,14 @@ class MapWriter:
 
 
 def content_hash(image: Image.Image) -> str:
-    """Return a hash of an image's pixels, independent of the file."""
+    """Return a hash of an image's mode, size and pixels, which does not depend on the file format."""
     digest = hashlib.blake2b(f"{image.mode}{image.size}".encode(), digest_size=16)
     digest.update(image.tobytes())
     return digest.hexdigest()
 
 
 def open_array(path: Path, mode: Any) -> np.memmap:
-    """Map an array into memory; raises a UserError if it is missing or damaged."""
+    """Map an array file into memory; raises a UserError if it is missing or damaged."""
     try:
         array = np.lib.format.open_memmap(require_regular(path), "r")  # "r" first: "r+" lengthens a short file
         return array if mode == "r" else np.lib.format.open_memmap(path, mode)
@@ -129,7 +129,7 @@ def open_array(path: Path, mode: Any) -> np.memmap:
 
 
 def require_shapes(folder: Path, count: int, facts: MapFacts, arrays: Sequence[np.memmap]) -> None:
-    """Refuse arrays whose shapes do not fit the number of images; raises a UserError."""
+    """Raise a UserError if the arrays' shapes do not match the number of images and the grid."""
     maps = (count, facts.top, *facts.grid)
     if [array.shape for array in arrays] != [maps, maps, (count,)]:
         raise UserError(f"the label maps in {str(folder)!r} are cut short or mixed up: make them again.")
@@ -150,10 +150,10 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def require_maps(folder: Path) -> None:
-    """Refuse a folder for label maps that holds something else; raises a UserError."""
-    has_files = folder.exists() and any(not entry.name.startswith(_OF_WRITERS) for entry in folder.iterdir())
+    """Raise a UserError if a folder for label maps has other files and no index of maps."""
+    has_files = folder.exists() and any(not entry.name.startswith(_TEMPORARY_PREFIXES) for entry in folder.iterdir())
     if has_files and not (folder / INDEX).is_file():
-        raise UserError(f"--output: {str(folder)!r} is not empty and holds no label maps: give another folder.")
+        raise UserError(f"--output: {str(folder)!r} is not empty and has no label maps: give another folder.")
 
 
 def _class_dtype(classes: int) -> np.dtype:
@@ -165,30 +165,30 @@ def content_hashes(
 ) -> list[str]:
     """Return the `content_hash` of each image at full size.
 
-    Files of the same path, size and time of change are not decoded again: the hashes are kept in the cache of images,
-    like the digests of the files' bytes.
+    The hashes are stored in the cache folder, like the digests of the files' bytes. So a file is not decoded again
+    unless its path, size or modification time has changed.
     """
     stamps = [_stamp(images, int(position)) for position in positions]
-    memory = _stored_hashes(images)
-    digests = np.zeros((len(stamps), DIGEST), dtype=np.uint8)
+    stored_hashes = _stored_hashes(images)
+    digests = np.zeros((len(stamps), DIGEST_BYTES), dtype=np.uint8)
     is_stored = np.zeros(len(stamps), dtype=bool)
-    if memory is not None:
-        digests, is_stored = memory.look_up(stamps)
-    unknown_rows = np.flatnonzero(~is_stored)
-    for done, row in enumerate(unknown_rows.tolist()):
+    if stored_hashes is not None:
+        digests, is_stored = stored_hashes.look_up(stamps)
+    missing_rows = np.flatnonzero(~is_stored)
+    for done, row in enumerate(missing_rows.tolist()):
         digest = bytes.fromhex(content_hash(full_size_image(images, int(positions[row]))))
         digests[row] = np.frombuffer(digest, dtype=np.uint8)
         if advance is not None:
-            advance(len(stamps) - len(unknown_rows) + done + 1, len(stamps))
-    if advance is not None and not len(unknown_rows):
+            advance(len(stamps) - len(missing_rows) + done + 1, len(stamps))
+    if advance is not None and not len(missing_rows):
         advance(len(stamps), len(stamps))
-    if memory is not None and any(stamps[row] is not None for row in unknown_rows):
-        memory.remember([stamps[row] for row in unknown_rows], digests[unknown_rows])
+    if stored_hashes is not None and any(stamps[row] is not None for row in missing_rows):
+        stored_hashes.remember([stamps[row] for row in missing_rows], digests[missing_rows])
     return [digest.tobytes().hex() for digest in digests]
 
 
 def _stored_hashes(images: ImageSet) -> StoredDigests | None:
-    """Return the hashes stored for this way of reading and this version of Pillow; None without a cache."""
+    """Return the hashes stored with the set's `Reading` and this version of Pillow; None without a cache folder."""
     folder = usable_folder()
     if folder is None:
         return None
@@ -197,6 +197,6 @@ def _stored_hashes(images: ImageSet) -> StoredDigests | None:
 
 
 def _stamp(images: ImageSet, position: int) -> Stamp | None:
-    """Return the stamp of the original image, even if its store holds a decoded copy."""
+    """Return the stamp of the original image's file, also if the set has a decoded copy; None without a file."""
     store, row = locate_original(images.store, position)
     return store.stamp(row) if isinstance(store, EncodedStore) else None
