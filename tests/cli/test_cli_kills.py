@@ -31,10 +31,12 @@ def test_kills__leave_no_trace_in_the_run(verb, home):
     begin = time.monotonic()
     killing.call(home, [*killing.COMMANDS[verb], *killing.COMMON, "--output", f"{verb}-whole"])
     longest = time.monotonic() - begin
-    killed = f"{verb}-killed"  # not "shards", the folder of the images
-    tally = killing.disturb(home, verb, killed, KILLS, random.Random(SEED), longest)
-    assert tally.problems == []
-    assert sum(tally.kills.values()) > 0
+    dice, tally, killed = random.Random(SEED), killing.Tally(), ""
+    while not sum(tally.kills.values()):  # a machine that is quieter now may end the run before the first kill
+        killed = f"{verb}-killed-{longest:.3f}"  # not "shards", the folder of the images
+        tally = killing.disturb(home, verb, killed, KILLS, dice, longest)
+        assert tally.problems == []
+        longest /= 2
     assert killing.differences(home / f"{verb}-whole", home / killed) == []
 
 
