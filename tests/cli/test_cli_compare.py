@@ -113,7 +113,10 @@ def test_compare__resamples_the_groups_that_its_runs_store(tmp_path, capsys):
         (["--labels", "maps/"], "expected shares of the training images such as 10%"),
         (["--labels", "0%"], "expected shares"),
         (["--seed", "3"], "did you mean --seeds"),
-        (["--drloc-weight", "0.1", "--methods", "supervised"], "--drloc-weight has no effect on any of supervised"),
+        (
+            ["--drloc-weight", "0.1", "--methods", "supervised"],
+            "--drloc-weight has no effect on any of the arms",
+        ),
         (["--arms", "light --method drloc"], "expected 'NAME: FLAGS of paucal train'"),
         (["--arms", "light: --method drloc --drloc-wait 1"], "did you mean --drloc-weight"),
         (["--slurm", "a=1"], "use it with --on slurm"),
@@ -151,7 +154,7 @@ def test_compare__of_nothing_is_refused(photos, tmp_path, capsys):
             paucal.compare(photos, **{**quick, **nothing})
     with pytest.raises(TypeError, match="no setting 'seedz'"):
         paucal.compare(photos, seedz=[1])
-    assert "holds no comparison" in failure(capsys, "compare", "--resume", tmp_path / "nowhere")
+    assert "contains no comparison" in failure(capsys, "compare", "--resume", tmp_path / "nowhere")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").touch()
     told = failure(capsys, "compare", photos, *TINY, "--output", tmp_path / "other")

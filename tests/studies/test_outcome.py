@@ -14,7 +14,7 @@ from paucal.studies.reading import data_sets, studies
 from paucal.studies.tables import shown_rows
 from paucal.studies.words import format_published
 from paucal.types import UserError
-from paucal.verbs.compare.grid import EVALUATION, FAILED, SCORES, START, Cell, Grid, cells_of, read_grid, state_of
+from paucal.verbs.compare.grid import EVALUATION, FAILURE_FILE, SCORES, START, Cell, Grid, cells_of, read_grid, state_of
 from paucal.verbs.compare.launch import resume_comparison
 from paucal.verbs.compare.settings import Arm, GridSettings, baseline_of
 
@@ -36,7 +36,7 @@ def finish(cell: Cell, knn: float, linear: float) -> None:
 
 def fail(cell: Cell) -> None:
     cell.folder.mkdir(parents=True, exist_ok=True)
-    RunFolder(cell.folder).write_json(FAILED, {"error": "it did not"})
+    RunFolder(cell.folder).write_json(FAILURE_FILE, {"error": "it did not"})
 
 
 def test_lines__of_features_are_means_over_seeds_and_paired_gains(tmp_path):

@@ -25,7 +25,7 @@ from paucal.verbs.compare._work import work
 from paucal.verbs.compare.findings import scores_of
 from paucal.verbs.compare.grid import (
     EVALUATION,
-    FAILED,
+    FAILURE_FILE,
     MODEL,
     SCORES,
     START,
@@ -157,7 +157,7 @@ def test_cells__begin_with_the_run_of_their_start_and_seed(tmp_path):
             with pytest.raises(UserError, match="starts from the run of drloc, seed 1, which is pending"):
                 start_settings(start_of(cells[1]))
             cell.folder.mkdir(parents=True)
-            RunFolder(cell.folder).write_json(FAILED, {"error": "it did not"})
+            RunFolder(cell.folder).write_json(FAILURE_FILE, {"error": "it did not"})
     with pytest.raises(UserError, match=r"which has failed \(it did not\)"):
         start_settings(start_of(cells[1]))
     with pytest.raises(UserError, match="no run of 'drloc' with seed 2"):

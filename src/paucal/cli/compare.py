@@ -9,7 +9,7 @@ from paucal.cli.arguments import VerbParser, add_data, add_settings, parse
 from paucal.methods.training_settings import TrainSettings
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
-from paucal.verbs.compare.settings import REFUSED, TAKEN, GridSettings
+from paucal.verbs.compare.settings import SET_BY_COMPARISON, UNSUPPORTED, GridSettings
 
 DESCRIPTION = """Train with every combination of settings and seed, and test whether differences are more than chance.
 With the same --output, finished runs are not repeated, stopped ones are resumed, and more methods, models, shares or
@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
     add_data(parser, train["data"].metadata["help"])
     parser.add_argument("--resume", metavar="FOLDER", help="resume a stored comparison")
     add_settings(parser, GridSettings)
-    add_settings(parser, TrainSettings, skip=[*TAKEN, *REFUSED])
+    add_settings(parser, TrainSettings, skip=[*SET_BY_COMPARISON, *UNSUPPORTED])
     values, given = parse(parser, argv)
     grid_values = {name: getattr(values, name) for name in given if name in setting_fields(GridSettings)}
     shared_settings = {name: getattr(values, name) for name in given if name in train and name not in grid_values}
@@ -56,7 +56,7 @@ def parse_arms(words: Sequence[str]) -> dict[str, dict[str, Any]]:
         if name in arms:
             raise UserError(f"--arms: {name!r} is given twice: leave one out.")
         parser = VerbParser("train", "")
-        add_settings(parser, TrainSettings, skip=["data", "seed", "output", "overwrite", *REFUSED])
+        add_settings(parser, TrainSettings, skip=["data", "seed", "output", "overwrite", *UNSUPPORTED])
         try:
             values, given = parse(parser, shlex.split(flags))
         except ValueError as problem:

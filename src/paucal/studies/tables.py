@@ -11,7 +11,7 @@ from paucal.studies.numbers import RESULTS, Measurement
 from paucal.studies.outcome import NOT_RUN, Line
 from paucal.studies.study import Study
 from paucal.studies.words import format_published
-from paucal.verbs.compare.report import span
+from paucal.verbs.compare.report import format_interval
 
 DECIMALS = {  # by metric; 1 for all others
     **dict.fromkeys(("params", "gmacs", "gmacs_all", "correspondence_distance", "throughput", "average"), 2),
@@ -55,7 +55,7 @@ def _describe_gain(measured: Measurement, digits: int) -> str:
     text = f"{measured.gain:+.{digits}f}"
     if measured.difference is None or measured.difference.both.low is None:
         return text
-    return f"{text} ({span(measured.difference.both)})"
+    return f"{text} ({format_interval(measured.difference.both)})"
 
 
 def terminal_table(study: Study, rows: Sequence[Mapping[str, str]]) -> Table:

@@ -191,14 +191,14 @@ def test_grid__is_read_as_it_was_written(tmp_path):
     (tmp_path / "grid.json").write_text(json.dumps(stored))
     with pytest.raises(UserError, match="must be text"):
         read_grid(tmp_path)
-    with pytest.raises(UserError, match="holds no comparison"):
+    with pytest.raises(UserError, match="contains no comparison"):
         read_grid(tmp_path / "nowhere")
 
 
 def test_rates__are_chosen_on_validation_before_the_other_seeds_begin(tmp_path):
     grid = make_grid(tmp_path, seeds=(3, 4), rates=(0.1, 0.2, 0.4))
     trials = cells_of(grid)
-    assert [(cell.arm.way, cell.rate, cell.seed, cell.tried) for cell in trials] == [
+    assert [(cell.arm.way, cell.rate, cell.seed, cell.is_trial) for cell in trials] == [
         (way, rate, 3, True) for way in ("supervised", "drloc") for rate in (0.1, 0.2, 0.4)
     ]
     for cell, score in zip(trials[:3], (0.3, 0.6, 0.6), strict=True):
@@ -219,5 +219,5 @@ def test_work__goes_on_without_the_terminal_but_not_without_its_leader(tmp_path,
     make_grid(tmp_path)
     parents = itertools.count(100)
     monkeypatch.setattr("os.getppid", lambda: next(parents))
-    assert not work(tmp_path, quick, pause=0.01, led=True)
+    assert not work(tmp_path, quick, pause=0.01, end_with_parent=True)
     assert work(tmp_path, quick, pause=0.01)

@@ -9,7 +9,14 @@ import pytest
 from paucal.evaluation.comparison import difference
 from paucal.verbs.compare._figures import curves_figure, differences_figure
 from paucal.verbs.compare.findings import gain_over
-from paucal.verbs.compare.report import CHOSEN, LAST, SOME, describe_selection, fairness, verdicts
+from paucal.verbs.compare.report import (
+    EPOCHS_BY_VALIDATION,
+    LAST_EPOCHS,
+    SOME_EPOCHS_BY_VALIDATION,
+    describe_selection,
+    fairness,
+    verdicts,
+)
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")
 
@@ -21,7 +28,13 @@ def findings(*curves: list[float]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("scores", "said"), [([0.5, 0.6], CHOSEN), ([None, None], LAST), ([0.5, None], SOME), ([], CHOSEN)]
+    ("scores", "said"),
+    [
+        ([0.5, 0.6], EPOCHS_BY_VALIDATION),
+        ([None, None], LAST_EPOCHS),
+        ([0.5, None], SOME_EPOCHS_BY_VALIDATION),
+        ([], EPOCHS_BY_VALIDATION),
+    ],
 )
 def test_page__says_by_what_epochs_were_chosen(scores, said):
     outcomes = {seed: SimpleNamespace(validation=score) for seed, score in enumerate(scores)}
@@ -62,7 +75,7 @@ def test_verdict__of_the_same_hits_names_no_number_of_seeds():
 def test_verdict__of_one_difference_on_every_image_asks_for_more_images():
     arm = SimpleNamespace(name="a", baseline="b", gain=difference(np.ones((2, 1)), np.zeros((2, 1))))
     found: Any = SimpleNamespace(arms=[arm])
-    assert verdicts(found)[0].endswith("says nothing of other test images: use more test images.")
+    assert verdicts(found)[0].endswith("says nothing about other test images: use more test images.")
 
 
 def test_gain__resamples_groups_that_all_runs_know():
@@ -83,7 +96,7 @@ def test_verdict__of_seeds_that_agree_exactly_claims_nothing_about_other_seeds()
     arm = SimpleNamespace(name="a", baseline="b", gain=difference(np.ones((3, 50)), hits))
     found: Any = SimpleNamespace(arms=[arm])
     assert not arm.gain.clear
-    assert "cannot show the variation of training. Use more seeds." in verdicts(found)[0]
+    assert "cannot show how much training varies. Use more seeds." in verdicts(found)[0]
 
 
 @pytest.mark.parametrize(

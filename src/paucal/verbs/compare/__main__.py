@@ -7,7 +7,7 @@ from paucal.verbs.compare._computing import work_silently
 
 if __name__ == "__main__":
     try:
-        sys.exit(0 if work_silently(sys.argv[1], led=True) else 130)
+        sys.exit(0 if work_silently(sys.argv[1], end_with_parent=True) else 130)
     except KeyboardInterrupt:
         sys.exit(130)
     except UserError as problem:

@@ -18,11 +18,11 @@ from paucal.runner.run_folder import typed_settings
 from paucal.runs import RunFolder
 from paucal.runs.grid_files import SCORES
 from paucal.runs.lock import BEAT, SILENCE, is_locked, require_unlocked
-from paucal.verbs.compare._work import PAUSE, compute_next, work
+from paucal.verbs.compare._work import POLL_SECONDS, compute_next, work
 from paucal.verbs.compare.grid import (
     EVAL,
-    EVALUATED,
     EVALUATION,
+    EVALUATION_FOLDER,
     MODEL,
     Cell,
     start_of,
@@ -37,17 +37,18 @@ from paucal.verbs.eval.segmentation import evaluate_segmenter
 from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
 
 MULTI_SCALE = "mean_iou_scales"
-PLACES = ("data", "data_root", "device", "workers", "download")  # settings that do not change the scores
-TEST_FRACTION = 0.2  # for data sets without test images
+# Settings of an evaluation that do not change its scores.
+MACHINE_SETTINGS = ("data", "data_root", "device", "workers", "download")
+TEST_FRACTION = 0.2  # of the images of a data set without test images
 
 
-def work_silently(folder: str, led: bool = False) -> bool:
-    """Work on a grid without printing, as workers that are started elsewhere do; see `work`."""
-    return work(Path(folder), train_cell, led=led)
+def work_silently(folder: str, end_with_parent: bool = False) -> bool:
+    """Compute the cells of a grid without printing: the entry point of worker processes and jobs; see `work`."""
+    return work(Path(folder), train_cell, end_with_parent=end_with_parent)
 
 
 class CellConsole(SilentConsole):
-    """Prints only the progress bar of training, on a terminal; the run's log has everything."""
+    """Shows only the progress bar of training; all messages are in the log of the run."""
 
     def __init__(self, outer: Console) -> None:
         super().__init__()
@@ -59,11 +60,11 @@ class CellConsole(SilentConsole):
 
 
 def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool:
-    """Train and evaluate a cell as its verb and settings say; a `Compute`."""
+    """Train and evaluate a cell; return False if a signal stopped it. A function of the type `Compute`."""
     torch.set_num_threads(threads)
     quiet = SilentConsole() if console is None else CellConsole(console)
     if not cell.run.finished:
-        if not _settle_start(cell, threads):
+        if not _finish_start(cell, threads):
             return False
         if cell.verb != EVAL and not _train(cell, quiet):
             return False
@@ -72,10 +73,10 @@ def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool
     return True
 
 
-def _settle_start(cell: Cell, threads: int) -> bool:
-    """Wait for the cell that this one starts from, or compute it; return False if a signal stopped it.
+def _finish_start(cell: Cell, threads: int) -> bool:
+    """Wait for the cell with the initial weights of this one, or compute it; return False if a signal stopped it.
 
-    Starts are usually computed first, but another call may add a seed to the grid while this worker is busy.
+    That cell is usually finished earlier, but another call may add a seed to the grid while this worker is busy.
     """
     start = start_of(cell)
     while start is not None and not state_of(start).settled:
@@ -83,7 +84,7 @@ def _settle_start(cell: Cell, threads: int) -> bool:
         if outcome is False:
             return False
         if outcome is None:
-            time.sleep(PAUSE)
+            time.sleep(POLL_SECONDS)
     return True
 
 
@@ -91,11 +92,11 @@ def _train(cell: Cell, console: Console) -> bool:
     """Train a run to its end; return False if a signal stopped it."""
     run, job = cell.run, job_of(cell.verb)
     end = time.monotonic() + SILENCE + 2 * BEAT
-    while is_locked(run.path) and time.monotonic() < end:  # perhaps by a dead worker on another machine
+    while is_locked(run.path) and time.monotonic() < end:  # the lock of a dead worker expires by then
         time.sleep(1.0)
     if run.last.exists():
         return not isinstance(resume(job, run.path, console), Stopped)
-    if run.path.exists():  # the worker died before it saved a state: start again
+    if run.path.exists():  # the worker died before it saved a checkpoint: start again
         require_unlocked(run.path)
         shutil.rmtree(run.path)
     values = {**verb_settings(cell.settings), **start_settings(start_of(cell)), "output": str(run.path)}
@@ -106,16 +107,20 @@ def _train(cell: Cell, console: Console) -> bool:
 def _evaluate(cell: Cell, console: Console) -> None:
     """Evaluate a cell's finished run, or its model, and store the scores in the cell's folder.
 
-    The cell's settings include those of `paucal eval`. For a pretrained backbone, "on" is the DATA to evaluate on.
+    `cell.settings[EVALUATION]` has settings of `paucal eval` and, for frozen features, "on": the DATA to evaluate on.
     """
     evaluation = dict(cell.settings.get(EVALUATION, {}))
     if cell.verb == "segment":
-        settings = EvalSettings(**{**_machine_settings(cell), **evaluation, "output": str(cell.folder / EVALUATED)})
+        settings = EvalSettings(
+            **{**_machine_settings(cell), **evaluation, "output": str(cell.folder / EVALUATION_FOLDER)}
+        )
         (result,) = evaluate_segmenter(str(cell.run.path), [], settings, console)
         scores = {MULTI_SCALE: {"trained": result.metrics["mean_iou"]}}
     elif cell.verb == EVAL:
         model = start_settings(start_of(cell)).get("init") or str(cell.settings[MODEL])
-        evaluation = {name: value for name, value in verb_settings(cell.settings).items() if name not in PLACES}
+        evaluation = {
+            name: value for name, value in verb_settings(cell.settings).items() if name not in MACHINE_SETTINGS
+        }
         scores = _feature_scores(cell, model, evaluation, console)
     else:
         scores = _feature_scores(cell, str(cell.run.path), {"protocol": ["knn", "linear"], **evaluation}, console)
@@ -123,7 +128,7 @@ def _evaluate(cell: Cell, console: Console) -> None:
 
 
 def _machine_settings(cell: Cell) -> dict[str, Any]:
-    """Return the device and workers of an evaluation; by default the best device of the machine."""
+    """Return the settings `device` (by default the best device of the machine) and `workers` of an evaluation."""
     workers = {"workers": cell.settings["workers"]} if "workers" in cell.settings else {}
     return {"device": cell.settings.get("device") or best_device()[0], **workers}
 
@@ -131,7 +136,7 @@ def _machine_settings(cell: Cell) -> dict[str, Any]:
 def _feature_scores(
     cell: Cell, model: str, evaluation: Mapping[str, Any], console: Console
 ) -> dict[str, dict[str, float]]:
-    """Return the main score of every protocol on frozen features, beside that of random weights."""
+    """Return the main score of each protocol on frozen features, with trained and with random weights."""
     evaluation = dict(evaluation)
     data = evaluation.pop("on", None) or cell.settings.get("data", "digits")
     location = {name: cell.settings[name] for name in ("data_root", "download") if name in cell.settings}
@@ -141,7 +146,7 @@ def _feature_scores(
     settings = EvalSettings(**{**_machine_settings(cell), **location, **split, **evaluation, "seed": cell.seed})
     protocols: list[Protocol] = [name for name in PROTOCOLS if name in settings.protocols]
     scores: dict[str, dict[str, float]] = {}
-    for row in evaluate_frozen(model, [data], protocols, settings, cell.folder / EVALUATED, console).rows:
+    for row in evaluate_frozen(model, [data], protocols, settings, cell.folder / EVALUATION_FOLDER, console).rows:
         name = f"{row.line.protocol}_distance" if row.line.unit == "px" else row.line.protocol
         if row.line.headline and name not in scores:
             values = [score.value for score in row.scores.values()]

@@ -1,4 +1,4 @@
-"""Figures of a comparison: differences with their intervals, scores of all runs, and curves."""
+"""Figures of a comparison: differences with their intervals, scores of all runs, and validation curves."""
 
 from collections.abc import Sequence
 
@@ -32,13 +32,13 @@ def differences_figure(findings: Findings) -> Figure | None:
     axes.set(ylim=(len(gains) - 0.4, -0.6), xlabel="difference in test accuracy, percentage points")
     axes.grid(axis="x", alpha=0.3)
     handles, labels = axes.get_legend_handles_labels()
-    entries = dict(zip(labels, handles, strict=True))  # one for each kind of bar
+    entries = dict(zip(labels, handles, strict=True))  # without repeated labels
     figure.legend(entries.values(), entries.keys(), loc="outside upper right", ncols=2, fontsize=9, frameon=False)
     return figure
 
 
 def scores_figure(findings: Findings) -> Figure | None:
-    """Draw the test accuracy of every run, and the mean of each arm with its t-interval; None without a run."""
+    """Draw the test accuracy of every run, and the mean of each arm with its t-interval; None without finished runs."""
     arms = [arm for arm in findings.arms if arm.outcomes]
     if not arms:
         return None
@@ -58,7 +58,7 @@ def scores_figure(findings: Findings) -> Figure | None:
 
 
 def curves_figure(findings: Findings) -> Figure | None:
-    """Draw the validation accuracy over epochs, or over time where the lengths differ; None without such scores."""
+    """Draw validation accuracy over epochs, or over time if runs differ in length; None without validation scores."""
     arms = [(arm, _runs_with_curve(arm)) for arm in findings.arms]
     arms = [(arm, curves) for arm, curves in arms if curves]
     if not arms:
@@ -74,7 +74,7 @@ def curves_figure(findings: Findings) -> Figure | None:
             y = [100 * row["val_top1"] for row in run.rows]
             tables.append((x, y))
             axes.plot(x, y, color=colour, lw=1, alpha=0.35, marker=_marker(x))
-        # Curves are averaged over the range that they all cover.
+        # Curves are averaged over the range that all of them cover.
         low, high = max(x[0] for x, _ in tables), min(x[-1] for x, _ in tables)
         grid = np.linspace(low, high, max(2, max(len(x) for x, _ in tables)))
         mean = grid, np.mean([np.interp(grid, x, y) for x, y in tables], axis=0)
@@ -89,7 +89,7 @@ def curves_figure(findings: Findings) -> Figure | None:
 
 
 def _marker(x: Sequence[float] | np.ndarray) -> str:
-    """Return the marker for a curve; a single point is only visible with a marker."""
+    """Return the marker of a curve: "o" for a single point, which would otherwise be invisible."""
     return "o" if len(x) == 1 else ""
 
 
@@ -117,6 +117,6 @@ def _draw_difference(axes: Axes, index: int, gain: Difference) -> None:
     axes.plot(values, np.full(len(values), index + 0.2), "o", color=GREY, ms=4, label="a seed")
 
 
-def _draw_bar(axes: Axes, place: float, score: Score, colour: str, width: float, label: str | None) -> None:
+def _draw_bar(axes: Axes, y: float, score: Score, colour: str, width: float, label: str | None) -> None:
     if score.low is not None and score.high is not None:
-        axes.plot([100 * score.low, 100 * score.high], [place, place], color=colour, lw=width, label=label)
+        axes.plot([100 * score.low, 100 * score.high], [y, y], color=colour, lw=width, label=label)

@@ -1,7 +1,8 @@
-"""The loop of a worker: lock a free cell, compute it, and repeat until the grid is settled.
+"""The loop of a worker: lock a free cell, compute it, and repeat until every cell is done or has failed.
 
-Workers share only the folder of the grid. They read it again before each cell, so that it may grow while they work.
-A cell is locked by one worker at a time, released when the worker dies, and fails after several crashes.
+Workers share only the folder of the grid. They read the grid again before each cell, so that it can be extended while
+they work. A cell is locked by one worker at a time, its lock expires if the worker dies, and it fails after several
+crashes.
 """
 
 import os
@@ -14,13 +15,13 @@ from pathlib import Path
 from paucal.runs import RunFolder
 from paucal.runs.lock import RunLock
 from paucal.types import UserError
-from paucal.verbs.compare.grid import FAILED, Cell, Grid, cells_of, read_grid, state_of
+from paucal.verbs.compare.grid import FAILURE_FILE, Cell, Grid, cells_of, read_grid, state_of
 from paucal.wording import sentence
 
-PAUSE = 2.0  # seconds between two checks of a grid while other workers are busy
-TRIES = "tries.json"
-MAX_TRIES = 3  # crashes of workers in a cell without a new saved state
-# Computes a cell on some threads, such as `train_cell`; returns False if a signal stopped it, with its state saved.
+POLL_SECONDS = 2.0  # seconds between two checks of a grid while other workers are busy
+TRIES_FILE = "tries.json"
+MAX_TRIES = 3  # crashes of workers in a cell without a new checkpoint
+# Computes a cell with a number of threads; returns False if a signal stopped it after saving a checkpoint.
 Compute = Callable[[Cell, int], bool]
 
 
@@ -28,17 +29,17 @@ def work(
     folder: Path,
     compute: Compute,
     report: Callable[[Grid], object] | None = None,
-    pause: float = PAUSE,
-    led: bool = False,
+    pause: float = POLL_SECONDS,
+    end_with_parent: bool = False,
 ) -> bool:
     """Work on a grid until every cell is done or has failed, in this worker or another one.
 
-    Return whether the grid is settled: a signal may stop this worker. A worker that is `led` by another process also
-    stops after its cell if that process is gone; a worker that a user started continues after its terminal is closed.
-    `report` is called with the grid after each cell and while other workers are busy; `pause` is in seconds.
+    Return whether the grid is settled; False if a signal stopped this worker. With `end_with_parent`, the worker also
+    stops after the current cell if its parent process has ended. `report` is called with the grid before each cell and
+    while other workers are busy; `pause` is the time in seconds between two checks then.
     """
     parent = os.getppid()
-    while not led or os.getppid() == parent:
+    while not end_with_parent or os.getppid() == parent:
         grid = read_grid(folder)
         open_cells = [cell for cell in cells_of(grid) if not state_of(cell).settled]
         if report is not None:
@@ -54,7 +55,7 @@ def work(
 
 
 def compute_next(cells: Sequence[Cell], compute: Compute, threads: int) -> bool | None:
-    """Compute the first free cell; return None if other workers hold all of them, False if it was stopped."""
+    """Compute the first free cell; return False if a signal stopped it, None if other workers have locked all cells."""
     for cell in cells:
         with lock_cell(cell) as is_mine:
             if is_mine:
@@ -63,7 +64,7 @@ def compute_next(cells: Sequence[Cell], compute: Compute, threads: int) -> bool 
                 except KeyboardInterrupt:
                     clear_tries(cell)
                     raise
-                except Exception as problem:  # the other cells continue after any error
+                except Exception as problem:  # any error: it must not prevent the other cells
                     store_failure(cell, problem)
                     return True
                 clear_tries(cell)
@@ -92,14 +93,14 @@ def lock_cell(cell: Cell) -> Iterator[bool]:
 
 
 def _register_try(cell: Cell) -> bool:
-    """Count the workers that started from the same saved state, and fail the cell if there are too many."""
+    """Count a start from the latest checkpoint; after too many starts, mark the cell as failed and return False."""
     folder = RunFolder(cell.folder)
     try:
         state = str(cell.run.last.stat().st_mtime_ns)
     except FileNotFoundError:
         state = "none"
     try:
-        record = folder.read_json(TRIES)
+        record = folder.read_json(TRIES_FILE)
     except UserError:  # missing or damaged: count from zero
         record = {}
     tries = record.get("tries") if record.get("state") == state else 0
@@ -108,24 +109,24 @@ def _register_try(cell: Cell) -> bool:
         text = f"{tries} of its workers crashed without making progress (perhaps killed for lack of memory): use a "
         store_failure(cell, UserError(f"{text}smaller --batch-size or fewer --jobs, then --retry."))
         return False
-    folder.write_json(TRIES, {"tries": tries + 1, "state": state})
+    folder.write_json(TRIES_FILE, {"tries": tries + 1, "state": state})
     return True
 
 
 def store_failure(cell: Cell, problem: BaseException) -> None:
-    """Store why a cell failed; only the holder of its lock may call this."""
+    """Store why a cell failed; only the worker that has locked the cell may call this."""
     expected = isinstance(problem, UserError)
     error = str(problem) if expected else sentence(f"{type(problem).__name__}: {problem}")
     trace = "" if expected else "".join(traceback.format_exception(problem))
-    RunFolder(cell.folder).write_json(FAILED, {"error": error, "traceback": trace[-20_000:]})
+    RunFolder(cell.folder).write_json(FAILURE_FILE, {"error": error, "traceback": trace[-20_000:]})
 
 
 def clear_failure(cell: Cell) -> None:
-    """Let a failed cell be tried again."""
-    (cell.folder / FAILED).unlink(missing_ok=True)
+    """Delete the record of a failure, so that the cell is computed again."""
+    (cell.folder / FAILURE_FILE).unlink(missing_ok=True)
     clear_tries(cell)
 
 
 def clear_tries(cell: Cell) -> None:
-    """Reset the count of crashes: the worker ended by itself."""
-    (cell.folder / TRIES).unlink(missing_ok=True)
+    """Delete the count of crashes, since the worker did not crash."""
+    (cell.folder / TRIES_FILE).unlink(missing_ok=True)

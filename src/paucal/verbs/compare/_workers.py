@@ -1,6 +1,6 @@
-"""Workers: processes on this machine, SLURM jobs, and Ray tasks.
+"""Workers that compute the cells of a grid: processes on this machine, SLURM jobs, or Ray tasks.
 
-Every worker does the same: it computes the grid of a folder, which all machines must see.
+All machines must see the folder of the grid under the same path.
 """
 
 import os
@@ -23,14 +23,14 @@ from paucal.types import UserError
 from paucal.verbs.compare._computing import work_silently
 from paucal.wording import counted
 
-LOGS = "workers"
+LOG_FOLDER = "workers"
 
 
 class Processes:
     """Workers that are processes on this machine, each with its own GPU if there are several."""
 
     def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
-        self._logs = folder / LOGS
+        self._logs = folder / LOG_FOLDER
         self._logs.mkdir(exist_ok=True)
         gpus = _visible_gpus() if device == "cuda" else []
         command = [sys.executable, "-m", "paucal.verbs.compare", str(folder.resolve())]
@@ -40,21 +40,21 @@ class Processes:
             if len(gpus) > 1:
                 environment["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
             with (self._logs / f"{number}.log").open("ab") as log:
-                # In a new session: an interrupt at the terminal reaches only the leading process, which stops the rest.
+                # In a new session, since Ctrl-C must reach only the parent process, which then stops the workers.
                 worker = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
             self._workers.append(worker)
 
     def alive(self) -> int:
-        """Return how many workers run."""
+        """Return the number of workers that are running."""
         return sum(worker.poll() is None for worker in self._workers)
 
     @property
     def lost(self) -> int:
-        """Number of killed workers, which should be replaced."""
+        """Number of workers that a signal has killed, and that should be replaced."""
         return sum((worker.poll() or 0) < 0 for worker in self._workers)
 
     def stop(self) -> None:
-        """Let the workers save their state, and wait for them."""
+        """Ask the workers to save a checkpoint and end, and wait for them."""
         for worker in self._workers:
             if worker.poll() is None:
                 worker.terminate()
@@ -86,7 +86,7 @@ class Slurm:
         submitit = import_package("slurm")
         if cluster == "slurm":
             require_sbatch()
-        self._logs = folder / LOGS
+        self._logs = folder / LOG_FOLDER
         executor = submitit.AutoExecutor(folder=self._logs, cluster=cluster)
         try:
             executor.update_parameters(**{"name": "paucal-compare", "timeout_min": 24 * 60, **slurm_options(options)})
@@ -98,14 +98,14 @@ class Slurm:
             raise UserError(f"--slurm: the jobs were refused ({reason}): correct the options.") from problem
 
     def alive(self) -> int:
-        """Return how many jobs run or wait for a machine."""
+        """Return the number of jobs that are running or queued."""
         return sum(not job.done() for job in self._jobs)
 
     def stop(self) -> None:
         """Do nothing: the jobs do not depend on this process."""
 
     def describe(self) -> str:
-        """Return which jobs were submitted."""
+        """Describe the submitted jobs."""
         numbers = ", ".join(str(job.job_id) for job in self._jobs)
         return f"{counted(len(self._jobs), 'job')} of SLURM ({numbers}), with logs in {self._logs}"
 
@@ -113,7 +113,7 @@ class Slurm:
 class Ray:
     """Workers that are tasks of a Ray cluster: the cluster at RAY_ADDRESS, or a new one on this machine.
 
-    The threads of a task are requested as CPUs. Without a device, each task gets a GPU if the cluster has any.
+    A task requests a CPU for each of its threads and, if `device` is None, a GPU if the cluster has any.
     """
 
     lost = 0  # Ray restarts tasks whose worker died
@@ -122,12 +122,12 @@ class Ray:
         self._ray = import_ray()
         self._owns_cluster = start_ray(self._ray)
         task = self._ray.remote(**task_resources(self._ray.cluster_resources(), threads, device))(_work_in_ray)
-        # A running cluster does not have the environment variables of caches.
+        # The processes of a running cluster lack this process's environment variables for cache folders.
         caches = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
         self._tasks = [task.remote(str(folder.resolve()), caches) for _ in range(count)]
 
     def alive(self) -> int:
-        """Return how many tasks run or wait for a machine."""
+        """Return the number of tasks that are running or queued."""
         _, left = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
         if not left and self._owns_cluster:
             self._owns_cluster = False
@@ -142,7 +142,7 @@ class Ray:
         return len(left)
 
     def stop(self) -> None:
-        """End the tasks; the next call resumes their cells from the newest saved states."""
+        """Kill the tasks; the next call resumes their cells from the latest checkpoints."""
         for task in self._tasks:
             self._ray.cancel(task, force=True)
         if self._owns_cluster:

@@ -1,4 +1,4 @@
-"""The results of the runs of a grid, read from their folders."""
+"""Results of the runs of a grid, read from the run folders, and the differences between arms."""
 
 import csv
 import io
@@ -21,26 +21,26 @@ from paucal.types import UserError
 from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, compared_cells, state_of, validation_score
 from paucal.verbs.compare.settings import Arm, baseline_of, short_names
 
-MAX_BYTES = 1 << 30  # limit of a table of predictions; enough for a million images with a hundred classes
+MAX_BYTES = 1 << 30  # of a file of predictions; enough for a million images with a hundred classes
 SCORE_FILES = {"detect": "evaluation/detection/metrics.json", "segment": "evaluation/test/segmentation.json"}
 Scores = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run.
+    """Results of a finished run.
 
     Attributes:
         cell: Cell of the run.
-        scores: Test scores by name.
+        scores: Test scores by name, such as "top1".
         validation: Validation accuracy; None without validation images.
         hits: Whether each test image was classified correctly, by the image's key.
         groups: Group of each test image (`--group-by`), by the image's key; None if the run has stored no groups.
         rows: Metrics of each epoch.
-        seconds: Seconds of the run.
+        seconds: Duration of the run in seconds.
         epochs: Number of epochs.
         parameters: Number of parameters of the model.
-        macs: Multiply-adds for one image, without the products of attention; None if they cannot be counted.
+        macs: Multiply-adds for one image, without the matrix products in attention; None if they cannot be counted.
     """
 
     cell: Cell
@@ -56,22 +56,22 @@ class Outcome:
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Seconds of training per epoch; None if only a probe was fitted."""
+        """Seconds of training per epoch; None if no epoch was trained."""
         return self.rows[-1]["seconds"] / len(self.rows) if self.rows else None
 
 
 @dataclass(frozen=True)
 class ArmOutcome:
-    """The finished runs of an arm.
+    """Results of an arm's finished runs.
 
     Attributes:
-        arm: Way to train.
+        arm: Training configuration.
         name: Short unique name of the arm.
-        outcomes: Finished runs by seed.
-        expected: Number of seeds of the grid.
-        scores: Scores over seeds by name; empty without a finished run.
-        baseline: Name of the arm that it is compared with; "" for the first arm.
-        gain: Gain in accuracy over the baseline on the common seeds; None without a common seed.
+        outcomes: Results of the finished runs, by seed.
+        expected: Number of runs with all seeds of the grid.
+        scores: Scores over seeds, by name of the score; empty without a finished run.
+        baseline: Name of the arm that it is compared with; "" if it is not compared.
+        gain: Gain in accuracy over the baseline, on seeds that both have finished; None without such seeds.
         rate: Chosen learning rate; None without a search.
     """
 
@@ -86,11 +86,11 @@ class ArmOutcome:
 
     @property
     def top1(self) -> ScoreOverSeeds | None:
-        """Accuracy over seeds."""
+        """Test accuracy over seeds; None without a finished run."""
         return self.scores.get("top1")
 
     def mean(self, name: str) -> float | None:
-        """Return the mean of an attribute over runs; None if a run lacks it."""
+        """Return the mean of an attribute of `Outcome` over runs; None if it is None for a run."""
         values = [getattr(outcome, name) for outcome in self.outcomes.values()]
         return float(np.mean(values)) if values and None not in values else None
 
@@ -103,7 +103,7 @@ class Findings:
         grid: Stored grid.
         arms: Results of the arms, in the order of the grid.
         states: States of all cells.
-        unreadable: Why results of finished runs cannot be read, by the runs' names.
+        unreadable: Error message for each finished run whose results cannot be read, by the name of the run.
     """
 
     grid: Grid
@@ -113,22 +113,22 @@ class Findings:
 
     @property
     def failed(self) -> Mapping[str, str]:
-        """Reasons why runs failed, by the runs' names."""
+        """Error message of each failed run, by the name of the run."""
         return {cell.name: state.error for cell, state in self.states.items() if state.name == "failed"}
 
     @property
     def differences(self) -> Sequence[ArmOutcome]:
-        """The arms that were compared with a baseline."""
+        """Results of the arms that are compared with a baseline."""
         return [outcome for outcome in self.arms if outcome.gain is not None]
 
     def outcome_of(self, cell: Cell) -> Outcome | None:
-        """Return the results of a cell's run; None if it is not compared or not done."""
+        """Return the results of a cell's run; None if it is unfinished, or a trial whose rate was not chosen."""
         outcomes = (outcome for arm in self.arms for outcome in arm.outcomes.values())
         return next((outcome for outcome in outcomes if outcome.cell.folder == cell.folder), None)
 
 
 def read_findings(grid: Grid) -> Findings:
-    """Read the results of a grid; runs whose files cannot be read are left out, with the reason."""
+    """Read the results of a grid; runs whose files cannot be read are listed in `unreadable`."""
     states = {cell: state_of(cell) for cell in cells_of(grid)}
     compared = compared_cells(grid)
     outcomes: dict[Arm, dict[int, Outcome]] = {arm: {} for arm in grid.arms}
@@ -191,15 +191,15 @@ def _read_hits(run: RunFolder) -> dict[str, bool]:
         hits = {row["key"]: row["label"] == row["predicted"] for row in lines}
     except (OSError, KeyError, csv.Error) as problem:
         raise UserError(
-            f"{str(path)!r} is missing or damaged ({problem}): remove the run and compare again."
+            f"{str(path)!r} is missing or damaged ({problem}): remove the run folder and compare again."
         ) from problem
     if not hits:
-        raise UserError(f"{str(path)!r} contains no image: remove the run and compare again.")
+        raise UserError(f"{str(path)!r} contains no image: remove the run folder and compare again.")
     return hits
 
 
 def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Difference | None:
-    """Return the gain in accuracy of one arm over another on their common seeds; None without common seeds."""
+    """Return the gain in accuracy of the arm `first` over `second`, on their common seeds; None without these."""
     seeds = [seed for seed in first if seed in second]
     if not seeds:
         return None
@@ -207,7 +207,7 @@ def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Di
         if first[seed].hits.keys() != second[seed].hits.keys():
             raise UserError(
                 f"the runs {first[seed].cell.name!r} and {second[seed].cell.name!r} were tested on different images, "
-                "and their scores cannot be compared: remove the older one and compare again."
+                "so their scores cannot be compared: remove the older run folder and compare again."
             )
     keys = sorted({key for seed in seeds for key in first[seed].hits})
     # (S, N) values: 1 for a hit, 0 for a miss, NaN for an image that a run has not tested.
@@ -220,7 +220,7 @@ def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Di
 
 
 def _common_groups(outcomes: Iterable[Outcome]) -> Mapping[str, str] | None:
-    """Return the group of every test image by its key; None if a run has none or if the groups of runs differ."""
+    """Return the group of each test image, by the image's key; None if a run has no groups or if runs disagree."""
     groups: dict[str, str] = {}
     for outcome in outcomes:
         if outcome.groups is None:
@@ -234,9 +234,10 @@ def scores_of(cell: Cell) -> Scores:
     """Return the scores of a finished cell of a verb other than `paucal train`.
 
     Returns:
-        By name, the score of the run ("trained") and, for frozen features, that of random weights ("random"). They come
-        from the run's own evaluation ("ap50", "mean_iou"), with the interval over test images ("low", "high") if there
-        is one, and from the additional evaluation ("knn", "mean_iou_scales").
+        For each score a mapping: "trained" is the score of the trained model, "low" and "high" are the ends of its
+        interval over test images, if it has one, and "random" is the score of random weights, for frozen features. The
+        scores are from the evaluation at the end of the run, such as "ap50" and "mean_iou", and from the additional
+        evaluation, such as "knn" and "mean_iou_scales".
     """
     evaluation = read_scores(cell.folder) if cell.is_evaluated else {}
     if cell.verb not in SCORE_FILES:
@@ -255,7 +256,7 @@ def scores_of(cell: Cell) -> Scores:
 
 
 def _score_numbers(score: Mapping[str, Any]) -> dict[str, float]:
-    """Return a score, with its interval if both ends exist."""
+    """Return the numbers of a stored score as "trained", "low" and "high"; without a complete interval, "trained"."""
     names = {"value": "trained", "low": "low", "high": "high"}
     values = {names[key]: value for key, value in score.items() if key in names}
     numbers = {key: float(v) for key, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}

@@ -1,6 +1,7 @@
-"""A grid and its cells: every arm with every seed, stored in a folder that all workers read and later calls extend.
+"""A grid: every arm of a comparison with every seed, stored in a folder that workers share and later calls extend.
 
-A cell is one run. Its folder is named by a hash of its settings, and the files in it give its state.
+Each run of a grid is a cell. The name of its folder contains a hash of its settings, and the files in it tell whether
+it is pending, running, done or failed.
 """
 
 import hashlib
@@ -26,25 +27,25 @@ from paucal.verbs.compare.settings import Arm
 from paucal.verbs.eval.settings import EvalSettings
 from paucal.wording import shortened
 
-FORMAT = 1
+FORMAT = 1  # version of the stored grid
 EVAL = "eval"  # verb of cells that only evaluate a trained model
-# Settings of each verb whose runs can be cells.
-KINDS: dict[str, type] = {
+# Settings class of each verb whose runs can be cells.
+SETTINGS_OF_VERB: dict[str, type] = {
     "train": TrainSettings,
     "pretrain": PretrainSettings,
     "detect": DetectSettings,
     "segment": SegmentSettings,
     EVAL: EvalSettings,
 }
-FREE = ("data", "data_root", *CHANGEABLE)  # shared settings that do not change results
-CELLS = "cells"
-FAILED = "failed.json"
-EVALUATED = "judged"  # folder in a cell with the results of its evaluation
-STARTS = "starts"  # folder beside a study's grids, with a grid for each verb that trains starts
-# Entries of a cell's settings that its verb does not have: settings of the evaluation, the arm of another grid that the
-# cell starts from, and the model to evaluate if nothing is trained.
+WITHOUT_EFFECT = ("data", "data_root", *CHANGEABLE)  # settings that do not change results; images have a fingerprint
+CELLS_FOLDER = "cells"
+FAILURE_FILE = "failed.json"
+EVALUATION_FOLDER = "judged"  # folder in a cell with the results of its evaluation
+STARTS = "starts"  # folder in a study, with a grid for each verb whose runs give initial weights to other cells
+# Keys in a cell's settings in addition to the settings of its verb: settings of an additional evaluation; (verb, name)
+# of the arm whose run gives the initial weights; the model to evaluate if nothing is trained.
 EVALUATION, START, MODEL = "judging", "start", "subject"
-ENTRIES = (EVALUATION, START, MODEL)
+EXTRA_ENTRIES = (EVALUATION, START, MODEL)
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,15 @@ class Grid:
 
     Attributes:
         folder: Folder of the comparison.
-        fingerprint: Fingerprint of the images and their labels.
+        fingerprint: Digest of the images and their labels.
         shared: Settings that all runs share.
-        arms: Ways to train.
+        arms: Training configurations to compare.
         seeds: Seeds of every arm.
-        rates: Learning rates to choose from on validation images, with the first seed; empty for no search.
-        threads: Threads of each worker, so that results do not depend on the machine.
-        forecast: Expected seconds of a run, by the arm's name.
+        rates: Learning rates to try with the first seed, to choose one by validation; empty for no search.
+        threads: Number of threads of each worker, which is stored because results can depend on it.
+        forecast: Expected seconds of a run, by arm name.
         commands: Commands that created or extended the grid, in order.
-        verb: Verb of the runs, one of `KINDS`.
+        verb: Verb of the runs, a key of `SETTINGS_OF_VERB`.
     """
 
     folder: Path
@@ -76,7 +77,7 @@ class Grid:
     verb: str = "train"
 
     def settings_of(self, arm: Arm) -> dict[str, Any]:
-        """Return all settings of an arm, except settings of methods and losses that it does not use."""
+        """Return all settings of an arm, without shared settings of methods and losses that it does not use."""
         values = {**self.shared, **arm.settings}
         if self.verb != "train":
             return values
@@ -85,28 +86,28 @@ class Grid:
         return {name: value for name, value in values.items() if name not in unused}
 
     def write(self) -> None:
-        """Store the grid."""
+        """Write the grid to its folder."""
         arms = [{**vars(arm), "settings": dict(arm.settings)} for arm in self.arms]
         content = {name: value for name, value in vars(self).items() if name not in ("folder", "arms")}
         RunFolder(self.folder).write_json(GRID, {"format": FORMAT, **content, "arms": arms})
 
 
 def read_grid(folder: Path) -> Grid:
-    """Read a grid."""
+    """Read the grid stored in a folder."""
     if not is_grid(folder):
-        raise UserError(f"{str(folder)!r} holds no comparison (no {GRID}): check the path.")
+        raise UserError(f"{str(folder)!r} contains no comparison (no {GRID}): check the path.")
     record = RunFolder(folder).read_json(GRID)
     try:
         if record["format"] != FORMAT:
             raise ValueError(f"format {record['format']!r}")
         verb = str(record.get("verb", "train"))
-        if verb not in KINDS:
+        if verb not in SETTINGS_OF_VERB:
             raise ValueError(f"its verb is {verb!r}")
         grid = Grid(
             folder,
             str(record["fingerprint"]),
-            with_current_names(record["shared"], KINDS[verb]),
-            tuple(_read_arm(value, KINDS[verb]) for value in record["arms"]),
+            with_current_names(record["shared"], SETTINGS_OF_VERB[verb]),
+            tuple(_read_arm(value, SETTINGS_OF_VERB[verb]) for value in record["arms"]),
             tuple(int(seed) for seed in record["seeds"]),
             tuple(float(rate) for rate in record["rates"]),
             int(record["threads"]),
@@ -131,21 +132,21 @@ def _read_arm(value: Mapping[str, Any], kind: type) -> Arm:
 
 
 def require_images(grid: Grid, fingerprint: str) -> None:
-    """Raise a UserError if the images are not those of a stored grid."""
+    """Raise a UserError if the fingerprint of the images differs from that of a stored grid."""
     if grid.fingerprint != fingerprint:
         raise UserError(
-            f"--output: the images or labels differ from those of {str(grid.folder)!r} (some were added, "
-            "removed, changed or relabelled): scores on different images cannot be compared. Restore them, or choose "
-            "another folder."
+            f"--output: the images or labels differ from those of {str(grid.folder)!r} (images were added, "
+            "removed, changed or relabelled), and scores on different images cannot be compared: restore the images, "
+            "or choose another folder."
         )
 
 
 def merge_grids(old: Grid, new: Grid) -> Grid:
-    """Return a stored grid extended by the arms and seeds of a new one."""
+    """Return a stored grid extended by the arms and seeds of a new grid; refuse a grid that differs otherwise."""
     require_images(old, new.fingerprint)
     if old.verb != new.verb:
-        raise UserError(f"--output: {str(old.folder)!r} holds runs of 'paucal {old.verb}': choose another folder.")
-    _require_equal(old, *({k: v for k, v in grid.shared.items() if k not in FREE} for grid in (old, new)))
+        raise UserError(f"--output: {str(old.folder)!r} contains runs of 'paucal {old.verb}': choose another folder.")
+    _require_equal(old, *({k: v for k, v in grid.shared.items() if k not in WITHOUT_EFFECT} for grid in (old, new)))
     _require_equal(old, {"lrs": old.rates or None}, {"lrs": new.rates or None})
     arms = {arm.name: arm for arm in old.arms}
     for arm in new.arms:
@@ -167,9 +168,9 @@ def _require_equal(grid: Grid, old_settings: Mapping[str, Any], new_settings: Ma
             values = [list(value) if isinstance(value, tuple) else value for value in values]
             texts = ["not given" if value is None else shortened(str(value), 60) for value in values]
             raise UserError(
-                f"--output: {str(grid.folder)!r} holds another comparison ({flag(name)} was {texts[0]}, now "
-                f"{texts[1]}): a comparison can only be extended by methods, models, arms, shares and seeds; choose "
-                "another folder."
+                f"--output: {str(grid.folder)!r} contains a different comparison ({flag(name)} was {texts[0]}, now "
+                f"{texts[1]}), and a comparison can only be extended by methods, models, arms, labels and seeds: "
+                "choose another folder."
             )
 
 
@@ -179,11 +180,11 @@ class Cell:
 
     Attributes:
         folder: Folder of the cell, which contains the run.
-        arm: Way to train.
+        arm: Training configuration.
         seed: Seed for all random numbers.
-        rate: Learning rate that is tried or was chosen; None without a search.
-        settings: Settings of the verb, and those in `ENTRIES`.
-        tried: Whether the run is a trial for choosing a learning rate.
+        rate: Learning rate, if the grid searches for one; otherwise None.
+        settings: Settings of the verb, and entries with the keys of `EXTRA_ENTRIES`.
+        is_trial: Whether the run is a trial for choosing a learning rate.
         verb: Verb of the run.
     """
 
@@ -192,7 +193,7 @@ class Cell:
     seed: int
     rate: float | None
     settings: Mapping[str, Any] = field(hash=False)
-    tried: bool = False
+    is_trial: bool = False
     verb: str = "train"
 
     @property
@@ -202,7 +203,7 @@ class Cell:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the cell has an evaluation in addition to the run's own."""
+        """Whether the cell has an evaluation in addition to that at the end of its run."""
         return self.verb == EVAL or EVALUATION in self.settings
 
     @property
@@ -216,8 +217,8 @@ class Cell:
 class State:
     """Progress of a cell.
 
-    A cell is "running" while its worker renews the lock, and "stopped" once its worker is gone; another one will
-    continue. `error` is the reason of a failure, or "".
+    A cell is "running" while its worker renews the lock, and "stopped" after the worker has ended or died; another
+    worker then continues it. `error` is the message of a failure, or "".
     """
 
     name: Literal["pending", "running", "stopped", "done", "failed"]
@@ -230,8 +231,8 @@ class State:
 
 
 def verb_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the verb, without those in `ENTRIES`."""
-    return {name: value for name, value in settings.items() if name not in ENTRIES}
+    """Return the settings of the verb, without the entries of `EXTRA_ENTRIES`."""
+    return {name: value for name, value in settings.items() if name not in EXTRA_ENTRIES}
 
 
 def state_of(cell: Cell) -> State:
@@ -239,9 +240,11 @@ def state_of(cell: Cell) -> State:
     trained = cell.verb == EVAL or cell.run.finished
     if trained and (not cell.is_evaluated or (cell.folder / SCORES).is_file()):
         return State("done")
-    if (cell.folder / FAILED).is_file():
+    if (cell.folder / FAILURE_FILE).is_file():
         try:
-            return State("failed", str(RunFolder(cell.folder).read_json(FAILED).get("error", "no reason was recorded")))
+            return State(
+                "failed", str(RunFolder(cell.folder).read_json(FAILURE_FILE).get("error", "no reason was recorded"))
+            )
         except UserError as problem:
             return State("failed", str(problem))
     if is_locked(cell.folder):
@@ -249,21 +252,21 @@ def state_of(cell: Cell) -> State:
     return State("stopped" if cell.run.config.is_file() else "pending")
 
 
-def make_cell(grid: Grid, arm: Arm, seed: int, rate: float | None = None, tried: bool = False) -> Cell:
-    """Return the cell of an arm, a seed and a learning rate; equal settings give the same folder."""
+def make_cell(grid: Grid, arm: Arm, seed: int, rate: float | None = None, is_trial: bool = False) -> Cell:
+    """Return the cell of an arm, a seed and a learning rate; cells with equal settings have the same folder."""
     settings = {**grid.settings_of(arm), **({} if rate is None else {"lr": rate}), "seed": seed}
-    relevant = {name: value for name, value in settings.items() if name not in FREE}
-    content = {"images": grid.fingerprint, **with_earlier_names(relevant, KINDS[grid.verb])}
+    relevant = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
+    content = {"images": grid.fingerprint, **with_earlier_names(relevant, SETTINGS_OF_VERB[grid.verb])}
     digest = hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=5).hexdigest()
     parts = [arm.way, arm.model or "", arm.share or "", "" if rate is None else f"lr{rate:g}", f"seed{seed}", digest]
     name = re.sub(r"[^A-Za-z0-9.+_-]+", "_", "-".join(part for part in parts if part))[-120:].lstrip(".-")
-    return Cell(grid.folder / CELLS / name, arm, seed, rate, settings, tried, grid.verb)
+    return Cell(grid.folder / CELLS_FOLDER / name, arm, seed, rate, settings, is_trial, grid.verb)
 
 
 def cells_of(grid: Grid) -> list[Cell]:
-    """Return the cells, ordered by seed so that a half-finished grid can be compared.
+    """Return the cells, ordered by seed so that arms can be compared before all seeds are done.
 
-    With a search for learning rates, the cells of other seeds follow once the rate of their arm is chosen.
+    With a search for learning rates, an arm has cells for the other seeds only after its rate has been chosen.
     """
     if not grid.rates:
         return [make_cell(grid, arm, seed) for seed in grid.seeds for arm in grid.arms]
@@ -279,14 +282,14 @@ def compared_cells(grid: Grid) -> list[Cell]:
     cells = cells_of(grid)
     if not grid.rates:
         return cells
-    rates = {arm: chosen_rate([cell for cell in cells if cell.tried and cell.arm == arm]) for arm in grid.arms}
+    rates = {arm: chosen_rate([cell for cell in cells if cell.is_trial and cell.arm == arm]) for arm in grid.arms}
     return [cell for cell in cells if cell.rate == rates[cell.arm]]
 
 
 def chosen_rate(trials: list[Cell]) -> float | None:
-    """Return the rate whose run has the best validation score; of several such rates, the first.
+    """Return the learning rate of the trial with the best validation accuracy; of several best ones, the first.
 
-    None until all trials are done, or if all of them failed.
+    Return None while trials are unfinished, or if all of them failed.
     """
     states = [state_of(cell) for cell in trials]
     finished = [cell for cell, state in zip(trials, states, strict=True) if state.name == "done"]
@@ -296,7 +299,7 @@ def chosen_rate(trials: list[Cell]) -> float | None:
 
 
 def validation_score(run: RunFolder) -> float:
-    """Return the validation accuracy of a finished run's model."""
+    """Return the validation accuracy of the model that a finished run kept."""
     summary = run.read_json("summary.json")
     for name in ("kept_val_top1", "best_val_top1"):
         if isinstance(summary.get(name), int | float):
@@ -305,9 +308,9 @@ def validation_score(run: RunFolder) -> float:
 
 
 def start_of(cell: Cell) -> Cell | None:
-    """Return the cell whose run a cell starts from, with the same seed, in the grids of a study's starts.
+    """Return the cell, with the same seed, whose run gives a cell its initial weights.
 
-    None for random or published weights.
+    It is in a grid below the folder `STARTS` of the study. None if the cell starts from random or published weights.
     """
     if START not in cell.settings:
         return None
@@ -316,16 +319,18 @@ def start_of(cell: Cell) -> Cell | None:
     arm = next((arm for arm in grid.arms if arm.name == name), None)
     if arm is None or cell.seed not in grid.seeds:
         text = f"there is no run of {name!r} with seed {cell.seed} to start from"
-        raise UserError(f"{text}: run the study again with --retry.")
+        raise UserError(f"{text}: repeat the study with --retry.")
     return make_cell(grid, arm, cell.seed)
 
 
 def start_settings(start: Cell | None) -> dict[str, str]:
-    """Return the settings that let a cell start from the run of another one; empty for None."""
+    """Return the setting `init` for a cell that starts from the run of the cell `start`; empty for None."""
     if start is None:
         return {}
     state = state_of(start)
     if state.name != "done":
         reason = f"has failed ({state.error})" if state.name == "failed" else f"is {state.name}"
-        raise UserError(f"it starts from the run of {start.name}, which {reason}: use --retry when that run is done.")
+        raise UserError(
+            f"this run starts from the run of {start.name}, which {reason}: use --retry when that run is done."
+        )
     return {"init": str(start.run.path.resolve())}

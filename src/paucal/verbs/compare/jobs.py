@@ -1,4 +1,4 @@
-"""The parts of a comparison that depend on the verb: the job of a run, its images, and its expected duration."""
+"""What a comparison does differently for each verb: the job of a run, its images, and its expected duration."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,14 +24,14 @@ from paucal.verbs.eval.images import find_data
 from paucal.verbs.eval.settings import OpeningSettings
 
 TIMED_STEPS = 2  # after one warm-up step
-MAX_READ = 2000  # images whose bytes are hashed; other images contribute name, class, split and size
-OPENING_SECONDS = 4.0  # seconds of a classification run without its training: opening images, pictures, the page
-PRETRAINING_SECONDS = 20.0  # the same for a pre-training run, with the evaluation of its features
+MAX_HASHED_IMAGES = 2000  # images whose bytes are hashed; of other images only name, class, split and file size are
+OVERHEAD_SECONDS = 4.0  # of a classification run in addition to training: opening images, drawing, writing the report
+PRETRAINING_OVERHEAD_SECONDS = 20.0  # of a pre-training run, which also evaluates its features
 
 
 def job_of(verb: str) -> AnyJob:
     """Return the job of the runs of a verb that trains."""
-    # Imported when used: both load the evaluation of boxes or masks.
+    # Imported only when used, since both import the libraries that evaluate boxes or masks.
     if verb == "detect":
         from paucal.tasks.detection.job import DetectionJob
 
@@ -47,7 +47,7 @@ def job_of(verb: str) -> AnyJob:
 class GridImages:
     """The images of a grid with their labels and declared splits, opened without decoding them.
 
-    `annotations` yields their boxes or masks as bytes; None without any.
+    `annotations` yields their boxes or masks as bytes; None for other labels.
     """
 
     verb: str
@@ -84,9 +84,9 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
 
         def boxes() -> Iterator[bytes]:
             for index in range(len(boxed.images)):
-                marks = boxed.boxes_of(index)
-                yield from (marks.corners.tobytes(), marks.labels.tobytes(), marks.crowd.tobytes())
-                yield from (bytes(mask["counts"]) for mask in marks.masks or ())
+                image_boxes = boxed.boxes_of(index)
+                yield from (image_boxes.corners.tobytes(), image_boxes.labels.tobytes(), image_boxes.crowd.tobytes())
+                yield from (bytes(mask["counts"]) for mask in image_boxes.masks or ())
 
         return GridImages(verb, boxed.images, boxes)
     if verb == "segment":
@@ -97,7 +97,7 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
 
         def masks() -> Iterator[bytes]:
             yield segmented.masked.pixels.tobytes()  # pixels of each class in every image
-            sampled = evenly_spaced(len(segmented.images), MAX_READ).tolist()
+            sampled = evenly_spaced(len(segmented.images), MAX_HASHED_IMAGES).tolist()
             yield from (segmented.masks.read(index).tobytes() for index in sampled)
 
         return GridImages(verb, segmented.images, masks)
@@ -107,7 +107,7 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
 def fingerprint(images: ImageSet) -> str:
     """Return a digest of the names, classes, splits and sizes of all images, and of the bytes of up to 2000 images.
 
-    It stays the same if the data set is copied to another place.
+    Copies of a data set in different folders have the same digest.
     """
     digest = hashlib.blake2b(digest_size=12)
     digest.update(repr(images.classes).encode())
@@ -115,10 +115,10 @@ def fingerprint(images: ImageSet) -> str:
         digest.update(f"{key!r} {label} {part}\n".encode())
     for index in range(len(images)):
         store, position = locate(images.store, index)
-        # The size of the file, if it is known without reading it.
+        # The size of the image file, for stores that know it without reading the file.
         stamp = store.stamp(position) if isinstance(store, EncodedStore) else None
         digest.update(b"-" if stamp is None else str(stamp.size).encode())
-    for index in evenly_spaced(len(images), MAX_READ).tolist():
+    for index in evenly_spaced(len(images), MAX_HASHED_IMAGES).tolist():
         try:
             digest.update(digest_of(images.store, index))
         except UnreadableImage:
@@ -127,22 +127,22 @@ def fingerprint(images: ImageSet) -> str:
 
 
 def assemble_run(verb: str, values: Mapping[str, Any], console: Console) -> tuple[AnyJob, RunSetup[Any]]:
-    """Assemble a run without writing anything, to find invalid settings."""
+    """Return the job and the setup of a run, without writing anything; invalid settings raise a UserError."""
     job = job_of(verb)
     settings, origin = job.check(job.kind(**values), dict.fromkeys(values, "given"))
     return job, job.assemble(job.pin(settings), origin, console.progress)
 
 
 def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:
-    """Return the expected seconds of a run on this machine, by timing a few steps or from its time budget."""
+    """Return the expected seconds of a run on this machine, from its time budget or by timing a few steps."""
     settings = setup.settings
     if isinstance(setup, TrainingSetup):
         if settings.epochs is None:
-            assert settings.time is not None  # the epochs are planned only for a time budget
+            assert settings.time is not None  # without a number of epochs, there is a time budget
             return seconds_of(settings.time, "--time")
         counts, image = setup.data.counts(), seconds_per_image(setup)
         images = settings.epochs * (counts["train"] + counts["val"] / 3) + counts["test"] / 3
-        return OPENING_SECONDS + image * images
+        return OVERHEAD_SECONDS + image * images
     if isinstance(job, TimedJob):
         return job.seconds_of_run(setup)
     plan = replace(setup.plan, total_steps=TIMED_STEPS + 1)
@@ -150,4 +150,4 @@ def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:
     device = torch.device(settings.device)
     with trial_steps(setup.objective.train(), device):
         step = seconds_per_step(setup.objective, job.loader(loader_setup, 0), device, settings.precision)
-    return PRETRAINING_SECONDS + step * setup.plan.total_steps * settings.accumulate
+    return PRETRAINING_OVERHEAD_SECONDS + step * setup.plan.total_steps * settings.accumulate

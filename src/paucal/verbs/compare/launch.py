@@ -1,4 +1,4 @@
-"""`paucal.compare`: train every arm with every seed, and test whether their differences are more than chance."""
+"""`paucal.compare`: train every arm with every seed, and test whether differences between arms are significant."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ from paucal.verbs.compare.jobs import open_images
 from paucal.verbs.compare.preparation import prepare_grid
 from paucal.verbs.compare.report import PAGE, failures, fairness, terminal_table, verdicts, write_report
 from paucal.verbs.compare.running import is_settled, require_workers, run_workers
-from paucal.verbs.compare.settings import REFUSED, TAKEN, GridSettings, make_arms
+from paucal.verbs.compare.settings import SET_BY_COMPARISON, UNSUPPORTED, GridSettings, make_arms
 from paucal.wording import counted
 
 
@@ -32,8 +32,8 @@ class Comparison:
     """The result of a comparison.
 
     Attributes:
-        folder: Folder of the runs, the tables and the page.
-        findings: Results of all runs.
+        folder: Folder of the runs, the tables and the HTML page.
+        findings: Results of all finished runs.
         settled: Whether every run is done or has failed.
     """
 
@@ -46,17 +46,17 @@ class Comparison:
 
     @property
     def scores(self) -> dict[str, ScoreOverSeeds]:
-        """Test accuracy over seeds, by the name of the arm."""
+        """Mean test accuracy over seeds with its interval, by arm name."""
         return {outcome.arm.name: outcome.top1 for outcome in self.findings.arms if outcome.top1 is not None}
 
     @property
     def differences(self) -> dict[str, Difference]:
-        """Gains in test accuracy over the baseline of each arm, by name."""
+        """Gain in test accuracy of each arm over its baseline, by arm name."""
         return {outcome.arm.name: outcome.gain for outcome in self.findings.arms if outcome.gain is not None}
 
     @property
     def failed(self) -> Mapping[str, str]:
-        """Reasons why runs failed, by the runs' names."""
+        """Error message of each failed run, by the name of the run."""
         return self.findings.failed
 
 
@@ -73,13 +73,13 @@ def compare(
 
     Args:
         data: Images, as in `paucal.train`.
-        ways: Further arms: settings of `paucal.train` by name; `--arms` on the command line.
+        ways: Further arms: for each name, its settings of `paucal.train`; `--arms` on the command line.
         resume: Folder of a stored comparison to resume.
         **settings: Fields of `paucal.verbs.compare.settings.GridSettings`, and settings of `paucal.train` that all
             runs share.
 
     Returns:
-        Scores over seeds and differences with their intervals.
+        Scores over seeds, and differences between arms, with their intervals.
 
     Raises:
         UserError: The data or a setting is invalid, or the comparison was stopped; the same call resumes it.
@@ -92,18 +92,20 @@ def compare(
     """
     grid_names = setting_fields(GridSettings).keys()
     if settings.get("arms") is not None:
-        raise TypeError("paucal.compare takes arms as ways={name: settings}, with the settings of paucal.train.")
-    own_values = {name: value for name, value in settings.items() if name in grid_names}
-    grid_settings = from_python(GridSettings, own_values, "paucal.compare", "compare")
+        raise TypeError(
+            "arms is only a flag of the command line: use ways={name: settings}, with settings of paucal.train."
+        )
+    grid_values = {name: value for name, value in settings.items() if name in grid_names}
+    grid_settings = from_python(GridSettings, grid_values, "paucal.compare", "compare")
     train_values = {name: value for name, value in settings.items() if name not in grid_names}
     shared = _train_values({**train_values, **({} if data is None else {"data": data})})
     for name in shared:
-        if name in REFUSED:
-            text = f"{flag(name)} is not supported for comparisons, whose runs have one process each"
+        if name in UNSUPPORTED:
+            text = f"{flag(name)} is not supported for comparisons, in which each run is a single process"
             raise UserError(f"{text}: leave it out.")
-        if name in TAKEN and name != "data":
+        if name in SET_BY_COMPARISON and name != "data":
             advice = {"method": "--methods", "model": "--models", "seed": "--seeds", "fraction": "--labels"}.get(name)
-            raise UserError(f"{flag(name)} is varied within a comparison: use {advice or '--arms'}.")
+            raise UserError(f"{flag(name)} is set by the comparison: use {advice or '--arms'}.")
     named_arms = {name: _train_values(values) for name, values in (ways or {}).items()}
     if resume is not None:
         result = resume_comparison(Path(os.fspath(resume)), grid_settings, SilentConsole())
@@ -122,20 +124,20 @@ def compare_all(
     command: str,
     console: Console,
 ) -> Comparison:
-    """Create or extend a grid, and compute it; see `compare`. `named_arms` are settings of further arms by name."""
-    # A stored grid can be shown without workers; they are checked only if there is something to compute.
+    """Create or extend a grid, and compute it; see `compare`. `named_arms` has the settings of further arms by name."""
+    # A finished grid is only shown, so workers for a stored grid are checked later, when a run is left to compute.
     is_stored = grid_settings.output is not None and is_grid(named_path(grid_settings.output))
     _check_workers(grid_settings, 0 if is_stored else grid_settings.jobs)
     arms = make_arms(grid_settings, named_arms)
     grid = prepare_grid(grid_settings, arms, shared, command, console)
     if len(arms) == 1 and len(grid.arms) == 1:
-        console.say(f"note: {arms[0].name} is the only training method, so there is nothing to compare it with")
+        console.say(f"note: {arms[0].name} is the only arm, so there is nothing to compare it with")
     return _run_and_report(grid, grid_settings, console)
 
 
 @threads_restored()
 def resume_comparison(folder: Path, grid_settings: GridSettings, console: Console) -> Comparison:
-    """Compute a stored grid."""
+    """Compute the unfinished runs of a stored grid, without changing the grid."""
     _check_workers(grid_settings, 0)
     names = ("methods", "models", "arms", "seeds", "labels", "lrs", "output")
     if given := [name for name in names if getattr(grid_settings, name)]:
@@ -177,6 +179,6 @@ def _run_and_report(grid: Grid, grid_settings: GridSettings, console: Console) -
 
 
 def _train_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of `paucal.train` given in Python, converted to their types."""
+    """Return the settings of `paucal.train` in `values`, converted to their types."""
     settings = from_python(TrainSettings, values, "paucal.compare", "compare")
     return {name: getattr(settings, name) for name in given_names(values)}

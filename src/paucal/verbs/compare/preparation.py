@@ -29,7 +29,7 @@ from paucal.verbs.compare.jobs import GridImages, assemble_run, job_of, open_ima
 from paucal.verbs.compare.settings import Arm, GridSettings
 
 SEEDS = (0, 1, 2)
-LOCK_TIMEOUT = 30.0  # seconds to wait for another call that extends the same grid
+LOCK_TIMEOUT = 30.0  # seconds to wait while another call extends the same grid
 
 
 def prepare_grid(
@@ -46,14 +46,14 @@ def prepare_grid(
 
     Args:
         grid_settings: Settings of the grid.
-        arms: Ways to train.
-        shared: Settings of all runs, as given.
+        arms: Training configurations to compare.
+        shared: Settings that all runs share.
         command: Command to store with the grid.
         console: Console for progress.
-        images: Images of the runs, with their verb; by default images of `paucal train`.
-        seconds: Function that returns the expected seconds of a run with given settings; by default the run is
-            assembled and a few of its steps are timed.
-        before: Called with the new grid after all checks, before workers can see it.
+        images: Images of the runs, with their verb; by default the images that `paucal train` opens.
+        seconds: Function that returns the expected seconds of a run from its settings; by default a few steps of the
+            run are timed.
+        before: Function that is called with the new grid after all checks, before workers can see the grid.
     """
     folder, verb = _comparison_folder(grid_settings, shared), "train" if images is None else images.verb
     stored_grid = read_grid(folder) if is_grid(folder) else None
@@ -64,13 +64,13 @@ def prepare_grid(
     new_grid = Grid(folder, "", shared, arms, seeds, rates, threads, {}, (command,), verb)
     if unused := sorted(set(shared).difference(*map(new_grid.settings_of, arms))):
         names = ", ".join(arm.name for arm in arms)
-        raise UserError(f"{flag(unused[0])} has no effect on any of {names}: leave it out.")
+        raise UserError(f"{flag(unused[0])} has no effect on any of the arms ({names}): leave it out.")
     if images is None:
         images = open_images(verb, {**shared, **arms[0].settings}, console)
         if images.images.multi_hot is not None:
             raise UserError(
-                "paucal compare compares the share of images whose one class is right, but these images have several "
-                "labels each: train each way with paucal train, and compare the scores with paucal runs."
+                "paucal compare supports only one label per image, but these images have several labels each: train "
+                "each arm with paucal train, and compare the scores with paucal runs."
             )
     new_grid = replace(new_grid, fingerprint=images.fingerprint())
     grid = new_grid if stored_grid is None else merge_grids(stored_grid, new_grid)
@@ -99,7 +99,7 @@ def _default_folders() -> Iterator[Path]:
 
 
 def _create_default_folder() -> Path:
-    """Create the first default folder that does not exist; another call may have created some meanwhile."""
+    """Create the first default folder that does not exist, also if other calls create folders at this time."""
     for folder in _default_folders():
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
@@ -108,7 +108,7 @@ def _create_default_folder() -> Path:
 
 
 def _pin_paths(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
-    """Return settings of an arm, or of all runs, with absolute paths; `data_root` is shared by all runs."""
+    """Return the settings of an arm, or the shared settings, with absolute paths. `data_root` is a shared setting."""
     to_pin = verb_settings(values)
     root = {} if data_root is None else {"data_root": data_root}
     if verb == EVAL:
@@ -120,13 +120,13 @@ def _pin_paths(verb: str, values: Mapping[str, Any], data_root: str | None = Non
     pinned = {**values, **{name: getattr(settings, name) for name in to_pin}}
     if values.get("init") == NONE:
         pinned["init"] = NONE
-    # The name of a published set needs the data root.
+    # `data` may be the name of a published set, which is found below the data root.
     has_root = "data" in to_pin and settings.data_root is not None
     return {**pinned, "data_root": settings.data_root} if has_root else pinned
 
 
 def _threads_of_worker(grid_settings: GridSettings) -> int:
-    """Return the threads of each worker: its share of this machine, or what it requests from SLURM."""
+    """Return the number of threads of each worker: its share of this machine's cores, or its SLURM cpus_per_task."""
     requested = slurm_options(grid_settings.slurm).get("cpus_per_task") if grid_settings.on == "slurm" else None
     if isinstance(requested, int):
         return requested
@@ -135,19 +135,19 @@ def _threads_of_worker(grid_settings: GridSettings) -> int:
 
 def _forecast_seconds(
     grid: Grid,
-    known_seconds: Mapping[str, float],
+    stored_forecast: Mapping[str, float],
     seconds: Callable[[Mapping[str, Any]], float] | None,
     console: Console,
 ) -> dict[str, float]:
-    """Return the expected seconds of a run by arm; this finds errors before anything is trained."""
-    arms = [arm for arm in grid.arms if arm.name not in known_seconds]
-    forecast = dict(known_seconds)
+    """Return the expected seconds of a run, by arm name; invalid settings raise an error before any run is trained."""
+    arms = [arm for arm in grid.arms if arm.name not in stored_forecast]
+    forecast = dict(stored_forecast)
     with console.progress("measuring") as advance:
         for number, arm in enumerate(arms):
             settings = grid.settings_of(arm)
-            # The run to start from may not exist yet: random weights take the same time.
-            start = {"init": NONE} if START in settings else {}
-            values = {**start, **verb_settings(settings), "seed": grid.seeds[0]}
+            # The run with the initial weights may not exist yet; training from random weights takes the same time.
+            init = {"init": NONE} if START in settings else {}
+            values = {**init, **verb_settings(settings), "seed": grid.seeds[0]}
             values |= {"lr": grid.rates[0]} if grid.rates else {}
             try:
                 forecast[arm.name] = round(seconds(values) if seconds else _time_run(grid, values, console), 2)
@@ -160,12 +160,12 @@ def _forecast_seconds(
 def _time_run(grid: Grid, values: Mapping[str, Any], console: Console) -> float:
     job, setup = assemble_run(grid.verb, values, console)
     if grid.rates and not len(setup.data.part("val")):
-        raise UserError("--lrs needs validation images, and there are none: give --val-fraction.")
+        raise UserError("--lrs needs validation images, but there are none: give --val-fraction.")
     return seconds_of_run(job, setup)
 
 
 def _store_grid(new_grid: Grid) -> Grid:
-    """Store a grid, merged with what another call may have stored meanwhile."""
+    """Store a grid, merged with the arms and seeds that another call may have stored meanwhile."""
     new_grid.folder.mkdir(parents=True, exist_ok=True)
     lock, deadline = RunLock(new_grid.folder, "the comparison"), time.monotonic() + LOCK_TIMEOUT
     while True:

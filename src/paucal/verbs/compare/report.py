@@ -1,4 +1,4 @@
-"""The report of a comparison: sentences that claim no more than the intervals support, tables, and the page."""
+"""The report of a comparison: sentences on each difference, tables, figures, and the HTML page."""
 
 import shlex
 from pathlib import Path
@@ -14,23 +14,27 @@ from paucal.runs import csv_text, write_text
 from paucal.settings.options import flag_words
 from paucal.verbs.compare._figures import curves_figure, differences_figure, scores_figure
 from paucal.verbs.compare.findings import ArmOutcome, Findings
-from paucal.verbs.compare.grid import EVAL, EVALUATED, MODEL, Cell, start_of, verb_settings
+from paucal.verbs.compare.grid import EVAL, EVALUATION_FOLDER, MODEL, Cell, start_of, verb_settings
 from paucal.wording import counted, duration, images_text, percent
 
 PAGE = "comparison.html"
-SAME_TIME = 1.05  # ratio up to which two times count as equal
-MANY = 3  # number of differences from which the sentence on multiple comparisons is shown
+MAX_EQUAL_TIME_RATIO = 1.05  # up to which two durations count as equal
+MIN_TESTED_DIFFERENCES = 3  # for the sentence on multiple comparisons
 NOTES = (
     "mean and sd: of the test accuracy over seeds, with n - 1 in the denominator.",
     "difference: in percentage points, paired by seed and by test image. Three intervals of 95 %: what other seeds "
     "would give on these images (paired t), what these runs would give on other images (bootstrap; of whole groups "
-    "with --group-by), and both combined (their half-widths in quadrature), which is what a claim needs.",
-    "Bold: a difference whose combined interval excludes 0; never one of a single seed, or of seeds that all give the "
-    "same difference.",
+    "with --group-by), and both combined (half-widths added in quadrature). Base claims on the combined interval.",
+    "Bold: a difference whose combined interval excludes 0; never with a single seed, or if all seeds give the same "
+    "difference.",
 )
-CHOSEN = "The epoch of each run was chosen by its validation images; the test images were read once, at its end."
-LAST = "No run had validation images: each kept its last epoch; the test images were read once, at its end."
-SOME = "Runs with validation images chose their epoch by them; the others kept the last. Test images were read once."
+EPOCHS_BY_VALIDATION = (
+    "The epoch of each run was chosen by its validation images; the test images were read once, at its end."
+)
+LAST_EPOCHS = "No run had validation images: each kept its last epoch; the test images were read once, at its end."
+SOME_EPOCHS_BY_VALIDATION = (
+    "Runs with validation images chose their epoch by them; the others kept the last. Test images were read once."
+)
 CAPTIONS = {
     "differences": "Differences; significant where the thickest bar excludes 0.",
     "scores": "Test accuracy of every run.",
@@ -39,7 +43,7 @@ CAPTIONS = {
 
 
 def write_report(findings: Findings) -> Path:
-    """Write tables, figures, commands and the page of a comparison, and return the path of the page."""
+    """Write tables, figures, commands and the HTML page of a comparison, and return the path of the page."""
     grid, arms, states = findings.grid, findings.arms, findings.states
     folder = grid.folder
     write_tables(folder, findings)
@@ -74,13 +78,13 @@ def write_report(findings: Findings) -> Path:
 
 
 def command_of(cell: Cell) -> str:
-    """Return the command of a cell's run; a run that it starts from must exist first."""
+    """Return the command that repeats a cell's run; the run with its initial weights, if any, must exist first."""
     start, values = start_of(cell), verb_settings(cell.settings)
     data, output = values.pop("data", None), cell.run.path
     arguments = ["paucal", cell.verb]
     if cell.verb == EVAL:
         arguments.append(str(cell.settings[MODEL] if start is None else start.run.path))
-        output = cell.folder / EVALUATED
+        output = cell.folder / EVALUATION_FOLDER
     elif start is not None:
         values["init"] = str(start.run.path)
     arguments += [data] if data else []
@@ -90,23 +94,25 @@ def command_of(cell: Cell) -> str:
     return shlex.join(arguments)
 
 
-def points(value: float) -> str:
-    """Return a difference of shares in percentage points, with its sign.
+def format_points(value: float) -> str:
+    """Format a difference of two shares in percentage points, with its sign.
 
     Example:
-        >>> points(0.0214), points(-0.003), points(-0.0001)
+        >>> format_points(0.0214), format_points(-0.003), format_points(-0.0001)
         ('+2.1', '-0.3', '+0.0')
     """
     return f"{round(100 * value, 1) or 0.0:+.1f}"
 
 
-def span(score: Score) -> str:
-    """Return an interval of a difference as text; a dash without one."""
-    return "-" if score.low is None or score.high is None else f"{points(score.low)} to {points(score.high)}"
+def format_interval(score: Score) -> str:
+    """Format the interval of a difference in percentage points; "-" if it has no interval."""
+    return (
+        "-" if score.low is None or score.high is None else f"{format_points(score.low)} to {format_points(score.high)}"
+    )
 
 
 def verdicts(findings: Findings) -> list[str]:
-    """Return a sentence about every difference."""
+    """Return for each difference a sentence on whether it is significant."""
     return [_verdict(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
 
 
@@ -117,27 +123,27 @@ def _verdict(arm: ArmOutcome, gain: Difference) -> str:
         adjective = "better" if gain.value > 0 else "worse"
         return (
             f"{arm.name} is {adjective} than {other} by {abs(100 * gain.value):.1f} points (95 % interval "
-            f"{span(gain.both)}; {basis})."
+            f"{format_interval(gain.both)}; {basis})."
         )
-    interval = "" if gain.both.low is None else f"95 % interval {span(gain.both)}; "
-    start = f"{arm.name} against {other}: {points(gain.value)} points ({interval}{basis})"
+    interval = "" if gain.both.low is None else f"95 % interval {format_interval(gain.both)}; "
+    start = f"{arm.name} against {other}: {format_points(gain.value)} points ({interval}{basis})"
     if seeds == 1:
-        return f"{start}. One seed cannot show the variation of training: use at least three."
+        return f"{start}. One seed cannot show how much training varies: use at least three."
     if gain.both.low is None and gain.value == 0:
         return f"{start}: with each seed, both are right on the same number of test images."
     if gain.both.low is None:
         unit = "test image" if gain.groups is None else "group"
-        return f"{start}. The same difference on every {unit} says nothing of other {unit}s: use more {unit}s."
+        return f"{start}. The same difference on every {unit} says nothing about other {unit}s: use more {unit}s."
     if gain.by_seed.score.low is None:
         return (
-            f"{start}. The interval is for other test images only: the same difference with every seed cannot show the "
-            "variation of training. Use more seeds."
+            f"{start}. The interval is for other test images only: the same difference with every seed cannot show how "
+            "much training varies. Use more seeds."
         )
     return f"{start}: no significant difference. {_describe_need(gain)}"
 
 
 def _describe_need(gain: Difference) -> str:
-    """Return a sentence on what it would take to detect a difference of the measured size."""
+    """Return a sentence on how many seeds and test images could detect a difference of the measured size."""
     if gain.value == 0 or gain.seeds_needed is None:
         return "No affordable number of seeds could detect a difference this small."
     parts = []
@@ -150,7 +156,7 @@ def _describe_need(gain: Difference) -> str:
 
 
 def fairness(findings: Findings) -> list[str]:
-    """Return sentences on the resources of each arm compared with its baseline."""
+    """Return sentences on how far arms and their baselines had equal conditions: epochs, time, size, learning rate."""
     arms_by_name = {arm.name: arm for arm in findings.arms}
     lines = [_describe_length(findings)]
     for arm in findings.arms:
@@ -161,30 +167,30 @@ def fairness(findings: Findings) -> list[str]:
                 for noun, name, tolerance in (
                     ("parameters", "parameters", 1.0005),
                     ("multiply-adds for an image", "macs", 1.0005),
-                    ("seconds per epoch", "epoch_seconds", SAME_TIME),
-                    ("total time", "seconds", SAME_TIME),
+                    ("seconds per epoch", "epoch_seconds", MAX_EQUAL_TIME_RATIO),
+                    ("total time", "seconds", MAX_EQUAL_TIME_RATIO),
                 )
             ]
             lines.append(f"{arm.name} compared with {other.name}: {'; '.join(ratio for ratio in ratios if ratio)}.")
     if findings.grid.rates:
         rates = ", ".join(f"{rate:g}" for rate in findings.grid.rates)
         lines.append(
-            f"The learning rate of each way was chosen from {rates} on the validation images of seed "
-            f"{findings.grid.seeds[0]}, the same for all ways."
+            f"The learning rate of each arm was chosen from the same values ({rates}) on the validation images of seed "
+            f"{findings.grid.seeds[0]}."
         )
     else:
         lines.append(
-            "Learning rates were not searched (use --lrs): each way uses the given rate or its own default, "
-            "which favours the way whose default happens to suit these images."
+            "Learning rates were not searched (use --lrs): each arm uses --lr or the default of its method, "
+            "which favours arms whose default happens to suit these images."
         )
     grid = findings.grid
     is_grouped = any({**grid.shared, **arm.settings}.get("group_by") for arm in grid.arms)
     if is_grouped and any(arm.gain is not None and arm.gain.groups is None for arm in findings.differences):
         lines.append(
-            "The intervals take the test images as independent, but images of one group (--group-by) are alike: the "
+            "The intervals assume independent test images, but images of one group (--group-by) are similar: the "
             "intervals are too narrow, and a difference may appear significant by chance."
         )
-    if len(findings.differences) >= MANY:
+    if len(findings.differences) >= MIN_TESTED_DIFFERENCES:
         lines.append(
             f"{len(findings.differences)} differences are tested: if there were no real differences, one in "
             "twenty would appear significant by chance."
@@ -204,7 +210,7 @@ def _describe_length(findings: Findings) -> str:
         return f"All runs trained for the same {n_epochs}; their times differ (use --time for equal times)."
     if not epochs:
         return "No run is done yet."
-    return f"The runs trained for {min(epochs)} to {max(epochs)} epochs, as the settings of each say."
+    return f"The runs trained for {min(epochs)} to {max(epochs)} epochs, according to their settings."
 
 
 def _describe_ratio(noun: str, value: float | None, baseline: float | None, tolerance: float) -> str:
@@ -215,7 +221,7 @@ def _describe_ratio(noun: str, value: float | None, baseline: float | None, tole
 
 
 def failures(findings: Findings) -> list[str]:
-    """Return a line for every run that has failed or cannot be read."""
+    """Return a line for each run that has failed or whose results cannot be read."""
     return [
         *(f"{name} failed: {error}" for name, error in findings.failed.items()),
         *(f"{name} is left out: {error}" for name, error in findings.unreadable.items()),
@@ -225,11 +231,11 @@ def failures(findings: Findings) -> list[str]:
 def describe_selection(findings: Findings) -> str:
     """Return a sentence on how the epoch of each run was selected."""
     validated = [outcome.validation is not None for arm in findings.arms for outcome in arm.outcomes.values()]
-    return CHOSEN if all(validated) else SOME if any(validated) else LAST
+    return EPOCHS_BY_VALIDATION if all(validated) else SOME_EPOCHS_BY_VALIDATION if any(validated) else LAST_EPOCHS
 
 
 def arm_rows(findings: Findings) -> list[dict[str, str]]:
-    """Return a formatted row per arm."""
+    """Return a row of formatted cells per arm, by column name."""
     rows = []
     for arm in findings.arms:
         top1, gain, seconds = arm.top1, arm.gain, arm.mean("seconds")
@@ -243,8 +249,8 @@ def arm_rows(findings: Findings) -> list[dict[str, str]]:
             "time": "-" if seconds is None else duration(seconds),
         }
         if gain is not None:
-            row |= {"difference": points(gain.value), "other seeds": span(gain.by_seed.score)}
-            row |= {"other images": span(gain.over_images), "95 % interval": span(gain.both)}
+            row |= {"difference": format_points(gain.value), "other seeds": format_interval(gain.by_seed.score)}
+            row |= {"other images": format_interval(gain.over_images), "95 % interval": format_interval(gain.both)}
         if findings.grid.rates:
             row["rate"] = "-" if arm.rate is None else f"{arm.rate:g}"
         rows.append(row)
@@ -267,7 +273,7 @@ def _run_rows(findings: Findings) -> list[dict[str, str]]:
 def terminal_table(findings: Findings) -> Table:
     """Return the arms as a table, with significant differences in bold.
 
-    The separate intervals for seeds and for images are only on the page, since most terminals are too narrow.
+    The separate intervals for seeds and for images are only on the HTML page, since most terminals are too narrow.
     """
     hidden = ("other seeds", "other images")
     rows = [{name: value for name, value in row.items() if name not in hidden} for row in arm_rows(findings)]
@@ -298,7 +304,7 @@ def _run_numbers(findings: Findings) -> list[dict[str, Any]]:
             **{name: getattr(cell.arm, name) for name in ("way", "model", "share")},
             "seed": cell.seed,
             "lr": cell.rate,
-            "tried": int(cell.tried),
+            "tried": int(cell.is_trial),
             "state": state.name,
             "folder": f"{cell.folder.parent.name}/{cell.folder.name}/run",
             "error": state.error,

@@ -1,4 +1,4 @@
-"""Start the workers of a stored grid, and report their progress and the time that is left."""
+"""Start the workers of a stored grid, and report their progress and the remaining time."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -12,22 +12,22 @@ from paucal.runner.elsewhere.packages import PACKAGES, require_package, require_
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.compare._computing import train_cell
-from paucal.verbs.compare._work import PAUSE, clear_failure, work
+from paucal.verbs.compare._work import POLL_SECONDS, clear_failure, work
 from paucal.verbs.compare._workers import Processes, Ray, Slurm, Team
 from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, read_grid, state_of
-from paucal.verbs.compare.jobs import OPENING_SECONDS
+from paucal.verbs.compare.jobs import OVERHEAD_SECONDS
 from paucal.verbs.compare.settings import GridSettings
 from paucal.wording import counted, duration, percent
 
-# For each verb: the summary entry that is printed when a run ends, and the text before it.
+# For each verb, the key of the score in the summary that is printed when a run ends, and the text before the score.
 HEADLINES = {"train": ("test_top1", ""), "detect": ("test_ap", "AP "), "segment": ("test_mean_iou", "mean IoU ")}
-MAX_SILENCE = 600.0  # maximum time between two lines of progress, in seconds
+MAX_SILENCE = 600.0  # seconds between two lines of progress
 
 
 def run_workers(grid: Grid, grid_settings: GridSettings, resume_command: str, console: Console) -> bool:
-    """Let workers compute the open cells of a stored grid, and return whether all cells are settled.
+    """Let workers compute the unfinished cells of a stored grid; return whether every cell is done or has failed.
 
-    How to resume it is printed before a KeyboardInterrupt is raised again.
+    After a KeyboardInterrupt, `resume_command` is printed.
     """
     if grid_settings.retry and (failed := [cell for cell in cells_of(grid) if state_of(cell).name == "failed"]):
         for cell in failed:
@@ -51,7 +51,7 @@ def is_settled(grid: Grid) -> bool:
 def _run_teams(grid: Grid, grid_settings: GridSettings, resume_command: str, console: Console) -> bool:
     reporter = ProgressReporter(console, grid_settings.jobs)
     console.say(describe_work(reporter.report(grid), grid_settings.jobs))
-    hint = f"interrupting loses nothing, and a second call adds workers: {resume_command}"
+    hint = f"you can stop at any time; to continue, or to add workers from another terminal: {resume_command}"
     console.say(f"results go to {grid.folder}; {hint}")
     if grid_settings.on == "here" and grid_settings.jobs == 1:
         return work(grid.folder, lambda cell, threads: train_cell(cell, threads, console), reporter.report)
@@ -60,7 +60,7 @@ def _run_teams(grid: Grid, grid_settings: GridSettings, resume_command: str, con
         console.say(f"started {team.describe()}")
         try:
             while team.alive():
-                time.sleep(PAUSE / 2)
+                time.sleep(POLL_SECONDS / 2)
                 reporter.report(read_grid(grid.folder), busy=True)
         except BaseException:
             team.stop()
@@ -70,7 +70,7 @@ def _run_teams(grid: Grid, grid_settings: GridSettings, resume_command: str, con
             return True
         if not team.lost:
             return False
-        console.say(f"note: {counted(team.lost, 'worker')} crashed; new ones take over")
+        console.say(f"note: {counted(team.lost, 'worker')} crashed; starting new workers")
 
 
 def _start_team(grid: Grid, grid_settings: GridSettings) -> Team:
@@ -84,9 +84,9 @@ def _start_team(grid: Grid, grid_settings: GridSettings) -> Team:
 
 
 def require_workers(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:
-    """Refuse workers that this machine cannot start; for a count of 0 only the options are checked."""
+    """Refuse workers that this machine cannot start; if `count` is 0, check only the options of SLURM."""
     if slurm is not None and on != "slurm":
-        raise UserError("--slurm gives options of SLURM jobs: use it with --on slurm.")
+        raise UserError("--slurm sets options of SLURM jobs: use it with --on slurm.")
     slurm_options(slurm)
     if count and on in PACKAGES:
         require_package(on)
@@ -100,29 +100,29 @@ class Progress:
 
     Attributes:
         states: States of the cells.
-        left: Seconds until the grid is settled with the current workers; None if unknown.
-        others: Workers of other calls.
+        left: Expected seconds until every cell is done or has failed, with the current workers; None if unknown.
+        other_workers: Number of workers that other calls started.
     """
 
     states: Mapping[Cell, State]
     left: float | None
-    others: int = 0
+    other_workers: int = 0
 
     def count(self, name: str) -> int:
-        """Return how many cells are in a state."""
+        """Return the number of cells in the state of this name."""
         return sum(state.name == name for state in self.states.values())
 
-    def words(self) -> str:
-        """Return the remaining time as part of a sentence, or "" if it is unknown or zero."""
+    def time_left(self) -> str:
+        """Return the remaining time as a clause, such as "about 5 min left, until 14:05"; "" if unknown or zero."""
         if self.left is None or self.left < 1:
             return ""
         return f"about {duration(self.left)} left, until {finish(self.left)}"
 
 
 def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool = False) -> Progress:
-    """Return the states of all cells, and how long the open ones will take with the workers of this call.
+    """Return the states of all cells, and the remaining time with the workers of this call and of other calls.
 
-    If `busy`, running cells may belong to these workers; otherwise they all belong to other calls.
+    If not `busy`, this call has not started its workers yet, so all running cells are counted as those of other calls.
     """
     states = {cell: state_of(cell) for cell in cells}
     running = sum(state.name == "running" for state in states.values())
@@ -139,8 +139,8 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool =
         if not state.settled:
             done_share = _share_done(cell.run) if state.name in ("running", "stopped") else 0.0
             left += (1 - done_share) * grid.forecast[cell.arm.name] * slowdown
-    if grid.rates:  # the other seeds of an arm wait for the choice of its learning rate
-        with_rate = {cell.arm.name for cell in cells if not cell.tried}
+    if grid.rates:  # an arm has no cells for the other seeds before its learning rate is chosen
+        with_rate = {cell.arm.name for cell in cells if not cell.is_trial}
         waiting = [arm.name for arm in grid.arms if arm.name not in with_rate]
         left += (len(grid.seeds) - 1) * sum(grid.forecast[name] for name in waiting) * slowdown
     todo = sum(not state.settled for state in states.values())
@@ -150,8 +150,8 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool =
 def describe_work(progress: Progress, workers: int) -> str:
     """Return a line on the runs to compute, and when they will end."""
     todo = sum(not state.settled for state in progress.states.values())
-    time_left = f", {progress.words()}" if progress.words() else ""
-    other_text = f" beside {progress.others} of other calls" if progress.others else ""
+    time_left = f", {progress.time_left()}" if progress.time_left() else ""
+    other_text = f" and {progress.other_workers} of other calls" if progress.other_workers else ""
     return f"time: {counted(todo, 'run')} to compute with {counted(workers, 'worker')}{other_text}{time_left}"
 
 
@@ -160,7 +160,7 @@ def _run_seconds(run: RunFolder) -> float | None:
         seconds = run.read_json("summary.json").get("seconds")
     except UserError:
         return None
-    return float(seconds) + OPENING_SECONDS if isinstance(seconds, int | float) else None
+    return float(seconds) + OVERHEAD_SECONDS if isinstance(seconds, int | float) else None
 
 
 def _share_done(run: RunFolder) -> float:
@@ -180,22 +180,22 @@ class ProgressReporter:
         self._last_message = time.monotonic()
 
     def report(self, grid: Grid, *, busy: bool = False) -> Progress:
-        """Print the runs that have ended since the last call; `busy` while this call's own workers run."""
+        """Print the runs that have ended since the last call; see `progress_of` for `busy`."""
         progress = progress_of(grid, cells_of(grid), self._workers, busy=busy)
         previous, self._states = self._states, dict(progress.states)
         n_settled = sum(state.settled for state in progress.states.values())
-        place = f"{n_settled} of {len(progress.states)}"
+        position = f"{n_settled} of {len(progress.states)}"
         if previous is not None:
             for cell, state in progress.states.items():
                 if state.settled and not previous.get(cell, State("pending")).settled:
-                    self._say_with_progress(f"{place}: {_end_message(cell, state)}", progress)
+                    self._say_with_progress(f"{position}: {_end_message(cell, state)}", progress)
         if previous is not None and time.monotonic() - self._last_message > MAX_SILENCE:
-            self._say_with_progress(f"{place} ended, {progress.count('running')} running", progress)
+            self._say_with_progress(f"{position} ended, {progress.count('running')} running", progress)
         return progress
 
     def _say_with_progress(self, text: str, progress: Progress) -> None:
         self._last_message = time.monotonic()
-        self._console.say("; ".join(part for part in (text, progress.words()) if part))
+        self._console.say("; ".join(part for part in (text, progress.time_left()) if part))
 
 
 def _end_message(cell: Cell, state: State) -> str:

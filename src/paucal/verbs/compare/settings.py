@@ -1,4 +1,4 @@
-"""The settings of `paucal compare`, and the arms that they describe; other settings are those of `paucal train`."""
+"""The settings of `paucal compare` in addition to those of `paucal train`, and the arms that they define."""
 
 import re
 from collections import Counter
@@ -10,11 +10,22 @@ from typing import Any, Literal
 from paucal.settings.options import option
 from paucal.types import UserError
 
-_GRID, _WORK = "comparison", "who computes"
-# Settings of `paucal train` that a comparison sets for its runs.
-TAKEN = ("data", "method", "model", "add", "seed", "fraction", "few_labels", "labels", "output", "overwrite")
-# Settings of `paucal train` that need several processes, or that change what a run is.
-REFUSED = ("fold", "folds", "time_limit", "devices", "nodes", "strategy", "sync_bn")
+_GRID, _WORK = "comparison", "workers"  # headings of the help
+# Settings of `paucal train` that a comparison sets for each of its runs.
+SET_BY_COMPARISON = (
+    "data",
+    "method",
+    "model",
+    "add",
+    "seed",
+    "fraction",
+    "few_labels",
+    "labels",
+    "output",
+    "overwrite",
+)
+# Settings of `paucal train` that need several processes, or that split a run into several.
+UNSUPPORTED = ("fold", "folds", "time_limit", "devices", "nodes", "strategy", "sync_bn")
 
 
 @dataclass(frozen=True)
@@ -22,22 +33,23 @@ class GridSettings:
     """The arms of a comparison, and the workers that compute them."""
 
     methods: list[str] | None = option(
-        "methods, each with its extra losses: supervised drloc token-labeling+drloc; the first is the baseline "
+        "methods, with additional losses after a plus sign: supervised drloc token-labeling+drloc; the first is the "
+        "baseline "
         "(default: supervised drloc)",
         group=_GRID,
     )
     models: list[str] | None = option("backbones; by default one is chosen from the data", group=_GRID)
     arms: list[str] | None = option(
-        "further ways to train, each as 'NAME: FLAGS of paucal train', such as 'light: --method drloc --drloc-weight "
-        "0.1'; alone, or beside --methods",
+        "training configurations, each as 'NAME: FLAGS of paucal train', such as 'light: --method drloc --drloc-weight "
+        "0.1'; instead of --methods or in addition to them",
         group=_GRID,
     )
     seeds: list[int] | None = option(
-        "seeds; every way is trained once with each (default: 0 1 2)", group=_GRID, low=0, high=2**62
+        "seeds; every arm is trained once with each (default: 0 1 2)", group=_GRID, low=0, high=2**62
     )
     labels: list[str] | None = option("shares of the training images, such as 1% 10% 100%", group=_GRID)
     lrs: list[float] | None = option(
-        "learning rates; one is chosen for each way by validation with the first seed", group=_GRID, above=0
+        "learning rates; the best one for each arm is chosen by validation with the first seed", group=_GRID, above=0
     )
     output: str | None = option("folder of the comparison; by default the next runs/compare-N", group=_WORK)
     jobs: int = option("number of workers; 0 to only show the stored results", 1, group=_WORK, low=0, high=4096)
@@ -51,14 +63,14 @@ class GridSettings:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train.
+    """A training configuration to compare.
 
     Attributes:
-        way: Method as given, or the name of an arm with flags.
-        model: Model as given; None if it is chosen from the data.
-        share: Share of the training images as given; None for all of them.
-        settings: Settings of the grid's verb in which the arm differs.
-        against: `way` of the arm that it is compared with; "" for the first arm.
+        way: Entry of --methods, such as "drloc", or name of an entry of --arms.
+        model: Entry of --models; None if the model is chosen from the data.
+        share: Entry of --labels, such as "10%", the share of the training images; None for all of them.
+        settings: Settings of the grid's verb in which the arm differs from the settings that all arms share.
+        against: `way` of the baseline; "" for the default of `baseline_of`.
     """
 
     way: str
@@ -69,15 +81,15 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """Unique name in the comparison."""
+        """Name that is unique in the comparison."""
         share = None if self.share is None else f"{self.share} of the images"
         return ", ".join(part for part in (self.way, self.model, share) if part is not None)
 
 
 def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]]) -> tuple[Arm, ...]:
-    """Return an arm for every combination of way, model and share of the images, baselines first.
+    """Return an arm for every combination of a method or entry of `named`, a model and a share of the images.
 
-    `named` are the settings of further ways, by name.
+    Baselines come before the arms that are compared with them. `named` has the settings of --arms, by name.
     """
     methods = grid_settings.methods if grid_settings.methods is not None or named else ["supervised", "drloc"]
     ways = []
@@ -114,23 +126,25 @@ def _settings_of_share(text: str) -> dict[str, Any]:
 
 
 def short_names(arms: Sequence[Arm]) -> list[str]:
-    """Return unique names of the arms, without the parts that all of them share."""
+    """Return unique names of the arms, without the model or the share of images if it is the same for all arms."""
     same_model = len({arm.model for arm in arms}) == 1
     same_share = len({arm.share for arm in arms}) == 1
     return [Arm(arm.way, None if same_model else arm.model, None if same_share else arm.share, {}).name for arm in arms]
 
 
 def baseline_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
-    """Return the baseline of an arm: the first way with its model, or the first model; None for the first arm.
+    """Return the arm that an arm is compared with; None for the first arm.
 
-    Only arms with the same share of the images are compared. If any arm names its baseline in `against`, arms without
-    `against` have none.
+    It is the first arm with the same network or, if that has the same `way`, the first arm of all. Only arms with the
+    same share of the images are compared. If any arm names its baseline in `against`, arms without `against` have no
+    baseline.
     """
     same_share = [other for other in arms if other.share == arm.share]
     if any(other.against for other in same_share):
         return next((other for other in same_share if other.way == arm.against), None)
 
-    def network(arm: Arm) -> tuple[Any, ...]:  # from --models or the arm's own flags
+    def network(arm: Arm) -> tuple[Any, ...]:
+        # The model is set by --models or by the flags of --arms.
         return arm.model, arm.settings.get("model"), tuple(arm.settings.get("model_args") or ())
 
     same_model = [other for other in same_share if network(other) == network(arm)]
