@@ -136,7 +136,7 @@ def test_eval__puts_several_models_beside_the_first_each_in_a_column_of_its_own(
 
 def test_eval__takes_no_more_models_than_a_table_has_room_for(trained, capsys):
     words = ["vit_mini", trained / "photos", "--img-size", "16", "--protocol", "knn", "--compare", *["vit_mini"] * 15]
-    assert "--compare names 15 models, but a table has room for 14" in failure(capsys, "eval", *words)
+    assert "--compare names 15 models, but at most 14 are supported" in failure(capsys, "eval", *words)
 
 
 def test_eval__refuses_features_that_one_of_the_models_lacks_before_any_work(trained, capsys, monkeypatch):

@@ -18,7 +18,7 @@ from paucal.data.splits.split import PARTS, Split
 from paucal.data.splits.split_csv import read_rows, write_split
 from paucal.runs import RunFolder
 from paucal.types import UserError
-from paucal.verbs.eval.images import choose_images, is_same_place, report_folder
+from paucal.verbs.eval.images import choose_images, is_data_of_run, report_folder
 from paucal.verbs.eval.settings import EvalSettings
 
 CYCLE = ("train", "train", "val", "test", "unused")
@@ -253,7 +253,7 @@ def test_same_place__is_opened_as_the_run_opened_it(photos: Path, tmp_path: Path
         ("photos", {"label_column": "other"}, False),
         ("run", {}, False),
     ):
-        assert is_same_place(run, spelled, EvalSettings(**flags)) == same  # type: ignore[arg-type]
+        assert is_data_of_run(run, spelled, EvalSettings(**flags)) == same  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 from paucal.evaluation.protocols.correspondence import TOP, match_cells, true_positions
 from paucal.explain.features import Correspondence
-from paucal.verbs.eval.frozen import scored_pairs
+from paucal.verbs.eval.frozen import scored_matches
 
 PLAIN = torch.tensor([[1.0, 0, 0], [0, 1, 0]])
 MIRROR = torch.tensor([[-1.0, 0, 0], [0, 1, 0]])
@@ -24,7 +24,7 @@ def test_scored_pairs__are_those_of_the_protocol(second, seed):
     both = [torch.stack((index // columns, index % columns), 1) for index, columns in ((order, 6), (cells[order], 3))]
     marks = torch.zeros(2, 2, dtype=torch.long)
     found = Correspondence(*both, matches.similarity[0][order], ((4, 6), (5, 3)), marks, marks)
-    kept, right = scored_pairs(found, [PLAIN, second])
+    kept, right = scored_matches(found, [PLAIN, second])
     assert 1 <= len(right) <= TOP
     scored = matches.order[0][: len(right)]
     assert torch.equal(kept.first, torch.stack((scored // 6, scored % 6), 1))
@@ -38,6 +38,6 @@ def test_scored_pairs__of_a_mirror_image_are_right_where_columns_are_mirrored():
     taken[4] = cells[4] * 0
     marks = torch.zeros(2, 2, dtype=torch.long)
     found = Correspondence(cells, taken, torch.linspace(1, 0, 6), ((2, 3), (2, 3)), marks, marks)
-    kept, right = scored_pairs(found, [PLAIN, MIRROR])
+    kept, right = scored_matches(found, [PLAIN, MIRROR])
     assert right.tolist() == [True, True, True, True, False, True]
     assert torch.equal(kept.first, cells)

@@ -1,4 +1,4 @@
-"""The evaluation of a run's classifier on labelled images: `paucal eval` without --protocol."""
+"""`paucal eval` without --protocol: evaluation of a run's classifier on labelled images."""
 
 import json
 from collections.abc import Sequence
@@ -24,11 +24,12 @@ from paucal.runner.precision import measure_on
 from paucal.runs import RunFolder, open_model_folder, write_text
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.types import UserError
-from paucal.verbs.eval.images import ChosenImages, choose_images, is_same_place, report_folder, say_notes
+from paucal.verbs.eval.images import ChosenImages, choose_images, is_data_of_run, report_folder, say_notes
 from paucal.verbs.eval.settings import EvalSettings
 from paucal.wording import counted, first_few, percent, was
 
-Chosen = tuple[ImageSet, ChosenImages, torch.Tensor | None]  # images, those to evaluate on, labels of training images
+# All images of a set, the images to evaluate on, and the labels of the training images if the run's own set is used.
+Selection = tuple[ImageSet, ChosenImages, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, c
     if settings.mirror:
         model = model.mirrored()
     if settings.real_labels is not None and model.card.several:
-        raise UserError(f"--real-labels scores one prediction per image, but {run} gives several: leave it out.")
+        raise UserError(
+            f"--real-labels needs one predicted class per image, but {run} predicts several labels: leave it out."
+        )
     real_answers = None if settings.real_labels is None else read_real_labels(settings.real_labels, len(model.classes))
     results = []
     for target in data or [None]:
@@ -71,7 +74,7 @@ def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, c
 
 def _evaluate_set(
     model: TrainedModel,
-    selection: Chosen,
+    selection: Selection,
     real_answers: Answers | None,
     output: Path,
     settings: EvalSettings,
@@ -97,7 +100,7 @@ def _evaluate_set(
     )
 
 
-def _predict(model: TrainedModel, selection: Chosen, settings: EvalSettings, console: Console) -> Predictions:
+def _predict(model: TrainedModel, selection: Selection, settings: EvalSettings, console: Console) -> Predictions:
     images, chosen, _ = selection
     indices = chosen.positions
     preprocessing = model.card.preprocessing
@@ -135,11 +138,11 @@ def _score_real_labels(
 
 def _choose_images(
     folder: RunFolder, target: str | None, settings: EvalSettings, model: TrainedModel, console: Console
-) -> Chosen:
-    """Return images with labels in the model's class order, those to evaluate on, and the labels of training images."""
+) -> Selection:
+    """Open a set and choose the images to evaluate on; the labels are numbered in the model's class order."""
     reading = model.card.preprocessing.reading
     with console.progress("reading images") as advance:
-        if target is None or is_same_place(folder, target, settings):
+        if target is None or is_data_of_run(folder, target, settings):
             images = open_again(folder, advance, settings.download, reading)
         else:
             images = load_images(replace(settings, data=target), advance, reading=reading)
@@ -152,8 +155,8 @@ def _choose_images(
         images = images.as_multi_hot()
     elif images.multi_hot is not None:
         raise UserError(
-            f"the images of {images.location} have several labels, and the model gives one: train one on such images, "
-            "or give --label-separator none where a cell names one class."
+            f"the images of {images.location} have several labels, but the model predicts one: train a model on such "
+            "images, or give --label-separator none if each cell is the name of one class."
         )
     chosen = choose_images(folder, images, settings.part, target)
     for note in images.notes if target is not None else ():
@@ -163,7 +166,7 @@ def _choose_images(
 
 
 def match_classes(images: ImageSet, classes: Sequence[str]) -> ImageSet:
-    """Renumber the labels of a set by the names of the model's classes."""
+    """Return a set with its labels renumbered in the order of the model's classes, by class name."""
     unknown = [name for name in images.classes if name not in classes]
     if unknown:
         raise UserError(

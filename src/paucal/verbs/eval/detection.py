@@ -1,4 +1,4 @@
-"""`paucal eval` for a detector: its scores on images with boxes."""
+"""`paucal eval` for a detector: evaluation on images with boxes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ from paucal.verbs.eval.images import choose_images, report_folder, say_notes
 from paucal.verbs.eval.settings import EvalSettings
 from paucal.wording import counted, first_few
 
-WORST = 5  # classes that are printed
-TITLES = {"ap": "AP", "ap50": "AP50", f"{MASKS}ap": "mask AP", f"{MASKS}ap50": "mask AP50"}
+MAX_WORST_CLASSES = 5  # number of classes that are printed, the lowest scores first
+SCORE_TITLES = {"ap": "AP", "ap50": "AP50", f"{MASKS}ap": "mask AP", f"{MASKS}ap50": "mask AP50"}
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class DetectedSet:
         images: Number of images.
         scores: "ap" and "ap50" with their 95 % intervals; with masks also "mask_ap" and "mask_ap50".
         metrics: All scores as plain numbers.
-        per_class: Average precision by class name; None for classes without an object.
+        per_class: Average precision (AP) by class name; None for classes without an object.
         folder: Folder of tables, pictures and all detections.
-        mask_per_class: Average precision of masks as in `per_class`; empty without masks.
+        mask_per_class: Average precision of masks by class name, as in `per_class`; empty without masks.
     """
 
     data: str
@@ -58,12 +58,12 @@ def evaluate_detector(model: str, data: Sequence[str], settings: EvalSettings, c
     """Evaluate the detector of a run on sets of images with boxes, by default on the run's own test images."""
     require_metrics()
     run = open_model_folder(model)
-    detector_parts = load_detector(run, settings.device)
+    detector, card, device = load_detector(run, settings.device)
     results = []
     for target in data or [None]:
-        boxed, positions = _open_images(run, target, settings, detector_parts[1], console)
+        boxed, positions = _open_images(run, target, settings, card, console)
         folder = report_folder(run, target, data, settings)
-        results.append(_evaluate_set(*detector_parts, boxed, positions, folder, settings, console))
+        results.append(_evaluate_set(detector, card, device, boxed, positions, folder, settings, console))
     return results
 
 
@@ -91,7 +91,7 @@ def _open_images(
 
 
 def with_classes(boxed: BoxedImages, classes: Sequence[str]) -> BoxedImages:
-    """Return the images with the labels of their boxes in a detector's order of classes."""
+    """Return the images with the labels of their boxes renumbered in a detector's class order, by class name."""
     unknown = [name for name in boxed.classes if name not in classes]
     if unknown:
         raise UserError(
@@ -130,11 +130,18 @@ def _evaluate_set(
         figure = precision_recall_figure(matches, card.classes, np.ones(len(indices)))
         save_figure(folder / f"{kind}precision_recall.png", figure)
     class_scores = sorted((value, name) for name, value in evaluation.per_class.items() if value is not None)
-    worst = ", ".join(f"{name} {value:.3f}" for value, name in class_scores[:WORST])
-    titles = {name: title for name, title in TITLES.items() if name in evaluation.scores}
+    worst = ", ".join(f"{name} {value:.3f}" for value, name in class_scores[:MAX_WORST_CLASSES])
+    titles = {name: title for name, title in SCORE_TITLES.items() if name in evaluation.scores}
     scores = ", ".join(f"{title} {format_score(evaluation.scores[name])}" for name, title in titles.items())
     count = counted(len(indices), "image")
     console.say(f"{boxed.images.name}: {scores} on {count}; tables and pictures are in {folder}")
     console.say(f"AP by class, lowest first: {worst}")
-    parts = evaluation.scores, evaluation.metrics, evaluation.per_class
-    return DetectedSet(boxed.images.name, len(indices), *parts, folder, evaluation.mask_per_class)
+    return DetectedSet(
+        boxed.images.name,
+        len(indices),
+        evaluation.scores,
+        evaluation.metrics,
+        evaluation.per_class,
+        folder,
+        evaluation.mask_per_class,
+    )

@@ -1,4 +1,4 @@
-"""Evaluation of frozen backbones on data sets, with a table and pictures: `paucal eval --protocol knn ...`."""
+"""`paucal eval --protocol knn ...`: evaluation of frozen backbones on data sets, with a table and figures."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -55,10 +55,10 @@ from paucal.types import UserError
 from paucal.verbs.eval.images import open_data, seen_with_labels
 from paucal.verbs.eval.settings import EvalSettings, FrozenSettings
 
-SUITE = "table9"
+SUITE = "table9"  # name for all data sets of `TABLE9`
 REPORTS = {"train": write_report, "pretrain": write_pretraining_report}  # writer of the report, by the verb of the run
-MAX_COMPARED = MAX_MODELS - 2  # besides the evaluated model and the random model
-MATCHED_IMAGES = 2  # number of images whose matches are drawn, for every kind of second view
+MAX_COMPARED = MAX_MODELS - 2  # the other two are the evaluated model and the random model
+MATCHED_IMAGES = 2  # number of images whose matches are drawn, with each kind of second view
 CHANGE_TITLES: dict[Change, str] = {"mirror": "mirrored", "crop": "cropped"}
 
 
@@ -67,7 +67,8 @@ class FrozenTable:
     """Scores of frozen backbones on data sets.
 
     Attributes:
-        rows: Rows by data set, protocol and measure, with every model's score and the first model's gains.
+        rows: Row for each data set, protocol and score, with the score of every model and the first model's gains over
+            the others.
         about: Facts about models, data and settings, as JSON values.
         folder: Folder of the table.
     """
@@ -87,7 +88,7 @@ def evaluate_frozen(
 ) -> FrozenTable:
     """Evaluate a model, the models to compare it with and a random model; print and store the table.
 
-    Without data, the run's own images are used; "table9" stands for all of its sets that are available.
+    If `data` is empty, the images of the run are used; "table9" in it means all available data sets of that suite.
     """
     names = [model, *(settings.compare or [])]
     _check_settings(settings, len(names) - 1)
@@ -101,10 +102,10 @@ def evaluate_frozen(
     pictured_data: EvaluationData | None = None
     for opened_data in _open_sets(data, run, settings, console, _common_reading(subjects)):
         images = _without_seen(opened_data, model, console)
-        remarks_on_seen = _say_seen(images, names, console)
-        # A suite includes sets whose images have several classes each, and not all protocols suit those sets.
-        suited: list[Protocol] = [name for name in protocols if images.labels.ndim == 1 or name in SEVERAL_CLASSES]
-        applied: Sequence[Protocol] = suited if SUITE in data else protocols
+        remarks_on_seen = _report_seen(images, names, console)
+        # The suite has sets whose images have several classes each, which some protocols do not support.
+        supported: list[Protocol] = [name for name in protocols if images.labels.ndim == 1 or name in SEVERAL_CLASSES]
+        applied: Sequence[Protocol] = supported if SUITE in data else protocols
         outcomes = {
             subject.name: evaluate_backbone(subject, images, applied, options, console.progress) for subject in subjects
         }
@@ -134,7 +135,7 @@ def _check_settings(settings: FrozenSettings, n_compared: int) -> None:
     if settings.cache is not None and settings.no_cache:
         raise UserError("--cache and --no-cache contradict each other: give one of them.")
     if n_compared > MAX_COMPARED:
-        raise UserError(f"--compare names {n_compared} models, but a table has room for {MAX_COMPARED}: give fewer.")
+        raise UserError(f"--compare names {n_compared} models, but at most {MAX_COMPARED} are supported: give fewer.")
 
 
 def _open_subjects(
@@ -205,16 +206,14 @@ def _protocol_options(settings: EvalSettings, first: FrozenBackbone) -> Protocol
 
 
 def _common_reading(subjects: Sequence[FrozenBackbone]) -> Reading:
-    """Return how to read images for all models: at the resolution of the largest input.
+    """Return how to read images for all models: at the resolution of the model with the largest input.
 
-    Values of more than 8 bits are read as for the first model.
+    Values of more than 8 bits are converted as for the first model.
     """
     inputs = [subject.preprocessing for subject in subjects]
     if len({preprocessing.channels for preprocessing in inputs}) > 1:
         channels = ", ".join(f"{subject.name} {subject.preprocessing.channels}" for subject in subjects)
-        raise UserError(
-            f"the models read different numbers of channels ({channels}): evaluate each on images of its own."
-        )
+        raise UserError(f"the models read different numbers of channels ({channels}): evaluate them in separate calls.")
     return reading_for([max(max(preprocessing.image_size) for preprocessing in inputs)], inputs[0].reading)
 
 
@@ -256,8 +255,11 @@ def _without_seen(data: EvaluationData, model: str, console: Console) -> Evaluat
     return replace(data, parts={**data.parts, "test": left})
 
 
-def _say_seen(data: EvaluationData, models: Sequence[str], console: Console) -> dict[str, list[str]]:
-    """Print how many test images were used in the pre-training of each model; return the sentences by model."""
+def _report_seen(data: EvaluationData, models: Sequence[str], console: Console) -> dict[str, list[str]]:
+    """Print how many test images each model was pre-trained on without labels; return the sentences by model name.
+
+    Test images whose labels a model has seen are refused.
+    """
     runs, test = {name: find_run(name) or run_behind(name) for name in models}, data.parts["test"]
     for name, run in runs.items():
         require_unseen(name, run, data.images, test)
@@ -307,7 +309,7 @@ def _update_report(run: RunFolder, say: Callable[[str], None]) -> None:
 
 
 def _draw_scores(folder: Path, rows: Sequence[Row], level: float) -> None:
-    """Draw the scores into the folder of the table; nothing is drawn if no score is a share."""
+    """Draw the scores into the folder of the table, or remove an old figure if there is no score to draw."""
     drawable = shown_rows(rows)
     if drawable:
         save_figure(folder / SCORES_PICTURE, protocols_figure(drawable, level))
@@ -330,14 +332,14 @@ def _draw_matches(
             for change in options.changes
         ]
         save_figure(folder / MATCHES_PICTURE, matches_sheet(pairs))
-    except Exception as problem:  # any error: the scores matter more than the picture
+    except Exception as problem:  # any error: the scores are more important than the picture
         reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
         say(f"note: matching cells are not drawn ({reason}).")
         _remove_matches(folder)
 
 
 def _remove_matches(folder: Path) -> None:
-    """Remove the picture of an earlier model, which would be mistaken for that of this model."""
+    """Remove the matches drawn by an earlier evaluation, which would be mistaken for matches of this model."""
     with suppress(OSError):
         (folder / MATCHES_PICTURE).unlink(missing_ok=True)
 
@@ -349,17 +351,18 @@ def _matched_pair(subject: FrozenBackbone, data: EvaluationData, index: int, cha
     first_image, second_image = (view.to(subject.device) for view in sample.views)
     picture, geometry = data.images.store.read(index), sample.geometry or []
     all_matches = match_images(subject.backbone.model, first_image, second_image, first_image[0].numel())
-    matches, right = scored_pairs(all_matches, geometry)
+    matches, right = scored_matches(all_matches, geometry)
     share = f"{int(right.sum())} of {len(right)} right"
     names = (f"test image {index}", f"{CHANGE_TITLES[change]}: {share}")
     pictures = visible_part(picture, geometry[0], size), visible_part(picture, geometry[1], size)
     return MatchedPair(pictures, matches, names, right)
 
 
-def scored_pairs(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple[Correspondence, Tensor]:
-    """Return the pairs that the protocol scores, and which are right: the most confident ones within the second view.
+def scored_matches(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple[Correspondence, Tensor]:
+    """Return the matches that the protocol scores, and a mask of those that are right.
 
-    `matches` has all cells of the first view, the most confident first; `geometry` the (2, 3) geometry of both views.
+    The protocol scores the most confident matches whose true position is within the second view. `matches` has a match
+    for each cell of the first view, the most confident first; `geometry` has the (2, 3) geometry of both views.
     """
     grid, (rows, columns) = matches.grids
     first, second = matches.first.cpu(), matches.second.cpu()

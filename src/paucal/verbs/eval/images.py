@@ -1,4 +1,4 @@
-"""The choice of images to evaluate a model on, without its training images, and the folders of the results."""
+"""Choose the images to evaluate a model on, without its training images, and the folders for the results."""
 
 import os
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
 from paucal.wording import counted
 
 TEST = "test"
-# Settings to open a run's data, beside its location.
-OPENING = ("data_root", "label_column", "label_separator", "image_column", "channels", "classes")
+# Settings, in addition to the location, that determine how a run's data are opened.
+OPENING_SETTINGS = ("data_root", "label_column", "label_separator", "image_column", "channels", "classes")
 MASKS = "masks"  # folder of predicted masks
 
 
@@ -49,8 +49,8 @@ class ChosenImages:
 
     Attributes:
         positions: Positions in the set, ascending.
-        notes: Sentences on what was left out, and why.
-        groups: Number of the group of each image of the set; None for independent images.
+        notes: Sentences on which images were left out, and why.
+        groups: Group number of each image of the set; None for independent images.
     """
 
     positions: NDArray[np.int64]
@@ -65,34 +65,36 @@ def say_notes(console: Console, images: ImageSet, reading: Reading, chosen: Chos
 
 
 def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: str | None) -> ChosenImages:
-    """Choose the images to evaluate a run's model on; without a part, the test images.
+    """Choose the images to evaluate a run's model on; if `part` is None, the test images.
 
-    If all images are the run's own, wherever they are stored, they have the splits of the run. Otherwise, images whose
-    labels were used to train or select the run or an earlier run it started from are left out. `target` is DATA as
-    given; None for the run's own images.
+    If all images are images of the run, wherever they are stored, the splits of the run apply. Otherwise, images are
+    left out whose labels were used to train or select the run, or an earlier run that it started from. `target` is DATA
+    as given; None for the images of the run.
     """
     if target is None:
         split = read_split(run.split, images)
-        otherwise = f"{run.path} has no {part or TEST} images: choose another --part, or give DATA."
-        return _require_some(ChosenImages(split.indices(part or TEST), groups=split.groups), otherwise)
+        advice = f"{run.path} has no {part or TEST} images: choose another --part, or give DATA."
+        return _require_some(ChosenImages(split.indices(part or TEST), groups=split.groups), advice)
     identities, history = Identities(images, streamed=True), readable_history(run)
-    if (parts := own_parts(history, identities)) is not None:
+    if (parts := parts_in_run(history, identities)) is not None:
         chosen = ChosenImages(np.flatnonzero(parts == (part or TEST)))
         counts = ", ".join(f"{int((parts == name).sum())} {name}" for name in dict.fromkeys(("train", "val", TEST)))
         text = f"{target} has only images of {run.path} ({counts})"
         chosen = _require_some(chosen, f"{text}: name another part with --part to use these, or give other images.")
         return replace(chosen, notes=(f"{text}: evaluated on the {part or TEST} images",))
-    pool = _declared_positions(images, part, target)
+    candidates = _declared_positions(images, part, target)
     is_seen = seen_with_labels(history, identities)
     return _require_some(
-        ChosenImages(pool[~is_seen[pool]], tuple(_seen_notes(run, history, identities, pool, is_seen))),
-        f"all {len(pool)} images of {target} are training or validation images of {run.path}: give images that it has "
-        "not seen, or leave DATA out for its own test images.",
+        ChosenImages(
+            candidates[~is_seen[candidates]], tuple(_seen_notes(run, history, identities, candidates, is_seen))
+        ),
+        f"all {len(candidates)} images of {target} are training or validation images of {run.path}: give images that "
+        "it has not seen, or leave DATA out for its own test images.",
     )
 
 
-def own_parts(history: Sequence[LearnedImages], identities: Identities) -> NDArray[np.str_] | None:
-    """Return the split of each image in a run, (N,), if all images are the run's own; otherwise None."""
+def parts_in_run(history: Sequence[LearnedImages], identities: Identities) -> NDArray[np.str_] | None:
+    """Return the (N,) splits that the images have in a run; None unless all of them are images of the run."""
     if not history or not history[0].labelled or not len(identities.images):
         return None
     parts = history[0].parts_of(identities)
@@ -100,7 +102,7 @@ def own_parts(history: Sequence[LearnedImages], identities: Identities) -> NDArr
 
 
 def seen_with_labels(history: Sequence[LearnedImages], identities: Identities) -> NDArray[np.bool_]:
-    """Return which images' labels were used to train or select a run or an earlier run it started from, (N,)."""
+    """Return an (N,) mask of the images whose labels were used to train or select a run, or a run it started from."""
     is_seen = np.zeros(len(identities.images), dtype=bool)
     for learned in history:
         if learned.labelled:
@@ -108,12 +110,12 @@ def seen_with_labels(history: Sequence[LearnedImages], identities: Identities) -
     return is_seen
 
 
-def is_same_place(run: RunFolder, target: str, settings: LabelledDataSettings) -> bool:
+def is_data_of_run(run: RunFolder, target: str, settings: LabelledDataSettings) -> bool:
     """Return whether DATA is the data that a run was trained on, to be opened with the same settings."""
     if not run.config.is_file():
         return False
     run_settings, pinned = run.settings, pin_data(replace(settings, data=target))
-    has_same_opening = all(getattr(pinned, name) in (None, run_settings.get(name)) for name in OPENING)
+    has_same_opening = all(getattr(pinned, name) in (None, run_settings.get(name)) for name in OPENING_SETTINGS)
     return run_settings.get("data") == pinned.data and has_same_opening
 
 
@@ -131,19 +133,19 @@ def _seen_notes(
     run: RunFolder,
     history: Sequence[LearnedImages],
     identities: Identities,
-    pool: NDArray[np.int64],
+    candidates: NDArray[np.int64],
     is_seen: NDArray[np.bool_],
 ) -> list[str]:
     if not history or history[0].rows is None:
         return [f"whether the model was trained on these images is unknown: {run.path} has no split.csv"]
-    notes, count, this_run = [], int(is_seen[pool].sum()), history[0]
+    notes, count, this_run = [], int(is_seen[candidates].sum()), history[0]
     if count:
         notes.append(
-            f"left out {count} of the {len(pool)} images: {run.path}, or a run that it started from, used them "
-            f"for training or selection; {len(pool) - count} remain"
+            f"left out {count} of the {len(candidates)} images: {run.path}, or a run that it started from, used them "
+            f"for training or selection; {len(candidates) - count} remain"
         )
     same_key = this_run.labelled * int(
-        (this_run.same_keys(identities) & (this_run.parts_of(identities) == "") & ~is_seen)[pool].sum()
+        (this_run.same_keys(identities) & (this_run.parts_of(identities) == "") & ~is_seen)[candidates].sum()
     )
     if same_key:
         same_name = counted(same_key, "image has the name", "images have the names")
@@ -156,31 +158,31 @@ def _seen_notes(
     return notes
 
 
-def _require_some(chosen: ChosenImages, otherwise: str) -> ChosenImages:
+def _require_some(chosen: ChosenImages, advice: str) -> ChosenImages:
     if not len(chosen.positions):
-        raise UserError(f"there are no images to evaluate: {otherwise}")
+        raise UserError(f"there are no images to evaluate: {advice}")
     return chosen
 
 
 def open_data(
     target: str | None, run: RunFolder | None, settings: EvalSettings, console: Console, reading: Reading = WHOLE
 ) -> EvaluationData:
-    """Open a data set for frozen features, with the splits of the run if all images are the run's own.
+    """Open a data set for frozen features, with the splits of the run if all its images are images of the run.
 
-    Without a target, the run's own images are opened. Weights files and timm models have no run. A UserError is raised
-    for a data set that does not exist, or that lacks a split.
+    If `target` is None, the images of the run are opened. `run` is None for weights files and timm models. A UserError
+    is raised for a data set that does not exist, or that lacks a split.
     """
     with console.progress("reading images") as advance:
         if target is not None and (folder := _voc_folder(target, settings)) is not None:
             data = open_voc(folder)
         else:
-            column = None if run is None else run.settings.get("target")  # of a run that predicts numbers
+            column = None if run is None else run.settings.get("target")  # None unless the run is a regression
             if run is not None and column is not None and target is None:
                 raise UserError(
-                    f"the images of {str(run.path)!r} have numbers ({column!r}), and frozen features are evaluated "
+                    f"the images of {str(run.path)!r} have numbers ({column!r}), but frozen features are evaluated "
                     "with classes: give DATA with classes."
                 )
-            if run is not None and column is None and (target is None or is_same_place(run, target, settings)):
+            if run is not None and column is None and (target is None or is_data_of_run(run, target, settings)):
                 images = open_again(run, advance, settings.download, reading)
             else:
                 images = load_images(replace(settings, data=str(target)), advance, reading=reading)
@@ -205,24 +207,24 @@ def _voc_folder(target: str, settings: OpeningSettings) -> Path | None:
 
 
 def _parts_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Split | None:
-    """Return the splits of images in a run, if all images are the run's own; None if splits have to be drawn.
+    """Return the splits that the images have in a run; None if splits must be drawn, as for images of other origin.
 
-    A pre-training run has no splits and saw no labels, so new splits leak nothing.
+    Splits are drawn for a pre-training run too: it has none and saw no labels, so new splits leak nothing.
     """
     if run.config.is_file() and run.verb == "pretrain":
         return None
     if target is None:
         return read_split(run.split, images)
-    parts = own_parts(readable_history(run), Identities(images, streamed=True))
+    parts = parts_in_run(readable_history(run), Identities(images, streamed=True))
     if parts is None or not {"train", "test"} <= set(parts.tolist()):
         return None
-    return Split(parts, f"the parts that the images have in {run.path}")
+    return Split(parts, f"splits of {run.path}")
 
 
-def check_places(model: str, data: Sequence[str], settings: EvalSettings, more: Sequence[str] = ()) -> None:
+def check_result_folders(model: str, data: Sequence[str], settings: EvalSettings, more: Sequence[str] = ()) -> None:
     """Refuse an unusable folder for results before any work is done.
 
-    `more` are further names of result files; see `check_results`.
+    `more` has names of further result files; see `check_results`.
     """
     frozen = any(name != "classification" for name in settings.protocols)
     folders = [table_folder(model, settings)] if frozen else []
@@ -246,7 +248,10 @@ def table_folder(model: str, settings: EvalSettings) -> Path:
 
 
 def report_folder(run: RunFolder, target: str | None, data: Sequence[str], settings: EvalSettings) -> Path:
-    """Return the folder for the report on a data set, or on the run's own images if the target is None."""
+    """Return the folder for the report on the data set `target`, or on the run's own images if it is None.
+
+    `data` has all data sets of the evaluation, from which the name must differ.
+    """
     part = settings.part or "test"
     name = part if target is None else _folder_name(target, data) + (f"-{settings.part}" if settings.part else "")
     if settings.scales or settings.mirror:  # a separate folder from the run's own results
@@ -260,14 +265,14 @@ def report_folder(run: RunFolder, target: str | None, data: Sequence[str], setti
 def _folder_name(target: str, targets: Sequence[str]) -> str:
     """Return a folder name for the results on a set, different from the names of splits and of other sets."""
     path = Path(os.path.realpath(target))
-    others = {Path(os.path.realpath(other)) for other in targets} - {path}
-    taken = {*PARTS, *(name for other in others for name in _possible_names(other))}
+    other_paths = {Path(os.path.realpath(other)) for other in targets} - {path}
+    used_names = {*PARTS, *(name for other in other_paths for name in _possible_names(other))}
     names = _possible_names(path)
-    return next((name for name in names if name not in taken), names[-1])
+    return next((name for name in names if name not in used_names), names[-1])
 
 
 def _possible_names(path: Path) -> list[str]:
-    """Return names for the results on a set, from the shortest to its whole path."""
+    """Return possible folder names for a set, from the stem of its path to the whole path joined by hyphens."""
     parts = ["", *path.parts[1:]]
     longer_names = ("-".join(parts[-depth:]) for depth in range(2, len(parts) + 1))
     return [path.stem, f"{path.parent.name}-{path.stem}", *longer_names]

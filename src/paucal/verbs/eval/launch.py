@@ -16,7 +16,7 @@ from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
 from paucal.verbs.eval.classification import ClassifiedSet, evaluate_classifier
 from paucal.verbs.eval.frozen import FrozenTable, evaluate_frozen
-from paucal.verbs.eval.images import MASKS, check_places, table_folder
+from paucal.verbs.eval.images import MASKS, check_result_folders, table_folder
 from paucal.verbs.eval.regression import PLOT, NumberedSet, evaluate_regressor
 from paucal.verbs.eval.settings import EvalSettings, FrozenSettings
 
@@ -29,16 +29,17 @@ Source = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Finding:
-    """One number of an evaluation.
+    """One score of an evaluation.
 
     Attributes:
         data: Name of the data set.
-        protocol: "classification", "knn", "linear", "logistic", "correspondence" or "few-labels"; "detection",
-            "segmentation" or "regression" for such runs.
+        protocol: "classification", "knn", "linear", "logistic", "correspondence" or "few-labels"; or "detection",
+            "segmentation" or "regression" for runs of these tasks.
         setting: Setting of the protocol, such as "k = 20"; empty if it has none.
         score: Name of the score.
-        model: Name of the model; the evaluated one comes first.
-        value: Share in [0, 1], distance in pixels (correspondence), nats (loss), or in the unit of a predicted number.
+        model: Name of the model; the scores of the evaluated model come before those of models compared with it.
+        value: Value of the score: a share in [0, 1], a distance in pixels (correspondence), a loss in nats, or an error
+            in the unit of the target (regression).
         low: Lower end of the interval; None without an interval.
         high: Upper end of the interval; None without an interval.
     """
@@ -60,11 +61,11 @@ class Evaluation:
     Attributes:
         model: Evaluated model: a run folder, a file or the name of a timm model.
         classification: Report on each data set; empty if classification was not requested.
-        frozen: Table of frozen features; None if it was not requested.
+        frozen: Scores of frozen features; None if they were not requested.
         detection: Scores of a detector on each data set; empty for other models.
         segmentation: Scores of a segmentation network on each data set; empty for other models.
         regression: Scores of predicted numbers on each data set; empty for other models.
-        said: Lines that the command line prints besides its tables: notes, warnings, folders of the results.
+        said: Lines that the command line prints in addition to its tables: notes, warnings, folders of the results.
     """
 
     model: str
@@ -77,15 +78,15 @@ class Evaluation:
 
     @property
     def findings(self) -> list[Finding]:
-        """Every number that the command line prints, in the same order; `pandas.DataFrame` accepts this list."""
+        """Every score that the command line prints, in the same order; `pandas.DataFrame` accepts this list."""
         return [Finding(data, *line, model, s.value, s.low, s.high) for data, line, model, s in self._all_scores()]
 
     def score(self, protocol: str = "classification", data: str | None = None) -> Score:
         """Return the model's first printed score for a protocol, with its interval.
 
         Args:
-            protocol: Name of the protocol; the score is the accuracy (mAP for several labels) for "classification",
-                and the score of the usual setting for the other protocols.
+            protocol: Name of the protocol. For "classification", the score is the accuracy, or the mAP for images with
+                several labels; for other protocols, the score of the usual setting.
             data: Name of the data set; None for the first.
 
         Raises:
@@ -98,7 +99,7 @@ class Evaluation:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores on the first data set, as returned by the training verb; empty for frozen features."""
+        """The scores on the first data set, with the names that the training verb uses; empty for frozen features."""
         if self.detection:
             return dict(self.detection[0].metrics)
         for scored in (*self.segmentation, *self.regression):
@@ -106,7 +107,7 @@ class Evaluation:
         return self.classification[0].report.values if self.classification else {}
 
     def _all_scores(self) -> Iterator[tuple[str, tuple[str, str, str], str, Score]]:
-        """Yield data set, (protocol, setting, name of the score), model and score."""
+        """Yield for each score its data set, (protocol, setting, score name), model and value with interval."""
         for evaluated in self.classification:
             for name, score in evaluated.report.scores.items():
                 yield evaluated.data, ("classification", "", name), self.model, score
@@ -128,16 +129,16 @@ def evaluate(subject: Source, /, data: Data | Sequence[Source] | None = None, **
     """Evaluate a model on images with labels, boxes or masks; the same as `paucal eval`.
 
     Args:
-        subject: A run or its folder; for frozen features also a weights file or the name of a timm model.
+        subject: A run folder; for frozen features also a weights file or the name of a timm model.
         data: One or several sources of labelled images, or a DataFrame; by default the run's own test images.
         **settings: Any field of `paucal.verbs.eval.settings.EvalSettings`, such as `protocol`, `device` or
             `output`.
 
     Returns:
-        The reports and the table, which are also stored.
+        The scores, which are also written to files.
 
     Raises:
-        UserError: A model or a data set does not exist, or does not suit a protocol.
+        UserError: A model or a data set does not exist, or a protocol does not support it.
         TypeError: A setting does not exist.
 
     Example:
@@ -160,7 +161,7 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
     if settings.real_labels is not None and (len(data) > 1 or "classification" not in requested):
         raise UserError("--real-labels needs --protocol classification and exactly one DATA.")
     reasons = {
-        "part": "is not for frozen features, which are evaluated on the test images and fitted to the others",
+        "part": "is not for frozen features, which are evaluated on the test images and fitted to other images",
         "mirror": "averages the predictions of a classifier",
         "precision": "is only for classifiers",
     }
@@ -175,7 +176,7 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
         raise UserError(f"--scales needs a segmentation model, but {model} is for {task}: leave it out.")
     if task != CLASSIFICATION:
         return _evaluate_task(model, data, task, settings, console)
-    check_places(model, data, settings)
+    check_result_folders(model, data, settings)
     reports = evaluate_classifier(model, data, settings, console) if "classification" in requested else []
     folder = table_folder(model, settings)
     table = evaluate_frozen(model, data, protocols, settings, folder, console) if protocols else None
@@ -183,7 +184,7 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
 
 
 def _refuse_frozen(settings: EvalSettings) -> None:
-    """Refuse settings that only the protocols on frozen features read; all evaluations have a seed."""
+    """Refuse settings that only the protocols on frozen features use, except the seed, which others use too."""
     for item in fields(FrozenSettings):
         if item.name != "seed" and getattr(settings, item.name) != item.default:
             raise UserError(
@@ -193,7 +194,7 @@ def _refuse_frozen(settings: EvalSettings) -> None:
 
 
 def _evaluate_task(model: str, data: Sequence[str], task: str, settings: EvalSettings, console: Console) -> Evaluation:
-    """Evaluate a detector on boxes, a segmentation network on masks, or predicted numbers on true ones."""
+    """Evaluate a detector on boxes, a segmentation network on masks, or a regression model on numbers."""
     if settings.protocol is not None:
         raise UserError(
             f"--protocol is for classifiers and frozen features, but {model} is for {task}: leave it out, or "
@@ -202,7 +203,7 @@ def _evaluate_task(model: str, data: Sequence[str], task: str, settings: EvalSet
     for name in ("real_labels", "precision") if task == SEGMENTATION else ("mirror", "real_labels", "precision"):
         if getattr(settings, name):
             raise UserError(f"{flag(name)} is for classifiers, but {model} is for {task}: leave it out.")
-    check_places(model, data, settings, {SEGMENTATION: [MASKS], REGRESSION: [PLOT]}.get(task, []))
+    check_result_folders(model, data, settings, {SEGMENTATION: [MASKS], REGRESSION: [PLOT]}.get(task, []))
     if task == REGRESSION:
         return Evaluation(model, regression=evaluate_regressor(model, data, settings, console))
     # Imported here, since these modules load the libraries that score boxes and masks.

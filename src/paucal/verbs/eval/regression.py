@@ -1,4 +1,4 @@
-"""`paucal eval` for a run of `paucal train --target`: the evaluation of its numbers on images with true ones."""
+"""`paucal eval` for a run of `paucal train --target`: evaluation on images with numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ PLOT = "predicted.png"
 
 @dataclass(frozen=True)
 class NumberedSet:
-    """The scores of predicted numbers on one set of images.
+    """The scores of a regression model on one set of images.
 
     Attributes:
         data: Name of the set.
@@ -47,7 +47,7 @@ class NumberedSet:
 
     @property
     def scores(self) -> dict[str, Score]:
-        """The scores with their intervals."""
+        """The scores with their intervals, by name."""
         return self.report.scores
 
     @property
@@ -57,7 +57,7 @@ class NumberedSet:
 
 
 def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[NumberedSet]:
-    """Evaluate the model of a run on each table with true numbers; by default on the run's own test images."""
+    """Evaluate the model of a run on each set of images with numbers; by default on the run's own test images."""
     run = open_model_folder(model)
     regressor, results = load_regressor(run, settings.device), []
     if not data and not run.config.exists():

@@ -1,4 +1,4 @@
-"""`paucal eval` for a run of `paucal segment`: the evaluation of its network on images with masks."""
+"""`paucal eval` for a run of `paucal segment`: evaluation on images with masks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,11 +35,11 @@ from paucal.wording import images_text
 
 @dataclass(frozen=True)
 class SegmentedSet:
-    """The scores of a network on one set of images.
+    """The scores of a segmentation network on one set of images.
 
     Attributes:
         data: Name of the set.
-        report: Scores with intervals, scores of the classes, and the confusion of classes.
+        report: Scores with intervals, scores by class, and the confusion of classes.
         folder: Folder of the tables and the predicted masks.
     """
 
@@ -56,7 +56,7 @@ class SegmentedSet:
 def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[SegmentedSet]:
     """Evaluate the network of a run on each set of images with masks; by default on the run's own images.
 
-    The windows and scales are the same as in the run's test, unless others are given.
+    Windows and scales are the same as at the end of the run; `settings` can set other scales, and mirroring.
     """
     check_factors("scales", settings.scales)
     run = open_model_folder(model)
@@ -84,13 +84,15 @@ def _stored_settings(run: RunFolder) -> SegmentSettings:
     try:
         return typed_settings(run.settings, SegmentSettings)
     except TypeError as problem:
-        raise UserError(f"the settings of {str(run.path)!r} are not those of a segmentation ({problem}).") from problem
+        raise UserError(
+            f"the settings of {str(run.path)!r} are invalid for a run of paucal segment ({problem}): check the path."
+        ) from problem
 
 
 def _open_masked(
     target: str, model: SegmentationModel, settings: EvalSettings, ignore: list[int] | None, console: Console
 ) -> SegmentationData:
-    """Open other images with masks, whose values have the same meaning as in training."""
+    """Open images with masks that are not the run's own; mask values must have the same meaning as in training."""
     with other_kinds_named(Path(target), "segment"):
         pairs = find_pairs(Path(target))
     with console.progress("reading images") as advance:
@@ -100,7 +102,7 @@ def _open_masked(
         masked = read_masks(images, pairs, ignore=ignore, named=named, report=advance, coding=model.card.coding)
     for note in (*masked.images.notes, *masked.doubts()):
         console.say(f"note: {note}")
-    split = Split(np.full(len(masked.images), "test", dtype="<U6"), "judged alone")
+    split = Split(np.full(len(masked.images), "test", dtype="<U6"), "all images are test images")
     return SegmentationData(masked.images, split, masked=masked)
 
 

@@ -38,7 +38,7 @@ class ScoringSettings:
         group="evaluation",
     )
     real_labels: str | None = option(
-        "JSON list of the right class numbers of each image, as published for ImageNet (ReaL); adds that accuracy",
+        "JSON list with the correct class numbers of each image, as published for ImageNet (ReaL); adds an accuracy",
         group="evaluation",
     )
     output: str | None = option("folder for the results; by default in the run", group="evaluation")
@@ -53,7 +53,7 @@ class FrozenSettings:
     """Every setting of the protocols on frozen features."""
 
     compare: list[str] | None = option(
-        "other models, each a column of its own, on the same test images", None, group=_GROUP
+        "other models to evaluate on the same test images, each in a column of the table", None, group=_GROUP
     )
     model: str | None = option("timm model of a weights file", None, group=_GROUP)
     network: str | None = option(
@@ -63,9 +63,9 @@ class FrozenSettings:
     img_size: list[int] | None = option(
         "image side, or height and width, for a weights file or timm model", None, group=_GROUP
     )
-    no_floor: bool = option("leave out the same architecture with random weights", False, group=_GROUP)
+    no_floor: bool = option("do not evaluate the same architecture with random weights", False, group=_GROUP)
     features: str = option(
-        "auto, pooled, the last few concatenated (blocks:4, stages:2), or class token and mean of patches (class+mean)",
+        "auto, pooled, the last blocks or stages (blocks:4, stages:2), or class token and mean of patches (class+mean)",
         "auto",
         group=_GROUP,
     )
@@ -73,7 +73,9 @@ class FrozenSettings:
     cache: str | None = option("folder of stored features; by default in the user's cache", None, group=_GROUP)
     no_cache: bool = option("do not store features", False, group=_GROUP)
     metric: Literal["accuracy", "mean_per_class", "roc_auc"] | None = option(
-        "score of linear and logistic; by default that of the paper's table", None, group=_GROUP
+        "score of linear and logistic; by default accuracy, or for the sets of table9 the score of that table",
+        None,
+        group=_GROUP,
     )
     max_images: int | None = option("largest number of images per part", None, group=_GROUP, low=1, high=MAX_COUNT)
     augment: bool = option("linear probe: new augmented views in every epoch, as published (slow)", False, group=_GROUP)
