@@ -43,7 +43,7 @@ def test_show__prints_numbers_and_settings(capsys, monkeypatch):
     assert "--epochs 300 --schedule-epochs 300" in said
     assert "recipe drloc-scratch: arXiv:2106.03746, section 4" in said
     assert call("study", "show", "dhvt-table-4") == 0
-    reading = "recipe dhvt-cifar: arXiv:2210.05958, supplement, with all of the augmentation of its code"
+    reading = "recipe dhvt-cifar: arXiv:2210.05958, supplement, with the augmentation of the code"
     assert reading in capsys.readouterr().out
     assert call("study", "show", "esvit-figure-6") == 0
     assert "by hand: paucal explain RUN IMAGE OTHER_IMAGE" in capsys.readouterr().out

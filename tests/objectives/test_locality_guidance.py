@@ -126,5 +126,5 @@ def test_run__is_guided_by_a_run_of_the_same_split_and_no_other(tmp_path):
 def test_settings__without_effect_are_refused():
     with pytest.raises(UserError, match="--guide has no effect without --add locality"):
         check_used(TrainSettings(guide="runs/1"), {"guide": "flag"})
-    with pytest.raises(UserError, match="--attention-init is for runs from scratch"):
+    with pytest.raises(UserError, match="--attention-init is for runs from random weights"):
         check_used(TrainSettings(attention_init="mimetic", init="runs/1"), {"attention_init": "flag"})

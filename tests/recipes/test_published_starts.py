@@ -86,5 +86,5 @@ def test_tuning__of_random_weights_is_refused_and_a_start_brings_its_moments(nam
 
 def test_command__says_so_in_one_sentence(capsys, tmp_path):
     message = failure(capsys, "train", "--recipe", "dhvt-finetune", "--output", tmp_path / "run")
-    assert "DHVT's are not published: give --init a run, such as one of --recipe dhvt-imagenet" in message
+    assert "which are not published for DHVT: give --init a run, such as one of --recipe dhvt-imagenet" in message
     assert not (tmp_path / "run").exists()

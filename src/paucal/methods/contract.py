@@ -1,6 +1,6 @@
-"""The interface of methods: everything that a method or extra loss defines.
+"""The interface of methods: everything that a training method, extra loss or pre-training method defines.
 
-Runs, rules and the trainer use methods only through these classes. A default means that the method lacks this part.
+Runs, rules and the trainer use methods only through these classes. A method may leave out fields that have a default.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,24 +16,24 @@ from paucal.objectives import Objective, Term
 from paucal.rules.resolve import Rule
 from paucal.types import Crops
 
-Row = Mapping[str, float]
+Row = Mapping[str, float]  # the metrics of an epoch, by name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The common part of methods and extra losses.
+    """The common fields of methods and extra losses.
 
     Attributes:
         name: Name on the command line.
         summary: Description in one line.
-        settings: Dataclass of its own settings, if any.
-        paths: Names of its settings that are paths.
-        rules: Rules for its own settings, and special rules for shared ones, by setting.
+        settings: Dataclass of the settings that only this entry has; None without any.
+        paths: Names of these settings that are paths.
+        rules: Rules for these settings, and rules that replace the common ones for shared settings, by setting.
         check: Raises a UserError for settings that contradict each other.
-        advice: Why its settings have no effect in a run without it, with advice; "{flag}", the run's "{method}" and
-            the entry's "{name}" are filled in.
-        superseded: Returns the settings of a recipe that do not apply beside the given ones, from the settings and
-            their origins.
+        advice: End of the error message "FLAG has no effect ..." for a flag of this entry in a run without it.
+            "{flag}", the run's "{method}" and the entry's "{name}" are replaced by their values.
+        superseded: Returns the names of recipe settings that do not apply because of settings that the user has given,
+            from the settings and the origins of the given ones.
     """
 
     name: str
@@ -46,8 +46,8 @@ class Entry:
     superseded: Callable[[Any, Mapping[str, str]], Collection[str]] = lambda settings, given: ()
 
     @property
-    def own(self) -> frozenset[str]:
-        """The names of its own settings."""
+    def own_settings(self) -> frozenset[str]:
+        """The names of the settings that only this entry has."""
         return frozenset() if self.settings is None else frozenset(item.name for item in fields(self.settings))
 
 
@@ -59,7 +59,7 @@ class TrainingMethod(Entry):
         build: Builds the objective from the settings, the backbone and the extra losses by name.
         terms: Names of the extra losses that belong to the method.
         label_maps: Whether it learns from label maps.
-        contrast: Method to compare a finished run with, and the reason.
+        contrast: Name of a method to compare a finished run with, and what the comparison shows; None without one.
     """
 
     build: Callable[[Any, FeatureBackbone, Mapping[str, Term]], Objective]
@@ -70,11 +70,11 @@ class TrainingMethod(Entry):
 
 @dataclass(frozen=True)
 class RunImages:
-    """The images of a run, for extra losses that depend on them.
+    """The images of a run, as extra losses need them.
 
     Attributes:
         images: All images of the run.
-        held_out: Keys of the validation and test images.
+        held_out: Keys of the validation and test images in `images`.
         statistics: Mean and standard deviation that normalise the images.
     """
 
@@ -85,11 +85,12 @@ class RunImages:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraLoss(Entry):
-    """A loss that is added to the supervised forward pass.
+    """A loss that is added to the loss of a training method and shares its forward pass.
 
     Attributes:
         build: Builds the term from the settings, the backbone's specification and the backbone.
-        settle: Adapts the term to the images of the run; raises a UserError if it must not learn from them.
+        settle: Adapts the term to the images of the run, from the settings, the term and the images; raises a UserError
+            if the term must not learn from them.
     """
 
     build: Callable[[Any, BackboneSpec, FeatureBackbone], Term]
@@ -98,12 +99,12 @@ class ExtraLoss(Entry):
 
 @dataclass(frozen=True)
 class HealthScale:
-    """The reference scale for the health of a pre-training run.
+    """The sizes of a pre-training run that its limits of healthy metrics depend on.
 
     Attributes:
         feature_dim: Channels of the features.
         batch: Images per process, over which entropies and ranks are computed.
-        grace_steps: Optimizer steps at the start in which only NaN and infinite values count.
+        grace_steps: Optimizer steps at the start in which only NaN and infinite values count as unhealthy.
     """
 
     feature_dim: int
@@ -119,19 +120,21 @@ class PretrainingMethod(Entry):
         title: Returns a short description of a run with these settings.
         build: Builds the objective from the settings, the backbone's specification and the groups of crops.
         weight_decay: Returns the weight decay of the optimizer, which an objective may scale in each step.
-        clip: Returns the global norm to which gradients are clipped; None for no clipping, or if the objective
-            clips by a rule of its own.
-        judge: Returns the verdict on the health after some epochs, from the settings, the rows, the scale and the
-            number of consecutive epochs that must show a symptom.
-        settings_after_collapse: Returns the settings to change after a collapse, given the kind of verdict.
-        n_prototypes: Returns the number of outputs of a head, K; a uniform output has the entropy ln K. None for
-            methods without prototypes.
-        stage: Returns the settings of the stage that a run is in after a number of epochs.
+        clip: Returns the global norm to which gradients are clipped; None for no clipping, or if the objective clips
+            gradients itself.
+        judge: Returns the verdict on the health of the run, from the settings, the metrics of all epochs so far, the
+            sizes, and the number of consecutive epochs that must show a symptom (None for the default).
+        settings_after_collapse: Returns new values for some settings after a collapse, from the settings and the kind
+            of the verdict.
+        n_prototypes: Returns the number of outputs of a head, which limits their entropy; None for methods without
+            prototypes.
+        stage: Returns the settings for the stage of training after a number of epochs, from all settings and this
+            number.
         next_stage_epoch: Returns the epoch after which the next stage starts; None for a single stage.
         stage_news: Message when the next stage starts.
         min_images: Minimum number of training images.
-        settled_start: Whether a run from pretrained weights is expected to be healthy from the first step, since only
-            its features are assessed, not new heads.
+        settled_start: Whether a run from pretrained weights is expected to be healthy from the first step, because
+            `judge` assesses features and not the outputs of new heads.
     """
 
     title: Callable[[Any], str]

@@ -8,18 +8,18 @@ from paucal.objectives.finetuning import BackboneTuner, FineTuning
 from paucal.settings.options import flag
 from paucal.types import UserError
 
-MIN_TO_ADAPT = 16  # training images per class
+MIN_LORA_IMAGES = 16  # training images of each class
 
 
 def fine_tuning(settings: TrainSettings) -> FineTuning:
-    """Return the fine-tuning options."""
-    epochs = settings.epochs  # None until the length is planned
+    """Return the fine-tuning options of the settings; raise a UserError if they contradict each other."""
+    epochs = settings.epochs  # None until a number is chosen
     if settings.freeze == "backbone" and settings.freeze_epochs:
         raise UserError("--freeze backbone lasts for the whole run: leave --freeze-epochs out, or --freeze.")
     if settings.freeze_epochs and epochs is not None and settings.freeze_epochs >= epochs:
         raise UserError(
-            f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {epochs} for the backbone: give fewer, more "
-            "--epochs, or --freeze backbone."
+            f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {epochs} for the backbone: give a smaller "
+            "number, more --epochs, or --freeze backbone."
         )
     if settings.eval_mode and settings.init is None:
         raise UserError(
@@ -38,10 +38,14 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
 
 
 def check_tuning(settings: TrainSettings, objective: Objective, per_class: Sequence[int]) -> list[str]:
-    """Return notes on frozen layers, and warnings about fine-tuning that may give poor results."""
-    if settings.lora_rank is not None and min(per_class) < MIN_TO_ADAPT:
+    """Return notes on frozen layers, and warnings about settings that may give poor results.
+
+    Raise a UserError if the method has no fine-tuning options, or if images are too few for `--lora-rank`. `per_class`
+    is the number of training images of each class.
+    """
+    if settings.lora_rank is not None and min(per_class) < MIN_LORA_IMAGES:
         raise UserError(
-            f"--lora-rank needs {MIN_TO_ADAPT} training images of each class, but the smallest class has "
+            f"--lora-rank needs {MIN_LORA_IMAGES} training images of each class, but the smallest class has "
             f"{min(per_class)}: leave it out."
         )
     names = ("layer_decay", "freeze", "freeze_epochs", "lora_rank")

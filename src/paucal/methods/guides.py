@@ -1,4 +1,4 @@
-"""The common part of extra losses with a second trained network: its normalisation, and leaked labels."""
+"""Preparation of the trained network that guides an extra loss: its normalisation, and a check for leaked labels."""
 
 from paucal.evaluation.seen_images import keys_with_seen_labels
 from paucal.methods.contract import RunImages
@@ -11,7 +11,10 @@ from paucal.wording import counted
 
 
 def refuse_leaks(setting: str, run: RunFolder, run_images: RunImages) -> None:
-    """Refuse a guide that was trained on validation or test images of the run, whose labels would leak."""
+    """Raise a UserError if a guide was trained on validation or test images of the run, since their labels would leak.
+
+    `setting` is the setting that names the guide, and `run` is the run that trained it.
+    """
     leaked = keys_with_seen_labels(run, run_images.images).intersection(run_images.held_out)
     if leaked:
         raise UserError(
@@ -20,14 +23,14 @@ def refuse_leaks(setting: str, run: RunFolder, run_images: RunImages) -> None:
         )
 
 
-def show_as_trained(setting: str, term: GuidedTerm, own: Preprocessing, run_images: RunImages) -> None:
-    """Normalise the images for a guide as in its own training."""
+def normalise_for_guide(setting: str, term: GuidedTerm, preprocessing: Preprocessing, run_images: RunImages) -> None:
+    """Make a term normalise the images of the run for its guide as in the guide's training (`preprocessing`)."""
     statistics = run_images.statistics
-    if len(statistics.mean) != own.channels:
+    if len(statistics.mean) != preprocessing.channels:
         raise UserError(
-            f"{flag(setting)} needs images with {counted(own.channels, 'channel')}, but those of this run have "
-            f"{len(statistics.mean)}: give another one."
+            f"{flag(setting)} needs images with {counted(preprocessing.channels, 'channel')}, but the images of this "
+            f"run have {len(statistics.mean)}: give another one."
         )
-    scale = [std / its for std, its in zip(statistics.std, own.std, strict=True)]
-    pairs = zip(statistics.mean, own.mean, own.std, strict=True)
-    term.see_as(scale, [(mean - its) / deviation for mean, its, deviation in pairs])
+    scale = [std / guide_std for std, guide_std in zip(statistics.std, preprocessing.std, strict=True)]
+    triples = zip(statistics.mean, preprocessing.mean, preprocessing.std, strict=True)
+    term.see_as(scale, [(mean - guide_mean) / guide_std for mean, guide_mean, guide_std in triples])

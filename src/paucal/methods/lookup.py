@@ -9,25 +9,29 @@ from paucal.settings.options import flag, setting_fields
 from paucal.types import UserError
 
 
-def known_name(name: str, value: str, table: Mapping[str, object]) -> str:
-    """Return a name if a table contains it."""
+def require_known(setting: str, value: str, table: Mapping[str, object]) -> str:
+    """Return the value of a setting if it is a key of a table; raise a UserError otherwise."""
     if value not in table:
         similar = difflib.get_close_matches(value, table, n=1)
         hint = f"; did you mean {similar[0]!r}?" if similar else "."
-        raise UserError(f"--{name}: {value!r} is unknown, expected one of {', '.join(table)}{hint}")
+        raise UserError(f"--{setting}: {value!r} is unknown, expected one of {', '.join(table)}{hint}")
     return value
 
 
 def unused_settings(used: Iterable[Entry], known: Iterable[Entry]) -> dict[str, Entry]:
-    """Return the settings of entries that a run does not use, with their entries."""
-    in_use = {name for entry in used for name in entry.own}
-    return {name: entry for entry in known for name in sorted(entry.own - in_use)}
+    """Return the names of settings without effect in a run, each with the entry that it belongs to.
+
+    `used` are the entries of the run, `known` all entries.
+    """
+    in_use = {name for entry in used for name in entry.own_settings}
+    return {name: entry for entry in known for name in sorted(entry.own_settings - in_use)}
 
 
 def refuse_unused(settings: Any, given: Mapping[str, str], used: Iterable[Entry], known: Iterable[Entry]) -> None:
-    """Raise a UserError for a given setting without effect in the run.
+    """Raise a UserError if the user has given a setting that has no effect in the run.
 
-    A stored config contains all settings, so its default values are accepted; flags are always refused.
+    A config file may contain every setting, so its default values are accepted; a flag never is. `given` has the origin
+    of each given setting; see `unused_settings` for `used` and `known`.
     """
     unused, declared = unused_settings(used, known), setting_fields(settings)
     for name, origin in given.items():

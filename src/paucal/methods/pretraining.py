@@ -1,11 +1,11 @@
-"""The table of pre-training methods, and the functions that depend on the method of a run."""
+"""All pre-training methods by name, and functions of the settings that depend on a run's method."""
 
 from collections.abc import Mapping
 
 from paucal.methods.contract import PretrainingMethod
 from paucal.methods.diet import entry as diet
 from paucal.methods.lejepa import entry as lejepa
-from paucal.methods.lookup import known_name, refuse_unused
+from paucal.methods.lookup import refuse_unused, require_known
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.self_distillation import entry as self_distillation
 from paucal.methods.visreg import entry as visreg
@@ -24,12 +24,15 @@ LAST_RULES = resolve.rules_by_name(machine.COMPUTE)
 
 
 def method_of(settings: PretrainSettings) -> PretrainingMethod:
-    """Return the method of a run."""
-    return METHODS[known_name("method", settings.method, METHODS)]
+    """Return the method that `--method` names; raise a UserError for an unknown name."""
+    return METHODS[require_known("method", settings.method, METHODS)]
 
 
 def with_recipe(settings: PretrainSettings, given: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
-    """Fill in the settings that were not given from `--recipe`; raise a UserError for an unknown recipe."""
+    """Take the settings that were not given from `--recipe`; return the settings, and the origin of each that is set.
+
+    `given` has the origin of each given setting. Raise a UserError for an unknown recipe.
+    """
     left_out = method_of(settings).superseded(settings, given)
     return fill_in(settings, given, RECIPES, settings.recipe, left_out)
 
@@ -47,5 +50,5 @@ def check_used(settings: PretrainSettings, given: Mapping[str, str]) -> None:
 
 
 def resolve_pretraining(settings: PretrainSettings, facts: DataAndMachine) -> tuple[PretrainSettings, dict[str, str]]:
-    """Fill in every setting that is None and has a rule; return the settings and the reasons."""
+    """Choose a value by rule for every setting that is None; return the settings, and the reason for each choice."""
     return resolve.resolve(settings, facts, {**SHARED_RULES, **method_of(settings).rules, **LAST_RULES})

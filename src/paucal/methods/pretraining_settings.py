@@ -1,4 +1,4 @@
-"""The settings of `paucal pretrain`: the common ones of all runs, and those of each method."""
+"""The settings of `paucal pretrain`: settings of all runs, and settings of each method."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from paucal.settings.options import option
 
 @dataclass(frozen=True)
 class MethodSettings(DietSettings, VisRegSettings, LeJepaSettings, SelfDistillationSettings):
-    """The method, and the options of each method."""
+    """The pre-training method, and the options of all methods."""
 
     method: str = option("pre-training method", "self-distillation", group="method")
 

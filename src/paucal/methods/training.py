@@ -1,4 +1,4 @@
-"""The table of training methods and extra losses, and the functions that depend on them."""
+"""All training methods and extra losses by name, and functions of the settings that depend on those of a run."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +11,7 @@ from paucal.methods.contract import Entry, ExtraLoss, RunImages, TrainingMethod
 from paucal.methods.distillation import entry as distillation
 from paucal.methods.drloc import entry as drloc
 from paucal.methods.locality import entry as locality
-from paucal.methods.lookup import known_name, refuse_unused, unused_settings
+from paucal.methods.lookup import refuse_unused, require_known, unused_settings
 from paucal.methods.supervised import entry as supervised
 from paucal.methods.token_labeling import entry as token_labeling
 from paucal.methods.training_settings import TrainSettings
@@ -35,28 +35,31 @@ SHARED_RULES = resolve.rules_by_name(
 
 
 def method_of(settings: TrainSettings) -> TrainingMethod:
-    """Return the method of a run."""
-    return METHODS[known_name("method", settings.method, METHODS)]
+    """Return the method that `--method` names; raise a UserError for an unknown name."""
+    return METHODS[require_known("method", settings.method, METHODS)]
 
 
 def terms_of(settings: TrainSettings) -> tuple[str, ...]:
-    """Return the names of a run's extra losses: those of its method and the added ones."""
-    added = [known_name("add", name, TERMS) for name in settings.add or ()]
+    """Return the names of a run's extra losses: those that belong to its method, and those of `--add`."""
+    added = [require_known("add", name, TERMS) for name in settings.add or ()]
     return tuple(dict.fromkeys((*method_of(settings).terms, *added)))
 
 
 def entries_of(settings: TrainSettings) -> list[Entry]:
-    """Return the method and extra losses of a run; raises a UserError for unknown names."""
+    """Return the method and the extra losses of a run."""
     return [method_of(settings), *(TERMS[name] for name in terms_of(settings))]
 
 
 def unused_by(settings: TrainSettings) -> set[str]:
-    """Return the settings of methods and losses that a run does not use."""
+    """Return the names of the settings that belong only to methods and losses that a run does not use."""
     return set(unused_settings(entries_of(settings), ENTRIES))
 
 
 def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
-    """Fill in the settings that were not given from `--recipe`."""
+    """Take the settings that were not given from `--recipe`; return the settings, and the origin of each that is set.
+
+    `given` has the origin of each given setting.
+    """
     recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
     recipe_settings = {} if recipe is None else recipe.settings
     chosen_losses = [name for name in ("method", "add") if name in recipe_settings and name not in given]
@@ -75,9 +78,9 @@ def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[Trai
 def _scale_to_length(
     settings: TrainSettings, origin: dict[str, str], recipe: Recipe
 ) -> tuple[TrainSettings, dict[str, str]]:
-    """Scale the cosine and the warm-up of a recipe to another number of epochs.
+    """Scale the cosine schedule and the warm-up of a recipe if the run has another number of epochs.
 
-    Otherwise a longer run would stay at the lowest rate, and a short one would never leave the warm-up.
+    Otherwise a longer run would end at the lowest learning rate for many epochs, and a short one with the warm-up.
     """
     recipe_epochs, recipe_origin = recipe.of_model(settings.model).settings.get("epochs"), f"recipe {settings.recipe}"
     if recipe_epochs is None or settings.epochs in (None, recipe_epochs) or origin.get("epochs") == recipe_origin:
@@ -93,7 +96,7 @@ def _scale_to_length(
 
 
 def paths_of_methods() -> frozenset[str]:
-    """Return the names of the settings of all methods and losses that are paths."""
+    """Return the names of all settings of methods and losses whose values are paths."""
     return frozenset(name for entry in ENTRIES for name in entry.paths)
 
 
@@ -103,14 +106,14 @@ def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
     require_start(RECIPES, settings.recipe, settings.init)
     if settings.attention_init != "model" and settings.init is not None:
         raise UserError(
-            "--attention-init is for runs from scratch, but --init gives pretrained weights: leave one out."
+            "--attention-init is for runs from random weights, but --init gives pretrained ones: leave one out."
         )
     for entry in entries_of(settings):
         entry.check(settings)
 
 
 def resolve_training(settings: TrainSettings, facts: DataAndMachine) -> tuple[TrainSettings, dict[str, str]]:
-    """Fill in every setting that is None and has a rule; return the settings and the reasons."""
+    """Choose a value by rule for every setting that is None; return the settings, and the reason for each choice."""
     rules = dict(SHARED_RULES)
     for entry in entries_of(settings):
         rules |= entry.rules
@@ -128,7 +131,7 @@ def build_objective(settings: TrainSettings, spec: BackboneSpec) -> Objective:
 
 
 def settle_terms(settings: TrainSettings, objective: Objective, run_images: RunImages) -> None:
-    """Adapt the extra losses to the images of the run."""
+    """Adapt the extra losses of an objective to the images of the run; see `ExtraLoss.settle`."""
     if isinstance(objective, OneBackbone):
         for name, term in objective.named_terms().items():
             TERMS[name].settle(settings, term, run_images)

@@ -1,4 +1,4 @@
-"""The settings of `paucal train`: the common ones of all runs, and those of each method."""
+"""The settings of `paucal train`: settings of all runs, and settings of each method."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from paucal.settings.parts import (
 
 @dataclass(frozen=True)
 class MethodSettings(DrLocSettings, LocalitySettings, DistillationSettings, TokenLabelingSettings):
-    """The method, the extra losses, and the options of each."""
+    """The training method, the extra losses, and the options of all methods and losses."""
 
     method: str = option("training method", "drloc", group="method")
     add: list[str] | None = option("extra losses in addition to the method's own", group="method")

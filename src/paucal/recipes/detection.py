@@ -1,17 +1,17 @@
-"""The papers' detection on COCO: Mask R-CNN and its cascade on a Swin, with the schedules "1x" and "3x".
+"""Recipes for the papers' detection on COCO: Mask R-CNN and its cascade on a Swin, with the schedules "1x" and "3x".
 
-The settings are those of DrLoc's supplement, section 4.1 (tables 10 and 11), which follows Swin's code. EsViT's table 4
-gives no setting; its supervised row equals the "3x" of Swin's code. Values that the text does not give are those of
-Swin's code: 500 steps of warm-up from a thousandth of the rate, no clipping, all layers learning at one rate, and the
-settings of the two detectors. `docs/reference/detector.md` lists the remaining differences.
+The settings are those of DrLoc's supplement, section 4.1 (tables 10 and 11), which follows Swin's code. EsViT gives no
+settings for its table 4; its supervised row equals the "3x" result of Swin's code. Values that the text does not give
+are those of Swin's code: 500 steps of warm-up from a thousandth of the rate, no clipping, all layers learning at one
+rate, and the settings of the two detectors. `docs/reference/detector.md` lists the remaining differences.
 """
 
 from typing import Any
 
 from paucal.recipes.recipe import Recipe
 
-LENGTH = ("epochs", "milestones")  # settings that --time or --steps replaces
-IMAGES = 117_266  # training images of COCO 2017 that show an object, of 118,287
+LENGTH_SETTINGS = ("epochs", "milestones")  # replaced by --time or --steps
+TRAINING_IMAGES = 117_266  # images of COCO 2017 that show an object, of 118,287 in all
 
 _COCO: dict[str, Any] = {
     "model": "padded_swin_tiny_patch4_window7_224",
@@ -38,7 +38,7 @@ _COCO: dict[str, Any] = {
     "average": 0.0,
     "hflip": 0.5,
     "jitter": "cropped",
-    "val_fraction": 0.0,  # no model selection in the papers: all images train, and the last step is the model
+    "val_fraction": 0.0,  # the papers select no model: all images train, and the last step's weights are used
 }
 _KINDS: dict[str, dict[str, Any]] = {
     "detector": {
@@ -75,9 +75,9 @@ _COSTS = {
     "3x": "263,844 steps of 16 images of 800x1333 pixels: eight GPUs with 2 images each (--devices 8), one to two days",
 }
 _EXPECTED = {
-    ("detector", "1x"): "with masks: AP of boxes 43.4, with DrLoc in the pre-training 43.8 (table 10)",
-    ("detector", "3x"): "with masks: AP of boxes 46.0, from EsViT 46.2 (table 4)",
-    ("cascade", "1x"): "with masks: AP of boxes 48.0, with DrLoc in the pre-training 48.2 (table 10)",
+    ("detector", "1x"): "with masks: AP of boxes 43.4; 43.8 if pre-trained with DrLoc (table 10)",
+    ("detector", "3x"): "with masks: AP of boxes 46.0; 46.2 if pre-trained with EsViT (table 4)",
+    ("cascade", "1x"): "with masks: AP of boxes 48.0; 48.2 if pre-trained with DrLoc (table 10)",
     ("cascade", "3x"): "with masks: AP of boxes 50.4 (Swin's code)",
 }
 _SUMMARIES = {

@@ -1,15 +1,15 @@
-"""DHVT's protocols (Lu et al., NeurIPS 2022, arXiv 2210.05958), as in the supplement and as in the authors' code.
+"""Recipes of DHVT (Lu et al., NeurIPS 2022, arXiv 2210.05958), as in the supplement and as in the authors' code.
 
-The supplement gives rates for its own batches, the code gives one for 512 images and scales it by the batch: 1e-3 on
-CIFAR and DomainNet in both, 5e-4 on ImageNet in both but for different batches, and for fine-tuning 5e-4 at 256 images
-in the supplement, 2.5e-4 in the code. The augmentation is DeiT's: the supplement says so and names most of it, the
-code has all of it, with RandAugment and with repeated augmentation (every image three times in a row; not in
-fine-tuning). Both kinds of recipe here have all of it. Only the `-reference` recipes change the rate once an epoch and
-an epoch late, as the code does. Paper and code report the best epoch on the test images; we report the last, trained
-like theirs on all training images.
+The supplement gives learning rates for its batch sizes; the code has a rate for 512 images and scales it in proportion
+to the batch. Both use 1e-3 on CIFAR and DomainNet. Both use 5e-4 on ImageNet, but for different batch sizes. For
+fine-tuning with 256 images, the supplement has 5e-4 and the code 2.5e-4. The augmentation is DeiT's: the supplement
+names most of it, and the code has all of it, including RandAugment and repeated augmentation (every image three times
+in a row; not in fine-tuning). All recipes here have the code's augmentation. Only the `-reference` recipes change the
+rate as the code does, once per epoch and one epoch late. Paper and code report the best epoch on the test images;
+paucal trains on all training images too, but reports the last epoch.
 
-Unlike the authors' code we do not decay affine scales and positions of heads, and do not synchronise the statistics of
-batch norms over devices unless `--sync-bn` asks for it (the code does in the patch embedding).
+Two differences from the authors' code remain: affine scales and positions of heads have no weight decay, and statistics
+of batch norms are synchronised over devices only with `--sync-bn` (the code always does it in the patch embedding).
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from paucal.recipes.recipe import Recipe
 
 _COMMON: dict[str, Any] = {
     "method": "supervised",
-    "val_fraction": 0.0,  # all training images train, and the last epoch is the model
+    "val_fraction": 0.0,  # all images train, and the weights of the last epoch are used
     "epochs": 300,
     "schedule_epochs": 300,
     "batch_size": 256,
@@ -50,8 +50,9 @@ _LARGE: dict[str, Any] = {**_COMMON, "img_size": [224], "crop": "random-resized"
 _DOMAINNET = {**_LARGE, "model": "dhvt_tiny_domain_patch16", "warmup_epochs": 20.0}
 _IMAGENET = {**_LARGE, "model": "dhvt_tiny_imagenet_patch16", "warmup_epochs": 10.0}
 # Fine-tuning from ImageNet needs the ImageNet variant, whose heads differ from those of the DomainNet variant.
+# The normalisation is that of the initial weights.
 _TUNED = {
-    **{name: value for name, value in _IMAGENET.items() if name != "normalise"},  # it is that of the initial weights
+    **{name: value for name, value in _IMAGENET.items() if name != "normalise"},
     "repeats": 1,
     "epochs": 100,
     "schedule_epochs": 100,
@@ -59,10 +60,10 @@ _TUNED = {
     "min_lr": 1e-6,
     "weight_decay": 1e-8,
 }
-_PROGRAM = {"schedule": "lagging"}
+_CODE_SCHEDULE = {"schedule": "lagging"}
 
-_SOURCE = "arXiv:2210.05958, supplement, with all of the augmentation of its code"
-_THEIRS = "the paper's code"
+_SOURCE = "arXiv:2210.05958, supplement, with the augmentation of the code"
+_CODE_SOURCE = "the paper's code"
 _SCORES_CIFAR = "CIFAR-100, 32 pixels: DHVT-T 80.98 (plain ViT-T 67.59), DHVT-S 82.82, tables 2 and 4"
 _SCORES_DOMAINNET = "DHVT-T: ClipArt 71.73, Painting 63.34, Sketch 66.60, Infograph 32.60, Real 81.31, table 7"
 _SCORES_IMAGENET = "ImageNet-1K: DHVT-T 76.5, DHVT-S 82.3, table 9"
@@ -70,30 +71,30 @@ _SCORES_TUNED = "DHVT-T from ImageNet: CIFAR-100 86.73, ClipArt 77.88, Painting 
 _COST_CIFAR = "300 epochs at 32 pixels with 512 images per step; the paper used two GPUs (--devices 2)"
 _COST_LARGE = "300 epochs at 224 pixels; the paper used two GPUs (--devices 2)"
 _COST_TUNED = "100 epochs at 224 pixels with 256 images per step (--devices 2); give --init"
-_FROM = (
-    "weights of ImageNet-1k, and DHVT's are not published: give --init a run, such as one of --recipe dhvt-imagenet, "
-    "or a weights file"
+_TUNED_WEIGHTS = (
+    "weights of ImageNet-1k, which are not published for DHVT: give --init a run, such as one of --recipe "
+    "dhvt-imagenet, or a weights file"
 )
 
 # DHVT's code evaluates like that of the DrLoc paper.
 _recipe = partial(Recipe, imagenet_crop=True)
 _PAPER = _recipe("DHVT from scratch on CIFAR", _SOURCE, _COST_CIFAR, _SCORES_CIFAR, _CIFAR, 1e-3)
-# Settings chosen from the images in the plain recipe, which does not reproduce a table.
-_OPEN = ("model", "img_size", "batch_size", "crop", "rand_augment", "val_fraction")
+# Left out of the recipe `dhvt`, which reproduces no table; they are chosen from the images.
+_CHOSEN_FROM_IMAGES = ("model", "img_size", "batch_size", "crop", "rand_augment", "val_fraction")
 
 RECIPES: dict[str, Recipe] = {
     "dhvt": replace(
         _PAPER,
         summary="DHVT from scratch on any images: the paper's training, with the variant that fits their size",
-        settings={key: value for key, value in _CIFAR.items() if key not in _OPEN},
+        settings={key: value for key, value in _CIFAR.items() if key not in _CHOSEN_FROM_IMAGES},
     ),
     "dhvt-cifar": _PAPER,
     "dhvt-cifar-reference": _recipe(
         "the same with the published code's schedule, whose rate changes once per epoch, one epoch late",
-        _THEIRS,
+        _CODE_SOURCE,
         _COST_CIFAR,
         _SCORES_CIFAR,
-        {**_CIFAR, **_PROGRAM},
+        {**_CIFAR, **_CODE_SCHEDULE},
         1e-3,
     ),
     "dhvt-domainnet": _recipe(
@@ -106,10 +107,10 @@ RECIPES: dict[str, Recipe] = {
     ),
     "dhvt-domainnet-reference": _recipe(
         "the same as in the published code",
-        _THEIRS,
+        _CODE_SOURCE,
         _COST_LARGE,
         _SCORES_DOMAINNET,
-        {**_DOMAINNET, **_PROGRAM, "batch_size": 128},
+        {**_DOMAINNET, **_CODE_SCHEDULE, "batch_size": 128},
         1e-3,
     ),
     "dhvt-imagenet": _recipe(
@@ -117,10 +118,10 @@ RECIPES: dict[str, Recipe] = {
     ),
     "dhvt-imagenet-reference": _recipe(
         "the same as in the published code: half the images and half the rate",
-        _THEIRS,
+        _CODE_SOURCE,
         _COST_LARGE,
         _SCORES_IMAGENET,
-        {**_IMAGENET, **_PROGRAM, "batch_size": 128},
+        {**_IMAGENET, **_CODE_SCHEDULE, "batch_size": 128},
         5e-4,
     ),
     "dhvt-finetune": _recipe(
@@ -130,22 +131,22 @@ RECIPES: dict[str, Recipe] = {
         _SCORES_TUNED,
         {**_TUNED, "batch_size": 128},
         1e-3,
-        tunes=_FROM,
+        tunes=_TUNED_WEIGHTS,
     ),
     "dhvt-finetune-reference": _recipe(
-        "the same as in the published code: half the rate, in evaluation mode, so that batch norms stay",
-        _THEIRS,
+        "the same as in the published code: half the rate, and fixed statistics of batch norms (evaluation mode)",
+        _CODE_SOURCE,
         _COST_TUNED,
         _SCORES_TUNED,
-        {**_TUNED, **_PROGRAM, "batch_size": 128, "eval_mode": True},
+        {**_TUNED, **_CODE_SCHEDULE, "batch_size": 128, "eval_mode": True},
         5e-4,
-        tunes=_FROM,
+        tunes=_TUNED_WEIGHTS,
     ),
 }
 
 
 def dhvt_variant(side: int, n_classes: int) -> tuple[str, str]:
-    """Return the DHVT whose patches suit images of a side in pixels, and why."""
+    """Return the name of the DHVT for images of `side` pixels and `n_classes` classes, and the reason."""
     if side <= 64:
         return "dhvt_tiny_cifar_patch4", f"images of {side} pixels: DHVT-T in patches of 4"
     if n_classes >= 1000:

@@ -1,7 +1,7 @@
-"""The DrLoc paper's protocols (Liu et al., NeurIPS 2021), as in the paper and as in its code.
+"""Recipes of DrLoc (Liu et al., NeurIPS 2021), as in the paper and as in its code.
 
-On ImageNet-1K (supplement, table 7) the paper leaves its own protocol and uses the code of Swin and of T2T-ViT with
-its default values, for the baselines and for its loss alike: `swin-imagenet`, `t2t-imagenet`.
+On ImageNet-1K (supplement, table 7), the paper trains with the public code of Swin and of T2T-ViT and its default
+values, with and without its loss. The recipes `swin-imagenet` and `t2t-imagenet` are those of this code.
 """
 
 from functools import partial
@@ -9,13 +9,13 @@ from typing import Any
 
 from paucal.recipes.recipe import Recipe
 
-# Section 4 and appendix of the paper (arXiv:2106.03746), completed from its code where the paper is silent.
+# Section 4 and appendix of the paper (arXiv:2106.03746); values that it does not give are from its code.
 _PAPER: dict[str, Any] = {
     "model": "swin_tiny_patch4_window7_224",
     "img_size": [224],
     "method": "drloc",
     "drloc_preset": "paper",
-    "val_fraction": 0.0,  # all training images train, and the last epoch is the model
+    "val_fraction": 0.0,  # all images train, and the weights of the last epoch are used
     "epochs": 100,
     "schedule_epochs": 100,
     "batch_size": 128,
@@ -33,9 +33,10 @@ _PAPER: dict[str, Any] = {
     "cutmix": 1.0,
     "normalise": "imagenet",
 }
-# The 100 epochs of the code are the first third of a cosine of 300, and its loss is another reading of the formula.
+# In the code, the 100 epochs are the first third of a cosine of 300 epochs, and the loss differs from the paper's
+# formula.
 _REFERENCE = {**_PAPER, "drloc_preset": "reference", "schedule_epochs": 300}
-# The code derives from Swin's and has the same protocol, but Swin trains for all of the 300 epochs.
+# DrLoc's code is based on Swin's and has its protocol, but Swin trains for all 300 epochs of the cosine.
 _SWIN: dict[str, Any] = {
     **{name: value for name, value in _PAPER.items() if name != "drloc_preset"},
     "method": "supervised",
@@ -43,7 +44,7 @@ _SWIN: dict[str, Any] = {
     "schedule_epochs": 300,
     "drop_path": 0.2,
 }
-# A cosine of 300 epochs, and ten more at its floor, which the authors' code calls the cool-down.
+# A cosine of 300 epochs, and ten more at the lowest rate, which the authors' code calls the cool-down.
 _T2T: dict[str, Any] = {
     **_SWIN,
     "model": "t2t_vit_14",
@@ -56,9 +57,10 @@ _T2T: dict[str, Any] = {
     "average": 0.99996,
     "drop_path": 0.1,
 }
-_OWN = ("normalise",)  # belongs to the weights that are tuned: ImageNet's for the paper's, others for timm's ViTs
 _TUNED = {"init": "timm", "warmup_epochs": 10.0}
-_FROM = "weights of ImageNet-1k: leave init to the recipe, which takes timm's, or give --init a run or a weights file"
+_TUNED_WEIGHTS = (
+    "weights of ImageNet-1k: leave --init to the recipe, which uses timm's, or give a run or a weights file"
+)
 _SCRATCH_SCORES = "Swin-T, table 4: CIFAR-10 83.89 (59.47 without the loss), CIFAR-100 66.23 (53.28), Flowers102 39.37"
 _TUNED_SCORES = "Swin-T, table 5: CIFAR-10 98.37 (97.95 without the loss), CIFAR-100 88.40 (88.22), Flowers102 98.21"
 _SWIN_SCORES = "ImageNet-1K: Swin-T 81.3 (its authors), 81.2 in DrLoc's run and 81.33 with DrLoc's loss, table 7"
@@ -66,18 +68,19 @@ _T2T_SCORES = "ImageNet-1K: T2T-ViT-14 81.5 (its authors), 80.7 in DrLoc's run a
 _COST = "100 epochs at 224 pixels; the paper used eight V100 with 128 images each (--devices 8)"
 
 
-def _without_own(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name not in _OWN}
+def _without_normalisation(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings without the normalisation, which depends on the weights that are fine-tuned."""
+    return {name: value for name, value in settings.items() if name != "normalise"}
 
 
-_recipe = partial(Recipe, imagenet_crop=True)  # its code evaluates the middle 224 of 256 pixels
+_recipe = partial(Recipe, imagenet_crop=True)  # the paper's code evaluates the middle 224 of 256 pixels
 
 RECIPES: dict[str, Recipe] = {
     "drloc-scratch": _recipe(
         "the DrLoc paper's training from scratch", "arXiv:2106.03746, section 4", _COST, _SCRATCH_SCORES, _PAPER, 5e-4
     ),
     "drloc-scratch-reference": _recipe(
-        "the same as in the published code: its reading of the loss, a third of a 300-epoch cosine",
+        "the same as in the published code: its version of the loss, the first third of a 300-epoch cosine",
         "the paper's code",
         _COST,
         _SCRATCH_SCORES,
@@ -89,19 +92,19 @@ RECIPES: dict[str, Recipe] = {
         "arXiv:2106.03746, section 4",
         _COST,
         _TUNED_SCORES,
-        {**_without_own(_PAPER), **_TUNED},
+        {**_without_normalisation(_PAPER), **_TUNED},
         2.5e-4,
-        tunes=_FROM,
+        tunes=_TUNED_WEIGHTS,
         imagenet_alone=True,
     ),
     "drloc-finetune-reference": _recipe(
-        "the same with the published code's reading of the loss (the code itself cannot fine-tune)",
+        "the same with the published code's version of the loss (the code itself cannot fine-tune)",
         "the paper's protocol, its code's loss",
         _COST,
         _TUNED_SCORES,
-        {**_without_own(_REFERENCE), **_TUNED, "schedule_epochs": 100},
+        {**_without_normalisation(_REFERENCE), **_TUNED, "schedule_epochs": 100},
         2.5e-4,
-        tunes=_FROM,
+        tunes=_TUNED_WEIGHTS,
         imagenet_alone=True,
     ),
     "swin-imagenet": Recipe(

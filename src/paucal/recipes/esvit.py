@@ -1,12 +1,13 @@
-"""Named recipes of pre-training: EsViT's published runs, one per model, and a recipe for small sets and machines.
+"""The recipes of `paucal pretrain`: EsViT's published runs, one for each model, and one for small batches.
 
 The published settings are those of the released runs (the code's README, the names of the run folders and the author's
 list of arguments for Swin-T): two global crops of 224 and eight local ones of 96 pixels, AdamW, 300 epochs. With the
-flags listed beside them, the recipes cover every trained row of the paper's tables 1, 2, 3, 5 and 8; their scores are
-those of the tables, some of which differ from the README's by 0.1 or 0.2.
+flags in `Recipe.also`, the recipes cover every trained row of the paper's tables 1, 2, 3, 5 and 8. Scores are those of
+the tables; some of the README's scores differ from them by 0.1 or 0.2.
 
-The number of images per device is the published one where it is known (W=14: 16 and 8; ResNet-50, ViL and CvT: 64),
-else 32 in steps of 512 and 64 in steps of 1024: only the sum over the devices affects what is learned.
+The number of images per device is the published one where it is known (Swin with W=14: 16 and 8; ResNet-50, ViL and
+CvT: 64). Elsewhere it is 32 for steps of 512 images and 64 for steps of 1024; only the sum over devices affects
+training.
 """
 
 from collections.abc import Mapping
@@ -44,9 +45,9 @@ _METHOD: dict[str, Any] = {
     "weight_decay_end": 0.4,
     "clip": 3.0,
 }
-NODE = 16  # devices per machine in the published runs
+DEVICES_PER_NODE = 16  # in the published runs
 VIEW = "--tasks view"
-HUNDRED = "--epochs 100"
+HUNDRED_EPOCHS = "--epochs 100"
 
 
 def _published_recipe(
@@ -57,13 +58,23 @@ def _published_recipe(
     also: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> Recipe:
-    """Return the recipe of a published run; `devices` are their number, and the images of a step on each.
+    """Return the recipe of a published run.
 
-    `expected` has its published scores, and `also` those of other runs by their additional flags.
+    Args:
+        summary: Description in one line.
+        model: Name of the model.
+        expected: Published scores.
+        devices: Number of devices, and images per step on each.
+        also: Published scores of further runs, by the flags to add.
+        **changes: Settings that differ from those of the other recipes.
     """
     count, batch = devices
     rate = 0.2 if "swin_small" in model or "swin_base" in model else 0.1
-    flags = f"--devices {count}" if count <= NODE else f"--nodes {count // NODE} --devices {NODE}"
+    flags = (
+        f"--devices {count}"
+        if count <= DEVICES_PER_NODE
+        else f"--nodes {count // DEVICES_PER_NODE} --devices {DEVICES_PER_NODE}"
+    )
     return Recipe(
         summary,
         "arXiv:2106.09785, section 4, and its code's runs",
@@ -88,7 +99,7 @@ RECIPES: dict[str, Recipe] = {
         "linear 77.1, k-NN 73.7",
         (16, 64),
         also={
-            HUNDRED: "linear 75.3, k-NN 70.0",
+            HUNDRED_EPOCHS: "linear 75.3, k-NN 70.0",
             "--region-after 200": "the region task from epoch 200: linear 77.6, k-NN 75.4",
             "--epochs 150 --warmup-epochs 5": "of WebVision (paucal pretrain webvision): linear 75.4, k-NN 69.4",
             "--epochs 50 --warmup-epochs 2": "of Open Images (paucal pretrain openimages): linear 69.6, k-NN 60.3",
@@ -138,7 +149,7 @@ RECIPES: dict[str, Recipe] = {
         "esvit_deit_small_patch16_224",
         "linear 75.9, k-NN 73.2",
         (16, 64),
-        also={HUNDRED: "linear 73.1, k-NN 69.0"},
+        also={HUNDRED_EPOCHS: "linear 73.1, k-NN 69.0"},
         tasks="view",
     ),
     "esvit-vil-tiny": _published_recipe(
@@ -146,7 +157,7 @@ RECIPES: dict[str, Recipe] = {
         "esvit_vil_tiny",
         "linear 77.5, k-NN 74.5",
         (16, 64),
-        also={VIEW: "linear 77.3, k-NN 73.9", f"{VIEW} {HUNDRED}": "linear 75.4, k-NN 70.1"},
+        also={VIEW: "linear 77.3, k-NN 73.9", f"{VIEW} {HUNDRED_EPOCHS}": "linear 75.4, k-NN 70.1"},
         region_after=200,
     ),
     "esvit-cvt-tiny": _published_recipe(
@@ -154,7 +165,7 @@ RECIPES: dict[str, Recipe] = {
         "esvit_cvt_tiny",
         "linear 78.5, k-NN 76.7",
         (16, 64),
-        also={VIEW: "linear 77.6, k-NN 74.8", f"{VIEW} {HUNDRED}": "linear 75.5, k-NN 70.6"},
+        also={VIEW: "linear 77.6, k-NN 74.8", f"{VIEW} {HUNDRED_EPOCHS}": "linear 75.5, k-NN 70.6"},
         region_after=200,
     ),
     "esvit-resnet50": _published_recipe(

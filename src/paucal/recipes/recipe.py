@@ -1,4 +1,4 @@
-"""The definition of a named recipe."""
+"""The definition of a recipe, a named set of settings, and how a run uses it."""
 
 import difflib
 from collections.abc import Container, Mapping
@@ -15,11 +15,11 @@ S = TypeVar("S", bound="DataclassInstance")
 
 @dataclass(frozen=True)
 class Variant:
-    """Different settings of a recipe for some models.
+    """Settings in which a recipe differs for some models.
 
     Attributes:
         settings: Settings by name.
-        lr_per_512: Learning rate for a batch of 512, as in `Recipe`; None for the recipe's.
+        lr_per_512: Learning rate, as in `Recipe`; None for the recipe's value.
     """
 
     settings: Mapping[str, Any]
@@ -28,16 +28,21 @@ class Variant:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A named recipe.
+    """A named set of settings.
 
     Attributes:
-        settings: Settings by name; all others are chosen from the data.
+        summary: Description in one line.
+        source: Where the settings come from, such as a section of a paper.
+        cost: What a run takes, such as epochs, image size and GPUs.
+        expected: Published scores, or where to find scores.
+        settings: Settings by name; all other settings are chosen from the data.
         lr_per_512: Learning rate for 512 images per step, scaled in proportion for others; None for the default rule.
-        variants: Different settings by the start of a model's name; the first match is used.
-        tunes: Weights that the recipe fine-tunes, for messages; "" if it may start from random weights.
-        imagenet_alone: Whether "timm" means weights trained on the labels of ImageNet-1k only.
-        imagenet_crop: Whether its authors' code evaluates the middle 224 of 256 pixels for every model.
-        also: Published scores of other runs, by the flags to add to this recipe.
+        variants: Settings that differ for some models, by the beginning of the model's name; the first match is used.
+        tunes: Description of the weights that the recipe fine-tunes, for messages; None if it may start from random
+            weights.
+        imagenet_alone: Whether `--init timm` means weights that were trained only on the labels of ImageNet-1k.
+        imagenet_crop: Whether its authors' code resizes to 256 pixels and evaluates the middle 224, for every model.
+        also: Published scores of further runs, by the flags to add to this recipe.
     """
 
     summary: str
@@ -53,7 +58,7 @@ class Recipe:
     also: Mapping[str, str] = field(default_factory=dict)
 
     def of_model(self, model: str | None) -> "Recipe":
-        """Return the recipe with the settings that differ for a model."""
+        """Return the recipe with the settings for a model (None if the model is not chosen yet)."""
         for beginning, variant in self.variants.items():
             if (model or "").startswith(beginning):
                 rate = variant.lr_per_512 or self.lr_per_512
@@ -61,7 +66,7 @@ class Recipe:
         return self
 
     def rate(self, name: str, batch_size: int) -> tuple[float, str] | None:
-        """Return the learning rate for a number of images per step, and why; None where the recipe has none."""
+        """Return the learning rate for `batch_size` images per step, and the reason; None if the recipe has no rate."""
         if self.lr_per_512 is None:
             return None
         reason = f"recipe {name}: {self.lr_per_512:g} for 512 images in a step, here {batch_size}"
@@ -69,7 +74,7 @@ class Recipe:
 
 
 def find_recipe(recipes: Mapping[str, Recipe], name: str) -> Recipe:
-    """Return a recipe by its name."""
+    """Return a recipe by its name; raise a UserError for an unknown name."""
     if name not in recipes:
         similar = difflib.get_close_matches(name, recipes, n=1)
         hint = f"; did you mean {similar[0]!r}?" if similar else "."
@@ -80,13 +85,16 @@ def find_recipe(recipes: Mapping[str, Recipe], name: str) -> Recipe:
 def recipe_rate(
     recipes: Mapping[str, Recipe], name: str | None, model: str | None, batch_size: int
 ) -> tuple[float, str] | None:
-    """Return the learning rate that a recipe has for a model and a number of images per step, and why."""
+    """Return a recipe's learning rate for a model and `batch_size` images per step, and the reason.
+
+    None if `name` is None, or if the recipe has no rate.
+    """
     recipe = recipes.get(name or "")
     return None if recipe is None else recipe.of_model(model).rate(name or "", batch_size)
 
 
 def require_start(recipes: Mapping[str, Recipe], name: str | None, init: str | None) -> None:
-    """Refuse a fine-tuning recipe without initial weights."""
+    """Raise a UserError if a recipe for fine-tuning is used without `--init`."""
     recipe = recipes.get(name or "")
     if recipe is not None and recipe.tunes is not None and init is None:
         raise UserError(f"--recipe {name} starts from {recipe.tunes}.")
@@ -95,10 +103,17 @@ def require_start(recipes: Mapping[str, Recipe], name: str | None, init: str | N
 def fill_in(
     settings: S, given: Mapping[str, str], recipes: Mapping[str, Recipe], name: str | None, left_out: Container[str]
 ) -> tuple[S, dict[str, str]]:
-    """Fill in the settings that were not given from a named recipe, except those in `left_out`.
+    """Take the settings that were not given from a recipe, except those in `left_out`.
 
-    `given` has the origin of each setting that the user has set. The second result has that of each setting that is
-    set; "recipe NAME" for the recipe's.
+    Args:
+        settings: Settings of a run.
+        given: Origin of each setting that the user has given.
+        recipes: Recipes by name.
+        name: Name of the recipe; None for no recipe.
+        left_out: Names of settings that are not taken from the recipe.
+
+    Returns:
+        The settings, and the origin of each setting that is given or comes from the recipe ("recipe NAME").
     """
     if name is None:
         return settings, dict(given)

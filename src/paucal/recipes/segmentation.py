@@ -1,12 +1,12 @@
-"""The papers' segmentation of ADE20K: UperNet for 160,000 steps of 16 crops."""
+"""Recipes for the papers' segmentation of ADE20K: UperNet for 160,000 steps of 16 crops."""
 
 from typing import Any
 
 from paucal.recipes.recipe import Recipe, Variant
 
-# From DrLoc's supplement (tables 12 and 13), which uses Swin's code base. EsViT's and LV-ViT's scores rest on it too.
+# From DrLoc's supplement (tables 12 and 13), which uses Swin's code. EsViT and LV-ViT use this code too.
 _ADE20K: dict[str, Any] = {
-    "ignore": [0],  # unlabelled pixels; 150 classes are left
+    "ignore": [0],  # unlabelled pixels; the other values are 150 classes
     "img_size": [512],
     "resize_to": [512, 2048],
     "width": 512,
@@ -39,7 +39,7 @@ RECIPES: dict[str, Recipe] = {
         "UperNet as in the papers' ADE20K tables: 160,000 steps of 16 crops of 512 pixels",
         "arXiv:2106.03746, supplement, tables 12 and 13",
         _COST,
-        "Swin-T from ImageNet-1K: mean IoU 43.87, with DrLoc in the pre-training 44.33 (table 12)",
+        "Swin-T from ImageNet-1K: mean IoU 43.87; 44.33 if pre-trained with DrLoc (table 12)",
         {
             **_ADE20K,
             "model": "padded_swin_tiny_patch4_window7_224",
@@ -51,7 +51,7 @@ RECIPES: dict[str, Recipe] = {
         tunes="a pre-trained backbone: give --init a run, a weights file or timm",
     ),
     "upernet-ade20k-lvvit": Recipe(
-        "the same for LV-ViT, whose head is half as wide, or as wide for LV-ViT-L",
+        "the same for LV-ViT, with a head of half the width, or of the full width for LV-ViT-L",
         "arXiv:2104.10858, the table of ADE20K, and the code",
         _COST,
         "LV-ViT-S: mean IoU 47.9, at several scales 48.6; LV-ViT-M: 49.4 and 50.6; LV-ViT-L: 50.9 and 51.8",

@@ -4,20 +4,22 @@ import timm
 
 from paucal.types import UserError
 
-LABELS = "in1k"
-# Words in a tag: other images or texts, weights tuned from earlier ones ("ft", "lc"), or no labels at all ("ijepa").
-MORE = {
+IMAGENET_WORD = "in1k"  # in the tag of weights that were trained on ImageNet-1k
+# Words in the tags of other weights: trained on further images or texts, fine-tuned ("ft", "lc") or without labels
+# ("ijepa").
+EXCLUDED_WORDS = {
     *("ft", "lc", "in12k", "in21k", "in22k", "jft", "ig1b", "yfcc100m", "m30m", "m38m", "6m", "laion2b", "laiona"),
     *("openai", "clip", "webli", "wsl", "ssl", "swsl", "ssld", "seer", "swag", "ns", "mim", "ijepa", "bamboo"),
 }
-TORCHVISION = "tv_in1k"  # the weights of ResNets at the time of the papers
+TORCHVISION_TAG = "tv_in1k"  # preferred, since papers used these weights of ResNets
 
 
 def imagenet_alone(model: str, recipe: str) -> str:
     """Return the name of a timm model with a tag of weights trained on the labels of ImageNet-1k only.
 
-    Many default tags were trained on more: ViT-B/16's on ImageNet-21k. A name with a tag is returned as it is, and so
-    is the name of a model without any weights, which is reported when weights are read.
+    The default tags of many models have weights that were trained on more images, such as ImageNet-21k for ViT-B/16. A
+    name that has a tag, or that has no weights in timm, is returned unchanged. `recipe` is a name for the error
+    message.
 
     Example:
         >>> imagenet_alone("vit_base_patch16_224", "an example")
@@ -28,17 +30,17 @@ def imagenet_alone(model: str, recipe: str) -> str:
     published = [name.partition(".")[2] for name in timm.list_models(f"{model}.*", pretrained=True)]
     config = timm.get_pretrained_cfg(model)
     default = config.tag if config is not None else None
-    matching_tags = [tag for tag in published if _is_alone(tag or "")]
-    if not published or (default in matching_tags and TORCHVISION not in matching_tags):
+    matching_tags = [tag for tag in published if _is_imagenet_alone(tag or "")]
+    if not published or (default in matching_tags and TORCHVISION_TAG not in matching_tags):
         return model
     if not matching_tags:
         raise UserError(
             f"--recipe {recipe} needs weights trained on ImageNet-1k alone; timm has none for {model}: choose another "
             f"--model, name other weights, as --model {model}.{default or published[0]} does, or give --init."
         )
-    return f"{model}.{TORCHVISION if TORCHVISION in matching_tags else matching_tags[0]}"
+    return f"{model}.{TORCHVISION_TAG if TORCHVISION_TAG in matching_tags else matching_tags[0]}"
 
 
-def _is_alone(tag: str) -> bool:
+def _is_imagenet_alone(tag: str) -> bool:
     tag_words = set(tag.split("_"))
-    return LABELS in tag_words and not tag_words & MORE
+    return IMAGENET_WORD in tag_words and not tag_words & EXCLUDED_WORDS

@@ -1,6 +1,6 @@
-"""Named recipes: complete settings of published experiments, and of what this project found to work.
+"""The recipes of `paucal train`: settings of published experiments, and settings that worked in our own.
 
-A recipe wins over values chosen from the data and gives way to a config file and to flags.
+A recipe overrides values that are chosen from the data; a config file and flags override a recipe.
 """
 
 from paucal.recipes import dhvt, drloc, token_labeling

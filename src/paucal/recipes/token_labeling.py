@@ -1,4 +1,4 @@
-"""Token labeling's protocols (Jiang et al., NeurIPS 2021, table 1 of the supplement), completed from its code."""
+"""Recipes of token labeling (Jiang et al., NeurIPS 2021), from table 1 of the supplement and from the code."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from paucal.recipes.recipe import Recipe, Variant
 
 _SOURCE = "arXiv:2104.10858, supplement table 1"
 _COST = "310 epochs at 224 pixels with 1024 images per step; the paper used eight V100"
-# A cosine of 300 epochs, and ten more at its floor, which the authors' code calls the cool-down.
+# A cosine of 300 epochs, and ten more at the lowest rate, which the authors' code calls the cool-down.
 _COMMON: dict[str, Any] = {
     "img_size": [224],
-    "val_fraction": 0.0,  # all training images train, and the last epoch is the model
+    "val_fraction": 0.0,  # all images train, and the weights of the last epoch are used
     "epochs": 310,
     "schedule_epochs": 300,
     "batch_size": 128,
@@ -31,10 +31,11 @@ _COMMON: dict[str, Any] = {
     "normalise": "imagenet",
 }
 _DENSE = {**_COMMON, "model": "lvvit_s", "method": "token-labeling"}
-# CaiT as in table 5; timm's CaiT has the same stochastic depth in every block, and includes layer scale and class
-# attention. The table says only that mixup, CutMix and distillation are used: mixup's alpha is that of table 1, that of
-# CutMix is the authors' (issue 6), and the distillation is that of CaiT's authors, from the RegNetY-16GF of their DeiT.
-# CaiT has no distillation token, so its class token learns the labels and the teacher's classes.
+# CaiT as in table 5. timm's CaiT has one rate of stochastic depth for all blocks, and includes layer scale and class
+# attention. The table says only that mixup, CutMix and distillation are used. The alpha of mixup is here that of table
+# 1, the alpha of CutMix is from the authors (issue 6), and the distillation is that of CaiT's authors, from the
+# RegNetY-16GF of their DeiT. CaiT has no distillation token, so its class token learns both the labels and the
+# teacher's classes.
 _CAIT = {
     **_COMMON,
     "model": "cait_s36_384",
@@ -47,7 +48,7 @@ _CAIT = {
     "mixup": 0.8,
     "cutmix": 1.0,
 }
-# Section 1 of the supplement: how a trained model is tuned at more pixels.
+# Fine-tuning of a trained model at a larger image size (section 1 of the supplement).
 _AT_MORE_PIXELS: dict[str, Any] = {
     "img_size": [384],
     "epochs": 30,
@@ -60,21 +61,21 @@ _AT_MORE_PIXELS: dict[str, Any] = {
 
 
 def _tuning_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of fine-tuning, without the normalisation, which belongs to the initial weights."""
+    """Return the settings for fine-tuning at 384 pixels, without the normalisation, which the initial weights bring."""
     return {**{name: value for name, value in settings.items() if name != "normalise"}, **_AT_MORE_PIXELS}
 
 
-# Settings that differ by size; the table's values are those of S and also hold for T (author, issue 23 of the code).
+# Settings that differ by model size. The values of table 1 are for S, and also for T (author, issue 23 of the code).
 _SIZES = {
     "lvvit_m": Variant({"drop_path": 0.2}),
     "lvvit_l": Variant({"drop_path": 0.3, "rand_augment": "rand-m9-n3-mstd0.5-inc1"}, lr_per_512=5e-4),
 }
-# Fine-tuned models of these sizes keep the learning rate of the fine-tuning table.
+# In fine-tuning, models of these sizes have the learning rate of `_AT_MORE_PIXELS`.
 _TUNED_SIZES = {name: Variant(variant.settings) for name, variant in _SIZES.items()}
 _SCORES = "ImageNet-1K: LV-ViT-T 79.1, S 83.3, M 84.0 at 224 pixels"
 _CAIT_SOURCE = (
-    "arXiv:2104.10858, supplement table 5; the distillation is DeiT's (arXiv:2012.12877), and what the table leaves "
-    "open is lvvit-standard's"
+    "arXiv:2104.10858, supplement table 5; the distillation is DeiT's (arXiv:2012.12877), and values that the table "
+    "does not give are those of lvvit-standard"
 )
 
 RECIPES: dict[str, Recipe] = {
@@ -127,7 +128,7 @@ RECIPES: dict[str, Recipe] = {
         _SIZES,
     ),
     "cait": Recipe(
-        "CaiT-S36 as LV-ViT's authors list it beside their model, with hard distillation from a RegNetY-16GF",
+        "CaiT-S36 as LV-ViT's authors compare it with their model, with hard distillation from a RegNetY-16GF",
         _CAIT_SOURCE,
         "400 epochs at 224 pixels with 1024 images per step, and a teacher of 84 M parameters on every image",
         "none is published at 224 pixels; tuned at 384, 85.4 on ImageNet-1K",
@@ -136,7 +137,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "cait-high-resolution": Recipe(
         "a trained CaiT tuned at 384 pixels as LV-ViT is, with the same distillation; give --init",
-        f"{_CAIT_SOURCE}; rate, decay and epochs are section 1's of LV-ViT, since none of CaiT's are given",
+        f"{_CAIT_SOURCE}; rate, decay and epochs are LV-ViT's (section 1), since CaiT's are not given",
         "30 epochs at 384 pixels with 512 images per step, and a teacher of 84 M parameters on every image",
         "ImageNet-1K: CaiT-S36 85.4, supplement table 5",
         _tuning_settings(_CAIT),
@@ -146,7 +147,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def lvvit_drop_path(model: str) -> float:
-    """Return the stochastic depth rate that an LV-ViT was published with.
+    """Return the published stochastic depth rate of an LV-ViT.
 
     Example:
         >>> [lvvit_drop_path(name) for name in ("lvvit_t", "lvvit_s", "lvvit_m", "lvvit_l")]

@@ -15,11 +15,11 @@ from paucal.rules.resolve import Choice, rules_by_name
 from paucal.types import Crops
 
 MAX_CLASSES = 1 << 16
-SCRATCH_RATE = 1e-3
+SCRATCH_RATE = 1e-3  # from random weights
 
 
 def diet_classes(facts: DataAndMachine) -> Choice:
-    """One class per image, up to the limit of a classifier."""
+    """One class for each image, up to `MAX_CLASSES`."""
     n_classes = max(2, min(max(facts.n_images, facts.n_train), MAX_CLASSES))
     return n_classes, f"one for each image, at most {MAX_CLASSES}"
 
@@ -37,18 +37,28 @@ def lr(facts: DataAndMachine, effective_batch: int) -> Choice:
 
 
 def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Objective:
-    frozen_stages = lejepa.still_stages(settings)
+    frozen_stages = lejepa.frozen_stages(settings)
     return Diet(spec, groups, settings.diet_classes, settings.diet_smoothing, settings.drop_path, frozen_stages)
 
 
-OWN = rules_by_name((diet_classes, local_crops, lr))
-SHARED = ("min_lr", "warmup_epochs", "weight_decay", "clip", "drop_path", "pipeline", "local_size", "epochs", "freeze")
+DIET_RULES = rules_by_name((diet_classes, local_crops, lr))
+LEJEPA_RULES = (
+    "min_lr",
+    "warmup_epochs",
+    "weight_decay",
+    "clip",
+    "drop_path",
+    "pipeline",
+    "local_size",
+    "epochs",
+    "freeze",
+)
 METHOD = PretrainingMethod(
     name="diet",
     summary="every image is its own class: DIET, and DIET-CP from pretrained weights",
     settings=DietSettings,
-    # The order matters: the last rate depends on the peak.
-    rules={**OWN, **{name: lejepa.RULES[name] for name in SHARED}},
+    # `lr` has to come before `min_lr`, whose rule uses it.
+    rules={**DIET_RULES, **{name: lejepa.RULES[name] for name in LEJEPA_RULES}},
     title=lambda settings: "DIET: every image is its own class",
     build=_build_objective,
     judge=lejepa.judge_features,

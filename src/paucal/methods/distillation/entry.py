@@ -8,7 +8,7 @@ from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
 from paucal.methods.contract import ExtraLoss, RunImages
 from paucal.methods.distillation.settings import DistillationSettings
-from paucal.methods.guides import refuse_leaks, show_as_trained
+from paucal.methods.guides import normalise_for_guide, refuse_leaks
 from paucal.models.card import ModelCard
 from paucal.models.named import find_named, open_named
 from paucal.models.published import imagenet_classes, published_card
@@ -20,7 +20,7 @@ from paucal.types import UserError
 
 
 def _teacher_card(name: str) -> ModelCard:
-    """Describe a teacher: a run, or a timm model with its published weights."""
+    """Return the card of a teacher: a run, or a timm model with its published weights."""
     run_or_name = find_named(name, "--teacher")
     if not isinstance(run_or_name, RunFolder):
         if imagenet_classes(run_or_name) is None:
@@ -36,9 +36,9 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
     if settings.teacher is None:
         raise UserError("--add distillation needs a teacher: give a run or a timm model as --teacher.")
     card, weight = _teacher_card(settings.teacher), settings.distillation_weight
-    answer_apart = getattr(backbone.model, "set_distilled_training", None)
-    if callable(answer_apart):
-        answer_apart(True)  # separate logits of class token and distillation token
+    set_distilled_training = getattr(backbone.model, "set_distilled_training", None)
+    if callable(set_distilled_training):
+        set_distilled_training(True)  # return the logits of class token and distillation token separately
     teacher_spec = card.backbone
     arguments = {
         **teacher_spec.arguments,
@@ -57,7 +57,7 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
 
 
 def _settle_teacher(settings: Any, term: Distillation, run_images: RunImages) -> None:
-    """Give the teacher its own normalisation, and put its classes in the order of the run."""
+    """Normalise images for the teacher as in its training, and reorder its outputs to the classes of the run."""
     card, images = _teacher_card(settings.teacher), run_images.images
     if images.multi_hot is not None:
         raise UserError(
@@ -69,9 +69,9 @@ def _settle_teacher(settings: Any, term: Distillation, run_images: RunImages) ->
             f"--teacher {settings.teacher} does not know the class {unknown[0]!r} of {images.name}: give a teacher for "
             "these classes, such as a run on these images."
         )
-    if isinstance(found := find_named(settings.teacher), RunFolder):
-        refuse_leaks("teacher", found, run_images)
-    show_as_trained("teacher", term, card.preprocessing, run_images)
+    if isinstance(run_or_name := find_named(settings.teacher), RunFolder):
+        refuse_leaks("teacher", run_or_name, run_images)
+    normalise_for_guide("teacher", term, card.preprocessing, run_images)
     term.answer_in([card.classes.index(name) for name in images.classes])
 
 

@@ -1,4 +1,4 @@
-"""Dense relative localization: an extra loss, and the method that adds it to the labels."""
+"""Dense relative localization: an extra loss, and the method that adds it to cross-entropy on the labels."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -16,14 +16,15 @@ from paucal.rules.resolve import Choice, rules_by_name
 from paucal.settings.options import flag
 from paucal.types import FeatureRequest, UserError
 
-# Words for options that are true or false. Not "on" and "off", which YAML reads as true and false in a config.
+# The words for true and false of each boolean option. YAML would read "on" and "off" in a config file as booleans.
 SWITCHES = {
     "drloc_shift": {"side_minus_1": True, "none": False},
     "drloc_extra_layer": {"linear": True, "none": False},
     "drloc_norm": {"after": True, "before": False},
 }
+# Settings whose field of `DrLocOptions` is not just their name without "drloc_".
 _RENAMED = {"drloc_pairs": "n_pairs", "drloc_shift": "shifted"}
-_NO_OPTIONS = ("drloc_preset", "drloc_sampling")  # not fields of the options
+_NO_OPTIONS = ("drloc_preset", "drloc_sampling")  # settings without a field in `DrLocOptions`
 
 
 class Needs(NamedTuple):
@@ -58,8 +59,8 @@ NEEDS = {
 }
 
 
-def given_options(settings: Any) -> dict[str, Any]:
-    """Return the fields of `DrLocOptions` that the settings of a run give, apart from the preset."""
+def options_from_settings(settings: Any) -> dict[str, Any]:
+    """Return the fields of `DrLocOptions` that are set by the settings of a run, to override those of the preset."""
     options: dict[str, Any] = {"seed": settings.seed}
     for name in (item.name for item in fields(DrLocSettings) if item.name not in _NO_OPTIONS):
         value = getattr(settings, name, None)
@@ -72,36 +73,36 @@ def given_options(settings: Any) -> dict[str, Any]:
 
 
 def check_options(settings: Any) -> None:
-    """Refuse settings without effect on the chosen variant, and settings that contradict each other."""
+    """Raise a UserError for settings that have no effect on the chosen variant or contradict each other."""
     for name, requirement in NEEDS.items():
-        value = in_effect(settings, requirement.setting)
+        value = effective_value(settings, requirement.setting)
         if getattr(settings, name) is not None and value not in requirement.values:
             text = " or ".join(requirement.values)
             raise UserError(
                 f"{flag(name)} has no effect with {flag(requirement.setting)} {value}, since {requirement.why}: leave "
                 f"it out, or give {flag(requirement.setting)} {text}."
             )
-    levels, pool = in_effect(settings, "drloc_levels"), settings.drloc_pool
+    levels, pool = effective_value(settings, "drloc_levels"), settings.drloc_pool
     if levels != "last" and isinstance(pool, str):
         raise UserError(
             f"--drloc-pool {pool} is a rule for the last grid, and has no effect with --drloc-levels {levels}: leave "
             "it out, or give the side to pool every grid to."
         )
-    warmup, horizon = (in_effect(settings, f"drloc_{name}_epochs") for name in ("warmup", "horizon"))
-    if in_effect(settings, "drloc_schedule") == "ramp" and horizon <= warmup:
+    warmup, horizon = (effective_value(settings, f"drloc_{name}_epochs") for name in ("warmup", "horizon"))
+    if effective_value(settings, "drloc_schedule") == "ramp" and horizon <= warmup:
         raise UserError(
             f"--drloc-horizon-epochs is {horizon}, where the weight is 0 again, and --drloc-warmup-epochs is {warmup}, "
             "where it is highest: give more epochs for the horizon than for the warm-up."
         )
 
 
-def in_effect(settings: Any, name: str) -> Any:
-    """Return the value of a setting, by default that of the preset."""
+def effective_value(settings: Any, name: str) -> Any:
+    """Return the value of a setting; the preset's value if it is None."""
     value = getattr(settings, name)
     return getattr(PRESETS[settings.drloc_preset], name.removeprefix("drloc_")) if value is None else value
 
 
-PAPER_PAIRS, PAPER_HIDDEN = 64, 512
+PAPER_PAIRS, PAPER_HIDDEN = 64, 512  # pairs of cells per image, and width of the localization MLP
 PAPER = "the paper's value"
 
 
@@ -132,14 +133,14 @@ def drloc_hidden(model: str | None, model_args: Sequence[str] | None, img_size: 
 
 
 def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
-    # The sizes of the grids depend on the level alone, not on the rest of the options.
-    shapes = backbone.shapes(FeatureRequest(in_effect(settings, "drloc_levels")))
+    # Of all options, only the levels decide which grids there are.
+    shapes = backbone.shapes(FeatureRequest(effective_value(settings, "drloc_levels")))
     return DrLoc.from_preset(
         settings.drloc_preset,
         [dim for dim, _, _ in shapes],
         [(height, width) for _, height, width in shapes],
         model_name=spec.name,
-        **given_options(settings),
+        **options_from_settings(settings),
     )
 
 

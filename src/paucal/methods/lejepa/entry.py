@@ -21,10 +21,11 @@ from paucal.rules.resolve import Choice, rules_by_name
 from paucal.types import Crops
 
 AUTHORS = "the authors' value"
-BATCH, RATE = 256, 2e-3  # as in the minimal example, a ViT-S with 8-pixel patches
-CAREFUL = 5e-4  # the README's rate for other backbones
-NARROW = 256  # channels below which a backbone counts as small
-HIDDEN = 2048
+# Batch size and learning rate of the authors' minimal example, a ViT-S with 8-pixel patches.
+EXAMPLE_BATCH, EXAMPLE_RATE = 256, 2e-3
+README_RATE = 5e-4  # for other backbones
+NARROW_CHANNELS = 256  # a backbone with fewer channels counts as small
+PAPER_HIDDEN = 2048  # width of the projector
 LOCAL_SIDE = 98  # pixels of the authors' local crops, seven patches of 14
 
 
@@ -35,13 +36,13 @@ def lr(
     img_size: Sequence[int] | None,
     effective_batch: int,
 ) -> Choice:
-    """The minimal example's rate for small backbones, the README's for others, by the square root of the batch."""
+    """The minimal example's rate for small backbones, else the README's, times the square root of the batch ratio."""
     if continued.starts_trained(facts):
         return continued.continued_rate(effective_batch)
-    is_narrow = backbone_shape(model, model_args, img_size).dim < NARROW
-    peak, source = (RATE, "their minimal example") if is_narrow else (CAREFUL, "their README")
-    rate = round(peak * math.sqrt(effective_batch / BATCH), 8)
-    return rate, f"{peak:g} at batch {BATCH} ({source}), times sqrt({effective_batch}/{BATCH})"
+    is_narrow = backbone_shape(model, model_args, img_size).dim < NARROW_CHANNELS
+    peak, source = (EXAMPLE_RATE, "their minimal example") if is_narrow else (README_RATE, "their README")
+    rate = round(peak * math.sqrt(effective_batch / EXAMPLE_BATCH), 8)
+    return rate, f"{peak:g} at batch {EXAMPLE_BATCH} ({source}), times sqrt({effective_batch}/{EXAMPLE_BATCH})"
 
 
 def min_lr(lr: float) -> Choice:
@@ -62,7 +63,7 @@ def weight_decay(model: str | None, model_args: Sequence[str] | None, img_size: 
 
 
 def clip() -> Choice:
-    """No clipping."""
+    """No gradient clipping."""
     return 0.0, AUTHORS
 
 
@@ -100,35 +101,38 @@ def drop_path(model: str | None) -> Choice:
 def projection_hidden(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Choice:
     """The authors' width, narrower for a narrow backbone."""
     dim = backbone_shape(model, model_args, img_size).dim
-    if 4 * dim >= HIDDEN:
-        return HIDDEN, AUTHORS
+    if 4 * dim >= PAPER_HIDDEN:
+        return PAPER_HIDDEN, AUTHORS
     return 4 * dim, f"four times the {dim} channels of the backbone"
 
 
 def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Objective:
-    own = settings.sigreg_weight, settings.sigreg_directions, settings.projection_dim
-    return build_projected(LeJepa, settings, spec, groups, own)
+    own_options = settings.sigreg_weight, settings.sigreg_directions, settings.projection_dim
+    return build_projected(LeJepa, settings, spec, groups, own_options)
 
 
 def build_projected(
-    kind: type[LeJepa], settings: Any, spec: BackboneSpec, groups: Sequence[Crops], own: tuple[float, int, int]
+    kind: type[LeJepa], settings: Any, spec: BackboneSpec, groups: Sequence[Crops], own_options: tuple[float, int, int]
 ) -> Objective:
-    """Build a method that compares projected embeddings; `own` are its weight, directions and width of embeddings."""
-    weight, directions, width = own
+    """Build the objective of LeJEPA or of a variant of it, which both compare projected embeddings.
+
+    `own_options` are the weight of the regulariser, its number of directions and the width of the embeddings.
+    """
+    weight, directions, width = own_options
     options = LeJepaOptions(weight, directions, width, settings.projection_hidden, seed=settings.seed)
-    objective = kind(spec, groups, options, settings.drop_path, still_stages(settings))
+    objective = kind(spec, groups, options, settings.drop_path, frozen_stages(settings))
     if settings.processes > 1 and settings.device == "cuda":  # torch has no such norm for CPUs
         objective.projector = nn.SyncBatchNorm.convert_sync_batchnorm(objective.projector)
     return objective
 
 
-def still_stages(settings: Any) -> FineTuning:
-    """Return the frozen parts: frozen stages, and then the running statistics of the whole network."""
+def frozen_stages(settings: Any) -> FineTuning:
+    """Return the options of `--freeze`: first stages without training, and all running statistics fixed with them."""
     return FineTuning(freeze=settings.freeze, eval_mode=True) if settings.freeze else FineTuning()
 
 
 def judge_features(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
-    """Return the verdict on the health of the features."""
+    """Return the verdict on the health of the features; see `PretrainingMethod.judge`."""
     limits: Any = {
         "batch": scale.batch,
         "grace_steps": scale.grace_steps,

@@ -5,7 +5,7 @@ from typing import Any
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
 from paucal.methods.contract import ExtraLoss, RunImages
-from paucal.methods.guides import refuse_leaks, show_as_trained
+from paucal.methods.guides import normalise_for_guide, refuse_leaks
 from paucal.methods.locality.settings import LocalitySettings
 from paucal.models.saved import read_card
 from paucal.models.trained import load_trained
@@ -36,10 +36,10 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
 
 
 def _settle_guide(settings: Any, term: LocalityGuidance, run_images: RunImages) -> None:
-    """Give the guide its own normalisation."""
+    """Refuse leaked labels, and normalise images for the guide as in its training."""
     run = open_model_folder(settings.guide)
     refuse_leaks("guide", run, run_images)
-    show_as_trained("guide", term, read_card(run).preprocessing, run_images)
+    normalise_for_guide("guide", term, read_card(run).preprocessing, run_images)
 
 
 TERM = ExtraLoss(

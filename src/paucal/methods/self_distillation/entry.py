@@ -37,7 +37,7 @@ def _loss_options(settings: Any) -> SelfDistillationOptions:
 
 
 def _check_tasks(settings: Any) -> None:
-    """Refuse tasks that contradict each other."""
+    """Raise a UserError for settings of the two tasks that contradict each other."""
     if settings.mixup and settings.tasks not in ("view", None):
         raise UserError(
             "--mixup mixes crops, but a mixed cell has no single counterpart: give --tasks view, or leave --mixup out."
@@ -49,7 +49,7 @@ def _check_tasks(settings: Any) -> None:
     if settings.epochs is not None and settings.region_after >= settings.epochs:
         raise UserError(
             f"{flag('region_after')} {settings.region_after} leaves no epoch of {settings.epochs} for the region "
-            "task: give fewer, or more --epochs."
+            "task: give a smaller number, or more --epochs."
         )
 
 
@@ -63,7 +63,7 @@ def _judge_collapse(settings: Any, rows: Sequence[Row], scale: HealthScale, pati
 
 
 def settings_after_collapse(settings: Any, kind: str) -> dict[str, float]:
-    """Return the settings to change after a collapse.
+    """Return new values for some settings after a collapse of the given kind.
 
     Sharpening counteracts uniform outputs and centring a constant output, so these two need opposite changes of the
     teacher's temperature (DINO, section 5.3). All failures except uniform outputs need slower updates of student and
@@ -78,14 +78,17 @@ def settings_after_collapse(settings: Any, kind: str) -> dict[str, float]:
 
 
 def _stage_at(settings: Any, epochs: int) -> Any:
-    """The region task may join later (EsViT, section 4.1, figure 4: at epoch 200 of 300)."""
+    """Return the settings after a number of epochs: before `region_after`, those of the view task alone.
+
+    EsViT starts the region task at epoch 200 of 300 in some runs (section 4.1, figure 4).
+    """
     if not settings.region_after or epochs >= settings.region_after:
         return settings
     return replace(settings, tasks="view")
 
 
 def _superseded_settings(settings: Any, given: Mapping[str, str]) -> Collection[str]:
-    """Return the settings of a recipe that do not apply beside the given ones."""
+    """Return the names of recipe settings that do not apply because of given settings; see `Entry.superseded`."""
     superseded = ["region_after"] if settings.tasks == "view" and "tasks" in given else []
     superseded += ["tasks"] if settings.region_after is not None and "region_after" in given else []
     if settings.pipeline in ("alike", "deit") and "pipeline" in given:

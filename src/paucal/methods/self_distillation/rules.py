@@ -1,4 +1,4 @@
-"""Rules for self-distillation's own settings, and for shared settings as in EsViT (sections 4 and A)."""
+"""Rules that choose the settings of self-distillation, as in EsViT (sections 4 and A) where possible."""
 
 import math
 from collections.abc import Sequence
@@ -18,22 +18,24 @@ DROP_PATHS = {
     **dict.fromkeys(("swin", "cvt", "vil", "deit", "vit_tiny", "vit_small", "vit_base"), 0.1),
 }
 PAPER_BATCH, PAPER_MOMENTUM, PAPER_PROTOTYPES = 512, 0.996, 65536
-NARROW = 256  # channels below which a backbone counts as small
-LONG = 100  # number of epochs from which a run uses the published settings
-MANY = 100_000  # number of images from which the published heads are used unchanged
-QUICKEST = 0.98  # lowest momentum of the teacher; below it, small runs collapse
-Words = Sequence[str] | None
-Sides = Sequence[int] | None
+NARROW_CHANNELS = 256  # a backbone with fewer channels counts as small
+LONG_RUN_EPOCHS = 100  # a run of at least this length uses the published settings
+MANY_IMAGES = 100_000  # with at least this many images, the published heads are used unchanged
+MIN_MOMENTUM = 0.98  # of the teacher; with less, small runs collapsed
+ModelArguments = Sequence[str] | None
+ImageSize = Sequence[int] | None
 
 
-def lr(recipe: str | None, model: str | None, model_args: Words, img_size: Sides, effective_batch: int) -> Choice:
-    """Return the paper's rate, scaled by the batch size (by its square root for small batches, as suits AdamW)."""
+def lr(
+    recipe: str | None, model: str | None, model_args: ModelArguments, img_size: ImageSize, effective_batch: int
+) -> Choice:
+    """The paper's rate in proportion to the batch size; for small batches, by its square root, as suits AdamW."""
     published = recipe_rate(RECIPES, recipe, model, effective_batch)
     if published is not None:
         return published
     if effective_batch >= PAPER_BATCH:
         return round(5e-4 * effective_batch / 256, 8), f"EsViT's 5e-4 for 256 images, here {effective_batch}"
-    is_narrow = backbone_shape(model, model_args, img_size).dim < NARROW
+    is_narrow = backbone_shape(model, model_args, img_size).dim < NARROW_CHANNELS
     anchor, source = (64, "tried for small backbones") if is_narrow else (PAPER_BATCH, "EsViT's")
     rate = round(1e-3 * math.sqrt(effective_batch / anchor), 8)
     return rate, f"1e-3 at batch {anchor} ({source}), times sqrt({effective_batch}/{anchor})"
@@ -55,15 +57,15 @@ def weight_decay() -> Choice:
 
 
 def clip() -> Choice:
-    """The clipping of the authors' code, separately for each tensor's gradient."""
+    """The clipping of the authors' code, which clips the gradient of each tensor separately."""
     return 3.0, "EsViT's, separately for each tensor's gradient"
 
 
 def tasks(region_after: int | None, epochs: int | None) -> Choice:
     """The paper's two tasks for long runs; only the view task for short runs, where the region task did harm."""
-    if region_after or (epochs or 0) >= LONG:
+    if region_after or (epochs or 0) >= LONG_RUN_EPOCHS:
         return "view+region", PAPER
-    return "view", f"the region task made features worse in runs under {LONG} epochs (docs/lab/)"
+    return "view", f"the region task made features worse in runs under {LONG_RUN_EPOCHS} epochs (docs/lab/)"
 
 
 def out_dim(facts: DataAndMachine) -> Choice:
@@ -73,7 +75,7 @@ def out_dim(facts: DataAndMachine) -> Choice:
     return n_prototypes, f"{facts.n_train} images: about one for 4 of them, at most EsViT's {PAPER_PROTOTYPES}"
 
 
-def hidden_dim(model: str | None, model_args: Words, img_size: Sides) -> Choice:
+def hidden_dim(model: str | None, model_args: ModelArguments, img_size: ImageSize) -> Choice:
     """The paper's width, narrower for a narrow backbone."""
     dim = backbone_shape(model, model_args, img_size).dim
     if 4 * dim >= 2048:
@@ -81,22 +83,22 @@ def hidden_dim(model: str | None, model_args: Words, img_size: Sides) -> Choice:
     return 4 * dim, f"four times the {dim} channels of the backbone"
 
 
-def bottleneck_dim(model: str | None, model_args: Words, img_size: Sides) -> Choice:
+def bottleneck_dim(model: str | None, model_args: ModelArguments, img_size: ImageSize) -> Choice:
     """The paper's width, narrower for a narrow backbone."""
     dim = backbone_shape(model, model_args, img_size).dim
     return min(256, dim), PAPER if dim >= 256 else f"the {dim} channels of the backbone"
 
 
 def head_norm(facts: DataAndMachine) -> Choice:
-    """No norm for many images, as in the paper; for few, batch statistics keep their outputs different."""
-    if facts.n_train < MANY:
+    """No norm for many images, as in the paper; batch norm for few images, so that their outputs stay different."""
+    if facts.n_train < MANY_IMAGES:
         return "batch", "few images: without it small runs collapsed to the same output for all images"
     return "none", PAPER
 
 
 def teacher_temperature(epochs: int | None, warmup_teacher_temperature: float) -> Choice:
-    """The paper's temperature for long runs; a short run keeps the cooler initial one."""
-    if (epochs or 0) >= LONG:
+    """The paper's temperature for long runs; the lower initial temperature for short runs."""
+    if (epochs or 0) >= LONG_RUN_EPOCHS:
         return 0.07, PAPER
     return warmup_teacher_temperature, "a short run keeps the initial temperature"
 
@@ -107,12 +109,15 @@ def warmup_teacher_epochs(epochs: int | None) -> Choice:
 
 
 def momentum(facts: DataAndMachine, epochs: int | None, effective_batch: int) -> Choice:
-    """The paper's momentum for 512 images, adjusted to other batches; less in a short run."""
+    """The paper's momentum for batches of 512, adjusted to the batch size; less in a short run."""
     steps = (epochs or 1) * steps_per_epoch(facts.n_train, effective_batch)
-    scaled, quick = PAPER_MOMENTUM ** (effective_batch / PAPER_BATCH), max(QUICKEST, 1 - 20 / max(steps, 20))
-    if quick < scaled:
-        averaged = round(1 / (1 - quick))
-        return round(quick, 6), f"a run of {counted(steps, 'step')}: the teacher averages over {averaged} of them"
+    scaled = PAPER_MOMENTUM ** (effective_batch / PAPER_BATCH)
+    for_short_run = max(MIN_MOMENTUM, 1 - 20 / max(steps, 20))
+    if for_short_run < scaled:
+        averaged = round(1 / (1 - for_short_run))
+        return round(
+            for_short_run, 6
+        ), f"a run of {counted(steps, 'step')}: the teacher averages over {averaged} of them"
     reason = f"EsViT's {PAPER_MOMENTUM} for {PAPER_BATCH} images, the same over images for {effective_batch}"
     return round(scaled, 6), reason
 

@@ -1,4 +1,4 @@
-"""Cross-entropy on the labels, with any extra losses."""
+"""Training with cross-entropy on the labels, and with extra losses."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from paucal.objectives import Objective, Supervised, Term
 
 
 def build_supervised(settings: Any, backbone: FeatureBackbone, terms: Mapping[str, Term]) -> Objective:
-    """Return cross-entropy with extra losses."""
+    """Build the objective: cross-entropy on the labels, plus the extra losses `terms`."""
     return Supervised(backbone, terms, settings.label_smoothing, fine_tuning(settings))
 
 

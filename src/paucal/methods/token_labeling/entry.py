@@ -1,4 +1,4 @@
-"""Token labeling and ReLabel: a teacher's labels for parts of images."""
+"""Token labeling and ReLabel: training with label maps, a teacher's labels for parts of images."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,7 +35,7 @@ def mixup(method: str) -> Choice:
 
 
 def cutmix(method: str) -> Choice:
-    """No CutMix, for the same reason."""
+    """No CutMix: mixed images would need mixed labels of their parts."""
     return mixup(method)
 
 
@@ -48,7 +48,7 @@ def _check_settings(settings: Any) -> None:
             )
 
 
-_TOKENS: dict[str, Any] = {
+_SHARED_FIELDS: dict[str, Any] = {
     "settings": TokenLabelingSettings,
     "paths": ("labels",),
     "rules": rules_by_name((mixup, cutmix)),
@@ -59,8 +59,8 @@ _TOKENS: dict[str, Any] = {
     "contrast": ("supervised", "the same with plain labels, without the teacher"),
 }
 METHODS = (
-    TrainingMethod(name="token-labeling", summary="a teacher's label for every token, from --labels", **_TOKENS),
+    TrainingMethod(name="token-labeling", summary="a teacher's label for every token, from --labels", **_SHARED_FIELDS),
     TrainingMethod(
-        name=RELABEL, summary="a teacher's label for the visible part of the image, from --labels", **_TOKENS
+        name=RELABEL, summary="a teacher's label for the visible part of the image, from --labels", **_SHARED_FIELDS
     ),
 )

@@ -13,8 +13,8 @@ from paucal.types import Crops
 
 
 def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Objective:
-    own = settings.visreg_weight, settings.visreg_directions, settings.visreg_dim
-    return lejepa.build_projected(VisReg, settings, spec, groups, own)
+    own_options = settings.visreg_weight, settings.visreg_directions, settings.visreg_dim
+    return lejepa.build_projected(VisReg, settings, spec, groups, own_options)
 
 
 METHOD = PretrainingMethod(

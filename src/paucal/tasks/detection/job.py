@@ -15,7 +15,7 @@ from torch import nn
 
 from paucal.cores import slowdown
 from paucal.data.loader import TrainLoader
-from paucal.recipes.detection import LENGTH, RECIPES
+from paucal.recipes.detection import LENGTH_SETTINGS, RECIPES
 from paucal.recipes.recipe import fill_in, require_start
 from paucal.rules.resolve import origins
 from paucal.runner import life
@@ -93,7 +93,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         """Fill in the recipe and refuse invalid settings."""
         settings = plain_init(settings)
         timed = settings.time is not None or settings.steps is not None
-        settings, origin = fill_in(settings, given, RECIPES, settings.recipe, LENGTH if timed else ())
+        settings, origin = fill_in(settings, given, RECIPES, settings.recipe, LENGTH_SETTINGS if timed else ())
         check(settings)
         require_start(RECIPES, settings.recipe, settings.init)
         check_ranges(settings)
