@@ -122,7 +122,7 @@ def test_two_folders_with_files_of_the_same_names__may_be_photographs_and_masks(
     assert [(pair.key, pair.masks) for pair in pairs.pairs] == [
         (f"{n}.png", (tmp_path / f"y/{n}.png",)) for n in range(3)
     ]
-    assert pairs.notes[0] == "the files of y have few colours, and are used as masks of those of x"
+    assert pairs.notes[0] == "the files of y have few colours, and are used as masks of the images in x"
 
 
 def test_a_table_of_boxes__is_no_table_of_marks(tmp_path: Path):

@@ -196,7 +196,7 @@ def test_other_tables__are_refused_in_a_sentence(tmp_path: Path, columns, settin
         ("a.png,gone.png,", "names 'gone.png', but there is no such file"),
         ("a.png,b.png,shelf", "has the part 'shelf', expected train, val or test"),
         ("a.png,b.png,train\na.png,b.png,val", "puts .*a.png' into a second part"),
-        ("a.png,b.png,train\nb.png", "line 3 of .* has 1 cell, but the first has 3: correct it"),
+        ("a.png,b.png,train\nb.png", "line 3 of .* has 1 cell, but the first line has 3: correct it"),
         ("a.png,,", "names no mask of an image: fill the column 'mask'"),
     ],
 )

@@ -100,5 +100,5 @@ def test_files_of_classes_with_more_values__are_refused(tmp_path: Path):
         save(root / f"masks/dog/{n}.png", NUMBERS[n])
         save(root / f"masks/Cat/{n}.png", NUMBERS[n])
     save(root / "masks/Cat/0.png", NUMBERS[0])
-    with pytest.raises(UserError, match="a mask for each class of an image, and masks have 3 classes"):
+    with pytest.raises(UserError, match="a mask for each class of an image, but masks have 3 classes"):
         opened(root)

@@ -44,7 +44,7 @@ def test_tables__give_the_classes_their_names_and_order(tmp_path: Path, name: st
     masked = opened(root)
     assert masked.images.classes == ("sky", "road", "car")
     assert masked.masks.read(0).tolist() == NUMBERS.tolist()
-    assert f"the names of the classes are those in {name}" in masked.images.notes
+    assert f"class names are from {name}" in masked.images.notes
     assert read_class_names(root / where / name).names == masked.images.classes
 
 
@@ -82,7 +82,7 @@ def test_tables__count_less_than_what_is_given(tmp_path: Path):
     (root / "class_dict.csv").write_text(TABLES["class_dict.csv"])
     (tmp_path / "mine.csv").write_text("a,0,0,0\nb,128,0,0\nc,0,128,0\n")
     assert opened(root, named=read_class_names(tmp_path / "mine.csv")).images.classes == ("a", "b", "c")
-    assert opened(root, given="colour").images.classes == ("#000000", "#008000", "#800000")
+    assert opened(root, requested="colour").images.classes == ("#000000", "#008000", "#800000")
 
 
 def test_masks_by_transparency__are_read_by_it(tmp_path: Path):

@@ -103,18 +103,18 @@ def test_values_of_no_class__are_refused_with_the_file():
     [
         (one_file(*range(0, 256, 2)), {}, r"mask a\.png has 128 grey levels from 0 to 254, as after blurring"),
         (one_file(0, 3, 250, 255, lossy=True, name="a.jpg"), {}, "a.jpg is in a lossy format"),
-        (one_file(0, 400, bits=16), {"given": "grey"}, "a.png has 16 bits per pixel"),
+        (one_file(0, 400, bits=16), {"requested": "grey"}, "a.png has 16 bits per pixel"),
         (one_file(0, 20000, bits=16), {}, "a.png has 16 bits per pixel"),
-        (one_file(0, 300, bits=16), {"given": "index"}, "at most 255 classes are supported"),
+        (one_file(0, 300, bits=16), {"requested": "index"}, "at most 255 classes are supported"),
         (one_file(255), {}, "are of one class"),
         (one_file(0), {}, "are of one class"),
         (one_file(0), {"ignore": [0]}, "no pixel of the masks is labelled"),
         (one_file(0, 255), {"ignore": [1, 2, 3]}, "expected one grey value"),
         (one_file(0, 255, kind=COLOUR), {"ignore": [1]}, "expected red, green and blue"),
-        (one_file(0, 255), {"given": "colour"}, "the masks are grey"),
-        (one_file(0, 255, kind=COLOUR), {"given": "index"}, "the masks are in colour"),
+        (one_file(0, 255), {"requested": "colour"}, "the masks are grey"),
+        (one_file(0, 255, kind=COLOUR), {"requested": "index"}, "the masks are in colour"),
         (one_file(*range(300), kind=COLOUR), {}, "300 colours, but at most 255"),
-        (one_file(0, 1, 2), {"named": NamedClasses(("a", "b"))}, "names 2 classes, and the masks have 3"),
+        (one_file(0, 1, 2), {"named": NamedClasses(("a", "b"))}, "names 2 classes, but the masks have 3"),
         (
             one_file(0, 1),
             {"named": NamedClasses(("a", "b"), (0, 9), colours=True)},
@@ -249,7 +249,9 @@ def test_blurred_masks__are_named():
     with pytest.raises(UserError, match=r"mask edges\.png has 5 grey levels"):
         find_coding(MaskFacts((edges, clean)))
     colours = [n * 0x010203 for n in range(9)]
-    with pytest.raises(UserError, match=r"mask a\.png has 9 colours, and 7 of the 9 of all masks occur only on edges"):
+    with pytest.raises(
+        UserError, match=r"mask a\.png has 9 colours, and 7 of the 9 colours of all masks occur only on edges"
+    ):
         find_coding(one_file(*colours, kind=COLOUR, solid=tuple(colours[:2])))
 
 

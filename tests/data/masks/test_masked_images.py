@@ -57,7 +57,7 @@ def test_smaller_masks__are_enlarged_by_the_nearest_pixel_and_said(tmp_path):
 
 @pytest.mark.parametrize(
     ("shape", "words"),
-    [((6, 4), "is rotated, or belongs to another image"), ((8, 12), "another size"), ((4, 5), "another size")],
+    [((6, 4), "is rotated, or belongs to another image"), ((8, 12), "a different size"), ((4, 5), "a different size")],
 )
 def test_masks_of_another_size_or_shape__are_refused(tmp_path, shape, words):
     make(tmp_path, [np.zeros((4, 6), np.uint8), np.ones(shape, np.uint8)])
@@ -146,7 +146,7 @@ def test_several_masks_of_an_image__are_joined(tmp_path, monkeypatch):
     assert opened(tmp_path).masks.read(0).tolist() == masked.masks.read(0).tolist()
     save(tmp_path / "masks/0_mask_2.png", grey(*np.eye(4, 6, dtype=np.uint8) * 2))
     save(tmp_path / "masks/0_mask_1.png", left // 255)
-    with pytest.raises(UserError, match=r"0_mask_1\.png and 0_mask_2\.png are masks of one image, and masks have 3"):
+    with pytest.raises(UserError, match=r"0_mask_1\.png and 0_mask_2\.png are masks of one image, but masks have 3"):
         opened(tmp_path)
 
 

@@ -113,5 +113,5 @@ def test_lists_and_folders_that_disagree__are_refused(tmp_path):
     lists(tmp_path, ".", train="train/images/train.png", val="val/images/val.png")
     assert [pair.part for pair in find_pairs(tmp_path).pairs] == ["train", "val"]
     lists(tmp_path, ".", train="val/images/val.png", val="train/images/train.png")
-    with pytest.raises(UserError, match="is in a folder of train and in the list of val"):
+    with pytest.raises(UserError, match="is in a folder of train, but in the list of val"):
         find_pairs(tmp_path)

@@ -1,4 +1,4 @@
-"""Sets with a mask file for each class of an image, found by the names of folders or files."""
+"""Matching of images to masks if each class has its own mask files, by the names of folders or files."""
 
 import re
 from collections import defaultdict
@@ -8,19 +8,20 @@ from pathlib import PurePosixPath
 from paucal.data.masks.matching import File, Matches
 from paucal.data.masks.naming import TOKENS, fold, is_decoy_folder, is_decoy_name
 
-MAX_CLASSES, MIN_IMAGES = 64, 2  # a name that occurs with fewer images is not a class
-_SIGNS = re.compile(r"[\s_.,+~-]+")
-Hit = tuple[str, str]  # key of the image, name of the class
+MAX_CLASSES = 64
+MIN_IMAGES = 2  # a name that occurs with fewer images is not taken for a class
+_SEPARATORS = re.compile(r"[\s_.,+~-]+")
+ImageAndClass = tuple[str, str]  # key of an image, name of a class
 
 
 def match_classes(images: Sequence[File], masks: Sequence[File]) -> tuple[Matches, dict[str, str]] | None:
-    """Return the masks of each image and the class of each mask; None if the set has no such masks.
+    """Return the masks of each image, and the class of each mask by its key; None if files are not named by class.
 
-    The class is a folder above the masks (`masks/cat/1.png`), the end of their names (`1_cat.png`), or their name in a
-    folder for each image (`1/cat.png`). All masks have to be named in the same way.
+    The name of the class is a folder above the masks (`masks/cat/1.png`), the end of the file name (`1_cat.png`), or
+    the file name in a folder for each image (`1/cat.png`). All masks must be named in the same way.
     """
-    for find in (_match_by_folder, _match_by_ending, _match_by_name):
-        hits = find(images, masks)
+    for match in (_match_by_folder, _match_by_ending, _match_by_name):
+        hits = match(images, masks)
         if hits is None or not _are_classes(hits.values()):
             continue
         masks_by_image: dict[str, list[str]] = defaultdict(list)
@@ -33,8 +34,8 @@ def match_classes(images: Sequence[File], masks: Sequence[File]) -> tuple[Matche
     return None
 
 
-def _are_classes(hits: Iterable[Hit]) -> bool:
-    """Return whether names stand for classes: several of them, each with several images, and with one mask in each."""
+def _are_classes(hits: Iterable[ImageAndClass]) -> bool:
+    """Return whether names are plausible classes: 2 to 64, each with several images and one mask per image."""
     images_of: dict[str, list[str]] = defaultdict(list)
     for image, name in hits:
         images_of[name].append(image)
@@ -44,9 +45,9 @@ def _are_classes(hits: Iterable[Hit]) -> bool:
     return 2 <= len(images_of) <= MAX_CLASSES and is_once_per_image and not has_duplicates and not decoys
 
 
-def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:
+def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str, ImageAndClass] | None:
     image_keys = {(image.place, fold(image.stem)): image.key for image in images}
-    hits: dict[str, Hit] = {}
+    hits: dict[str, ImageAndClass] = {}
     for mask in masks:
         folder_splits = [(mask.place[:n] + mask.place[n + 1 :], mask.place[n]) for n in range(len(mask.place))]
         matches = [(image_keys.get((place, fold(mask.stem))), name) for place, name in folder_splits]
@@ -59,11 +60,11 @@ def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str,
     return hits
 
 
-def _match_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:
+def _match_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, ImageAndClass] | None:
     image_keys = {(image.place, fold(image.stem)): image.key for image in images}
-    hits: dict[str, Hit] = {}
+    hits: dict[str, ImageAndClass] = {}
     for mask in masks:
-        gaps = reversed([*_SIGNS.finditer(mask.stem)])
+        gaps = reversed([*_SEPARATORS.finditer(mask.stem)])
         pairs = ((image_keys.get((mask.place, fold(mask.stem[: gap.start()]))), mask.stem[gap.end() :]) for gap in gaps)
         image, ending = next(((image, ending) for image, ending in pairs if image), ("", ""))
         name = _class_name(ending)
@@ -73,12 +74,12 @@ def _match_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str,
     return hits
 
 
-def _match_by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:
+def _match_by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, ImageAndClass] | None:
     keys_by_place: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for image in images:
         for place in {image.place, (*image.place, fold(image.stem))}:
             keys_by_place[place].append(image.key)
-    hits: dict[str, Hit] = {}
+    hits: dict[str, ImageAndClass] = {}
     for mask in masks:
         keys, name = keys_by_place.get(mask.place, []), _class_name(mask.stem)
         if len(keys) != 1 or not mask.place or not name:
@@ -89,4 +90,4 @@ def _match_by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, H
 
 def _class_name(text: str) -> str:
     """Return a name without the words that mean "mask"."""
-    return " ".join(word for word in _SIGNS.split(text) if word and not re.fullmatch(TOKENS, word, re.IGNORECASE))
+    return " ".join(word for word in _SEPARATORS.split(text) if word and not re.fullmatch(TOKENS, word, re.IGNORECASE))

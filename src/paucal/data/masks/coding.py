@@ -1,4 +1,4 @@
-"""The meaning of mask values: the class of each value, and the value for "not labelled"."""
+"""The coding of masks: the class that each mask value stands for, and the value that means "not labelled"."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.masks import consistency
-from paucal.data.masks.consistency import HIGH, VOID
+from paucal.data.masks.consistency import MIN_HIGH, VOID
 from paucal.data.masks.mask_files import MaskFacts, pack_colours, unpack_colour
 from paucal.reading import read_decoded
 from paucal.types import UserError
@@ -22,10 +22,10 @@ from paucal.wording import counted
 Coding = Literal["index", "binary", "grey", "colour"]
 IGNORED = 255  # class number of unlabelled pixels, which are ignored
 MAX_CLASSES = 255
-SPREAD, FEW_LEVELS = 8, 32  # smallest distance between the grey levels of classes, and their largest number
-MIDDLE = 128  # lowest grey level of a marked pixel in masks of two classes
+MIN_LEVEL_GAP, MAX_LEVELS = 8, 32  # minimum distance between, and maximum number of, grey levels that are classes
+MIN_MARKED = 128  # lowest grey level of a marked pixel in masks of two classes
 MAX_BYTES = 1 << 20  # limit of a file of class names
-HEADINGS = {
+HEADER_WORDS = {
     *("name", "class", "label", "r", "g", "b", "red", "green", "blue", "value", "index", "id", "color", "colour"),
     *("class_name", "label_name", "pixel value", "class_id", "label_id"),
 }
@@ -36,11 +36,11 @@ _SPACED_ROW = re.compile(r"(?P<r>\d+)\s+(?P<g>\d+)\s+(?P<b>\d+)\s+(?P<name>\S.*)
 
 @dataclass(frozen=True)
 class MaskCoding:
-    """The values of the classes in a set of masks.
+    """The values that stand for the classes in a set of masks.
 
     Attributes:
-        kind: "index", "binary", "grey" or "colour".
-        values: Mask value of each class, in the order of the classes; colours are packed numbers.
+        kind: "index" for class numbers, "binary" for two classes, "grey" for grey levels, "colour" for colours.
+        values: Mask value of each class, in the order of the classes; colours are packed (`pack_colours`).
         ignore: Value that means "not labelled"; None if there is no such value.
 
     Raises:
@@ -56,8 +56,8 @@ class MaskCoding:
         is_valid = is_valid and len(set(self.values)) == len(self.values) and self.ignore not in self.values
         if self.kind not in get_args(Coding) or not is_valid or not 2 <= len(self.values) <= MAX_CLASSES:
             raise UserError(
-                f"masks of kind {self.kind!r} have {len(self.values)} values of classes, expected 2 to {MAX_CLASSES} "
-                "different ones from 0 to 16,777,215."
+                f"masks of kind {self.kind!r} have {len(self.values)} class values, expected 2 to {MAX_CLASSES} "
+                "different values from 0 to 16,777,215."
             )
 
     @property
@@ -66,33 +66,33 @@ class MaskCoding:
         return len(self.values)
 
     def encode(self, values: NDArray[np.int32], name: str) -> NDArray[np.uint8]:
-        """Return the (H, W) class numbers of a mask's values; `IGNORED` for unlabelled pixels."""
+        """Convert a mask's values to (H, W) class numbers, `IGNORED` for unlabelled pixels; `name` is for messages."""
         if self.kind == "binary":
             labelled = values if self.ignore is None else values[values != self.ignore]
-            # In a file whose highest value is 1, 1 means marked, even if other files of the set use 255.
-            threshold = 1 if labelled.max(initial=0) <= 1 else min(self.values[1], MIDDLE)
-            is_class, classes = np.ones(values.shape, dtype=bool), (values >= threshold).astype(np.int64)
+            # In a file with 0 and 1 only, 1 marks the foreground, even if other files of the set use 255.
+            threshold = 1 if labelled.max(initial=0) <= 1 else min(self.values[1], MIN_MARKED)
+            has_class, classes = np.ones(values.shape, dtype=bool), (values >= threshold).astype(np.int64)
         else:
             order = np.argsort(self.values)
             classes = order[np.searchsorted(self.values, values, sorter=order).clip(max=self.count - 1)]
-            is_class = np.asarray(self.values)[classes] == values
-        ignored = np.zeros_like(is_class) if self.ignore is None else values == self.ignore
-        if not (is_class | ignored).all():
-            stray = self.format_value(int(values[~(is_class | ignored)][0]))
+            has_class = np.asarray(self.values)[classes] == values
+        is_ignored = np.zeros_like(has_class) if self.ignore is None else values == self.ignore
+        if not (has_class | is_ignored).all():
+            stray = self.format_value(int(values[~(has_class | is_ignored)][0]))
             raise UserError(
                 f"mask {name} has the value {stray}, which is not a class ({self.describe()}): correct the mask, name "
                 "the class in --classes, or give --ignore if the value means that a pixel is not labelled."
             )
-        return np.where(ignored, IGNORED, classes).astype(np.uint8)
+        return np.where(is_ignored, IGNORED, classes).astype(np.uint8)
 
     def decode(self, classes: NDArray[np.integer]) -> NDArray[np.uint8 | np.uint16]:
-        """Return class numbers as a mask of this coding: (H, W), or (H, W, 3) for colours."""
+        """Convert (H, W) class numbers to mask values: (H, W), or (H, W, 3) for colours."""
         if self.kind == "colour":
             return np.asarray([unpack_colour(value) for value in self.values], dtype=np.uint8)[classes]
         return np.asarray(self.values)[classes].astype(np.uint8 if max(self.values) < 256 else np.uint16)
 
     def describe(self) -> str:
-        """Describe the values in a phrase."""
+        """Return a phrase on the values, such as "two classes, 0 and 255"."""
         text = {
             "index": f"the value is the number of the class, {self.values[0]} to {self.values[-1]}",
             "binary": f"two classes, 0 and {self.values[1]}",
@@ -102,17 +102,17 @@ class MaskCoding:
         return text if self.ignore is None else f"{text}; {self.format_value(self.ignore)} is not labelled"
 
     def format_value(self, value: int) -> str:
-        """Return a value as text: a number, or red, green and blue."""
+        """Return a value as text: a number, or (red, green, blue)."""
         return "({}, {}, {})".format(*unpack_colour(value)) if self.kind == "colour" else str(value)
 
 
 @dataclass(frozen=True)
 class NamedClasses:
-    """The classes in a file of class names.
+    """The content of a file of class names.
 
     Attributes:
         names: Class names in the order of the file.
-        values: Mask value of each class, a colour as a packed number; None if the file has only names.
+        values: Mask value of each class, colours packed (`pack_colours`); None if the file has only names.
         colours: Whether the values are colours.
         note: Sentence on the assumed encoding of the file; "" for none.
     """
@@ -124,10 +124,10 @@ class NamedClasses:
 
 
 def read_class_names(path: Path) -> NamedClasses:
-    """Read a text file with one name per line, or a CSV of names with a value (two columns) or a colour (four columns).
+    """Read class names: one per line, or a CSV with a value (two columns) or a colour (four columns) for each name.
 
-    A header line is recognised by its words ("name", "r", "g", "b", "value", ...); the name may be in the first or in
-    the last column. CVAT's `labelmap.txt` and CamVid's `label_colors.txt` are read too.
+    A header line is recognised by its words ("name", "r", "g", "b", "value", ...). The name is in the first or in the
+    last column. CVAT's `labelmap.txt` and CamVid's `label_colors.txt` are read too.
     """
     try:
         text, _, note = read_decoded(path, MAX_BYTES)
@@ -138,14 +138,14 @@ def read_class_names(path: Path) -> NamedClasses:
     except csv.Error as problem:
         raise UserError(f"--classes: {str(path)!r} cannot be read ({problem}); give one name per line.") from None
     rows = [row for row in rows if any(row)]
-    if rows and rows[0] and len(rows) > 1 and {cell.lower() for cell in rows[0]} <= HEADINGS:
+    if rows and rows[0] and len(rows) > 1 and {cell.lower() for cell in rows[0]} <= HEADER_WORDS:
         rows = rows[1:]
     if not rows:
         raise UserError(f"--classes: {str(path)!r} names no class; expected one name per line.")
     classes = [_read_row(row, path) for row in rows]
     widths = {len(numbers) for _, numbers in classes}
     if len(widths) > 1:
-        raise UserError(f"--classes: the rows of {str(path)!r} differ in length; give each the same columns.")
+        raise UserError(f"--classes: the rows of {str(path)!r} differ in length: give each row the same columns.")
     names = tuple(name for name, _ in classes)
     _refuse_duplicates(names, path)
     if widths == {0}:
@@ -157,7 +157,7 @@ def read_class_names(path: Path) -> NamedClasses:
 
 
 def _normalise_rows(text: str) -> str:
-    """Return CVAT's or CamVid's table as rows of names and colours; any other text as it is."""
+    """Convert CVAT's or CamVid's list of classes to CSV rows NAME,R,G,B; return other text unchanged."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     for row_pattern in (_CVAT_ROW, _SPACED_ROW):
         rows = [row_pattern.fullmatch(line) for line in lines]
@@ -167,7 +167,7 @@ def _normalise_rows(text: str) -> str:
 
 
 def _read_row(row: list[str], path: Path) -> tuple[str, list[int]]:
-    """Return the name in a row and its numbers: none, a value, or a colour."""
+    """Return the name in a row, and no number, one number (a value) or three (a colour)."""
     for name, number_cells in ((row[0], row[1:]), (row[-1], row[:-1])):
         if len(number_cells) in (0, 1, 3) and all(cell.isascii() and cell.isdigit() for cell in number_cells) and name:
             numbers = [int(cell) for cell in number_cells if len(cell) < 6]
@@ -182,30 +182,30 @@ def _read_row(row: list[str], path: Path) -> tuple[str, list[int]]:
 def _refuse_duplicates(entries: tuple[object, ...], path: Path) -> None:
     duplicate = next((entry for index, entry in enumerate(entries) if entry in entries[:index]), None)
     if duplicate is not None:
-        raise UserError(f"--classes: {str(path)!r} has {str(duplicate)[:80]!r} twice; give each class once.")
+        raise UserError(f"--classes: {str(path)!r} has {str(duplicate)[:80]!r} twice: list each class once.")
 
 
 def find_coding(
     facts: MaskFacts,
-    given: Coding | None = None,
+    requested: Coding | None = None,
     ignore: Sequence[int] | None = None,
     named: NamedClasses | None = None,
 ) -> MaskCoding:
-    """Choose the meaning of the values of masks.
+    """Choose the coding of a set of masks, and refuse masks for which it is unclear.
 
     Args:
         facts: Counts of the values in all files.
-        given: Kind of the values as set by the user; None to infer it from the values.
+        requested: `MaskCoding.kind` as set by the user; None to infer it from the values.
         ignore: Value, or red, green and blue, that means "not labelled".
-        named: Classes from a file.
+        named: Classes from the file of --classes.
     """
     has_named_colours = named is not None and named.colours
-    if given is None and not has_named_colours:
+    if requested is None and not has_named_colours:
         consistency.refuse_mixed_kinds(facts)
-    in_colour = facts.has_colour or (facts.has_palette and (given == "colour" or has_named_colours))
+    in_colour = facts.has_colour or (facts.has_palette and (requested == "colour" or has_named_colours))
     facts = facts.as_colours() if in_colour else facts
     void = _ignored_value(ignore, in_colour)
-    if given in (None, "index") and not in_colour:
+    if requested in (None, "index") and not in_colour:
         consistency.refuse_mixed_codings(facts, void)
         consistency.refuse_specks(facts, void)
     if named is not None and named.values is not None:
@@ -214,14 +214,14 @@ def find_coding(
                 f"--classes gives {'colours' if named.colours else 'values'} and the masks are "
                 f"{'in colour' if in_colour else 'grey'}: give a file that fits the masks."
             )
-        kind: Coding = "colour" if in_colour else given or "index"
+        kind: Coding = "colour" if in_colour else requested or "index"
         if kind == "index" and void is None and VOID in facts.values and VOID not in named.values:
             void = VOID
         return MaskCoding(kind, named.values, void)
     values = [value for value in facts.values if value != void]
-    if given is None and values:
+    if requested is None and values:
         consistency.refuse_lossy(facts)
-    kind = given or _infer_kind(facts, values, in_colour)
+    kind = requested or _infer_kind(facts, values, in_colour)
     _require_kind(kind, facts, values, in_colour)
     if kind == "binary":
         consistency.refuse_faint(facts, void)
@@ -233,14 +233,14 @@ def find_coding(
     if named is not None and len(named.names) != coding.count:
         count = counted(len(named.names), "class", "classes")
         raise UserError(
-            f"--classes names {count}, and the masks have {coding.count} ({coding.describe()}): "
-            "give as many names, or names with their values."
+            f"--classes names {count}, but the masks have {coding.count} ({coding.describe()}): "
+            f"give {coding.count} names, or names with their values."
         )
     return coding
 
 
 def require_same_coding(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[int] | None = None) -> None:
-    """Refuse masks whose coding differs from that of a run in ways that `MaskCoding.encode` would not notice."""
+    """Refuse masks that `MaskCoding.encode` would accept, but whose values mean something else than in a run."""
     if coding.kind == "binary":
         consistency.refuse_faint(facts, coding.ignore)
     elif coding.kind == "index" and ignore is None and not facts.has_colour:
@@ -250,7 +250,7 @@ def require_same_coding(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[i
         if coding.ignore == VOID and nonzero == {VOID}:
             raise UserError(
                 f"the masks have no value but 0 and 255, and {coding.describe()}: every labelled pixel would be of the "
-                "first class; store them with the numbers of the classes."
+                "first class; store the masks with class numbers."
             )
 
 
@@ -266,7 +266,7 @@ def _ignored_value(ignore: Sequence[int] | None, in_colour: bool) -> int | None:
 
 
 def _infer_kind(facts: MaskFacts, values: list[int], in_colour: bool) -> Coding:
-    """Infer the kind of masks from their values."""
+    """Infer `MaskCoding.kind` from the sorted values of the masks."""
     if in_colour:
         if len(values) <= MAX_CLASSES:
             consistency.refuse_blurred_colours(facts)
@@ -279,16 +279,18 @@ def _infer_kind(facts: MaskFacts, values: list[int], in_colour: bool) -> Coding:
         consistency.refuse_near_levels(facts, values)
         consistency.refuse_blurred_levels(facts, values)
     class_values = [value for value in values if value != VOID]
-    gaps = [b - a for a, b in pairwise(values)]
-    are_levels = len(values) > 1 and min(gaps) >= SPREAD and len(values) <= FEW_LEVELS and max(class_values) >= HIGH
+    gaps = [higher - lower for lower, higher in pairwise(values)]
+    are_levels = (
+        len(values) > 1 and min(gaps) >= MIN_LEVEL_GAP and len(values) <= MAX_LEVELS and max(class_values) >= MIN_HIGH
+    )
     return "grey" if are_levels else "index"
 
 
 def _require_kind(kind: Coding, facts: MaskFacts, values: list[int], in_colour: bool) -> None:
     if (kind == "colour") != in_colour:
         raise UserError(
-            f"--mask-values is {kind!r} and the masks are {'in colour' if in_colour else 'grey'}: leave it out, or "
-            "convert the masks."
+            f"--mask-values is {kind!r} and the masks are {'in colour' if in_colour else 'grey'}: leave the flag "
+            "out, or convert the masks."
         )
     deep_file = next((file.name for file in facts.files if file.bits == 16), "")
     if deep_file and kind != "index":
@@ -302,7 +304,7 @@ def _require_kind(kind: Coding, facts: MaskFacts, values: list[int], in_colour: 
 
 def _binary_coding(values: list[int], void: int | None) -> MaskCoding:
     top = 1 if max(values) == 1 else 255
-    if len({value >= min(top, MIDDLE) for value in values}) < 2:
+    if len({value >= min(top, MIN_MARKED) for value in values}) < 2:
         raise UserError(
             f"all labelled pixels of the masks are of one class (values {min(values)} to {max(values)}): masks of two "
             "classes have 0 and 255; check the masks."

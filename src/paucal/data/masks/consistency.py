@@ -1,4 +1,4 @@
-"""Checks that all mask files of a set have the same coding; messages name the flag that selects a coding."""
+"""Checks that all mask files of a set have the same coding; messages name the flag that sets the coding."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,20 +8,21 @@ from paucal.data.masks.mask_files import COLOUR, GREY, PALETTE, FileFacts, MaskF
 from paucal.types import UserError
 from paucal.wording import counted, first_few
 
-VOID = 255  # grey value that means "not labelled" in masks by index, as in PASCAL VOC
-HIGH = 64  # grey values of at least this mean "marked" rather than the number of a class
-RARE = 0.1  # files with both codings are mistakes if fewer than this share of the files with one coding
-SPECKS = 200  # a value is a speck if the others have this many times more pixels
-NEAR, APART = 7, 16  # grey levels: values this close belong to one class, values this far apart to two
-ENDS = 15  # values this close to black or white count as black or white
-FEW_EDGES = 3  # number of colours that may occur only on edges, as thin objects do
-NOISY, NOISY_TOP = 32, 200  # a file with more than NOISY grey levels, some above NOISY_TOP, was blurred or resized
+VOID = 255  # value that means "not labelled" in masks of class numbers, as in PASCAL VOC
+MIN_HIGH = 64  # values from here on mean "marked" rather than a class number
+MIXED_SHARE = 0.1  # up to this share of files with both codings, these are mistakes, and the two codings differ
+SPECK_RATIO = 200  # a value is a speck if the other values have more than this many times its pixels
+MAX_SAME_GAP, MIN_CLASS_GAP = 7, 16  # grey levels: values up to the first gap are one class, from the second on two
+END_MARGIN = 15  # values this close to black or white count as black or white
+MAX_EDGE_COLOURS = 3  # number of colours that may occur only on edges, as those of thin objects do
+# A file with more grey levels than this, some of them above the top, was blurred or resized.
+NOISY_LEVELS, NOISY_TOP = 32, 200
 WHITE = 255
-BINARY, OR_GREY = "--mask-values binary (two classes)", "or grey (a class for each level)"
+BINARY_FLAG, OR_GREY = "--mask-values binary (two classes)", "or grey (a class for each level)"
 
 
 def refuse_mixed_kinds(facts: MaskFacts) -> None:
-    """Refuse sets that mix colours, palettes and numbers, if their values mean different things."""
+    """Refuse sets with files in colour, with palettes and in grey, unless the same value means the same in all."""
     files_by_kind: dict[str, list[FileFacts]] = defaultdict(list)
     for file in facts.files:
         files_by_kind[file.kind].append(file)
@@ -30,7 +31,7 @@ def refuse_mixed_kinds(facts: MaskFacts) -> None:
         _refuse_beside_colours(colour, palette, grey)
     else:
         top = max((value for file in palette for value in file.values - {VOID}), default=0)
-        levels = [file for file in grey if max(file.values - {VOID}, default=0) >= max(HIGH, top + 1)]
+        levels = [file for file in grey if max(file.values - {VOID}, default=0) >= max(MIN_HIGH, top + 1)]
         if palette and levels:
             raise _storage_error(
                 palette, "with a palette", levels, "with grey levels", "the palettes' colours are the classes"
@@ -39,11 +40,13 @@ def refuse_mixed_kinds(facts: MaskFacts) -> None:
 
 
 def _refuse_beside_colours(colour: list[FileFacts], palette: list[FileFacts], grey: list[FileFacts]) -> None:
-    """Refuse palettes and numbers beside files in colour, and black-and-white files if no colour file has white."""
+    """Refuse palettes and class numbers beside files in colour, and black-and-white ones if no other file has white."""
     if palette:
         raise _storage_error(colour, "in colour", palette, "with a palette", "the palettes' colours are the classes")
-    three = [*colour, *(file for file in grey if file.bits == 24)]
-    grey_levels = {value >> 16 for file in three for value in file.as_colours().values if value % 0x010101 == 0}
+    three_channels = [*colour, *(file for file in grey if file.bits == 24)]
+    grey_levels = {
+        value >> 16 for file in three_channels for value in file.as_colours().values if value % 0x010101 == 0
+    }
     numbers = [file for file in grey if file.bits in (8, 16) and not file.values <= grey_levels | {0, WHITE}]
     if numbers:
         raise _storage_error(colour, "in colour", numbers, "with numbers or grey levels", "each level is a colour")
@@ -55,7 +58,7 @@ def _refuse_beside_colours(colour: list[FileFacts], palette: list[FileFacts], gr
 def _storage_error(
     files: Sequence[FileFacts], storage: str, other_files: Sequence[FileFacts], other_storage: str, condition: str
 ) -> UserError:
-    """Return the error for two groups of files; `condition` says when `--mask-values colour` is right."""
+    """Return the error for files stored in two ways; `condition` says when `--mask-values colour` is right."""
     return UserError(
         f"the masks are stored in two ways: {list_files(files)} {storage}, {list_files(other_files)} {other_storage}: "
         f"store all in the same way, or give --mask-values colour if {condition}."
@@ -63,7 +66,7 @@ def _storage_error(
 
 
 def _refuse_palettes(files: Sequence[FileFacts]) -> None:
-    """Refuse palettes that give the same number different colours."""
+    """Refuse palettes of which two give the same index different colours."""
     first: dict[int, tuple[int, FileFacts]] = {}
     for file in files:
         for value, colour in (file.palette or {}).items():
@@ -78,7 +81,7 @@ def _refuse_palettes(files: Sequence[FileFacts]) -> None:
 
 
 def refuse_mixed_codings(facts: MaskFacts, void: int | None = None) -> None:
-    """Refuse grey files if some hold class numbers, others 0 and a high value such as 255, and hardly any hold both."""
+    """Refuse grey files if some have class numbers, others 0 and a high value such as 255, and hardly any both."""
     low: list[FileFacts] = []
     mixed_files: list[FileFacts] = []
     high: dict[int, list[FileFacts]] = defaultdict(list)
@@ -86,24 +89,26 @@ def refuse_mixed_codings(facts: MaskFacts, void: int | None = None) -> None:
         nonzero = sorted(file.values - {0, void})
         if not nonzero or nonzero[-1] > WHITE or (file.bits == 1 and _is_white(facts)):
             continue
-        if nonzero[-1] < HIGH:
+        if nonzero[-1] < MIN_HIGH:
             low.append(file)
         elif nonzero == [VOID] and 0 not in file.values:
-            continue  # an unlabelled image, unless other files show that 255 marks something
+            continue  # no pixel is labelled
         elif len(nonzero) == 1 and (file.kind == GREY or nonzero[0] == VOID):
             high[nonzero[0]].append(file)
         else:
             mixed_files.append(file)
     highs = [file for files in high.values() for file in files]
-    if low and highs and len(high) <= 2 and len(mixed_files) < max(1, RARE * min(len(low), len(highs))):
+    if low and highs and len(high) <= 2 and len(mixed_files) < max(1, MIXED_SHARE * min(len(low), len(highs))):
         none = "hardly any has" if mixed_files else "none has"
         void_words = " or --ignore 255 (those pixels are not labelled)" if VOID in high else ""
         raise UserError(
-            f"{_two_codings(highs, low)}, and {none} both: store all in the same way, or give {BINARY}{void_words}."
+            f"{_two_codings(highs, low)}, and {none} both: store all in the same way, or give "
+            f"{BINARY_FLAG}{void_words}."
         )
     if not low and not mixed_files and len(high) == 2:
         raise UserError(
-            f"{_two_codings(*high.values())}, and none has both: store all in the same way, or give {BINARY} {OR_GREY}."
+            f"{_two_codings(*high.values())}, and none has both: store all in the same way, or give "
+            f"{BINARY_FLAG} {OR_GREY}."
         )
 
 
@@ -113,92 +118,93 @@ def _two_codings(first: Sequence[FileFacts], second: Sequence[FileFacts]) -> str
 
 
 def _is_white(facts: MaskFacts) -> bool:
-    """Whether the 8-bit grey files are black and white, so that 1 in a 1-bit file is white too."""
+    """Return whether all other files than those with 1 bit are black and white: then 1 is the white of 1-bit files."""
     values = frozenset().union(*(file.values for file in facts.files if file.bits != 1))
     return WHITE in values and values <= {0, WHITE}
 
 
 def is_black_and_white(facts: MaskFacts, values: Sequence[int]) -> bool:
-    """Whether masks are black and white; the white of 1-bit files is 1."""
+    """Return whether masks are black and white, where the white of 1-bit files is 1."""
     return set(values) <= {0, WHITE} or (_is_white(facts) and not facts.has_palette and set(values) <= {0, 1, WHITE})
 
 
 def refuse_specks(facts: MaskFacts, void: int | None) -> None:
-    """Refuse masks of 0 and 255 with a few pixels of a small number, which would turn 255 into "not labelled"."""
+    """Refuse masks of 0 and 255 with a few pixels of a small value, which would change the meaning of 255 to void."""
     pixels = {value: count for value, count in facts.pixels.items() if value != void}
-    small_values = {value: count for value, count in pixels.items() if 0 < value < HIGH}
+    small_values = {value: count for value, count in pixels.items() if 0 < value < MIN_HIGH}
     if (
         small_values
         and set(pixels) - set(small_values) == {0, VOID}
-        and sum(small_values.values()) * SPECKS < min(pixels[0], pixels[VOID])
+        and sum(small_values.values()) * SPECK_RATIO < min(pixels[0], pixels[VOID])
     ):
         raise UserError(
             f"the masks have the values 0 and 255, and {counted(sum(small_values.values()), 'pixel')} of "
-            f"{_list_values(small_values)} ({list_files(facts.with_value(min(small_values)))}): give {BINARY} or "
+            f"{_list_values(small_values)} ({list_files(facts.with_value(min(small_values)))}): give {BINARY_FLAG} or "
             "--ignore 255 (those pixels are not labelled), or correct the masks."
         )
 
 
 def refuse_near_levels(facts: MaskFacts, values: Sequence[int]) -> None:
-    """Refuse (sorted) values close to class values that lie far apart, such as 254 beside 0 and 255."""
+    """Refuse sorted values if some are close to class values that are far apart, such as 254 beside 0 and 255."""
     class_values = [value for value in values if value != VOID]
-    if max(class_values, default=0) < HIGH:
-        return  # these are class numbers
+    if max(class_values, default=0) < MIN_HIGH:
+        return  # small values are class numbers
     groups: list[list[int]] = [[values[0]]]
     for previous, value in pairwise(values):
-        groups[-1].append(value) if value - previous <= NEAR else groups.append([value])
+        groups[-1].append(value) if value - previous <= MAX_SAME_GAP else groups.append([value])
     stray_values = []
     for group in groups:
         commonest = max(group, key=lambda value: facts.pixels[value])
         other_values = [value for value in group if value != commonest]
         if (
-            group[-1] >= VOID - NEAR
+            group[-1] >= VOID - MAX_SAME_GAP
             or sum(facts.pixels[value] for value in other_values) * 100 < facts.pixels[commonest]
         ):
-            stray_values += other_values if group[-1] - group[0] <= 2 * NEAR else []
-    are_far_apart = all(after[0] - previous[-1] >= APART for previous, after in pairwise(groups))
-    if len(values) > 2 and all(value <= ENDS or value >= VOID - ENDS for value in values):
+            stray_values += other_values if group[-1] - group[0] <= 2 * MAX_SAME_GAP else []
+    are_far_apart = all(after[0] - previous[-1] >= MIN_CLASS_GAP for previous, after in pairwise(groups))
+    if len(values) > 2 and all(value <= END_MARGIN or value >= VOID - END_MARGIN for value in values):
         are_far_apart, stray_values = True, [value for value in values if value not in (0, VOID)]
     if are_far_apart and stray_values and len(groups) > 1:
         example_files = list_files(facts.with_value(stray_values[0]))
         raise UserError(
             f"the masks have the values {_list_values(values)}; {_list_values(stray_values)} ({example_files}) may be "
-            f"a class value that was changed slightly: store one value for each class, or give {BINARY} {OR_GREY}."
+            f"a class value that was changed slightly: store one value for each class, or give {BINARY_FLAG} {OR_GREY}."
         )
 
 
 def refuse_blurred_levels(facts: MaskFacts, values: Sequence[int]) -> None:
-    """Refuse masks if many of the sorted values occur only on edges, as after blurring or resizing."""
-    noisy = [file for file in facts.files if len(file.values) > NOISY and max(file.values) > NOISY_TOP]
-    edges = [value for value in values[1:-1] if value not in facts.solid]
-    on_edges = [file for file in facts.files if not file.values.isdisjoint(edges)]
-    rare = sum(facts.pixels[value] for value in edges) < sum(facts.pixels.values()) / 2
-    is_frequent = len(edges) > 2 or len(on_edges) > max(2, 0.2 * len(facts.files))
-    blurred = noisy or (on_edges if values[0] == 0 and max(values) >= NOISY_TOP and is_frequent and rare else [])
-    if blurred:
-        worst = max(blurred, key=lambda file: len(file.values))
+    """Refuse masks if many of their sorted values occur only on edges, as after blurring or resizing."""
+    noisy = [file for file in facts.files if len(file.values) > NOISY_LEVELS and max(file.values) > NOISY_TOP]
+    edge_values = [value for value in values[1:-1] if value not in facts.solid]
+    edge_files = [file for file in facts.files if not file.values.isdisjoint(edge_values)]
+    is_minority = sum(facts.pixels[value] for value in edge_values) < sum(facts.pixels.values()) / 2
+    are_many = len(edge_values) > 2 or len(edge_files) > max(2, 0.2 * len(facts.files))
+    has_edges = values[0] == 0 and max(values) >= NOISY_TOP and are_many and is_minority
+    blurred_files = noisy or (edge_files if has_edges else [])
+    if blurred_files:
+        worst = max(blurred_files, key=lambda file: len(file.values))
         raise UserError(
             f"mask {worst.name} has {len(worst.values)} grey levels from {min(worst.values)} to {max(worst.values)}, "
-            f"as after blurring or resizing ({len(blurred)} of {counted(len(facts.files), 'mask')} are like that): "
-            "store masks as PNG with one value for each class, or give --mask-values binary (marked from 128 on), grey "
-            "or index."
+            f"as after blurring or resizing ({len(blurred_files)} of {counted(len(facts.files), 'mask')} are like "
+            "that): store masks as PNG with one value for each class, or give --mask-values binary (marked from 128 "
+            "on), grey or index."
         )
 
 
 def refuse_blurred_colours(facts: MaskFacts) -> None:
     """Refuse masks in which most colours occur only on edges."""
-    edges = [value for value in facts.values if value not in facts.solid]
-    if len(edges) > max(FEW_EDGES, len(facts.values) - len(edges)):
+    edge_colours = [value for value in facts.values if value not in facts.solid]
+    if len(edge_colours) > max(MAX_EDGE_COLOURS, len(facts.values) - len(edge_colours)):
         worst = max(facts.files, key=lambda file: len(file.values))
         raise UserError(
-            f"mask {worst.name} has {len(worst.values)} colours, and {len(edges)} of the {len(facts.values)} of all "
-            "masks occur only on edges, as after blurring or resizing: store masks as PNG with one colour for each "
-            "class, or give --classes with the colours."
+            f"mask {worst.name} has {len(worst.values)} colours, and {len(edge_colours)} of the {len(facts.values)} "
+            "colours of all masks occur only on edges, as after blurring or resizing: store masks as PNG with one "
+            "colour for each class, or give --classes with the colours."
         )
 
 
 def refuse_lossy(facts: MaskFacts) -> None:
-    """Refuse a lossy format, unless all masks are black and white: loss may turn a 1 into a 0."""
+    """Refuse masks in a lossy format, which may change a 1 to a 0, unless all masks are black and white."""
     lossy = [file for file in facts.files if file.lossy]
     if lossy and not set(facts.values) <= {0, WHITE, 0xFFFFFF}:
         worst = max(lossy, key=lambda file: len(file.values))
@@ -209,10 +215,10 @@ def refuse_lossy(facts: MaskFacts) -> None:
 
 
 def refuse_faint(facts: MaskFacts, void: int | None) -> None:
-    """Refuse masks of two classes with marked pixels below 128, which would count as background."""
+    """Refuse masks of two classes whose marked pixels are below 128 and would count as background."""
     for file in facts.files:
         nonzero = file.values - {0, void}
-        if nonzero and 1 < max(nonzero) < 128 and (len(nonzero) == 1 or max(nonzero) >= HIGH):
+        if nonzero and 1 < max(nonzero) < 128 and (len(nonzero) == 1 or max(nonzero) >= MIN_HIGH):
             raise UserError(
                 f"mask {file.name} has values up to {max(nonzero)}: masks of two classes are marked with 1 or "
                 "with 128 to 255; change its values."

@@ -1,4 +1,4 @@
-"""Mask files: their stored values without any conversion, and counts that show how a set encodes its classes."""
+"""Mask files: reading their stored values unchanged, and counting the values to find out how classes are coded."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -15,8 +15,8 @@ from paucal.data.channels.arrays import is_npy, npy_shape, read_npy
 from paucal.data.decode import UnreadableImage, decoding_errors, open_image, turned_upright
 
 GREY, PALETTE, COLOUR = "grey", "palette", "colour"
-LOSSY = ("JPEG", "MPO")  # formats that change values
-WIDEST = 65535  # largest value of a mask
+LOSSY_FORMATS = ("JPEG", "MPO")
+MAX_VALUE = 65535  # of a grey mask
 GREY_UNIT, WHITE = 0x010101, 0xFFFFFF  # packed colours of grey level 1 and of white
 
 
@@ -27,7 +27,7 @@ class RawMask:
     Attributes:
         values: (H, W) int32 grey levels, palette indices, or colours as 65536 R + 256 G + B.
         kind: "grey", "palette" or "colour".
-        bits: Bits of a value: 1, 8 or 16; 24 for grey levels that are stored with three channels.
+        bits: Bits per value: 1, 8 or 16; 24 for grey levels that are stored in three equal channels.
         lossy: Whether the format is lossy.
         palette: (256,) packed colours of the palette indices; None without a palette.
     """
@@ -44,19 +44,21 @@ class RawMask:
         return self.values.shape[0], self.values.shape[1]
 
     def values_for(self, in_colour: bool, name: str) -> NDArray[np.int32]:
-        """Return the values in the form that the whole set of masks uses: grey levels and indices, or colours.
+        """Return the values as grey levels or indices, or as packed colours, whichever the set of masks uses.
 
-        Grey levels and palette indices become colours if the masks of the set are in colour.
+        Args:
+            in_colour: Whether the masks of the set are in colour; grey levels and palette indices are then converted.
+            name: Name of the file for messages.
         """
         if not in_colour:
             if self.kind == COLOUR:
                 raise UnreadableImage(
-                    f"mask {name} is in colour, and the masks of this set are grey: store all in the same way"
+                    f"mask {name} is in colour, but the masks of this set are grey: store all in the same way"
                 )
             return self.values
         if self.bits == 16:
             raise UnreadableImage(
-                f"mask {name} has 16 bits per pixel, and others are in colour: store all in the same way"
+                f"mask {name} has 16 bits per pixel, but others are in colour: store all in the same way"
             )
         if self.palette is not None:
             return self.palette[self.values]
@@ -67,7 +69,7 @@ def read_mask(path: Path, name: str, max_pixels: int | None = None) -> RawMask:
     """Read a mask file and rotate it upright; its values are not changed.
 
     A colour image whose channels are equal everywhere counts as grey, as does an image with one bit per pixel (0 and
-    1). Transparency is dropped, unless all pixels have the same colour, so that only transparency marks a region.
+    1). Transparency is dropped, unless all pixels have the same colour; then opacity is the value of the mask.
 
     Raises:
         UnreadableImage: The file is not an image, is damaged, holds floats, or has too many pixels.
@@ -77,7 +79,7 @@ def read_mask(path: Path, name: str, max_pixels: int | None = None) -> RawMask:
     with open_image(path, f"{name} (a mask)") as image:
         if max_pixels is not None and image.width * image.height > max_pixels:
             raise ValueError(f"it has {image.height}x{image.width} pixels, many more than its image")
-        lossy = image.format in LOSSY or (image.format == "WEBP" and not _is_lossless_webp(path))
+        lossy = image.format in LOSSY_FORMATS or (image.format == "WEBP" and not _is_lossless_webp(path))
         upright = turned_upright(image)
         values, kind, bits = _stored_values(upright)
         palette = _palette_colours(upright) if kind == PALETTE else None
@@ -85,7 +87,7 @@ def read_mask(path: Path, name: str, max_pixels: int | None = None) -> RawMask:
 
 
 def _read_array(path: Path, name: str, max_pixels: int | None) -> RawMask:
-    """Read a NumPy array of whole numbers, or of three channels of 8 bits; see `read_mask`."""
+    """Read a mask from a NumPy file: integers in one channel, or three channels of uint8; see `read_mask`."""
     with decoding_errors(f"{name} (a mask)"):
         shape = npy_shape(path)
         if max_pixels is not None and shape.height * shape.width > max_pixels:
@@ -96,14 +98,14 @@ def _read_array(path: Path, name: str, max_pixels: int | None) -> RawMask:
         if shape.channels != 1:
             raise ValueError(f"it has {shape.channels} channels of {values.dtype}, expected 1, or 3 of uint8")
         low, high = values.min(), values.max()
-        if not (low >= 0 and high <= WIDEST) or (values.dtype.kind == "f" and (values % 1).any()):
-            raise ValueError(f"it holds numbers from {low} to {high}, expected whole numbers from 0 to {WIDEST}")
+        if not (low >= 0 and high <= MAX_VALUE) or (values.dtype.kind == "f" and (values % 1).any()):
+            raise ValueError(f"it holds numbers from {low} to {high}, expected whole numbers from 0 to {MAX_VALUE}")
     bits = 1 if values.dtype == np.bool_ else 8 if high < 256 else 16
     return RawMask(values[..., 0].astype(np.int32), GREY, bits)
 
 
 def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
-    """Return values, kind and bits of a mask; see `RawMask`."""
+    """Return the fields `values`, `kind` and `bits` of a `RawMask`."""
     mode = image.mode
     if mode == "F":
         raise ValueError("it holds floats, expected whole numbers")
@@ -111,14 +113,14 @@ def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
         return np.asarray(image).astype(np.int32), GREY, 1
     if mode in ("P", "PA"):
         return np.asarray(image.getchannel(0)).astype(np.int32), PALETTE, 8
-    if mode in ("RGBA", "LA") and (alpha_mask := _marked_by_transparency(image)) is not None:
+    if mode in ("RGBA", "LA") and (alpha_mask := _opacity_mask(image)) is not None:
         return alpha_mask, GREY, 8
     if mode in ("L", "LA", "La"):
         return np.asarray(image.getchannel(0)).astype(np.int32), GREY, 8
     if mode.startswith("I"):
         integers = np.asarray(image).astype(np.int64)
-        if integers.min() < 0 or integers.max() > WIDEST:
-            raise ValueError(f"it holds values from {integers.min()} to {integers.max()}, expected 0 to {WIDEST}")
+        if integers.min() < 0 or integers.max() > MAX_VALUE:
+            raise ValueError(f"it holds values from {integers.min()} to {integers.max()}, expected 0 to {MAX_VALUE}")
         return integers.astype(np.int32), GREY, 16
     rgb = np.asarray(image.convert("RGB"))
     if (rgb[..., 0] == rgb[..., 1]).all() and (rgb[..., 0] == rgb[..., 2]).all():
@@ -126,8 +128,8 @@ def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
     return pack_colours(rgb), COLOUR, 8
 
 
-def _marked_by_transparency(image: Image.Image) -> NDArray[np.int32] | None:
-    """Return the opacity of an image of one colour that is transparent somewhere; None for any other image."""
+def _opacity_mask(image: Image.Image) -> NDArray[np.int32] | None:
+    """Return the (H, W) opacity if all pixels have one colour and some are transparent, else None."""
     values = np.asarray(image)
     colours, opacity = values[..., :-1], values[..., -1]
     if opacity.min() == 255 or (colours != colours[0, 0]).any():
@@ -136,7 +138,7 @@ def _marked_by_transparency(image: Image.Image) -> NDArray[np.int32] | None:
 
 
 def _palette_colours(image: Image.Image) -> NDArray[np.int32]:
-    """Return the packed colours of a palette; indices beyond its end are black."""
+    """Return the (256,) packed colours of an image's palette; colours that it lacks are black."""
     colours = np.zeros((256, 3), dtype=np.uint8)
     stored = np.asarray(image.getpalette("RGB") or [], dtype=np.uint8)[: 3 * 256]
     colours.reshape(-1)[: len(stored)] = stored
@@ -144,13 +146,13 @@ def _palette_colours(image: Image.Image) -> NDArray[np.int32]:
 
 
 def _is_lossless_webp(path: Path) -> bool:
-    """Whether the header of a WebP file says that it is lossless ("VP8L" after the RIFF header)."""
+    """Return whether a WebP file is lossless: it has "VP8L" after its RIFF header."""
     with path.open("rb") as file:
         return b"VP8L" in file.read(64)
 
 
 def pack_colours(rgb: NDArray) -> NDArray[np.int32]:
-    """Return (..., 3) colours as single numbers.
+    """Pack (..., 3) colours into the numbers 65536 R + 256 G + B.
 
     Example:
         >>> pack_colours(np.array([[0, 0, 255], [128, 0, 0]])).tolist()
@@ -172,13 +174,13 @@ class FileFacts:
     Attributes:
         name: Name of the file for messages.
         pixels: Number of pixels of each value: a grey level, a palette index, or a packed colour.
-        solid: Values that fill a block of 2x2 pixels somewhere; other values occur only on edges and lines.
+        solid: Values that fill at least one block of 2x2 pixels; other values occur only on edges and lines.
         kind: "grey", "palette" or "colour".
-        bits: Bits of a value, as in `RawMask`.
+        bits: Bits per value, as in `RawMask`.
         lossy: Whether the format is lossy.
         palette: Packed colour of each value, if the file has a palette.
         steps: Number of pixels whose value lies between its left and right neighbours, as after interpolation.
-        jumps: Number of pairs of neighbours in a row whose values differ by 2 or more.
+        jumps: Number of pairs of horizontal neighbours whose values differ by 2 or more.
     """
 
     name: str
@@ -193,20 +195,20 @@ class FileFacts:
 
     @cached_property
     def values(self) -> frozenset[int]:
-        """All values."""
+        """All values that occur in the file."""
         return frozenset(self.pixels)
 
     def as_colours(self) -> "FileFacts":
         """Return the same facts with packed colours as values."""
         if self.palette is not None:
-            table = self.palette
+            colours = self.palette
         else:
             unit = {COLOUR: 1, GREY: WHITE if self.bits == 1 else GREY_UNIT}[self.kind]
-            table = {value: value * unit for value in self.pixels}
+            colours = {value: value * unit for value in self.pixels}
         pixels: Counter[int] = Counter()
         for value, count in self.pixels.items():
-            pixels[table[value]] += count
-        return replace(self, pixels=pixels, solid=frozenset(table[value] for value in self.solid))
+            pixels[colours[value]] += count
+        return replace(self, pixels=pixels, solid=frozenset(colours[value] for value in self.solid))
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,7 @@ class MaskFacts:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """All values, sorted."""
+        """All values that occur in a file, sorted."""
         return tuple(self.pixels)
 
     @cached_property
@@ -235,12 +237,12 @@ class MaskFacts:
 
     @property
     def has_colour(self) -> bool:
-        """Whether a file is in colour."""
+        """Whether at least one file is in colour."""
         return any(file.kind == COLOUR for file in self.files)
 
     @property
     def has_palette(self) -> bool:
-        """Whether a file has a palette."""
+        """Whether at least one file has a palette."""
         return any(file.kind == PALETTE for file in self.files)
 
     def as_colours(self) -> "MaskFacts":
@@ -279,7 +281,7 @@ def count_values(raw: RawMask, name: str) -> FileFacts:
 
 
 def list_files(files: Iterable[FileFacts]) -> str:
-    """Return the name of the first file and the number of the others."""
+    """Return a text such as "a.png and 3 others": the first file, and how many more there are."""
     names = [file.name for file in files]
     n_others = len(names) - 1
     return names[0] if not n_others else f"{names[0]} and {n_others} other{'s' if n_others > 1 else ''}"

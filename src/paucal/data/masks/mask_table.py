@@ -1,4 +1,4 @@
-"""Tables with a row for each image that name its mask: `image,mask,split`."""
+"""Tables of images and their masks, with columns such as `image,mask,split`."""
 
 import os
 from collections.abc import Sequence
@@ -22,7 +22,13 @@ MASK_COLUMNS = ("mask", "mask_path", "mask_file", "mask_name", "segmentation", "
 
 
 class MaskTable(NamedTuple):
-    """Content of a table: the folder of all images; key, masks and part of each image; and notes."""
+    """Content of a table of masks.
+
+    Attributes:
+        root: Folder that contains all images.
+        rows: Key (path relative to `root`), masks and part ("train", "val", "test" or "") of each image.
+        notes: Sentences on rows that were left out.
+    """
 
     root: Path
     rows: list[tuple[str, tuple[Path, ...], str]]
@@ -30,7 +36,7 @@ class MaskTable(NamedTuple):
 
 
 def is_mask_table(file: Path) -> bool:
-    """Return whether a file is a table with a column of images and one of masks."""
+    """Return whether a file is a table with a column of images and a column of masks."""
     if not file.is_file() or file.suffix.lower() not in TABLE_SUFFIXES:
         return False
     try:
@@ -44,24 +50,25 @@ def read_mask_table(file: Path) -> MaskTable:
     header, *rows = read_table(file).rows
     columns = _column_positions(header.cells)
     assert columns is not None
-    image_at, mask_at, part_at = columns
-    used = [place for place in columns if place is not None]
-    refuse_repeated_columns(file, list(map(plain_column, header.cells)), used)
+    image_column, mask_column, part_column = columns
+    used_columns = [position for position in columns if position is not None]
+    refuse_repeated_columns(file, list(map(plain_column, header.cells)), used_columns)
     masks_of: dict[str, tuple[list[Path], str]] = {}
-    n_bare = n_repeated = 0
+    n_without_mask = n_repeated = 0
     for row in rows:
         context = f"line {row.line} of {file}"
-        if len(row.cells) <= max(image_at, mask_at, part_at or 0):
+        if len(row.cells) <= max(image_column, mask_column, part_column or 0):
             raise UserError(
-                f"{context} has {counted(len(row.cells), 'cell')}, but the first has {len(header.cells)}: correct it."
+                f"{context} has {counted(len(row.cells), 'cell')}, but the first line has {len(header.cells)}: "
+                "correct it."
             )
-        part = "" if part_at is None else row.cells[part_at].strip().lower()
+        part = "" if part_column is None else row.cells[part_column].strip().lower()
         if part and part not in PARTS:
             raise UserError(f"{context} has the part {part[:80]!r}, expected train, val or test: correct it.")
-        if not row.cells[mask_at].strip():
-            n_bare += 1
+        if not row.cells[mask_column].strip():
+            n_without_mask += 1
             continue
-        image, mask = (_resolve_path(row.cells[place], file, context) for place in (image_at, mask_at))
+        image, mask = (_resolve_path(row.cells[column], file, context) for column in (image_column, mask_column))
         masks, first_part = masks_of.setdefault(image, ([], PARTS.get(part, "")))
         if first_part != PARTS.get(part, ""):
             raise UserError(f"{context} puts {image!r} into a second part: give each image one part.")
@@ -70,17 +77,19 @@ def read_mask_table(file: Path) -> MaskTable:
         else:
             masks.append(Path(mask))
     if not masks_of:
-        raise UserError(f"{file} names no mask of an image: fill the column {header.cells[mask_at]!r}.")
+        raise UserError(f"{file} names no mask of an image: fill the column {header.cells[mask_column]!r}.")
     root = Path(os.path.commonpath([os.path.dirname(image) for image in masks_of]))
     keys = {image: Path(image).relative_to(root).as_posix() for image in masks_of}
-    notes = [f"{counted(n_bare, 'image')} without a mask {was(n_bare)} left out"] if n_bare else []
+    notes = (
+        [f"{counted(n_without_mask, 'image')} without a mask {was(n_without_mask)} left out"] if n_without_mask else []
+    )
     if n_repeated:
         notes.append(f"{counted(n_repeated, 'repeated row')} of {file.name} {was(n_repeated)} left out")
     return MaskTable(root, [(keys[i], tuple(masks), part) for i, (masks, part) in masks_of.items()], tuple(notes))
 
 
 def _column_positions(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
-    """Return the positions of the columns of images, masks and parts; None for other tables."""
+    """Return the positions of the columns of images, masks and parts (None if missing); None for any other table."""
     plain = list(map(plain_column, cells))
     image, mask, part = (first_position(plain, names) for names in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS))
     return None if image is None or mask is None else (image, mask, part)

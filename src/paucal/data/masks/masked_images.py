@@ -1,4 +1,4 @@
-"""Images with a class for every pixel; all masks are read and checked once, and stay in memory if they fit."""
+"""Images with a class for every pixel; all masks are checked when they are opened, and kept in memory if they fit."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from paucal.data.decode import Orientation, UnreadableImage, ambiguity_note, rea
 from paucal.data.images import ImageSet
 from paucal.data.masks.coding import IGNORED, Coding, MaskCoding, NamedClasses
 from paucal.data.masks.mask_files import FileFacts, MaskFacts, count_values, read_mask
-from paucal.data.masks.meaning import GivenMasks, meaning_by_class, meaning_of_values
+from paucal.data.masks.meaning import UncodedMasks, meaning_by_class, meaning_of_values
 from paucal.data.masks.pairs import Pairs
 from paucal.data.stores import FileStore
 from paucal.memory import available_memory
@@ -22,28 +22,29 @@ from paucal.types import UserError
 from paucal.wording import counted, first_few
 
 Report = Callable[[int, int], None]
-SHARE = 0.1  # largest share of the free memory that decoded masks may take
-MAX_TIMES = 4  # a mask with more than this many times the pixels of its image is not decoded
-MAX_DISTINCT = 1 << 16  # a file with more different values is a photograph
-MIN_IMAGES = 3  # images: one each for training, validation and test
-RATIO = 0.02  # largest relative difference in shape of a mask and its image: resizing rounds sides
+MAX_MEMORY_SHARE = 0.1  # of the free memory, for decoded masks
+MAX_SIZE_RATIO = 4  # a mask with more than this many times the pixels of its image is not decoded
+MAX_VALUES = 1 << 16  # masks with more different values are photographs
+MIN_IMAGES = 3  # one each for training, validation and test
+MAX_ASPECT_ERROR = 0.02  # relative difference in aspect ratio of a mask and its image, since resizing rounds sides
 
 # Names of findings.
-STRAY, TURNED, INVERTED, RESIZED = "stray-values", "turned-images", "perhaps-inverted", "perhaps-resized"
+STRAY_VALUES, TURNED_IMAGES, INVERTED, RESIZED = "stray-values", "turned-images", "perhaps-inverted", "perhaps-resized"
 MIN_STEPS = 10  # fewer pixels with a value between their neighbours' values do not prove interpolation
-RARE = 10_000  # a stray value has at most one pixel in this many
-FEW, MANY = 0.35, 0.65  # inverted masks: a class covers at most FEW of the image in some, at least MANY in others
-SIDES = 0.25  # smallest share of the masks in each of these two groups
+PIXELS_PER_STRAY = 10_000  # a stray value has at most one pixel in this many
+# Masks may be inverted if a class covers at most the first share of the image in some, at least the second in others.
+SMALL_COVER, LARGE_COVER = 0.35, 0.65
+MIN_GROUP_SHARE = 0.25  # of the masks, in each of these two groups
 
 
 class MaskStore:
-    """Class numbers of images by position.
+    """Reads the class numbers of the pixels of an image, by the image's position.
 
     Args:
         files: Mask files of each image; several are joined.
         sizes: (N, 2) heights and widths of the upright images.
-        coding: Meaning of the values.
-        numbers: Class marked by each file of each image; None if the values in the files define the classes.
+        coding: Class that each value in the files stands for.
+        numbers: Class that each mask file of each image marks; None if the values in the files give the classes.
         kept: Decoded masks by position; None if they are read from their files.
     """
 
@@ -67,19 +68,19 @@ class MaskStore:
         return self.read_files(index)[0]
 
     def read_files(self, index: int) -> tuple[NDArray[np.uint8], bool]:
-        """Return the class numbers of an image from its files, and whether two classes mark the same pixel."""
+        """Return the class numbers of an image, read from its files, and whether two classes mark the same pixel."""
         masks = [self._read_file(file, index) for file in self._files[index]]
         if self._numbers is None:
             return join_masks(masks), False
         return join_classes(masks, self._numbers[index])
 
-    def keeping(self, kept: dict[int, NDArray[np.uint8]]) -> "MaskStore":
-        """Return this store with decoded masks by position."""
+    def with_decoded(self, kept: dict[int, NDArray[np.uint8]]) -> "MaskStore":
+        """Return a store of the same files that uses masks already decoded (by position)."""
         return MaskStore(self._files, self._sizes, self._coding, self._numbers, kept)
 
     def _read_file(self, file: Path, index: int) -> NDArray[np.uint8]:
         height, width = map(int, self._sizes[index])
-        raw = read_mask(file, file.name, MAX_TIMES * height * width)
+        raw = read_mask(file, file.name, MAX_SIZE_RATIO * height * width)
         is_smaller_than_image(raw.shape, (height, width), file.name)  # raises if the mask does not fit its image
         mask = self._coding.encode(raw.values_for(self._coding.kind == "colour", file.name), file.name)
         if mask.shape == (height, width):
@@ -92,10 +93,10 @@ class MaskedImages:
     """Images with their masks and classes.
 
     Attributes:
-        images: Images; each row of `multi_hot` marks the classes in an image.
-        masks: Class numbers by position.
-        coding: Meaning of the values in the mask files.
-        pixels: (N, K) int64 numbers of pixels of each class in each image.
+        images: N images; each row of `multi_hot` marks the classes that occur in an image.
+        masks: Store of the class numbers of each image's pixels.
+        coding: Value of each class; class numbers if each class has its own mask files.
+        pixels: (N, K) int64 number of pixels of each class in each image.
         findings: Possible mistakes in the masks.
     """
 
@@ -111,7 +112,7 @@ class MaskedImages:
 
 
 def images_of_pairs(pairs: Pairs, location: str) -> ImageSet:
-    """Return the images of pairs as a set without classes; no file is read yet."""
+    """Return the images of pairs as a set without classes; no image is read."""
     keys = [pair.key for pair in pairs.pairs]
     return ImageSet(
         name=pairs.root.resolve().name,
@@ -128,26 +129,26 @@ def images_of_pairs(pairs: Pairs, location: str) -> ImageSet:
 def read_masks(
     images: ImageSet,
     pairs: Pairs,
-    given: Coding | None = None,
+    requested: Coding | None = None,
     ignore: Sequence[int] | None = None,
     named: NamedClasses | None = None,
     report: Report = lambda done, total: None,
     coding: MaskCoding | None = None,
 ) -> MaskedImages:
-    """Read every mask twice: to choose the meaning of the values, and to count the pixels of each class.
+    """Read every mask twice: first to choose the coding, then to count the pixels of each class.
 
     Args:
         images: Images of the pairs in any order; some may have been left out.
         pairs: Images and masks.
-        given: Kind of the values as set by the user; None to infer it from the values.
-        ignore: Value that means "not labelled".
-        named: Classes from a file.
-        report: Called with (masks done, all masks), where each mask counts twice.
-        coding: Meaning of the values in a resumed run; None to choose it.
+        requested: `MaskCoding.kind` as set by the user; None to infer it from the values.
+        ignore: Value, or red, green and blue, that means "not labelled".
+        named: Classes from the file of --classes.
+        report: Function called with (images done, total), where the total counts each image twice.
+        coding: Coding of the run or model that the masks are for; None to choose it.
 
     Raises:
-        UserError: A mask cannot be read, differs from its image in size or shape, or has values that belong to no
-            class; or the masks have different codings.
+        UserError: A mask cannot be read, does not fit its image, or has values that belong to no class; or the masks
+            have different codings.
     """
     pairs_by_key = {pair.key: pair for pair in pairs.pairs}
     files, total = [pairs_by_key[key].masks for key in images.keys], len(images)
@@ -155,12 +156,12 @@ def read_masks(
     orientations = [_orientation(pairs.root / key, size) for key, size in zip(images.keys, sizes.tolist(), strict=True)]
     facts, smaller, ambiguous = _measure_files(files, orientations, lambda done: report(done, 2 * total))
     mask_classes = [pairs_by_key[key].classes for key in images.keys]
-    given_masks = GivenMasks(facts, pairs, given, ignore, named, coding)
-    meaning = meaning_by_class(given_masks, mask_classes) if any(mask_classes) else meaning_of_values(given_masks)
+    uncoded_masks = UncodedMasks(facts, pairs, requested, ignore, named, coding)
+    meaning = meaning_by_class(uncoded_masks, mask_classes) if any(mask_classes) else meaning_of_values(uncoded_masks)
     coding, named, mask_notes = meaning.coding, meaning.named, meaning.notes
     if meaning.numbers is None:
         _require_joinable(files, coding)
-    store = MaskStore(files, sizes, meaning.of_files, meaning.numbers)
+    store = MaskStore(files, sizes, meaning.file_coding, meaning.numbers)
     masks, pixels, overlaps = _decode_all(store, sizes, coding.count, lambda done: report(total + done, 2 * total))
     if overlaps:
         text = counted(len(overlaps), "image has pixels", "images have pixels")
@@ -175,7 +176,7 @@ def read_masks(
     if named is not None and named.note:
         notes.append(named.note)
     findings = (
-        *(stray_values(facts, coding) if given is None and named is None else ()),
+        *(stray_values(facts, coding) if requested is None and named is None else ()),
         *(interpolated_masks(facts, coding) if meaning.numbers is None else ()),
         *inverted_masks(pixels),
         *turned_images(ambiguous, images),
@@ -187,7 +188,7 @@ def read_masks(
 
 
 def _orientation(path: Path, size: Sequence[int]) -> Orientation:
-    """Return the EXIF orientation of an image; arrays have none."""
+    """Return the EXIF orientation of an image with the upright (height, width) `size`; 1 for arrays."""
     upright = (size[0], size[1])
     try:
         return replace(read_orientation(path, path.name), upright=upright)
@@ -202,7 +203,7 @@ def _measure_files(
 
     Returns:
         Counts of the values in the files; names of the masks that are smaller than their images; positions of the
-        images whose size does not show whether the mask was drawn before or after they were turned by their EXIF tag.
+        images whose size does not show whether the mask was drawn before or after the EXIF rotation.
     """
     facts: list[FileFacts] = []
     smaller: list[str] = []
@@ -210,15 +211,15 @@ def _measure_files(
     values: set[int] = set()
     for index, (paths, orientation) in enumerate(zip(files, orientations, strict=True)):
         for path in paths:
-            raw = read_mask(path, path.name, MAX_TIMES * math.prod(orientation.upright))
+            raw = read_mask(path, path.name, MAX_SIZE_RATIO * math.prod(orientation.upright))
             if is_smaller_than_image(raw.shape, orientation.upright, path.name, orientation.stored):
                 smaller.append(path.name)
             facts.append(count_values(raw, path.name))
             values |= facts[-1].values
-            if len(values) > MAX_DISTINCT:
+            if len(values) > MAX_VALUES:
                 raise UserError(
-                    f"the masks have more than {MAX_DISTINCT:,} different values ({path.name} is one of them): they "
-                    "are photographs, or stored with loss; give masks with one value for each class."
+                    f"the masks have more than {MAX_VALUES:,} different values (up to {path.name}): they are "
+                    "photographs, or in a lossy format; give masks with one value for each class."
                 )
         if orientation.is_ambiguous and read_orientation(paths[0], paths[0].name).value == 1:
             ambiguous.append(index)
@@ -229,20 +230,20 @@ def _measure_files(
 def is_smaller_than_image(
     mask: tuple[int, int], image: tuple[int, int], name: str, stored: tuple[int, int] | None = None
 ) -> bool:
-    """Return whether a mask has to be enlarged to its image.
+    """Return whether a mask must be enlarged to the size of its image; raise if it does not fit the image.
 
     Args:
         mask: (height, width) of the mask.
         image: (height, width) of the upright image.
         name: Name of the mask for messages.
-        stored: (height, width) of the image before its EXIF tag turns it; None if equal to `image`.
+        stored: (height, width) of the image before its EXIF rotation; None if equal to `image`.
 
     Raises:
-        UserError: The mask is larger than the image, or has another shape.
+        UserError: The mask is larger than the image, or has a different aspect ratio.
     """
     if tuple(mask) == tuple(image):
         return False
-    same_shape = abs(mask[0] / mask[1] / (image[0] / image[1]) - 1) <= RATIO
+    same_shape = abs(mask[0] / mask[1] / (image[0] / image[1]) - 1) <= MAX_ASPECT_ERROR
     if same_shape and mask[0] <= image[0] and mask[1] <= image[1]:
         return True
     if stored is not None and tuple(mask) == tuple(stored):
@@ -250,25 +251,25 @@ def is_smaller_than_image(
             f"mask {name} has {mask[0]}x{mask[1]} pixels (height x width) and its image {image[0]}x{image[1]} once its "
             "EXIF tag rotates it: the mask was drawn before the rotation; store the image upright, or without the tag."
         )
-    problem = "is rotated, or belongs to another image" if mask[::-1] == tuple(image) else "has another size"
+    problem = "is rotated, or belongs to another image" if mask[::-1] == tuple(image) else "has a different size"
     raise UserError(
         f"mask {name} has {mask[0]}x{mask[1]} pixels (height x width) and its image {image[0]}x{image[1]}: it "
-        f"{problem}; give a mask of the image's size, or a smaller one of its shape."
+        f"{problem}; give a mask of the image's size, or a smaller one with its aspect ratio."
     )
 
 
 def _require_joinable(files: Sequence[tuple[Path, ...]], coding: MaskCoding) -> None:
-    """Refuse several masks of one image if they have classes other than background and foreground."""
+    """Refuse several masks of one image, unless they only have background and foreground."""
     paths = next((paths for paths in files if len(paths) > 1), None)
     if paths and (coding.count != 2 or coding.values[0] != 0):
         raise UserError(
-            f"{paths[0].name} and {paths[1].name} are masks of one image, and masks have {coding.count} classes "
+            f"{paths[0].name} and {paths[1].name} are masks of one image, but masks have {coding.count} classes "
             f"({coding.describe()}): only masks of two classes can be joined; give one mask for each image."
         )
 
 
 def join_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Join (H, W) masks of two classes: a pixel is marked if any mask marks it, else unlabelled if it is so in any."""
+    """Join (H, W) masks of two classes: 1 where any mask has 1, else `IGNORED` where any mask has it, else 0."""
     if len(masks) == 1:
         return masks[0]
     stacked = np.stack(masks)
@@ -277,14 +278,14 @@ def join_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 
 
 def join_classes(masks: Sequence[NDArray[np.uint8]], numbers: Sequence[int]) -> tuple[NDArray[np.uint8], bool]:
-    """Join masks of one class each; a pixel marked by several gets the last of these classes.
+    """Join masks of one class each; a pixel that several masks mark gets the highest of their class numbers.
 
     Args:
-        masks: (H, W) masks: 1 for marked, 0 for not, `IGNORED` for unlabelled.
-        numbers: Class of each mask.
+        masks: (H, W) masks: 1 for marked, 0 for unmarked, `IGNORED` for unlabelled pixels.
+        numbers: Class number that each mask marks.
 
     Returns:
-        (H, W) class numbers, and whether several classes mark one pixel.
+        (H, W) class numbers, and whether several masks mark the same pixel.
     """
     stacked = np.stack(masks)
     mask = np.where((stacked == IGNORED).any(0), IGNORED, 0).astype(np.uint8)
@@ -296,11 +297,13 @@ def join_classes(masks: Sequence[NDArray[np.uint8]], numbers: Sequence[int]) -> 
 def _decode_all(
     store: MaskStore, sizes: NDArray[np.int64], n_classes: int, report: Callable[[int], None]
 ) -> tuple[MaskStore, NDArray[np.int64], list[int]]:
-    """Return the masks (in memory if they fit), the (N, K) pixels of each class in each image, and overlaps.
+    """Decode all masks, and keep them in memory if they fit.
 
-    Overlaps are the positions of images with pixels that several classes mark.
+    Returns:
+        The store of the masks, the (N, K) number of pixels of each class in each image, and the positions of images
+        with pixels that several classes mark.
     """
-    fits = int(sizes.prod(1).sum()) <= SHARE * available_memory()
+    fits = int(sizes.prod(1).sum()) <= MAX_MEMORY_SHARE * available_memory()
     pixels, decoded_masks, overlaps = np.zeros((len(store), n_classes), dtype=np.int64), {}, []
     for index in range(len(store)):
         mask, is_overlapping = store.read_files(index)
@@ -309,7 +312,7 @@ def _decode_all(
         if fits:
             decoded_masks[index] = mask
         report(index + 1)
-    return store.keeping(decoded_masks) if fits else store, pixels, overlaps
+    return store.with_decoded(decoded_masks) if fits else store, pixels, overlaps
 
 
 def _class_names(coding: MaskCoding) -> tuple[str, ...]:
@@ -321,7 +324,7 @@ def _class_names(coding: MaskCoding) -> tuple[str, ...]:
 
 
 def require_enough(masked: MaskedImages) -> None:
-    """Refuse masks if there are fewer images than training needs."""
+    """Raise a UserError unless at least 3 images have labelled pixels."""
     labelled = int((masked.pixels.sum(1) > 0).sum())
     if labelled < MIN_IMAGES:
         raise UserError(
@@ -331,59 +334,71 @@ def require_enough(masked: MaskedImages) -> None:
 
 
 def stray_values(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
-    """Find grey levels and colours that count as classes but occur in only one mask, in hardly any pixel."""
+    """Return a finding on grey levels and colours that count as classes but occur in few pixels of a single mask."""
     if coding.kind not in ("grey", "colour") or len(facts.files) < 3:
         return []
     facts = facts.as_colours() if coding.kind == "colour" else facts
     total, strays = sum(facts.pixels.values()), []
     for value in coding.values:
         files = facts.with_value(value)
-        if len(files) == 1 and facts.pixels[value] * RARE <= total:
+        if len(files) == 1 and facts.pixels[value] * PIXELS_PER_STRAY <= total:
             strays.append(f"{coding.format_value(value)} in {counted(facts.pixels[value], 'pixel')} of {files[0].name}")
     if not strays:
         return []
     text = counted(len(strays), "stray value counts as a class", "stray values count as classes")
     examples = first_few(strays)
-    return [Finding(STRAY, "misleads", f"{text}: {examples}", "correct the masks, or name the classes with --classes")]
+    return [
+        Finding(
+            STRAY_VALUES, "misleads", f"{text}: {examples}", "correct the masks, or name the classes with --classes"
+        )
+    ]
 
 
 def interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
-    """Find masks of class numbers with in-between numbers at edges, as after resizing by interpolation."""
+    """Return a finding on masks of class numbers with intermediate numbers at edges, as after interpolation."""
     interpolated = [file for file in facts.files if file.steps >= MIN_STEPS and 2 * file.steps > file.jumps]
     if coding.kind != "index" or not interpolated:
         return []
     text = (
         f"in {counted(len(interpolated), 'mask')} ({interpolated[0].name}{', ...' if interpolated[1:] else ''}) "
-        "numbers change step by step at edges, as after resizing by interpolation: the numbers in between are then "
-        "not real classes"
+        "class numbers change step by step at edges, as after resizing with interpolation: the intermediate numbers "
+        "are then not real classes"
     )
     return [Finding(RESIZED, "warning", text, "check them; resize masks with nearest-neighbour interpolation")]
 
 
 def inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
-    """Find masks of two classes that fall into two groups, as if some were inverted; `pixels` counts (N, K) pixels."""
+    """Return a finding if masks of two classes form two groups, as if some were inverted.
+
+    Args:
+        pixels: (N, K) number of pixels of each class in each mask.
+    """
     labelled = pixels.sum(1)
     with_both_classes = np.flatnonzero((pixels > 0).all(1)) if pixels.shape[1] == 2 else np.zeros(0, dtype=np.int64)
     if len(with_both_classes) < 4:
         return []
     share = pixels[with_both_classes, 1] / labelled[with_both_classes]
-    has_few, has_many = share <= FEW, share >= MANY
-    if not (has_few | has_many).all() or min(has_few.mean(), has_many.mean()) < SIDES:
+    is_small, is_large = share <= SMALL_COVER, share >= LARGE_COVER
+    if not (is_small | is_large).all() or min(is_small.mean(), is_large.mean()) < MIN_GROUP_SHARE:
         return []
-    if abs(share[has_few].mean() + share[has_many].mean() - 1) >= 0.1:
+    if abs(share[is_small].mean() + share[is_large].mean() - 1) >= 0.1:
         return []
-    minority = with_both_classes[has_many if has_many.sum() <= has_few.sum() else has_few]
+    minority = with_both_classes[is_large if is_large.sum() <= is_small.sum() else is_small]
     text = (
-        f"the second class covers {100 * share[has_few].mean():.0f} % of {counted(int(has_few.sum()), 'image')} and "
-        f"{100 * share[has_many].mean():.0f} % of {counted(int(has_many.sum()), 'image')}, with no image in between: "
+        f"the second class covers {100 * share[is_small].mean():.0f} % of {counted(int(is_small.sum()), 'image')} and "
+        f"{100 * share[is_large].mean():.0f} % of {counted(int(is_large.sum()), 'image')}, with no image in between: "
         "some masks may be inverted"
     )
-    return [Finding(INVERTED, "warning", text, "look at some of each", tuple((int(index),) for index in minority))]
+    return [
+        Finding(
+            INVERTED, "warning", text, "look at some masks of both groups", tuple((int(index),) for index in minority)
+        )
+    ]
 
 
 def turned_images(ambiguous: Sequence[int], images: ImageSet) -> list[Finding]:
-    """Find images turned by EXIF whose size does not show whether their masks were drawn before the turn."""
+    """Return a finding on images whose size does not show whether masks were drawn before their EXIF rotation."""
     if not ambiguous:
         return []
     text, _, advice = ambiguity_note([images.keys[index] for index in ambiguous], "masks").rpartition("; ")
-    return [Finding(TURNED, "warning", text, advice, tuple((index,) for index in ambiguous))]
+    return [Finding(TURNED_IMAGES, "warning", text, advice, tuple((index,) for index in ambiguous))]

@@ -1,4 +1,4 @@
-"""Meaning of masks: the class of each value, with names from the set itself, or the class that each file marks."""
+"""Classes of masks: the coding of their values, and the names of the classes from tables in the set."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,16 +19,16 @@ from paucal.data.splits.part_names import PARTS
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-# The first three names are used by SegNet and CamVid, by CVAT and Datumaro, and by Roboflow.
-TABLES = (
+# File names of tables of classes. The first is used by SegNet and CamVid, then CVAT and Datumaro, then Roboflow.
+CLASS_TABLES = (
     *("class_dict.csv", "labelmap.txt", "_classes.csv", "label_colors.txt", "label_colours.txt", "class_dict_seg.csv"),
     *("classes.csv", "colormap.csv", "labels.csv", "classes.txt", "labels.txt"),
 )
-MAX_PARENTS = 5  # folders above a file that are searched
+MAX_PARENTS = 5  # folders above a file that are searched for such tables
 
 
-class GivenMasks(NamedTuple):
-    """Masks before their values are interpreted: facts of all files, and arguments of `read_masks`."""
+class UncodedMasks(NamedTuple):
+    """Masks whose coding is not chosen yet: counts of their values, and the arguments of `read_masks`."""
 
     facts: MaskFacts
     pairs: Pairs
@@ -38,37 +38,42 @@ class GivenMasks(NamedTuple):
     coding: MaskCoding | None
 
 
-class Meaning(NamedTuple):
-    """The meaning of masks.
+class MaskMeaning(NamedTuple):
+    """The classes of a set of masks.
 
     Attributes:
-        coding: Meaning of the class numbers.
-        of_files: Meaning of the values in the files.
+        coding: Value of each class in masks of the set; class numbers if each class has its own files.
+        file_coding: Coding of the mask files; 0 and 1 or 255 if each class has its own files.
         named: Class names; None to name the classes after their values.
         notes: Sentences for the user.
-        numbers: Classes that the files of each image mark; None if the values in the files give the classes.
+        numbers: Class number that each mask file of each image marks; None if the values in the files give the classes.
     """
 
     coding: MaskCoding
-    of_files: MaskCoding
+    file_coding: MaskCoding
     named: NamedClasses | None
     notes: list[str]
     numbers: list[tuple[int, ...]] | None = None
 
 
-def meaning_of_values(masks: GivenMasks) -> Meaning:
-    """Return the meaning of masks whose values give the classes; see `read_masks`."""
+def meaning_of_values(masks: UncodedMasks) -> MaskMeaning:
+    """Return the classes of masks whose values give the classes."""
     named, notes = masks.named, list[str]()
     if named is None and masks.kind is None:
         named, notes = _find_names(masks)
     coding = masks.coding or find_coding(masks.facts, masks.kind, masks.ignore, named)
     if masks.coding is not None:
         require_same_coding(coding, masks.facts, masks.ignore)
-    return Meaning(coding, coding, named, notes)
+    return MaskMeaning(coding, coding, named, notes)
 
 
-def meaning_by_class(masks: GivenMasks, marked: Sequence[tuple[str, ...]]) -> Meaning:
-    """Return the meaning of masks with a file for each class."""
+def meaning_by_class(masks: UncodedMasks, marked: Sequence[tuple[str, ...]]) -> MaskMeaning:
+    """Return the classes of masks with separate files for each class.
+
+    Args:
+        masks: Masks.
+        marked: For each image, the class that each of its mask files marks.
+    """
     names = sorted({name for classes in marked for name in classes})
     classes = ("background", *names) if masks.named is None else masks.named.names
     if masks.coding is None and classes[0].lower() != "background":
@@ -78,57 +83,61 @@ def meaning_by_class(masks: GivenMasks, marked: Sequence[tuple[str, ...]]) -> Me
             f"masks are named after the class {unknown[0]!r}, but the classes are {', '.join(classes[:8])}: name it in "
             "--classes, or move its masks away."
         )
-    files = find_coding(masks.facts, masks.kind, masks.ignore)
-    if files.count != 2 or files.values[0] != 0:
+    file_coding = find_coding(masks.facts, masks.kind, masks.ignore)
+    if file_coding.count != 2 or file_coding.values[0] != 0:
         raise UserError(
-            f"there is a mask for each class of an image, and masks have {files.count} classes ({files.describe()}): "
-            "give one mask for each image, or masks of marked and unmarked pixels."
+            f"there is a mask for each class of an image, but masks have {file_coding.count} classes "
+            f"({file_coding.describe()}): give one mask for each image, or masks of marked and unmarked pixels."
         )
     numbers = [tuple(map(classes.index, image_classes)) for image_classes in marked]
     coding = masks.coding or MaskCoding("index", tuple(range(len(classes))))
-    return Meaning(coding, files, NamedClasses(classes), [f"a file for each class: {', '.join(names)}"], numbers)
+    return MaskMeaning(
+        coding, file_coding, NamedClasses(classes), [f"a file for each class: {', '.join(names)}"], numbers
+    )
 
 
-def _find_names(masks: GivenMasks) -> tuple[NamedClasses | None, list[str]]:
-    """Return the classes in the first table of a set that fits its masks, and notes; None without such a table."""
+def _find_names(masks: UncodedMasks) -> tuple[NamedClasses | None, list[str]]:
+    """Return the classes of the first table in the set that fits its masks (None if none does), and notes."""
     notes: list[str] = []
     for file in _class_tables(masks.pairs):
         try:
             class_names = read_class_names(file)
             if _fits_masks(class_names, masks):
-                return class_names, [*notes, f"the names of the classes are those in {file.name}"]
-        except UserError:  # a file of this name may have other content
+                return class_names, [*notes, f"class names are from {file.name}"]
+        except UserError:  # a file with such a name may have other content
             pass
         notes.append(f"{file.name} does not name the classes of these masks, and is not used")
     return None, notes
 
 
 def _class_tables(pairs: Pairs) -> list[Path]:
-    """Return the tables in the folders of the first image and the first mask, and in those above them."""
+    """Return the tables of classes in the folders of the first image and the first mask, and in folders above these."""
     if not pairs.pairs:
         return []
     first = pairs.pairs[0]
     files = [pairs.root / first.key, first.masks[0]]
     folders = [folder for file in files for folder in _folders_above(file, pairs.root)]
     children = {folder: {child.name.lower(): child for child in folder.iterdir()} for folder in dict.fromkeys(folders)}
-    tables = [files_by_name[name] for files_by_name in children.values() for name in TABLES if name in files_by_name]
+    tables = [
+        files_by_name[name] for files_by_name in children.values() for name in CLASS_TABLES if name in files_by_name
+    ]
     return [table for table in tables if is_regular(table)]
 
 
 def _folders_above(file: Path, root: Path) -> list[Path]:
-    """Return the folders above a file up to the root, or up to the folder above one named after images or masks."""
+    """Return the folders above a file up to the root; outside it, up to the first not named after images or masks."""
     folders = []
     for folder in list(file.parents)[:MAX_PARENTS]:
         folders.append(folder)
-        is_named = folder_role(folder.name).side or folder.name.lower() in PARTS
+        is_named = folder_role(folder.name).content or folder.name.lower() in PARTS
         is_inside = folder != root and (folder == file.parent or folder.is_relative_to(root))
         if not (is_named or is_inside):
             break
     return folders
 
 
-def _fits_masks(class_names: NamedClasses, masks: GivenMasks) -> bool:
-    """Return whether a table names every value in the masks, or has a name for each class in their order."""
+def _fits_masks(class_names: NamedClasses, masks: UncodedMasks) -> bool:
+    """Return whether a table names every value in the masks or, without values, has as many names as classes."""
     named = None if class_names.values is None else class_names
     coding = masks.coding or find_coding(masks.facts, None, masks.ignore, named)
     if class_names.values is None:

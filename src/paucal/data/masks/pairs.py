@@ -34,7 +34,7 @@ from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
 
 _SAMPLED_PAIRS = 5  # pairs of files whose colours are counted
-MASK_COLOURS, PHOTO_COLOURS = 32, 256  # largest number of colours in a mask, and smallest in a photograph
+MAX_MASK_COLOURS, MIN_PHOTO_COLOURS = 32, 256  # number of colours in one file
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
 
 
@@ -45,7 +45,7 @@ class Pair:
     Attributes:
         key: Path of the image relative to the root of the images, with forward slashes.
         masks: Mask files of the image; several are joined.
-        part: Split declared by folders or lists: "train", "val", "test", or "" for none.
+        part: "train", "val" or "test", as declared by folders or lists; "" for none.
         classes: Class that each mask file marks; empty if the values in the files give the classes.
     """
 
@@ -57,12 +57,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The images of a set that have masks.
+    """The images with masks of a set.
 
     Attributes:
         root: Folder to which the keys are relative.
         pairs: Images with their masks, sorted by key.
-        notes: Sentences for the user on parts (train, val, test) and on files that are left out.
+        notes: Sentences for the user on the declared split and on files that are left out.
     """
 
     root: Path
@@ -71,8 +71,8 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Sides:
-    """The images and masks of a set, distinguished by their names.
+class ImageAndMaskFiles:
+    """The images and the masks of a set, told apart by their names.
 
     Attributes:
         images: Image files.
@@ -89,15 +89,15 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
     """Find the images with masks in a folder, or in two folders.
 
     Args:
-        data: Folder that contains a folder of images and one of masks, at its top (`images/`, `masks/`, with train,
-            val and test below them) or within each split (`train/images/`, `train/masks/`, or `train/`, `trainannot/`),
-            or images and masks side by side (`x.jpg`, `x_mask.png`); or a zip or tar file of such a folder; or a table
-            with a column of images and one of masks.
-        images: Folder of the images instead of `data`; needs `masks`.
+        data: Folder with a folder of images and a folder of masks, at its top (`images/`, `masks/`, with train, val and
+            test below them) or within each part (`train/images/`, `train/masks/`, or `train/`, `trainannot/`); or with
+            images and masks side by side (`x.jpg`, `x_mask.png`). Also a zip or tar file of such a folder, or a table
+            with a column of images and a column of masks.
+        images: Folder of the images; with `masks`, both are used instead of `data`.
         masks: Folder of the masks.
     """
     if (images is None) != (masks is None):
-        raise UserError("--images and --masks go together: give both, or a folder that has both in it.")
+        raise UserError("--images and --masks go together: give both, or a folder that contains images and masks.")
     if images is None or masks is None:
         if data.is_file() and is_archive(data):
             folder, notes = unpack(data)
@@ -110,61 +110,65 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
         panoptic, notes = draw_panoptic(data)
         if panoptic:
             drawn_pairs = tuple(Pair(key, (mask,), part) for key, mask, part in sorted(panoptic))
-            return Pairs(data, drawn_pairs, (f"the masks are those of {NAME}", *notes))
+            return Pairs(data, drawn_pairs, (f"the masks are drawn from {NAME}", *notes))
         keys = find_images(data)
-        sides = find_image_and_mask_folders(keys)
-        if not sides.masks and (twins := twin_folders(keys, FileStore(data.resolve(), keys))):
+        files = find_image_and_mask_folders(keys)
+        if not files.masks and (twins := twin_folders(keys, FileStore(data.resolve(), keys))):
             image_folder, mask_folder = twins
             pairs = find_pairs(data, data / image_folder, data / mask_folder)
-            note = f"the files of {mask_folder} have few colours, and are used as masks of those of {image_folder}"
+            note = f"the files of {mask_folder} have few colours, and are used as masks of the images in {image_folder}"
             return replace(pairs, notes=(note, *pairs.notes))
-        if not sides.images or not sides.masks:
+        if not files.images or not files.masks:
             raise NoLabelsError(
-                f"DATA: {str(data)!r} has no {'masks' if sides.images else 'images'} in it: expected a folder of "
-                "images (images, JPEGImages, ...) and one of masks (masks, labels, annotations, ...) with files of the "
-                "same names, or masks beside their images (NAME_mask.png); or name the folders with --images and "
-                "--masks."
+                f"DATA: {str(data)!r} has no {'masks' if files.images else 'images'} in it: expected a folder of "
+                "images (images, JPEGImages, ...) and a folder of masks (masks, labels, annotations, ...) with files "
+                "of the same names, or masks beside their images (NAME_mask.png); or name the folders with --images "
+                "and --masks."
             )
-        return _match_and_split(data, data, sides, [data])
+        return _match_and_split(data, data, files, [data])
     for flag, folder in (("--images", images), ("--masks", masks)):
         _require_folder(folder, flag)
     return _match_and_split(images, masks, _two_folders(images, masks), [images, images.resolve().parent])
 
 
-def find_image_and_mask_folders(keys: Sequence[str]) -> Sides:
-    """Distinguish images from masks by the names of their folders, or else by their file names."""
-    sides: dict[str, list[str]] = {"image": [], "mask": [], "other": [], "": []}
+def find_image_and_mask_folders(keys: Sequence[str]) -> ImageAndMaskFiles:
+    """Tell images from masks by the names of their folders, or else by their file names."""
+    keys_by_content: dict[str, list[str]] = {"image": [], "mask": [], "other": [], "": []}
     for key in keys:
-        sides[_side_of_folders(key)].append(key)
-    if not sides["mask"]:
-        sides["mask"] = [key for key in sides[""] if any(map(ends_as_masks, PurePosixPath(key).parts[:-1]))]
-        sides[""] = sorted(set(sides[""]) - set(sides["mask"]))
-    if sides["mask"] or sides["other"]:
-        by_folder = bool(sides["image"])
-        images = tuple(_to_file(key, loose=not by_folder) for key in sides["image"] or sides[""])
-        return Sides(images, tuple(map(_to_file, sides["mask"])), tuple(sides["other"]))
+        keys_by_content[_content_of_folders(key)].append(key)
+    if not keys_by_content["mask"]:
+        keys_by_content["mask"] = [
+            key for key in keys_by_content[""] if any(map(ends_as_masks, PurePosixPath(key).parts[:-1]))
+        ]
+        keys_by_content[""] = sorted(set(keys_by_content[""]) - set(keys_by_content["mask"]))
+    if keys_by_content["mask"] or keys_by_content["other"]:
+        by_folder = bool(keys_by_content["image"])
+        images = tuple(
+            _to_file(key, single_word=not by_folder) for key in keys_by_content["image"] or keys_by_content[""]
+        )
+        return ImageAndMaskFiles(images, tuple(map(_to_file, keys_by_content["mask"])), tuple(keys_by_content["other"]))
     return _side_by_side(keys)
 
 
-def _two_folders(images: Path, masks: Path) -> Sides:
-    """Return the images and masks in two folders; one may be inside the other, or both may be the same folder."""
+def _two_folders(images: Path, masks: Path) -> ImageAndMaskFiles:
+    """Return the images and masks of two folders; one may be inside the other, or both may be the same folder."""
     if images.resolve() == masks.resolve():
         return _side_by_side(find_images(images))
     image_keys, mask_keys = (
         [key for key in find_images(folder) if not _is_inside(folder / key, other, folder)]
         for folder, other in ((images, masks), (masks, images))
     )
-    return Sides(tuple(map(_to_file, image_keys)), tuple(map(_to_file, mask_keys)))
+    return ImageAndMaskFiles(tuple(map(_to_file, image_keys)), tuple(map(_to_file, mask_keys)))
 
 
-def _is_inside(path: Path, other: Path, own_folder: Path) -> bool:
-    """Whether a file is in folder `other`, which lies inside the file's own folder."""
-    return other.resolve().is_relative_to(own_folder.resolve()) and path.resolve().is_relative_to(other.resolve())
+def _is_inside(path: Path, other: Path, searched_folder: Path) -> bool:
+    """Return whether a file of `searched_folder` is in `other`, and `other` is inside `searched_folder`."""
+    return other.resolve().is_relative_to(searched_folder.resolve()) and path.resolve().is_relative_to(other.resolve())
 
 
-def _side_by_side(keys: Sequence[str]) -> Sides:
-    """Distinguish images from masks in the same folders by the names of the files."""
-    files = [_to_file(key, whole=True) for key in keys]
+def _side_by_side(keys: Sequence[str]) -> ImageAndMaskFiles:
+    """Tell images from masks in the same folders by their file names."""
+    files = [_to_file(key, all_folders=True) for key in keys]
     bases = {(file.place, fold(name)): file for file in files for name in (*image_bases(file.stem), file.stem)}
     masks = []
     for file in files:
@@ -174,11 +178,11 @@ def _side_by_side(keys: Sequence[str]) -> Sides:
             masks.append(file)
     mask_keys = {file.key for file in masks or _find_twins(files)}
     images = tuple(_to_file(file.key) for file in files if file.key not in mask_keys)
-    return Sides(images, tuple(_to_file(file.key) for file in files if file.key in mask_keys))
+    return ImageAndMaskFiles(images, tuple(_to_file(file.key) for file in files if file.key in mask_keys))
 
 
 def _find_twins(files: Sequence[File]) -> list[File]:
-    """Return the masks of a set in which `x.png` is the mask of `x.jpg`; none if the set has any other files."""
+    """Return the masks of a set in which `x.png` is the mask of `x.jpg`; an empty list if it has any other files."""
     twins: dict[tuple[tuple[str, ...], str], list[File]] = defaultdict(list)
     for file in files:
         twins[file.place, fold(file.stem)].append(file)
@@ -188,9 +192,10 @@ def _find_twins(files: Sequence[File]) -> list[File]:
 
 
 def twin_folders(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
-    """Return the folders of photographs and of their masks, if a set has only these two and they have any names.
+    """Return the folder of photographs and the folder of masks, if a set consists of two such folders.
 
-    Their files have the same names and sizes; masks are recognised by their few colours.
+    The folders may have any names. Their files must have the same names and sizes; masks are recognised by their few
+    colours.
     """
     files_by_folder: dict[str, dict[str, int]] = {}
     for index, key in enumerate(keys):
@@ -211,53 +216,55 @@ def twin_folders(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
         return None
     if any(first.shape[:2] != second.shape[:2] for first, second in zip(*pictures, strict=True)):
         return None
-    colours = [[len(np.unique(pack_colours(picture))) for picture in side] for side in pictures]
+    colours = [[len(np.unique(pack_colours(picture))) for picture in folder_pictures] for folder_pictures in pictures]
     for photos, masks in ((0, 1), (1, 0)):
-        if min(colours[photos]) > PHOTO_COLOURS and max(colours[masks]) <= MASK_COLOURS:
+        if min(colours[photos]) > MIN_PHOTO_COLOURS and max(colours[masks]) <= MAX_MASK_COLOURS:
             return folders[photos], folders[masks]
     return None
 
 
-def _to_file(key: str, loose: bool = False, whole: bool = False) -> File:
-    """Return a file in the form used to compare files.
+def _to_file(key: str, single_word: bool = False, all_folders: bool = False) -> File:
+    """Return the `File` of a key.
 
     Args:
         key: Path of the file.
-        loose: Whether a single word in a folder's name may declare the split.
-        whole: Whether all folders count, including folders named after images or masks.
+        single_word: Whether one word of a folder's name, such as "train", is enough to declare the part.
+        all_folders: Whether `File.place` includes folders named after images or masks.
     """
     path = PurePosixPath(key)
     roles = [(name, folder_role(name)) for name in path.parts[:-1]]
-    place = [role.part or ("" if role.side else fold(name)) for name, role in roles]
+    place = [role.part or ("" if role.content else fold(name)) for name, role in roles]
     part = next((role.part for _, role in roles if role.part), "")
-    if loose and not part:
+    if single_word and not part:
         part = next((word_part for name, _ in roles if (word_part := part_among_words(name))), "")
     stem = unicodedata.normalize("NFC", path.stem)
-    return File(key, path.parts[:-1] if whole else tuple(name for name in place if name), stem, part)
+    return File(key, path.parts[:-1] if all_folders else tuple(name for name in place if name), stem, part)
 
 
-def _side_of_folders(key: str) -> str:
-    """Return the side (image, mask or other) of the innermost folder whose name states one; "" for none."""
-    return next((side for name in reversed(PurePosixPath(key).parts[:-1]) if (side := folder_role(name).side)), "")
+def _content_of_folders(key: str) -> str:
+    """Return the content (`FolderRole`) of the innermost folder whose name states it; "" if none does."""
+    return next(
+        (content for name in reversed(PurePosixPath(key).parts[:-1]) if (content := folder_role(name).content)), ""
+    )
 
 
-def _match_and_split(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) -> Pairs:
-    """Match images and masks, and find the split of each image in its folders or in lists in the folders `bases`.
+def _match_and_split(root: Path, mask_root: Path, files: ImageAndMaskFiles, bases: Iterable[Path]) -> Pairs:
+    """Match images to masks, and read the part of each image from its folders or from lists in the folders `bases`.
 
-    The keys of images are relative to `root`, those of masks to `mask_root`.
+    The keys of images are relative to `root`, and the keys of masks to `mask_root`.
     """
-    matches, classes = _match_masks(sides)
+    matches, classes = _match_masks(files)
     if not matches.masks:
         raise UserError(
-            f"none of the {counted(len(sides.images), 'image')} has a mask with its name: the first image is "
-            f"{sides.images[0].key if sides.images else 'missing'!r}, the first mask "
-            f"{sides.masks[0].key if sides.masks else 'missing'!r}; give both the same name except for the suffix."
+            f"none of the {counted(len(files.images), 'image')} has a mask with its name: the first image is "
+            f"{files.images[0].key if files.images else 'missing'!r}, the first mask "
+            f"{files.masks[0].key if files.masks else 'missing'!r}; give both the same name except for the suffix."
         )
-    image_folders = {_folders_above(file.key) for file in sides.images} - {""}
-    mask_folders = {_folders_above(file.key, below=1) for file in sides.masks} - {""}
+    image_folders = {_folders_above(file.key) for file in files.images} - {""}
+    mask_folders = {_folders_above(file.key, below=1) for file in files.masks} - {""}
     bases = [*bases, *(root / path for path in sorted(image_folders))]
     bases += [mask_root / path for path in sorted(mask_folders)]
-    parts, notes = _assign_parts(matches, sides, bases)
+    parts, notes = _assign_parts(matches, files, bases)
     pairs = []
     for key in sorted(matches.masks.keys() & parts.keys()):
         masks = matches.masks[key]
@@ -266,39 +273,41 @@ def _match_and_split(root: Path, mask_root: Path, sides: Sides, bases: Iterable[
     return Pairs(root, tuple(pairs), (*matches.notes(bool(classes)), *notes))
 
 
-def _match_masks(sides: Sides) -> tuple[Matches, dict[str, str]]:
-    """Return the masks of each image, and the class of each mask if there is a file for each class."""
+def _match_masks(files: ImageAndMaskFiles) -> tuple[Matches, dict[str, str]]:
+    """Return the masks of each image and, if there is a file for each class, the class of each mask."""
     problem: UserError | None = None
     try:
-        matches = match(sides.images, sides.masks)
-    except UserError as refused:
-        problem, matches = refused, Matches()
+        matches = match(files.images, files.masks)
+    except UserError as error:
+        problem, matches = error, Matches()
     if matches.masks:
         return matches, {}
-    class_match = match_classes(sides.images, sides.masks)
+    class_match = match_classes(files.images, files.masks)
     if class_match is None and problem is not None:
         raise problem
     return class_match or (matches, {})
 
 
 def _folders_above(key: str, below: int = 0) -> str:
-    """Return the path above the outermost folder named after images or masks, plus `below` folders from there on."""
+    """Return the path above the outermost folder named after images or masks, and `below` more folders of the key."""
     parts = PurePosixPath(key).parts[:-1]
-    index = next((index + below for index, name in enumerate(parts) if folder_role(name).side), len(parts))
+    index = next((index + below for index, name in enumerate(parts) if folder_role(name).content), len(parts))
     return "/".join(parts[:index])
 
 
-def _assign_parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
-    """Return the part of each image that is used, and sentences on images without a part."""
-    folders = {file.key: file.part for file in sides.images if file.key in matches.masks}
-    lists = read_part_lists(bases, [file.key for file in sides.images])
+def _assign_parts(
+    matches: Matches, files: ImageAndMaskFiles, bases: Iterable[Path]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the part ("" for none) of each image that is used, and sentences on images that are not listed."""
+    folders = {file.key: file.part for file in files.images if file.key in matches.masks}
+    lists = read_part_lists(bases, [file.key for file in files.images])
     notes = list(lists.notes)
     if lists.parts:
         for key, part in folders.items():
             if part and lists.parts.get(key, part) != part:
                 raise UserError(
-                    f"{key!r} is in a folder of {part} and in the list of {lists.parts[key]}: correct one, or move the "
-                    "lists away."
+                    f"{key!r} is in a folder of {part}, but in the list of {lists.parts[key]}: correct one, or move "
+                    "the lists away."
                 )
         unlisted = [key for key in folders if key not in lists.parts]
         if unlisted and lists.missing:
@@ -310,11 +319,11 @@ def _assign_parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tupl
             unlisted, "image with a mask that no list names", "images with masks that no list names"
         )
         return {key: lists.parts[key] for key in folders if key in lists.parts}, notes
-    bare = [key for key, part in folders.items() if not part]
-    if bare and len(bare) < len(folders):
+    without_part = [key for key, part in folders.items() if not part]
+    if without_part and len(without_part) < len(folders):
         notes.append(
-            f"{counted(len(bare), 'image is', 'images are')} outside of the part folders, so part folders are "
-            f"ignored: {', '.join(bare[:3])}"
+            f"{counted(len(without_part), 'image is', 'images are')} outside of the part folders, so part folders are "
+            f"ignored: {', '.join(without_part[:3])}"
         )
         folders = dict.fromkeys(folders, "")
     return folders, notes

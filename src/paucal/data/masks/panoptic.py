@@ -1,7 +1,7 @@
-"""COCO's panoptic JSON: PNG files whose colours are segment numbers, converted once to masks of classes in the cache.
+"""COCO's panoptic JSON: PNG files of segment numbers, converted once to masks of class numbers in the cache folder.
 
 Format: https://cocodataset.org/#format-data, "Panoptic Segmentation". The number of a segment is red + 256
-green + 65,536 blue, and 0 is a pixel without a label. The JSON gives each segment its category, "things" and "stuff".
+green + 65,536 blue; 0 is an unlabelled pixel. The JSON gives the category of each segment, "thing" or "stuff".
 """
 
 import csv
@@ -30,7 +30,7 @@ from paucal.wording import counted, was
 
 NAME = "COCO's panoptic JSON"
 MAX_BYTES = 1 << 29  # panoptic_train2017.json has 360 MB
-Drawn = list[tuple[str, Path, str]]
+DrawnMasks = list[tuple[str, Path, str]]  # key of the image, mask file, part
 
 
 def find_panoptic(tree: Tree) -> list[str]:
@@ -38,10 +38,11 @@ def find_panoptic(tree: Tree) -> list[str]:
     return [file for file in tree.ending(".json") if mentions(tree.peek(file, PEEKED), SEGMENTS)]
 
 
-def draw_panoptic(root: Path) -> tuple[Drawn, list[str]]:
-    """Return key, mask file and part of each image of a folder with panoptic JSON, and notes; empty without such files.
+def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
+    """Draw the masks of a folder with panoptic JSON, unless the cache has them; return them, and notes.
 
-    The values of the masks are the positions of the categories in the JSON; `classes.csv` above them has the names.
+    Mask values are positions in the JSON's list of categories; `classes.csv` in the folder above has their names. Both
+    results are empty without panoptic JSON.
     """
     tree = folder_tree(root)
     files = find_panoptic(tree)
@@ -60,19 +61,21 @@ def draw_panoptic(root: Path) -> tuple[Drawn, list[str]]:
         raise UserError(f"the panoptic files of {tree.shown!r} describe {repeated!r} twice: give each image one entry.")
     if not folder.is_dir():
         _draw_masks(tree, entries, categories, folder)
-    n_bare = sum(
+    n_without_mask = sum(
         len({repr(row["id"]) for row in content["images"]} - {repr(row["image_id"]) for row in content["annotations"]})
         for content in contents.values()
     )
-    notes = [f"{counted(n_bare, 'image')} without a mask {was(n_bare)} left out"] if n_bare else []
+    notes = (
+        [f"{counted(n_without_mask, 'image')} without a mask {was(n_without_mask)} left out"] if n_without_mask else []
+    )
     mask_rows = [(key, folder / "masks" / f"{index}.png", part) for index, (key, _, _, part) in enumerate(entries)]
     return mask_rows, notes
 
 
 def _read_entries(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
     content, _ = tree.json(file, MAX_BYTES, f"give {NAME}")
-    rows: dict[str, Any] = {name: content.get(name) if isinstance(content, dict) else None for name in _ENTRIES}
-    for name, keys in _ENTRIES.items():
+    rows: dict[str, Any] = {name: content.get(name) if isinstance(content, dict) else None for name in _REQUIRED_KEYS}
+    for name, keys in _REQUIRED_KEYS.items():
         if not isinstance(rows[name], list) or not all(
             isinstance(row, dict) and keys <= row.keys() for row in rows[name]
         ):
@@ -82,7 +85,7 @@ def _read_entries(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
     return rows
 
 
-_ENTRIES = {
+_REQUIRED_KEYS = {
     "images": {"id", "file_name"},
     "annotations": {"image_id", "file_name", SEGMENTS},
     "categories": {"id", "name"},
@@ -90,12 +93,12 @@ _ENTRIES = {
 
 
 def _category_names(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
-    """Return the names of the categories by their ids, in the order of the file."""
+    """Return the name of each category by its id (as text), in the order of the file."""
     names = {repr(row["id"]): str(row["name"]).strip() for row in rows}
     are_unique = len(names) == len(rows) == len(set(names.values()))
     if not 1 <= len(names) <= IGNORED or not are_unique or not all(names.values()):
         raise UserError(
-            f"{place!r} has {len(rows)} categories, expected 1 to {IGNORED} with an id and a name of its own each: "
+            f"{place!r} has {len(rows)} categories, expected 1 to {IGNORED} with unique ids and unique names: "
             "correct them."
         )
     return names
@@ -104,7 +107,7 @@ def _category_names(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[Any, 
 def _plan_masks(
     tree: Tree, file: str, content: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[tuple[str, str, Any, str]]:
-    """Return key of the image, path of the PNG, segments and part for each annotation of a file."""
+    """Return (key of the image, path of the PNG, segments, part) for each annotation in a JSON file."""
     place, part = tree.place_of(file), part_of_file(file)
     stem = PurePosixPath(file).stem.lower()
     segment_files = [path for path in tree.images if stem in path.lower().split("/")[:-1]]
@@ -114,7 +117,9 @@ def _plan_masks(
     images = {repr(row["id"]): str(row["file_name"]) for row in content["images"]}
     rows = content["annotations"]
     if missing := next((row for row in rows if repr(row["image_id"]) not in images), None):
-        raise UserError(f"{place!r} has segments of the image {missing['image_id']!r}, which it does not list: add it.")
+        raise UserError(
+            f"{place!r} has segments of the image {missing['image_id']!r}, but does not list the image: add it."
+        )
     stated_images = [images[repr(row["image_id"])] for row in rows]
     keys = ImageNames(sorted(set(pictures) - set(segment_files)), tree).find_images(stated_images, file, part)
     pngs = ImageNames(segment_files, tree).find_images([str(row["file_name"]) for row in rows], file, part)
@@ -143,7 +148,7 @@ def _draw_masks(
         try:
             os.replace(target, folder)
         except OSError:
-            if not folder.is_dir():  # otherwise another process has written it already
+            if not folder.is_dir():  # if it is, another process has written it
                 raise
     finally:
         shutil.rmtree(target, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Files that list the images of each part, such as VOC's `ImageSets/Segmentation/train.txt`."""
+"""Lists of the images of each part (train, val, test), such as VOC's `ImageSets/Segmentation/train.txt`."""
 
 import re
 from collections import defaultdict
@@ -16,16 +16,24 @@ from paucal.wording import counted, first_few
 
 FOLDERS = (("imagesets", "segmentation"), ("imagesets",), ("imagesets", "main"))
 MAX_BYTES = 64 << 20
-_NAME = re.compile(rf"(?P<both>train[-_ ]?val(?:id(?:ation)?)?)|(?P<part>{'|'.join(PARTS)})", re.IGNORECASE)
-# VOC's lists for a class have 1, 0 or -1 after each image; the lists of Oxford Pets have three numbers.
-_NUMBERS = (re.compile(r"(.*\S)\s+(?:-1|0|1)"), re.compile(r"(.*\S)(?:\s+\d+){3}"))
-_ENDINGS = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
-_TWO_PATHS = re.compile(rf"(.+?(?:{_ENDINGS}))[\s,;]+\S.*", re.IGNORECASE)  # path of an image, then its mask or class
+_LIST_NAME = re.compile(rf"(?P<both>train[-_ ]?val(?:id(?:ation)?)?)|(?P<part>{'|'.join(PARTS)})", re.IGNORECASE)
+# VOC's lists of a class have 1, 0 or -1 after each image; Oxford Pets' lists have three numbers.
+_BEFORE_NUMBERS = (re.compile(r"(.*\S)\s+(?:-1|0|1)"), re.compile(r"(.*\S)(?:\s+\d+){3}"))
+_SUFFIXES = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
+_BEFORE_PATH = re.compile(
+    rf"(.+?(?:{_SUFFIXES}))[\s,;]+\S.*", re.IGNORECASE
+)  # path of an image, then its mask or class
 
 
 @dataclass(frozen=True)
 class ListedParts:
-    """Parts of listed images by key, lines that match no image, each with the name of its list, and notes."""
+    """Content of the lists of a set.
+
+    Attributes:
+        parts: "train", "val" or "test" of each listed image, by its key.
+        missing: Lines that match no image, each with the name of its list.
+        notes: Sentences for the user.
+    """
 
     parts: Mapping[str, str]
     missing: tuple[str, ...] = ()
@@ -33,12 +41,12 @@ class ListedParts:
 
 
 def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
-    """Read the lists of train, val or test in `ImageSets/Segmentation`, in `ImageSets`, or beside folders of images.
+    """Read the lists of parts below the folders `bases`: in `ImageSets/Segmentation` or `ImageSets`, or in the folders.
 
-    A line gives the name, the file name or the path of an image; a second path or numbers may follow. The name of a
-    list is a part, in any spelling that folders may have, or "trainval" for train and val together.
+    A line has the name, the file name or the path of an image; a second path or numbers may follow. A list is named
+    after a part, in any spelling that folders may have, or "trainval" for train and val together.
     """
-    names = _Names(keys)
+    names = _ImageIndex(keys)
     parts: dict[str, str] = {}
     missing: list[str] = []
     notes: list[str] = []
@@ -49,20 +57,20 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
         if files and not any(list_keys for list_keys, _ in lists.values()):
             if folder != base:
                 raise UserError(
-                    f"the lists in {folder} ({file_names}) name none of the images: correct or remove them."
+                    f"the lists in {folder} ({file_names}) name none of the images: correct or remove the lists."
                 )
             notes.append(f"lists that name no image are not used: {file_names}")
-            continue  # a text file with such a name may hold anything
+            continue  # a text file with such a name may have any content
         parts = _join_lists({part: list_keys for part, (list_keys, _) in lists.items()}, files, parts)
         missing += [f"{line!r} in {files[part].name}" for part, (_, lines) in lists.items() for line in lines]
-        notes += [f"parts are those of the lists in {folder.name}: {file_names}"] if files else []
+        notes += [f"parts are from the lists in {folder.name}: {file_names}"] if files else []
     if missing:
         notes.append(f"{counted(len(missing), 'line')} of the lists without an image: {first_few(missing)}")
     return ListedParts(parts, tuple(missing), tuple(notes))
 
 
 def _find_lists(base: Path) -> tuple[Path, dict[str, Path]]:
-    """Return the folder whose lists are used, and the list of each part."""
+    """Return the folder whose lists are used, and its list of each part."""
     for names in FOLDERS:
         folder = base
         for name in names:
@@ -76,7 +84,7 @@ def _lists_in(folder: Path) -> dict[str, Path]:
     """Return the list of each part in a folder."""
     lists: dict[str, Path] = {}
     for file in _children(folder):
-        match = _NAME.fullmatch(file.stem.strip())
+        match = _LIST_NAME.fullmatch(file.stem.strip())
         if match is None or file.suffix.lower() != ".txt" or not is_regular(file):
             continue
         part = TRAINVAL if match["both"] else PARTS[match["part"].lower()]
@@ -90,7 +98,7 @@ def _children(folder: Path) -> list[Path]:
     return sorted(child for child in folder.iterdir() if not is_ignored(child.name)) if folder.is_dir() else []
 
 
-def _read_list(file: Path, names: "_Names") -> tuple[list[str], list[str]]:
+def _read_list(file: Path, names: "_ImageIndex") -> tuple[list[str], list[str]]:
     """Return the keys of the images in a list, and its lines that name no image."""
     keys, missing = [], []
     for line in read_decoded(file, MAX_BYTES).text.splitlines():
@@ -101,15 +109,15 @@ def _read_list(file: Path, names: "_Names") -> tuple[list[str], list[str]]:
 
 
 def _listed_names(line: str) -> Iterator[str]:
-    """Yield the possible names of an image in a line: all of it, or the text before numbers or a second path."""
+    """Yield the possible names of an image in a line: the full line, or the text before numbers or a second path."""
     yield line
-    for pattern in (_TWO_PATHS, *_NUMBERS):
+    for pattern in (_BEFORE_PATH, *_BEFORE_NUMBERS):
         if match := pattern.fullmatch(line):
             yield match[1]
 
 
-class _Names:
-    """Index of images by every trailing piece of their paths (`b.png`, `a/b.png`), with and without suffixes."""
+class _ImageIndex:
+    """Index of images by the ends of their paths (`b.png`, `a/b.png`), with and without suffix."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._ends: dict[str, set[str]] = defaultdict(set)
@@ -119,7 +127,7 @@ class _Names:
                 self._ends[without_suffix(end)].add(key)
 
     def find(self, entry: str) -> str | None:
-        """Return the key of the image for an entry of a list, by the longest trailing piece of its path that fits."""
+        """Return the key of the image that a list entry names: by the longest end of its path that only one has."""
         path = fold(entry).replace("\\", "/")
         for end in _path_endings(path):
             for name in (end, without_suffix(end)):
@@ -129,16 +137,19 @@ class _Names:
 
 
 def _path_endings(path: str) -> Iterator[str]:
-    """Yield the trailing pieces of a path, the longest first."""
+    """Yield the ends of a path ("a/b.png", "b.png"), the longest first."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     yield from ("/".join(parts[index:]) for index in range(len(parts)))
 
 
 def _join_lists(
-    lists: Mapping[str, list[str]], files: Mapping[str, Path], known_parts: Mapping[str, str]
+    lists: Mapping[str, list[str]], files: Mapping[str, Path], earlier_parts: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the part of each image; "trainval" means val if there is a list of train but none of val, else train."""
-    parts: dict[str, str] = dict(known_parts)
+    """Return the part of each image, added to `earlier_parts`.
+
+    A list "trainval" is one of val if there is a list of train but none of val, else one of train.
+    """
+    parts: dict[str, str] = dict(earlier_parts)
     for part in ("train", "val", "test"):
         for key in lists.get(part, ()):
             if parts.setdefault(key, part) != part:

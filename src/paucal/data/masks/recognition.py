@@ -1,4 +1,4 @@
-"""Recognition of masks among images, so that no mask is used as a photograph."""
+"""Recognition of masks among the images of a set, so that no mask is used as a photograph."""
 
 import re
 from collections.abc import Sequence
@@ -17,47 +17,54 @@ from paucal.data.stores import Store
 from paucal.types import UserError
 from paucal.wording import counted, was
 
-MIN_NAMED_SHARE = 0.1  # of files named like masks; with a smaller share, the names are a coincidence
-SAMPLE = 4096  # names that are checked first
-MAX_READ = 5  # files that are read to count their colours
-MAX_COLOURS = 256  # maximum number of colours in a mask; photographs have more
+MIN_NAMED_SHARE = 0.1  # if a smaller share of the files is named like masks, the names are a coincidence
+SAMPLED_NAMES = 4096  # names in the quick check
+MAX_READ_MASKS = 5  # files whose colours are counted
+MAX_COLOURS = 256  # in a mask; photographs have more
 _WORD = re.compile(rf"(?:^|[\W_])(?:{TOKENS})(?:$|[\W_]|\d)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class MasksAmong:
-    """The keys of the masks in a set of images; if names match, `example` has an image and its mask."""
+    """The masks in a set of images.
+
+    Attributes:
+        keys: Keys of the masks.
+        example: Key of an image and key of its mask, if names match; else two empty strings.
+    """
 
     keys: frozenset[str]
     example: tuple[str, str] = ("", "")
 
     def describe(self) -> str:
-        """Return the number of masks, with an example."""
+        """Return a phrase with the number of masks and an example."""
         image, mask = self.example
         example = f" ({mask!r} of {image!r})" if image else ""
         return f"{counted(len(self.keys), 'mask')}{example}"
 
 
 def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
-    """Return the masks in a set of images; None without masks, or if only a few names match by coincidence.
+    """Return the masks in a set of images; None if there are none, or so few that their names are a coincidence.
 
     The names of folders suffice if all folders are named after images or masks (`images/`, `masks/`, `trainannot/`).
-    If only files are named so (`x.png`, `x_mask.png`), or there are other folders, the colours in a few masks are
-    counted as well. Two folders of other names with files of the same names are distinguished only by colours.
+    If only file names say so (`x.png`, `x_mask.png`), or if there are other folders, the colours in a few masks are
+    counted as well. Two folders with any other names, but equal file names, are told apart only by colours.
     """
     if not _may_have_masks(keys):
         return _masks_of_twins(keys, store)
-    sides = find_image_and_mask_folders(keys)
-    masks = frozenset((*(file.key for file in sides.masks), *sides.others))
-    if not sides.images or len(masks) < max(1, MIN_NAMED_SHARE * len(keys)):
+    files = find_image_and_mask_folders(keys)
+    masks = frozenset((*(file.key for file in files.masks), *files.others))
+    if not files.images or len(masks) < max(1, MIN_NAMED_SHARE * len(keys)):
         return None
-    folders_suffice = all(_is_sided(key, "mask" if key in masks else "image") for key in set(keys) - set(sides.others))
+    are_folders_enough = all(
+        _is_content(key, "mask" if key in masks else "image") for key in set(keys) - set(files.others)
+    )
     try:
-        masks_of = match(sides.images, sides.masks).masks
-        matched = 2 * sum(map(len, masks_of.values())) >= len(masks)
-    except UserError:  # masks that `paucal segment` refuses
-        masks_of, matched = {}, True
-    if not folders_suffice and not (matched and _have_few_colours(keys, masks, store)):
+        masks_of = match(files.images, files.masks).masks
+        are_matched = 2 * sum(map(len, masks_of.values())) >= len(masks)
+    except UserError:  # `paucal segment` would refuse these masks
+        masks_of, are_matched = {}, True
+    if not are_folders_enough and not (are_matched and _have_few_colours(keys, masks, store)):
         return None
     return MasksAmong(masks, next(((image, image_masks[0]) for image, image_masks in masks_of.items()), ("", "")))
 
@@ -71,7 +78,7 @@ def _masks_of_twins(keys: Sequence[str], store: Store) -> MasksAmong | None:
 
 
 def without_masks(images: ImageSet) -> ImageSet:
-    """Return a set of images without the masks among them."""
+    """Return a set without the masks among its images, which a note then counts."""
     masks = None if images.stream is not None else masks_among(images.keys, images.store)
     if masks is None:
         return images
@@ -80,28 +87,28 @@ def without_masks(images: ImageSet) -> ImageSet:
 
 
 def _may_have_masks(keys: Sequence[str]) -> bool:
-    """Whether a quick check of some of the names allows for masks; a set may have millions of images."""
+    """Return whether a quick check of a sample of names suggests masks, since a set may have millions of images."""
     folders = {key.rpartition("/")[0] for key in keys}
     if any(map(_WORD.search, folders)):
         return True
-    if any(_is_sided(f"{folder}/", side) for folder in folders for side in ("mask", "other")):
+    if any(_is_content(f"{folder}/", content) for folder in folders for content in ("mask", "other")):
         return True
-    sample = [keys[int(index)] for index in evenly_spaced(len(keys), SAMPLE)]
+    sample = [keys[int(index)] for index in evenly_spaced(len(keys), SAMPLED_NAMES)]
     n_named = sum(_WORD.search(key.rpartition("/")[2].rpartition(".")[0]) is not None for key in sample)
     return n_named >= MIN_NAMED_SHARE / 2 * len(sample)
 
 
-def _is_sided(key: str, side: str) -> bool:
-    """Whether the folders above a file name a side; if they name only a split (`train/`), the side is "image"."""
+def _is_content(key: str, content: str) -> bool:
+    """Return whether a file's folders state this content (`FolderRole`); only a part (`train/`) means "image"."""
     roles = [folder_role(name) for name in PurePosixPath(key.rpartition("/")[0]).parts]
     default = "image" if any(role.part for role in roles) else ""
-    return next((role.side for role in reversed(roles) if role.side), default) == side
+    return next((role.content for role in reversed(roles) if role.content), default) == content
 
 
 def _have_few_colours(keys: Sequence[str], masks: frozenset[str], store: Store) -> bool:
-    """Whether masks have few colours, unlike photographs."""
+    """Return whether a few of the masks have few colours, as photographs do not."""
     indices = [index for index, key in enumerate(keys) if key in masks]
-    for index in indices[:: max(1, len(indices) // MAX_READ)][:MAX_READ]:
+    for index in indices[:: max(1, len(indices) // MAX_READ_MASKS)][:MAX_READ_MASKS]:
         try:
             colours = len(np.unique(pack_colours(np.asarray(store.read(index)))))
         except UnreadableImage:

@@ -1,4 +1,4 @@
-"""Archives of images and masks, unpacked once into the cache: masks are read from files."""
+"""Archives of images and masks, unpacked once into the cache folder, since masks are read from files."""
 
 import hashlib
 import os
@@ -15,23 +15,25 @@ from paucal.reading import is_regular
 from paucal.types import UserError
 
 # Images, masks, lists of parts and of classes, and COCO's panoptic JSON.
-KEPT = (*IMAGE_SUFFIXES, ".txt", ".csv", ".json")
+UNPACKED_SUFFIXES = (*IMAGE_SUFFIXES, ".txt", ".csv", ".json")
 
 
 def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
-    """Unpack the images and lists of a zip or tar file, unless the cache has them.
+    """Unpack the images, masks and lists of a zip or tar file, unless the cache folder has them.
 
     Returns:
-        Their folder, and notes on what was left out.
+        The folder with the files, and notes on files that were left out.
     """
     if archive.name.lower().endswith(COMPRESSED):
         raise UserError(f"{str(archive)!r} is compressed as a whole: unpack it, and give the folder.")
     stat = archive.resolve().stat()
-    digest = hashlib.sha256(f"{archive.resolve()} {stat.st_size} {stat.st_mtime_ns} {KEPT}".encode()).hexdigest()[:32]
+    digest = hashlib.sha256(
+        f"{archive.resolve()} {stat.st_size} {stat.st_mtime_ns} {UNPACKED_SUFFIXES}".encode()
+    ).hexdigest()[:32]
     folder = unpacked_folder() / digest
     listed_entries, notes = archive_entries(archive)
     entries = {entry.name.replace("\\", "/"): entry for entry in listed_entries}
-    entries = {name: entry for name, entry in entries.items() if name.lower().endswith(KEPT)}
+    entries = {name: entry for name, entry in entries.items() if name.lower().endswith(UNPACKED_SUFFIXES)}
     base = shared_folder(list(entries), 1)
     sizes = {folder / name.removeprefix(base): entry.size for name, entry in entries.items()}
     if _is_complete(folder, sizes):
@@ -40,8 +42,8 @@ def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
     total, free_space = sum(entry.size for entry in entries.values()), free_bytes(folder.parent)
     if total > free_space:
         raise UserError(
-            f"{str(archive)!r} has {total / 2**30:.3g} GiB of images and masks, and the cache has room for "
-            f"{free_space / 2**30:.3g}: unpack it elsewhere, and give the folder."
+            f"{str(archive)!r} has {total / 2**30:.3g} GiB of images and masks, but the cache folder has "
+            f"room for {free_space / 2**30:.3g} GiB: unpack the archive elsewhere, and give the folder."
         )
     store = ArchiveStore(archive.resolve(), list(entries.values()))
     target = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
@@ -50,17 +52,19 @@ def unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
             path = target / name.removeprefix(base)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(store.source(index))
-        if not _is_complete(folder, sizes):  # otherwise another process has unpacked it already
+        if not _is_complete(folder, sizes):  # if it is, another process has unpacked the archive
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # the other process finished in between
                 os.replace(target, folder)
         if not _is_complete(folder, sizes):
-            raise UserError(f"{str(archive)!r} cannot be unpacked into {folder}: unpack it, and give the folder.")
+            raise UserError(
+                f"{str(archive)!r} cannot be unpacked into {folder}: unpack the archive, and give the folder."
+            )
     finally:
         shutil.rmtree(target, ignore_errors=True)
     return folder, notes
 
 
 def _is_complete(folder: Path, sizes: Mapping[Path, int]) -> bool:
-    """Return whether a folder has all files; some disks remove single files that were not used for weeks."""
+    """Return whether all files exist with the expected sizes; some systems delete files unused for weeks."""
     return folder.is_dir() and all(is_regular(file) and file.stat().st_size == size for file, size in sizes.items())
