@@ -77,7 +77,7 @@ def _published_recipe(
     )
     return Recipe(
         summary,
-        "arXiv:2106.09785, section 4, and its code's runs",
+        "arXiv:2106.09785, section 4, and the runs released with the code",
         f"{changes.get('epochs', 300)} epochs of ImageNet-1K with {count * batch} images per step: {flags}",
         f"ImageNet-1K: {expected}",
         {**_CROPS, **_METHOD, "model": model, "drop_path": rate, "batch_size": batch, **changes},

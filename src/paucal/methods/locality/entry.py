@@ -44,7 +44,7 @@ def _settle_guide(settings: Any, term: LocalityGuidance, run_images: RunImages) 
 
 TERM = ExtraLoss(
     name="locality",
-    summary="the cells of the blocks imitate those of a small CNN, --guide",
+    summary="the feature maps of the blocks imitate those of a small CNN, --guide",
     settings=LocalitySettings,
     rules=rules_by_name((guide_weight,)),
     paths=("guide",),
