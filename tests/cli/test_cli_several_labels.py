@@ -128,7 +128,7 @@ def test_check__knows_several_labels(run, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--method", "relabel", "--labels", "maps"], "needs one label for each image"),
+        (["--method", "relabel", "--labels", "maps"], "needs one label per image"),
         (["--sampling", "balanced"], "--sampling balanced draws the same number of images from every class"),
         (["--few-labels", "3"], "--few-labels takes a number of images of each class"),
     ],

@@ -72,7 +72,7 @@ def test_sentence__comes_where_the_likelihood_gains_more_than_a_standard_error()
     right = [100 * float((logits.argmax(1) == labels).double().mean()) for logits in (mirrored, plain)]
     assert said.startswith(f"averaging over mirror images helps: {right[0]:.1f} % of the validation images are right")
     assert f", {right[1]:.1f} % without; give --mirror to predict, eval, export or serve" in said
-    assert said.endswith("which doubles their time")
+    assert said.endswith("which then take twice as long")
     assert mirror_sentence(mirrored, plain, labels) == ""
     assert mirror_sentence(plain, plain, labels) == ""
     assert mirror_sentence(plain[:1], mirrored[:1], labels[:1]) == ""

@@ -22,10 +22,10 @@ def run(argv: Sequence[str]) -> int:
     from paucal.runner.console import Console
     from paucal.runner.life import Stopped
     from paucal.tasks.classification.folds import train_folds
-    from paucal.tasks.train import job_of, stored_target
+    from paucal.tasks.train import read_target, select_job
 
     if values.folds is not None and values.target is None and "resume" not in given and not values.print_config:
         result = train_folds(TrainSettings(**changes), given, Console())
         return 130 if isinstance(result, Stopped) else 0
-    job = job_of(stored_target(values.resume) if "resume" in given else changes.get("target"))
+    job = select_job(read_target(values.resume) if "resume" in given else changes.get("target"))
     return run_job(job, TrainSettings, parsed, command_start())

@@ -1,4 +1,4 @@
-"""`paucal.train`: trains a classifier or, with `target`, a regression; each is a separate task."""
+"""`paucal.train`: train a classifier or, with `target`, a regression model."""
 
 import os
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from paucal.tasks.regression.job import RegressionJob
 from paucal.types import UserError
 
 
-def job_of(target: object) -> AnyJob:
-    """Return the kind of run: a regression if there is a target, else a classifier."""
+def select_job(target: object) -> AnyJob:
+    """Return the job that trains for these targets: a regression job, or a classification job if `target` is None."""
     return TrainingJob() if target is None else RegressionJob()
 
 
-def stored_target(path: str) -> object:
-    """Return the target of the run to resume; None for a classifier, and for a missing run, which is reported later."""
+def read_target(path: str) -> object:
+    """Return the `target` setting of a stopped run; None for a classifier, or for a missing run (reported later)."""
     try:
         settings = StoredRun(path).read_settings() if is_remote(path) else open_run(path).settings
         return settings.get("target")
@@ -46,15 +46,15 @@ def train(
 
     Args:
         data: "digits" (the built-in images, the default), a folder of images, Parquet in the Hugging Face layout, a
-            list file, or the name of a published data set such as "cifar10"; or a DataFrame with a row per image
-            (pandas, Polars, Arrow), whose columns `image=` (paths or pictures) and `label=` name; a copy
-            is kept in the run folder.
+            list file, or the name of a published data set such as "cifar10"; or a DataFrame (pandas, Polars, Arrow)
+            with a row per image, where `image=` names the column of paths or pictures and `label=` the column of
+            labels. The run folder keeps a copy of a DataFrame.
         resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
             data and settings; only settings that do not change the result may be given, and `data` if the images have
             moved.
-        callbacks: Lightning callbacks that watch the training, in addition to those of the run.
+        callbacks: Additional Lightning callbacks.
         **settings: Fields of `paucal.methods.training_settings.TrainSettings`, such as `model`, `epochs` or `output`;
-            the others are chosen from the data.
+            settings that are left out are chosen from the data.
 
     Returns:
         The run with its folder, its model and its test scores.
@@ -71,5 +71,5 @@ def train(
         >>> run.model.probabilities([image])  # doctest: +SKIP
         tensor([[0.0312, 0.9688]])
     """
-    target = settings.get("target") if resume is None else stored_target(os.fspath(resume))
-    return life.run_quietly(job_of(target), data, resume, callbacks, settings)
+    target = settings.get("target") if resume is None else read_target(os.fspath(resume))
+    return life.run_quietly(select_job(target), data, resume, callbacks, settings)

@@ -1,4 +1,4 @@
-"""Assembly of a supervised run from its settings and its images."""
+"""Assemble a classification run: open its images, choose its settings, and build its network and objective."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ from paucal.runs import RunFolder
 from paucal.runs.folder import AUTO
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
-from paucal.tasks.classification.balance import balance, suit_labels
+from paucal.tasks.classification.balance import set_class_weights, set_label_mode
 from paucal.tasks.classification.frozen_views import FrozenViews, why_not_kept
 from paucal.tasks.classification.images import quick_check, split_images, too_few_for_test, warnings
 from paucal.tasks.classification.loaders import run_preprocessing, view_transform
@@ -54,12 +54,14 @@ from paucal.training import Plan
 from paucal.types import UserError
 from paucal.wording import counted
 
-HEAD = "probe.safetensors"
-NO_PROBE = "no linear probe of the pretrained weights, since these images are streamed: tuned from the first step"
-TUNING = "supervised"
-# Settings that are given only with weights named by the user or for training from scratch.
+PROBE_FILE = "probe.safetensors"
+NO_PROBE = "no linear probe, which does not support streamed images: all steps fine-tune the pretrained weights"
+TUNING_METHOD = "supervised"
+# Settings for weights that the user chooses, or for random weights. With them, no pretrained weights are chosen.
 OWN_START = ("init_head", "init_network", "attention_init", "model_args")
-SEVERAL_PROCESSES = "no linear probe and no trials, which need a single process: tuned from the first step"
+SEVERAL_PROCESSES = (
+    "no linear probe and no trials, which need a single process: all steps fine-tune the pretrained weights"
+)
 SEVERAL_LABELS = (
     "several labels: trained with one sigmoid per class (binary cross-entropy), scored by mean average precision"
 )
@@ -67,12 +69,12 @@ SEVERAL_LABELS = (
 
 @dataclass(frozen=True)
 class TrainingSetup(RunSetup[TrainSettings]):
-    """Everything a supervised run needs, checked, with nothing written yet.
+    """The checked inputs of a supervised run, before anything is written.
 
     Attributes:
-        tune_record: Record of the auto-tuning; None for a run whose length is given.
-        findings: Findings about the images of a new run, most serious first.
-        frozen_views: Activations that training reads in place of images; None to read images.
+        tune_record: Record of the auto-tuning; None for a run without it.
+        findings: Problems found in the images of a new run, most serious first; empty for a resumed run.
+        frozen_views: Activations that training reads instead of images; None to read images.
     """
 
     tune_record: TuneRecord | None = None
@@ -89,38 +91,43 @@ def assemble(
 ) -> TrainingSetup:
     """Open the data, choose the settings that were not given and build the objective, without writing anything.
 
-    `opened` are the images of the run if they are open already.
+    Args:
+        settings: Settings of the user, or the stored ones of `run`.
+        given: Origin of each setting that was given, such as "flag" or "config".
+        bars: Function that opens a progress bar with a title.
+        run: Run to resume; None for a new run.
+        opened: Images of the run, if an earlier call has opened them.
     """
     chooses_start = run is None and _may_choose_start(settings, given)
-    unresolved = settings, given
+    original_inputs = settings, given
     start = Start() if chooses_start else find_start(settings, run)
     data = opened or _open_images(settings, bars, run)
     choice = Choice((), "")
     if chooses_start:
-        settings, given, choice = _look_for_start(settings, given, data)
+        settings, given, choice = _choose_start(settings, given, data)
         start = find_start(settings)
     images, facts = data.images, replace(data.facts(), start=_start_facts(start, settings.init))
     fit_memory = settings.batch_size == "auto"
     settings, reasons = resolve_training(settings, facts)
-    data, fewer = _decode_at_size(settings, data, bars, run, opened)
-    if fewer:  # unreadable images were skipped: choose the settings that depend on their number again
-        return assemble(*unresolved, bars, run, split_images(unresolved[0], data.images))
+    data, skipped_images = _decode_at_size(settings, data, bars, run, opened)
+    if skipped_images:  # choose the settings that depend on the number of images again
+        return assemble(*original_inputs, bars, run, split_images(original_inputs[0], data.images))
     images = data.images
-    tune_record = _open_tune_record(settings, choice, run, whole=images.stream is None)
+    tune_record = _open_tune_record(settings, choice, run, in_memory=images.stream is None)
     objective, spec, notes = _build_objective(settings, len(images.classes), images.reading.channels)
-    if run is None and _needs_test_part(unresolved[0], data, tune_record, objective):
-        return assemble(*unresolved, bars, run, split_images(unresolved[0], images, keep_test=True))
-    suit_labels(settings, data, objective)
+    if run is None and _needs_test_split(original_inputs[0], data, tune_record, objective):
+        return assemble(*original_inputs, bars, run, split_images(original_inputs[0], images, keep_test=True))
+    set_label_mode(settings, data, objective)
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
             data = with_label_maps(data, settings.labels, settings.method, advance)
     preprocess = run_preprocessing(settings, data, start.input and start.input(settings.model), run)
-    held_out = frozenset(key for part in ("val", "test") for key in take_strings(images.keys, data.part(part)))
-    settle_terms(settings, objective, RunImages(images, held_out, Normalisation(preprocess.mean, preprocess.std)))
-    balance(settings, data, objective)
+    held_out_keys = frozenset(key for part in ("val", "test") for key in take_strings(images.keys, data.part(part)))
+    settle_terms(settings, objective, RunImages(images, held_out_keys, Normalisation(preprocess.mean, preprocess.std)))
+    set_class_weights(settings, data, objective)
     card = ModelCard(spec, images.classes, preprocess)
     if images.multi_hot is not None:
-        # Replaced if the end of the run chooses thresholds.
+        # Runs with validation images choose other thresholds after training.
         card = card.with_thresholds([DEFAULT_THRESHOLD] * len(images.classes))
     if fit_memory:
         settings, reasons["batch_size"] = fit_batch(settings, data, objective, card)
@@ -145,64 +152,65 @@ def assemble(
         *notes,
     ]
     _check_request(objective, settings, card)
-    plan, origin = _plan(settings, facts, tune_record), origins(settings, given, reasons)
-    parts = (settings, origin, data, plan, objective, card, tuple(remarks), load_report)
-    return TrainingSetup(*parts, tune_record, findings)
+    plan, origin = _make_plan(settings, facts, tune_record), origins(settings, given, reasons)
+    run_fields = (settings, origin, data, plan, objective, card, tuple(remarks), load_report)
+    return TrainingSetup(*run_fields, tune_record, findings)
 
 
-def _needs_test_part(
+def _needs_test_split(
     settings: TrainSettings, data: SplitImages, tune_record: TuneRecord | None, objective: Objective
 ) -> bool:
-    """Return whether a test part must be cut: a run without a probe has no cross-validated score."""
+    """Return whether few images need a test split: only a linear probe can be scored by cross-validation instead."""
     if len(data.part("test")) or not too_few_for_test(settings, data.images):
         return False
     return tune_record is None or not tune_record.candidates or linear_classifier(objective.deployable()) is None
 
 
-def _plan(settings: TrainSettings, facts: DataAndMachine, tune_record: TuneRecord | None) -> Plan:
+def _make_plan(settings: TrainSettings, facts: DataAndMachine, tune_record: TuneRecord | None) -> Plan:
+    """Return the training plan; it has no steps if auto-tuning has decided to keep the probe."""
     plan = training_plan(settings, facts.n_train, facts.n_classes)
     return replace(plan, total_steps=0) if tune_record is not None and not tune_record.tune else plan
 
 
-def _open_tune_record(settings: TrainSettings, choice: Choice, run: RunFolder | None, whole: bool) -> TuneRecord | None:
-    """Return the stored or a new record of auto-tuning; None for a run without it.
+def _open_tune_record(
+    settings: TrainSettings, choice: Choice, run: RunFolder | None, in_memory: bool
+) -> TuneRecord | None:
+    """Return the auto-tuning record: stored by `run`, or new; None for a run without auto-tuning.
 
-    `whole` says whether the features of all images fit in memory, as a probe needs; they do not for shards.
+    `in_memory` is False for streamed images, of which no probe is fitted.
     """
     if run is not None:
         return read_record(run)
     tune_record = None
     if choice.candidates or settings.time is not None:
-        # Auto-tuning needs one process and all images in memory; other runs fine-tune from the first step.
-        candidates = choice.candidates if settings.processes == 1 and whole else ()
+        # A probe needs one process and all images in memory; without candidates, the run fine-tunes from the start.
+        candidates = choice.candidates if settings.processes == 1 and in_memory else ()
         budget = 0.0 if settings.time is None else seconds_of(settings.time, "--time")
         tune_record = TuneRecord(candidates, budget)
-    _check_new_run(settings, tune_record, whole)
+    _check_new_run(settings, tune_record, in_memory)
     return tune_record
 
 
-def _check_new_run(settings: TrainSettings, tune_record: TuneRecord | None, whole: bool) -> None:
+def _check_new_run(settings: TrainSettings, tune_record: TuneRecord | None, in_memory: bool) -> None:
     check_rates(settings)
     has_frozen_features = tune_record is not None and bool(tune_record.candidates)
-    if settings.epochs == 0 and not whole:
+    if settings.epochs == 0 and not in_memory:
         raise UserError(
-            "--epochs 0 keeps the linear probe of pretrained weights, which is fitted to the features of all "
-            "images at once, while shards are streamed: give at least 1, or train on a part of them "
-            "that is small enough to be decoded once."
+            "--epochs 0 keeps the linear probe, which needs the features of all images in memory, but these shards "
+            "are streamed: give at least 1, or train on a subset that is small enough to be decoded once."
         )
     if settings.curve and not has_frozen_features:
         raise UserError(
-            "--curve fits heads to the frozen features of pretrained weights, and this run has "
-            "none: leave it out, or compare shares of the images with 'paucal compare --labels 25% 50% 100%'."
+            "--curve fits heads to the frozen features of pretrained weights, and this run computes no such "
+            "features: leave it out, or compare label fractions with 'paucal compare --labels 25% 50% 100%'."
         )
     if settings.unlabelled is not None and not has_frozen_features:
         raise UserError(
-            "--unlabelled fits a head to the frozen features of pretrained weights, and this run has none: leave it "
-            "out and let a run that has them answer for these images ('paucal predict RUN "
-            f"{shlex.quote(settings.unlabelled)} --to csv --output ANSWERS', then give "
-            f"{shlex.quote(f'{settings.data}{SEPARATOR}ANSWERS')} with --val-fraction 0, where {settings.data} has a "
-            "'test' folder: predicted labels must not be used for evaluation), or learn from them first with "
-            "'paucal pretrain'."
+            "--unlabelled fits a head to the frozen features of pretrained weights, and this run computes no such "
+            "features: leave it out, and pretrain on these images with 'paucal pretrain'; or label them with another "
+            f"run ('paucal predict RUN {shlex.quote(settings.unlabelled)} --to csv --output PREDICTIONS') and train on "
+            f"{shlex.quote(f'{settings.data}{SEPARATOR}PREDICTIONS')} with --val-fraction 0, where {settings.data} has "
+            "a 'test' folder, since predicted labels must not be used for evaluation."
         )
     if settings.epochs == 0 and not has_frozen_features:
         raise UserError(
@@ -212,69 +220,70 @@ def _check_new_run(settings: TrainSettings, tune_record: TuneRecord | None, whol
 
 
 def _describe_unlabelled(settings: TrainSettings, images: ImageSet, objective: Objective) -> list[str]:
-    """Open the images without labels of a new run, and return a line about them."""
+    """Open the unlabelled images of a new run; return remarks on them, such as their number."""
     if settings.unlabelled is None:
         return []
     if images.multi_hot is not None:
-        raise UserError("--unlabelled is for images with one label each, and these have several: leave it out.")
+        raise UserError("--unlabelled needs images with one label each, but these may have several: leave it out.")
     if linear_classifier(objective.deployable()) is None:
         raise UserError(
-            f"--unlabelled fits a linear head, and {settings.model} has no linear classifier: leave it out."
+            f"--unlabelled replaces the linear classifier of a model, and {settings.model} has none: leave it out."
         )
     unlabelled = open_unlabelled(settings)
     return [f"{counted(len(unlabelled), 'image')} without labels in {settings.unlabelled}", *unlabelled.notes]
 
 
-def head_file(sides: Sequence[int]) -> str:
-    """Return the file name of the head fitted at an image size other than the probe's."""
-    return f"head-{'x'.join(map(str, sides))}.safetensors"
+def head_file_name(image_size: Sequence[int]) -> str:
+    """Return the file name of a head fitted at an image size that differs from the probe's."""
+    return f"head-{'x'.join(map(str, image_size))}.safetensors"
 
 
-def load_head(run: RunFolder, objective: Objective, sides: Sequence[int] | None) -> None:
-    """Load the head fitted at an image size, if the run has one, into the deployed network."""
-    path = run.path / head_file(sides or [])
-    path = path if path.is_file() else run.path / HEAD
+def load_head(run: RunFolder, objective: Objective, image_size: Sequence[int] | None) -> None:
+    """Load the head for an image size, or else the probe, into the deployed network; no-op if none is stored."""
+    path = run.path / head_file_name(image_size or [])
+    path = path if path.is_file() else run.path / PROBE_FILE
     classifier = linear_classifier(objective.deployable())
     if not path.is_file() or classifier is None:
         return
     try:
         classifier.load_state_dict(read_weights(path))
     except RuntimeError as problem:
-        raise UserError(f"{str(path)!r} does not fit the model of its run: train again.") from problem
+        raise UserError(f"{str(path)!r} does not fit the run's model: train again.") from problem
 
 
 def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
-    """Return whether the run looks for pretrained weights: neither weights nor a paper's recipe were given."""
-    paper = settings.recipe is not None or method_of(settings).label_maps
-    return may_choose_start(settings, given, OWN_START) and (settings.init == AUTO or not paper)
+    """Return whether the run chooses its pretrained weights: the user gave neither weights nor a paper's recipe."""
+    follows_paper = settings.recipe is not None or method_of(settings).label_maps
+    return may_choose_start(settings, given, OWN_START) and (settings.init == AUTO or not follows_paper)
 
 
-def _look_for_start(
+def _choose_start(
     settings: TrainSettings, given: Mapping[str, str], data: SplitImages
 ) -> tuple[TrainSettings, dict[str, str], Choice]:
-    """Choose the pretrained weights and, if no method was given, one that suits them."""
+    """Choose the pretrained weights and, if no method was given, the supervised method for them."""
     settings, given, choice = choose_start(settings, given, data.facts().median_side)
-    is_open = "method" not in given and not unused_by(replace(settings, method=TUNING)) & set(given)
-    if choice.candidates and is_open:
-        settings = replace(settings, method=TUNING)
-        given["method"] = "auto: starts from pretrained weights, for which the paper's method has shown no gain"
+    may_change_method = "method" not in given and not unused_by(replace(settings, method=TUNING_METHOD)) & set(given)
+    if choice.candidates and may_change_method:
+        settings = replace(settings, method=TUNING_METHOD)
+        given["method"] = "auto: the run starts from pretrained weights, for which the default method has shown no gain"
     return settings, given, choice
 
 
-def chosen_image_size(data: SplitImages) -> list[int]:
-    """Return the side, or height and width, in pixels that a run would choose for these images."""
+def choose_image_size(data: SplitImages) -> list[int]:
+    """Return the image size that a run would choose for these images, in pixels: [side] or [height, width]."""
     settings, given = TrainSettings(), {}
-    settings, given, _ = _look_for_start(settings, given, data)
+    settings, given, _ = _choose_start(settings, given, data)
     facts = replace(data.facts(), start=_start_facts(find_start(settings), settings.init))
     return list(resolve_training(settings, facts)[0].img_size)
 
 
 def _start_facts(start: Start, init: str | None) -> StartFacts | None:
+    """Return the facts on which automatic settings depend about the initial weights; None for random weights."""
     return None if start.facts is None else replace(start.facts, chosen=init == AUTO)
 
 
 def _open_images(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> SplitImages:
-    """Open and split the images, and decode them if the image size is known."""
+    """Open and split the images; decode them if the image size was given."""
     with bars("looking through shards") as advance:
         images = find_images(settings, advance=advance)
     if settings.img_size is not None:
@@ -287,9 +296,9 @@ def _open_images(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> 
 def _decode_at_size(
     settings: TrainSettings, data: SplitImages, bars: Bars, run: RunFolder | None, opened_data: SplitImages | None
 ) -> tuple[SplitImages, bool]:
-    """Return the images decoded at the network's image size, and whether some were skipped.
+    """Return the images decoded at the network's image size, and whether unreadable images were skipped.
 
-    Images that are open already may be larger than needed: auto-tuning tries smaller sizes.
+    Decoded images of `opened_data` are kept if they are larger, since auto-tuning also trains at smaller sizes.
     """
     images = data.images
     base_reading = images.reading if images.reading.side else first_reading(settings, images, stored_reading(run))
@@ -305,7 +314,7 @@ def _decode_at_size(
 def _build_objective(
     settings: TrainSettings, n_classes: int, channels: int
 ) -> tuple[Objective, BackboneSpec, list[str]]:
-    # The initial weights must not depend on earlier random numbers, nor change later ones.
+    # A separate seed: initial weights must not depend on earlier random numbers, nor change later ones.
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, n_classes, channels)
@@ -314,14 +323,14 @@ def _build_objective(
 
 
 def _check_request(objective: Objective, settings: TrainSettings, card: ModelCard) -> None:
-    """Refuse settings that do not give an objective the data it needs."""
+    """Raise a UserError if the settings do not provide the batches and views that the objective needs."""
     request = objective.data_request
     if settings.frozen_views and (reason := why_not_kept(settings, objective)) is not None:
         raise UserError(f"--frozen-views is not supported here: {reason}.")
     if settings.images_per_pass < request.smallest_batch:
         raise UserError(
-            f"--batch-size is {settings.images_per_pass}, and --method {settings.method} needs at least "
-            f"{request.smallest_batch} images in a forward pass."
+            f"--batch-size is {settings.images_per_pass}, but --method {settings.method} needs at least "
+            f"{request.smallest_batch} images in a forward pass: give a larger one."
         )
     for crops in request.views:
         view_transform(crops, card.preprocessing, settings, request.geometry)

@@ -1,4 +1,4 @@
-"""Class weights and balanced sampling for classes of different sizes."""
+"""Class weights for the losses of a classifier, and checks of `--class-weights` and `--sampling`."""
 
 import numpy as np
 import torch
@@ -12,10 +12,11 @@ from paucal.types import UserError
 
 
 def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
-    """Return (K,) class weights with equal total weight per class, and mean 1 over the images.
+    """Return (K,) class weights that give all classes the same total weight, with mean 1 over the images.
 
-    The weight of a class with n of the N images is N / (K' n), as in scikit-learn's "balanced" (King and Zeng 2001,
-    "Logistic regression in rare events data"); K' counts the classes that have images, and the others get weight 1.
+    A class with n of the N images gets the weight N / (K' n), where K' is the number of classes with images, as in
+    scikit-learn's "balanced" (King and Zeng 2001, "Logistic regression in rare events data"). A class without images
+    gets weight 1.
 
     Example:
         >>> balanced_weights(np.array([30, 10])).tolist()
@@ -27,7 +28,7 @@ def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
 
 
 def positive_weights(multi_hot: NDArray[np.int8]) -> Tensor:
-    """Return (K,) factors that give the images of each class the same total weight as all other images.
+    """Return (K,) loss weights of the positive images, which give them the same total weight as the negative ones.
 
     Args:
         multi_hot: (N, K) labels of 1, 0 and -1 (unknown).
@@ -40,14 +41,14 @@ def positive_weights(multi_hot: NDArray[np.int8]) -> Tensor:
     return torch.from_numpy(np.where(positive > 0, negative / np.maximum(positive, 1), 1.0)).float()
 
 
-def suit_labels(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
-    """Let an objective learn one sigmoid per class if images may have several labels."""
+def set_label_mode(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
+    """Switch an objective to one sigmoid per class if images may have several labels."""
     if data.images.multi_hot is None:
         return
     if not isinstance(objective, Supervised):
         raise UserError(
-            f"--method {settings.method} needs one label for each image, and these have several: give --method "
-            "supervised or drloc, or --label-separator none where a cell names one class."
+            f"--method {settings.method} needs one label per image, but these images may have several: give --method "
+            "supervised or drloc, or --label-separator none if each cell is the name of one class."
         )
     if settings.sampling == "balanced":
         raise UserError(
@@ -57,8 +58,8 @@ def suit_labels(settings: TrainSettings, data: SplitImages, objective: Objective
     objective.judge_classes_apart()
 
 
-def balance(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
-    """Weight the classes in an objective's loss, if the settings say so."""
+def set_class_weights(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
+    """Weight the classes in an objective's loss as `--class-weights` says; refuse unsupported sampling."""
     if settings.sampling == "balanced" and data.images.stream is not None:
         raise UserError(
             "--sampling balanced would read from all shards for every batch, which is too slow for training: use "
@@ -68,14 +69,13 @@ def balance(settings: TrainSettings, data: SplitImages, objective: Objective) ->
         return
     if settings.sampling == "balanced":
         raise UserError(
-            "--class-weights auto and --sampling balanced together would favour rare classes twice: leave "
-            "one of them out."
+            "--class-weights auto and --sampling balanced would both favour rare classes: leave one of them out."
         )
     if not isinstance(objective, Supervised):
         raise UserError(
             f"--class-weights is not supported for --method {settings.method}, which learns from label maps: "
             "use --sampling balanced."
         )
-    train, rows = data.part("train"), data.images.multi_hot
-    weights = balanced_weights(data.images.class_counts(train)) if rows is None else positive_weights(rows[train])
+    train, labels = data.part("train"), data.images.multi_hot
+    weights = balanced_weights(data.images.class_counts(train)) if labels is None else positive_weights(labels[train])
     objective.weigh_classes(weights)

@@ -1,4 +1,4 @@
-"""The end of a training run: the kept model is evaluated once on the test images, and the results are written."""
+"""The end of a classification run: evaluate its final model once on the test images, and write the results."""
 
 import shlex
 from dataclasses import asdict, dataclass, replace
@@ -36,7 +36,7 @@ from paucal.tasks.classification.auto_tune.summary import (
     step_rows,
     total_seconds,
 )
-from paucal.tasks.classification.finishing import Finish, clear_epochs, finish_model, predict_part
+from paucal.tasks.classification.finishing import Finish, finish_model, predict_split, remove_epoch_weights
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.training import Outcome
 from paucal.wording import counted, images_text, percent
@@ -49,15 +49,16 @@ if TYPE_CHECKING:
 class Result(EvaluatedRun):
     """The result of a finished training run.
 
-    Its `metrics` are "top1", "loss" and others; "map" for several labels. Its `report` has the test scores with
-    intervals, also per class, with the confusion matrix for single labels.
+    `metrics` has "top1", "loss" and further scores; "map" instead of "top1" if images have several labels.
+    `report` has the test scores with confidence intervals, overall and per class, and for single labels the confusion
+    matrix.
     """
 
     report: Report
 
     @property
     def predictions(self) -> "DataFrame":
-        """The predictions for the test images as a DataFrame: `evaluation/test/predictions.csv`.
+        """The predictions for the test images as a DataFrame, read from `evaluation/test/predictions.csv`.
 
         Raises:
             UserError: The file is missing or damaged, or pandas is not installed.
@@ -67,7 +68,13 @@ class Result(EvaluatedRun):
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    """The report on the test images, the changes of the model after its last step, and its calibration, if any."""
+    """The evaluation of a run's final model.
+
+    Attributes:
+        report: Scores on the test images.
+        finish: Changes of the model after the last training step.
+        calibrated: Effect of temperature scaling; None if no temperature was fitted.
+    """
 
     report: Report
     finish: Finish
@@ -75,16 +82,17 @@ class FinalEvaluation:
 
 
 def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Result:
-    """Evaluate the kept model on the test images, which were not used before, and write the results.
+    """Evaluate the final model on the test images, which were not used before, and write the results.
 
-    The test images are divided among all processes; each returns the result, and the first writes it.
+    Without test images, the cross-validated scores of the first model are reported. The test images are divided among
+    all processes. Every process returns the result; only rank 0 writes it.
     """
     finish = finish_model(run, setup, outcome, console)
     if not len(setup.data.part("test")) and (run.path / HELD_OUT).is_file():
         evaluation = FinalEvaluation(record_cross_validated(run, setup), finish, None)
         return _write_and_print(run, setup, outcome, evaluation, console)
-    plain = _predict_test(run, setup, console)
-    predictions = plain.at_temperature(finish.temperature)
+    uncalibrated = _predict_test(run, setup, console)
+    predictions = uncalibrated.at_temperature(finish.temperature)
     if rank() != 0:
         report = _make_report(setup, predictions, finish)
         return Result(run.path, report, outcome.seconds)
@@ -92,8 +100,8 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     best = outcome.best.get("epoch") if _is_selected(setup) else None
     save_curves(run, outcome.rows, len(setup.data.part("train")), chance=chance, best=best)
     report = _write_evaluation(run, setup, predictions)
-    calibrated = calibration(plain, finish.temperature, finish.images) if finish.images else None
-    clear_epochs(run, setup)
+    calibrated = calibration(uncalibrated, finish.temperature, finish.images) if finish.images else None
+    remove_epoch_weights(run, setup)
     if not setup.card.several:
         draw_mistakes(run.plots, predictions, setup.data.images, load_trained(run), console.say)
     return _write_and_print(run, setup, outcome, FinalEvaluation(report, finish, calibrated), console)
@@ -102,7 +110,7 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
 def _write_and_print(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation, console: Console
 ) -> Result:
-    """Write the summary and the page of an evaluated run, and print the result."""
+    """Write `summary.json` and the report page of an evaluated run, and print the result."""
     run.write_json("summary.json", summary(run, setup, outcome, evaluation))
     page = write_report(run.path)
     console.show(report_table(evaluation.report))
@@ -112,14 +120,14 @@ def _write_and_print(
 
 
 def _predict_test(run: RunFolder, setup: TrainingSetup, console: Console) -> Predictions:
-    wait_for_all()  # the first process writes the model file
-    # Load the stored files, so that exactly the deployed model is evaluated.
-    predictions = predict_part(load_trained(run, setup.settings.device), setup, "test", console.progress("testing"))
+    wait_for_all()  # rank 0 writes the model file
+    # Load the stored model, so that exactly the deployed model is evaluated.
+    predictions = predict_split(load_trained(run, setup.settings.device), setup, "test", console.progress("testing"))
     return predictions.in_groups(setup.data.split.groups)
 
 
 def _make_report(setup: TrainingSetup, predictions: Predictions, finish: Finish) -> Report:
-    """Return the report without writing anything."""
+    """Return the report on the test predictions, without writing it."""
     classes = setup.card.classes
     if setup.card.several:
         return multi_label_report(predictions, classes, finish.thresholds or setup.card.thresholds or ())
@@ -135,15 +143,15 @@ def _write_evaluation(run: RunFolder, setup: TrainingSetup, predictions: Predict
 
 
 def record_cross_validated(run: RunFolder, setup: TrainingSetup) -> Report:
-    """Write and return the report on the cross-validated predictions of the run's first model.
+    """Write and return a report on the first model's cross-validated predictions for the training images.
 
-    Accuracy is the mean over all repeats; tables and pictures show the first repeat.
+    The accuracy is the mean over all repeats of the cross-validation; tables and pictures show the first repeat.
     """
     held_out, train = read_held_out(run), torch.from_numpy(setup.data.part("train"))
-    first = Predictions(train[held_out.rows], held_out.logits[0].float(), held_out.labels)
+    first_repeat = Predictions(train[held_out.rows], held_out.logits[0].float(), held_out.labels)
     images, classes, repeated = setup.data.images, setup.card.classes, (held_out.hits.numpy(), held_out.folds)
     labels = _train_labels(setup)
-    return record_classification(run.evaluation("test"), run.plots, first, images, classes, labels, repeated)
+    return record_classification(run.evaluation("test"), run.plots, first_repeat, images, classes, labels, repeated)
 
 
 def _is_selected(setup: TrainingSetup) -> bool:
@@ -157,14 +165,14 @@ def _train_labels(setup: TrainingSetup) -> torch.Tensor:
 
 
 def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation) -> dict:
-    """Return the content of `summary.json`, which the page shows."""
+    """Return the content of `summary.json`, which the report page shows."""
     data, card, finish = setup.data, setup.card, evaluation.finish
     per_class = {
         part: dict(zip(card.classes, data.images.class_counts(data.part(part)).tolist(), strict=True))
         for part in data.counts()
     }
     scored = scored_part(evaluation.report).replace("-", "_")
-    one_epoch, measure = bool(outcome.best) and not finish.epochs, data.primary_metric
+    is_one_epoch, measure = bool(outcome.best) and not finish.epochs, data.primary_metric
     return {
         **setup.summarise(outcome),
         "title": f"{card.backbone.name} on {data.images.name}",
@@ -172,11 +180,11 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         "data": f"{data.images.name}: {counted(len(data.images), 'image')}, "
         f"{counted(len(card.classes), 'class', 'classes')}",
         "parts": per_class,
-        "part_images": data.counts(),  # not the sums over classes if an image may have several or none
+        "part_images": data.counts(),  # differs from the sums over classes if images may have several labels or none
         "grid": setup.grid_text,
         "epochs": outcome.passes(setup.settings.epochs),
         "rungs": step_rows(setup.tune_record, outcome, finish, measure),
-        "kept": None if one_epoch else describe_kept_model(setup.tune_record, outcome, finish, _is_selected(setup)),
+        "kept": None if is_one_epoch else describe_kept_model(setup.tune_record, outcome, finish, _is_selected(setup)),
         f"kept_val_{measure.score}": kept_model_score(setup.tune_record, outcome, finish, measure),
         "averaged_epochs": list(finish.epochs),
         "calibration": None if evaluation.calibrated is None else asdict(evaluation.calibrated),
@@ -185,7 +193,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         f"best_val_{measure.score}": outcome.best.get(measure.column),
         "seconds": round(total_seconds(setup.tune_record, outcome), 1),
         f"{scored}_{measure.score}": evaluation.report.scores[measure.score].value,
-        "learning_curve": curve_sentence(run),
+        "learning_curve": read_curve_sentence(run),
         "remarks": [*setup.remarks, *outcome.remarks, *filter(None, [finish.mirrored])],
         "next_steps": next_steps(run, setup),
     }
@@ -194,7 +202,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
 def closing_lines(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation, page: Path
 ) -> list[str]:
-    """Return the last lines to print: the test score, what was trained, where it is, and the next commands."""
+    """Return the lines to print at the end of a run: test score, trained model, result files and next commands."""
     report, score = evaluation.report, score_lines(evaluation.report)[0]
     is_multi_label = isinstance(report, MultiLabelReport)
     baseline_score = percent(report.chance) if is_multi_label else percent(report.majority.top1)
@@ -206,7 +214,7 @@ def closing_lines(
         f"{scored_part(report)} {setup.data.primary_metric.title}: {score.value} (95 % interval {score.interval}, "
         f"{images_text(report.images, report.groups)}); {baseline}: {baseline_score}",
         *([due_note] if due_note else []),
-        *filter(None, [curve_sentence(run)]),
+        *filter(None, [read_curve_sentence(run)]),
         *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),
         *filter(None, [evaluation.finish.mirrored]),
         f"trained: {setup.describe()}, {setup.settings.method}, "
@@ -219,13 +227,13 @@ def closing_lines(
     ]
 
 
-def curve_sentence(run: RunFolder) -> str | None:
-    """Return what the learning curve of a run says; None for a run without one."""
+def read_curve_sentence(run: RunFolder) -> str | None:
+    """Return the stored sentence on a run's learning curve; None for a run without a curve."""
     return run.read_json(CURVE)["sentence"] if (run.path / CURVE).is_file() else None
 
 
 def calibration_line(fit: Calibration) -> str:
-    """Return a line on the effect of temperature scaling."""
+    """Return a line on the calibration error before and after temperature scaling, or on why there is no scaling."""
     (before, after), images = fit.error, counted(fit.images, "validation image")
     if fit.temperature == 1.0:
         too_few = f"{'is' if fit.images == 1 else 'are'} too few to fit a temperature"
@@ -238,40 +246,41 @@ def calibration_line(fit: Calibration) -> str:
 
 
 def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
-    """Return commands to run next."""
+    """Return suggested next commands, each with a shell comment."""
     settings = setup.settings
     path = shlex.quote(str(run.path))
     steps = [f"paucal predict {path} new_images/     # classify images with this model"]
-    if not _is_selected(setup) and (run.path / HELD_OUT).is_file():  # longer training cannot be compared
+    if not _is_selected(setup) and (run.path / HELD_OUT).is_file():
+        # No command for longer training: no validation images could show whether it helps.
         return [*steps, f"paucal next {path} more_images/     # which images to label next"]
     contrast = method_of(settings).contrast
     if contrast is not None:
-        steps.append(f"{command_again(setup, method=contrast[0])}     # {contrast[1]}")
+        steps.append(f"{changed_command(setup, method=contrast[0])}     # {contrast[1]}")
     if settings.data == "digits":
         steps.append("paucal train photos/     # your own images, one folder per class")
     else:
-        longer = command_again(setup, epochs=2 * settings.passes)
+        longer = changed_command(setup, epochs=2 * settings.passes)
         if settings.time is not None:
-            longer = command_again(setup, time=f"{max(1, round(seconds_of(settings.time) / 30))}m")
+            longer = changed_command(setup, time=f"{max(1, round(seconds_of(settings.time) / 30))}m")
         steps.append(f"{longer}     # train for longer")
     return steps
 
 
-def command_again(setup: TrainingSetup, **changes: Any) -> str:
-    """Return the command of this run with other settings and without its output folder."""
+def changed_command(setup: TrainingSetup, **changes: Any) -> str:
+    """Return the `paucal train` command of this run with some settings changed, and without its output folder."""
     settings = {**vars(setup.settings), **changes}
     given_names = {name for name, origin in setup.origin.items() if origin in ("flag", "config", "given")}
-    # Settings that depend on the method or on the length are chosen again if it changes.
+    # If the method or the number of epochs changes, settings that depend on it are chosen again.
     dropped = {"data", "output", "overwrite", "schedule_epochs" if "epochs" in changes else ""}
     if "method" in changes:
         dropped |= unused_by(replace(setup.settings, method=changes["method"]))
     defaults = {name: field.default for name, field in setting_fields(TrainSettings).items()}
-    words = ["paucal", "train", *([settings["data"]] if settings["data"] != "digits" else [])]
+    arguments = ["paucal", "train", *([settings["data"]] if settings["data"] != "digits" else [])]
     if "init" in given_names and settings["init"] is None:
-        words += ["--init", "none"]  # otherwise the command would look for pretrained weights
+        arguments += ["--init", "none"]  # without the flag, pretrained weights would be chosen
     for name, value in settings.items():
         is_kept = name in changes or (name in given_names and name not in dropped)
         if not is_kept or (value == defaults[name] and name not in changes):
             continue
-        words += flag_words(name, value)
-    return shlex.join(words)
+        arguments += flag_words(name, value)
+    return shlex.join(arguments)

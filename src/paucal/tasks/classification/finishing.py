@@ -1,4 +1,4 @@
-"""Changes of the model between the last step and the test: averaged epochs, temperature and thresholds."""
+"""Changes of the model between the last training step and the test: averaging, calibration and thresholds."""
 
 import math
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from paucal.training.keeper import kept_epochs
 from paucal.types import UserError
 from paucal.wording import counted, percent
 
-LOSS = "val_loss"
+LOSS_COLUMN = "val_loss"
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,15 @@ class Finish:
     """Changes of a trained model before its evaluation.
 
     Attributes:
-        epochs: Epochs whose weights were averaged; empty for the model of one epoch or the probe.
-        images: Number of validation images that the temperature was fitted to; 0 for none.
-        thresholds: Probability above which each class is predicted, chosen on the validation images; None for single
-            labels or without validation images.
-        mirrored: Sentence on the gain from averaging over mirror images; "" if the validation images show no gain.
-        by_loss: Whether this model replaced another for its lower losses, not for a higher accuracy.
-        head: Name of the head that was refitted to the features of these weights; "" for the tuned head.
+        epochs: Epochs whose weights were averaged; empty if the run keeps its best epoch or its probe.
+        score: Validation score of the changed model; None if it is unchanged.
+        temperature: Divisor of the logits; 1 without calibration.
+        images: Number of validation images that the temperature was fitted to; 0 if none was fitted.
+        thresholds: Per class, the probability above which it is predicted, chosen on the validation images; None for
+            single labels or without validation images.
+        mirrored: Sentence on the gain from averaging the logits of an image and its mirror image; "" without a gain.
+        by_loss: Whether the averaged weights replaced the first model for a lower loss at nearly equal accuracy.
+        head: Name of the head that was fitted to features of the final weights; "" for the head trained with them.
     """
 
     epochs: tuple[int, ...] = ()
@@ -57,24 +59,25 @@ class Finish:
     head: str = ""
 
 
-def watch_of(setup: TrainingSetup) -> Watch:
-    """Return the scoring of epochs on the validation images, which must exist."""
+def make_watch(setup: TrainingSetup) -> Watch:
+    """Return the function that scores epochs on the validation images, with its metrics; the run must have some."""
     tune_record, settings = setup.tune_record, setup.settings
     floor = None if tune_record is None else tune_record.floor
     scores = validation(setup.data, setup.card.preprocessing, settings)
-    return Watch(scores, setup.data.primary_metric.column, LOSS, floor, settings.soup)
+    return Watch(scores, setup.data.primary_metric.column, LOSS_COLUMN, floor, settings.soup)
 
 
 def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Finish:
-    """Average epochs if that improves validation, fit the temperature or the thresholds, and store the model again.
+    """Improve the model on the validation images, and store it again: average epochs, refit its head and calibrate it.
 
-    The validation images are divided among all processes; each returns the result, and the first writes. A run that is
-    killed here repeats this step when it is resumed.
+    An average or a refitted head is kept only if it is better on the validation images. They are divided among all
+    processes. Every process returns the result; only rank 0 writes. A run that is killed here repeats this step when it
+    is resumed.
     """
     if not len(setup.data.part("val")):
         return Finish()
-    wait_for_all()  # the first process writes the files
-    watch = watch_of(setup)
+    wait_for_all()  # rank 0 writes the files
+    watch = make_watch(setup)
     finish, epoch_store = Finish(), kept_epochs(run, watch)
     if epoch_store is not None and outcome.rows:
         finish, tuned = _try_average(run, setup, outcome, epoch_store, watch, console)
@@ -87,55 +90,60 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
     model = load_trained(run, setup.settings.device)
     predictions = _predict_validation(model, setup, console)
     temperature = fit_temperature(predictions.logits, predictions.labels)
-    wait_for_all()  # until all have read the model
+    wait_for_all()  # all processes have loaded the model before it is replaced
     if rank() == 0:
         save_trained(run, model.module, model.card.at_temperature(temperature))
     mirrored = ""
-    if setup.settings.hflip:  # otherwise mirroring changes the meaning of an image
+    if setup.settings.hflip:  # False if a mirror image may belong to another class
         logits = _predict_validation(model.mirrored(), setup, console).logits
         mirrored = mirror_sentence(predictions.logits / temperature, logits / temperature, predictions.labels)
     return replace(finish, temperature=temperature, images=len(predictions), mirrored=mirrored)
 
 
 def mirror_sentence(plain: Tensor, mirrored: Tensor, labels: Tensor) -> str:
-    """Return a sentence on the gain of averaging over mirror images; "" for a gain below a standard error.
+    """Return a sentence on the gain from averaging over mirror images; "" without a significant gain.
 
-    The cross-entropy on the validation images decides, as it varies less than the accuracy; the accuracy must not fall.
-    `mirrored` has the means of the logits for an image and its mirror image, at the temperature of the `plain` ones.
+    The cross-entropy must fall by more than a standard error, and the accuracy must not fall. (The cross-entropy varies
+    less than the accuracy.)
+
+    Args:
+        plain: (N, K) calibrated logits of the validation images.
+        mirrored: (N, K) means of the logits of each image and its mirror image, at the same temperature.
+        labels: (N,) classes.
     """
     gains = F.cross_entropy(plain, labels, reduction="none") - F.cross_entropy(mirrored, labels, reduction="none")
     if len(labels) < 2 or not gains.mean() > gains.std() / math.sqrt(len(labels)):
         return ""
-    shares = [float((logits.argmax(1) == labels).double().mean()) for logits in (plain, mirrored)]
-    if shares[1] < shares[0]:
+    accuracies = [float((logits.argmax(1) == labels).double().mean()) for logits in (plain, mirrored)]
+    if accuracies[1] < accuracies[0]:
         return ""
-    before, after = map(percent, shares)
+    before, after = map(percent, accuracies)
     return (
         f"averaging over mirror images helps: {after} of the validation images are right, {before} without; "
-        "give --mirror to predict, eval, export or serve, which doubles their time"
+        "give --mirror to predict, eval, export or serve, which then take twice as long"
     )
 
 
 def _with_thresholds(run: RunFolder, setup: TrainingSetup, finish: Finish, console: Console) -> Finish:
-    """Choose the probability above which each class is predicted, and store it with the model."""
+    """Choose on the validation images the probability above which each class is predicted; store it with the model."""
     model = load_trained(run, setup.settings.device)
     predictions = _predict_validation(model, setup, console)
     thresholds = choose_thresholds(predictions.probabilities, predictions.labels)
-    wait_for_all()  # until all have read the model
+    wait_for_all()  # all processes have loaded the model before it is replaced
     if rank() == 0:
         save_trained(run, model.module, model.card.with_thresholds(thresholds))
     return replace(finish, thresholds=thresholds)
 
 
-def clear_epochs(run: RunFolder, setup: TrainingSetup) -> None:
-    """Remove the stored weights of the epochs, once the run's model is final."""
-    if len(setup.data.part("val")) and (epoch_store := kept_epochs(run, watch_of(setup))) is not None:
+def remove_epoch_weights(run: RunFolder, setup: TrainingSetup) -> None:
+    """Remove the stored weights of single epochs, which are not needed once the model is final."""
+    if len(setup.data.part("val")) and (epoch_store := kept_epochs(run, make_watch(setup))) is not None:
         epoch_store.clear()
 
 
 @dataclass(frozen=True)
 class _TunedWeights:
-    """A network with the best tuned weights, averaged over some epochs or not, even if the run keeps another model."""
+    """A network with the best fine-tuned weights, of one epoch or averaged; the run may still keep its first model."""
 
     module: nn.Module
     epochs: tuple[int, ...]
@@ -145,10 +153,14 @@ class _TunedWeights:
 def _try_average(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, epoch_store: KeptEpochs, watch: Watch, console: Console
 ) -> tuple[Finish, _TunedWeights | None]:
+    """Average stored epochs while the validation score improves; save the average if it beats the run's model.
+
+    Returns the change of the model, and the best tuned weights; None for the weights if no epoch is stored.
+    """
     files = broadcast_value(epoch_store.best_files(outcome.rows))  # all processes must choose the same epochs
     if not files:
         return Finish(), None
-    # Averages are evaluated in a new network, since the trained one may be sharded.
+    # Averages are evaluated in a new network, since the trained network may be sharded.
     measure = setup.data.primary_metric
     module = replace(setup.card.backbone, pretrained=False).build().model.eval()
     device = torch.device(setup.settings.device)
@@ -156,10 +168,12 @@ def _try_average(
     def evaluate(state: Mapping[str, Tensor]) -> tuple[float, float]:
         module.load_state_dict(dict(state))
         scores = watch.validate(module.to(device), device)
-        return broadcast_value((scores[measure.column], -scores[LOSS]))
+        return broadcast_value((scores[measure.column], -scores[LOSS_COLUMN]))
 
     mean, chosen_files, score = greedy_soup(files, evaluate)
-    local_best = (outcome.best[measure.column], -outcome.best[LOSS]) if outcome.best else (watch.floor or 0.0, 0.0)
+    local_best = (watch.floor or 0.0, 0.0)
+    if outcome.best:
+        local_best = outcome.best[measure.column], -outcome.best[LOSS_COLUMN]
     best = broadcast_value(local_best)
     module.load_state_dict(mean)
     epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if epoch_store.file(row) in chosen_files))
@@ -180,7 +194,7 @@ def _try_average(
 
 
 def _is_better_than_first(setup: TrainingSetup, tuned: _TunedWeights) -> bool:
-    """Return whether a tuned network is better than the first model, by its losses if the accuracies are too close."""
+    """Return whether a tuned network is better than the first model; see `is_better` for nearly equal accuracies."""
     first = None if setup.tune_record is None else setup.tune_record.first_model
     if first is None or not first.details.get(LOSSES):
         return False
@@ -195,54 +209,52 @@ def _validation_losses(setup: TrainingSetup, module: nn.Module) -> list[float]:
 def _with_refitted_head(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: Finish, tuned: _TunedWeights, console: Console
 ) -> Finish:
-    """Fit heads to the features of the tuned weights, and keep the best if it is better than the run's model."""
+    """Fit heads to the features of the tuned network, and keep the best head if it improves on the run's model."""
     record = setup.tune_record
     first = None if record is None else record.first_model
     if record is None or first is None:
         return finish
-    refitted = refit_head(setup, tuned.module, console, _images_to_read_again(run, setup, record, console))
+    refitted = refit_head(setup, tuned.module, console, _find_unlabelled(run, setup, record, console))
     if refitted is None:
         return finish
     score, losses = first.score, first.details.get(LOSSES, ())
     if outcome.best or finish.epochs:
         score, losses = tuned.score, _validation_losses(setup, tuned.module)
     better = bool(losses) and is_better(refitted.score, refitted.losses, score, losses)
-    if not broadcast_value(better):  # each process has fitted its own
+    if not broadcast_value(better):  # all processes follow rank 0, since their fits may differ slightly
         return finish
     if rank() == 0:
         save_trained(run, *refitted.deployed(tuned.module, setup.card))
     wait_for_all()
-    title = setup.data.primary_metric.format_score(refitted.score, "validation images")
+    score_text = setup.data.primary_metric.format_score(refitted.score, "validation images")
     by_loss = refitted.score <= score
-    others = f"{percent(score)} without it{', where the loss is higher' if by_loss else ''}"
-    console.say(f"kept a head fitted to the tuned features, {refitted.name}: {title}, {others}")
+    comparison = f"{percent(score)} without it{', where the loss is higher' if by_loss else ''}"
+    console.say(f"kept a head fitted to the tuned features, {refitted.name}: {score_text}, {comparison}")
     return replace(finish, epochs=tuned.epochs, score=refitted.score, by_loss=by_loss, head=refitted.name)
 
 
-def _images_to_read_again(
-    run: RunFolder, setup: TrainingSetup, record: TuneRecord, console: Console
-) -> ImageSet | None:
-    """Return the images without labels that the tuned network reads; None if it reads none."""
+def _find_unlabelled(run: RunFolder, setup: TrainingSetup, record: TuneRecord, console: Console) -> ImageSet | None:
+    """Return the unlabelled images whose features the tuned network computes; None without such images."""
     max_images = 0 if record.unlabelled is None else record.unlabelled.details.get("read_again", 0)
     if not max_images:
         return None
     try:
         images = remembered_images(run, setup.settings, setup.data, max_images, console)
     except UserError as problem:  # the images were moved while the run was stopped
-        console.say(f"note: no head is fitted to the tuned features of images without labels: {problem}")
+        console.say(f"note: the tuned network does not use the images without labels: {problem}")
         return None
     return images if len(images) else None
 
 
-def predict_part(
-    model: TrainedModel, setup: TrainingSetup, part: str, progress: AbstractContextManager[Advance]
+def predict_split(
+    model: TrainedModel, setup: TrainingSetup, split: str, progress: AbstractContextManager[Advance]
 ) -> Predictions:
-    """Return the predictions of a model for the images of a part."""
-    indices = setup.data.part(part)
+    """Return the predictions of a model for one split, such as "val"."""
+    indices = setup.data.part(split)
     loader = eval_loader(setup.data, indices, model.card.preprocessing, setup.settings)
     with progress as advance:
         return predict_all(model.module, loader, model.device, progress=lambda done: advance(done, len(indices)))
 
 
 def _predict_validation(model: TrainedModel, setup: TrainingSetup, console: Console) -> Predictions:
-    return predict_part(model, setup, "val", console.progress("calibrating"))
+    return predict_split(model, setup, "val", console.progress("calibrating"))

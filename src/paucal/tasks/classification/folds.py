@@ -1,4 +1,4 @@
-"""Cross-validation: one run per fold, each tested on another fold, and their mean scores."""
+"""Cross-validation: train once per fold, test on that fold, and report the mean scores."""
 
 import json
 import os
@@ -23,13 +23,18 @@ from paucal.settings.values import from_python, given_names, shows_settings
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 
-RECORD = "folds.json"
-_OWN = ("folds", "fold", "output", "overwrite", "time_limit", "hang_after")  # may differ between the runs
+RECORD_FILE = "folds.json"
+FOLD_SETTINGS = ("folds", "fold", "output", "overwrite", "time_limit", "hang_after")  # may differ between the runs
 
 
 @dataclass(frozen=True)
 class CrossValidated:
-    """The scores of a cross-validation, also of each fold; `folder` has the runs `fold-1`, `fold-2`, ..."""
+    """The scores of a cross-validation.
+
+    Attributes:
+        folder: Folder of the runs `fold-1`, `fold-2`, ...
+        folds: Test scores of each fold, by name.
+    """
 
     folder: Path
     folds: Sequence[Mapping[str, float]]
@@ -39,12 +44,12 @@ class CrossValidated:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mean of every score that all folds have; a fold that lacks one of two classes has no ROC-AUC."""
+        """The mean of each score over the folds; without scores that a fold lacks, such as ROC-AUC with one class."""
         return {name: statistics.fmean(scores[name] for scores in self.folds) for name in self._common_names}
 
     @property
     def spread(self) -> dict[str, float]:
-        """The standard deviation of every score over the folds, with n - 1 in the denominator."""
+        """The sample standard deviation of each score over the folds."""
         return {name: statistics.stdev(scores[name] for scores in self.folds) for name in self._common_names}
 
     @property
@@ -55,10 +60,10 @@ class CrossValidated:
 @shows_settings(TrainSettings)
 @takes_frames
 def cross_validate(data: Data | None = None, *, folds: int = 5, **settings: Any) -> CrossValidated:
-    """Train once per fold, each time tested on another fold; the same as `paucal train --folds`.
+    """Train once per fold, and test each model on its held-out fold; the same as `paucal train --folds`.
 
     Args:
-        data: Images, as in `paucal.train`; a split of their own is ignored.
+        data: Images, as in `paucal.train`; their predefined train, val and test folders are merged.
         folds: Number of folds.
         **settings: Settings as in `paucal.train`; `output` is the folder of all runs.
 
@@ -70,8 +75,8 @@ def cross_validate(data: Data | None = None, *, folds: int = 5, **settings: Any)
         TypeError: A setting does not exist.
 
     Example:
-        >>> found = paucal.cross_validate("photos/", folds=5, group_by="patient[0-9]+")  # doctest: +SKIP
-        >>> found.metrics["top1"], found.spread["top1"]  # doctest: +SKIP
+        >>> result = paucal.cross_validate("photos/", folds=5, group_by="patient[0-9]+")  # doctest: +SKIP
+        >>> result.metrics["top1"], result.spread["top1"]  # doctest: +SKIP
         (0.91, 0.02)
     """
     values = {**settings, "folds": folds, **({} if data is None else {"data": data})}
@@ -83,14 +88,14 @@ def cross_validate(data: Data | None = None, *, folds: int = 5, **settings: Any)
 
 
 def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Console) -> CrossValidated | Stopped:
-    """Train once per fold and evaluate each model on the fold that it has not seen.
+    """Train once per fold and evaluate each model on its held-out fold.
 
-    Finished folds are not trained again and a stopped one is resumed, so the same call continues after an interrupt.
-    `--time` and `--time-limit` apply to each run. Returns the scores, or the point at which a run was stopped.
+    Finished folds are skipped and a stopped fold is resumed, so the same call continues after an interrupt. `--time`
+    and `--time-limit` apply to each run. Returns the scores, or a `Stopped` if a run was stopped.
     """
     folds = settings.folds
     if folds is None or settings.fold is not None:
-        raise UserError("--folds trains all folds and --fold only one: give one of the two.")
+        raise UserError("--folds trains all folds, and --fold only one of them: leave one of the two flags out.")
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("--folds uses one process: with several, train each fold separately, such as --fold 1/5.")
     folder, results = _prepare_folder(settings), []
@@ -104,9 +109,9 @@ def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Cons
         results.append(scores)
     result = CrossValidated(folder, results)
     scores = {"folds": results, "mean": result.metrics, "spread": result.spread}
-    RunFolder(folder).write_json(RECORD, {"settings": _common_settings(settings), **scores})
+    RunFolder(folder).write_json(RECORD_FILE, {"settings": _common_settings(settings), **scores})
     console.show(_score_table(result))
-    console.say(f"results are in {folder}: {RECORD} and a run for each fold")
+    console.say(f"results are in {folder}: {RECORD_FILE} and a run for each fold")
     return result
 
 
@@ -132,7 +137,7 @@ def _read_scores(run: RunFolder) -> dict[str, float]:
 
 
 def _prepare_folder(settings: TrainSettings) -> Path:
-    """Return the folder of all folds, after storing their common settings in it."""
+    """Create the folder of all folds, store their common settings in it, and return its path."""
     if settings.output is None:
         number = 1
         while (RUNS / f"folds-{number}").exists():
@@ -141,22 +146,22 @@ def _prepare_folder(settings: TrainSettings) -> Path:
     else:
         folder = named_path(settings.output)
     refuse_inside_images(folder, {"DATA": settings.data}, settings.data_root)
-    record = folder / RECORD
+    record = folder / RECORD_FILE
     if folder.exists() and not settings.overwrite and any(folder.iterdir()):
-        stored_settings = RunFolder(folder).read_json(RECORD).get("settings") if record.is_file() else None
+        stored_settings = RunFolder(folder).read_json(RECORD_FILE).get("settings") if record.is_file() else None
         if stored_settings != _common_settings(settings):
             raise UserError(
-                f"--output: {str(folder)!r} is not a folder of folds with these settings: choose another "
+                f"--output: {str(folder)!r} is not empty, and has no folds with these settings: choose another "
                 "folder, or replace it with --overwrite."
             )
     folder.mkdir(parents=True, exist_ok=True)
-    RunFolder(folder).write_json(RECORD, {"settings": _common_settings(settings)})
+    RunFolder(folder).write_json(RECORD_FILE, {"settings": _common_settings(settings)})
     return folder
 
 
 def _common_settings(settings: TrainSettings) -> dict[str, Any]:
-    """Return the common settings of all folds, as values of JSON."""
-    values = {name: value for name, value in vars(settings).items() if name not in _OWN or name == "folds"}
+    """Return the settings that all folds share, as JSON values."""
+    values = {name: value for name, value in vars(settings).items() if name not in FOLD_SETTINGS or name == "folds"}
     return json.loads(json.dumps(values, default=str))
 
 

@@ -20,7 +20,7 @@ from paucal.settings.options import check_ranges
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.auto_tune import auto_tune
 from paucal.tasks.classification.conclusion import Result, conclude
-from paucal.tasks.classification.finishing import watch_of
+from paucal.tasks.classification.finishing import make_watch
 from paucal.tasks.classification.frozen_views import keep_views
 from paucal.tasks.classification.images import write_findings
 from paucal.tasks.classification.loaders import deployed_sheet, train_loader, training_sheet
@@ -119,7 +119,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
 
     def validation(self, setup: TrainingSetup) -> Watch | None:
         """Return the function that scores validation images; None without them, so that the newest state is kept."""
-        return watch_of(setup) if len(setup.data.part("val")) else None
+        return make_watch(setup) if len(setup.data.part("val")) else None
 
     def conclude(
         self, run: RunFolder, setup: TrainingSetup, outcome: Outcome, watcher: Watcher, console: Console

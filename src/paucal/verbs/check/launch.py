@@ -42,7 +42,7 @@ from paucal.runner.outputs import refuse_inside_images
 from paucal.runs.files import try_folder
 from paucal.settings.options import USUAL_SIDE, check_ranges
 from paucal.settings.values import from_python, shows_settings
-from paucal.tasks.classification.assembly import chosen_image_size
+from paucal.tasks.classification.assembly import choose_image_size
 from paucal.tasks.regression.images import describe_numbers, grades_note, with_numbers
 from paucal.types import NoLabelsError, UserError
 from paucal.verbs.check.annotations import crop_findings, for_masks, open_masked, open_with_boxes, training_verb
@@ -179,7 +179,7 @@ def _small_image_findings(checked_set: CheckedSet, survey: Survey) -> list[Findi
     if not len(readable) or not checked_set.images.classes or _median_short_side(survey) <= SIDES[0]:
         return []
     prepared = SplitImages(checked_set.images, Split(checked_set.parts, checked_set.origin))
-    return size_findings(survey.sizes[readable], min(chosen_image_size(prepared)), readable)
+    return size_findings(survey.sizes[readable], min(choose_image_size(prepared)), readable)
 
 
 def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:

@@ -39,7 +39,7 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     pool_of,
     race_unlabelled,
 )
-from paucal.tasks.classification.finishing import watch_of
+from paucal.tasks.classification.finishing import make_watch
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import install
@@ -262,7 +262,7 @@ def test_run__whose_images_without_labels_were_moved_meanwhile_ends_without_them
     console = RecordingConsole()
     result = started_from(data, tmp_path / "run", console, unlabelled=str(tmp_path / "more"), epochs=1, lr=1e-4)
     assert any(
-        "no head is fitted to the tuned features" in line and "more does not exist" in line for line in console.lines
+        "the tuned network does not use the images" in line and "more does not exist" in line for line in console.lines
     )
     assert result.report.images == 18
 
@@ -395,7 +395,7 @@ def test_tuned_model__has_to_beat_the_better_of_both_first_models(data):
     for score, floor in ((0.80, 0.82), (0.84, 0.84)):
         more = TuneStep("more", score, 1.0, {"images": 60, "kept": True})
         record = TuneRecord(probe=TuneStep("probe", 0.82, 1.0), unlabelled=more)
-        assert watch_of(replace(setup, tune_record=record)).floor == floor
+        assert make_watch(replace(setup, tune_record=record)).floor == floor
         assert record.first_model.score == score
 
 
@@ -414,7 +414,7 @@ def test_run__is_checked_again_after_unreadable_images_were_left_out(data, tmp_p
 
 def test_run__of_a_model_without_linear_classifier_is_refused(data, tmp_path, monkeypatch):
     monkeypatch.setattr(assembly, "linear_classifier", lambda _: None)
-    with pytest.raises(UserError, match=r"--unlabelled fits a linear head, and .* has no linear classifier"):
+    with pytest.raises(UserError, match=r"--unlabelled replaces the linear classifier of a model, and .* has none"):
         started_from(data, tmp_path / "run", unlabelled=str(tmp_path / "more"))
     assert not (tmp_path / "run").exists()
 
@@ -425,8 +425,8 @@ def test_run__of_a_model_without_linear_classifier_is_refused(data, tmp_path, mo
         ({"unlabelled": "nowhere"}, "nowhere does not exist"),
         (
             {"init": None, "model": "vit_mini", "unlabelled": "my more"},
-            r"this run has none: leave it out and .*'paucal predict RUN 'my more' --to csv --output ANSWERS', then "
-            r"give \S*photos:ANSWERS with --val-fraction 0, where \S*photos has a 'test' folder",
+            r"computes no such features: leave it out.*'paucal predict RUN 'my more' --to csv --output PREDICTIONS'.* "
+            r"train on \S*photos:PREDICTIONS with --val-fraction 0, where \S*photos has a 'test' folder",
         ),
     ],
 )

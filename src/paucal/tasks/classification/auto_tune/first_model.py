@@ -24,7 +24,7 @@ from paucal.runner.images import SplitImages, eval_loader
 from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
 from paucal.settings.groups import JobSettings
-from paucal.tasks.classification.assembly import HEAD, TrainingSetup
+from paucal.tasks.classification.assembly import PROBE_FILE, TrainingSetup
 from paucal.tasks.classification.auto_tune.head_race import MAX_RACED, RaceResult, race_heads, store_held_out
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import learning_curve, write_curve
@@ -212,7 +212,7 @@ def fit_probe(state: TuneState) -> None:
     classifier = linear_classifier(setup.objective.deployable())
     if classifier is not None:
         fitted.head.put_into(classifier)
-    save_head(state.run, fitted.head, HEAD)  # tuning starts from this head even if another won
+    save_head(state.run, fitted.head, PROBE_FILE)  # tuning starts from this head even if another won
     network, card = setup.objective.deployable(), setup.card
     if fitted.race.head is not None:
         network, card = with_head(network, card, fitted.race.head, staged=True)

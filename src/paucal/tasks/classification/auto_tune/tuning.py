@@ -8,7 +8,7 @@ import torch
 
 from paucal.memory import is_out_of_memory
 from paucal.runner.time_budget import seconds_per_step, trial_steps
-from paucal.tasks.classification.assembly import TrainingSetup, head_file
+from paucal.tasks.classification.assembly import TrainingSetup, head_file_name
 from paucal.tasks.classification.auto_tune.first_model import fit_probe_head, save_head
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import TuneState, is_free, is_timed
@@ -246,7 +246,7 @@ def _choose_side(state: TuneState, preset: TuningPreset, share: float) -> tuple[
     min_epochs = min(MIN_EPOCHS, MIN_TUNING_STEPS / max(1, setup.plan.steps_per_epoch))
     for side in sides(native, keeps_size):
         shrink = _pixel_ratio(state, side)
-        fitted = side == native or (state.run.path / head_file(side)).exists()
+        fitted = side == native or (state.run.path / head_file_name(side)).exists()
         head_seconds = 0.0 if fitted else shrink * state.image_seconds * (counts["train"] + counts["val"])
         image_seconds = _image_seconds(state, preset, side)
         if image_seconds is None:  # smaller images may fit
@@ -303,7 +303,7 @@ def _takes_any_size(setup: TrainingSetup) -> bool:
 
 def _prepare_head(state: TuneState, side: list[int]) -> None:
     """Fit and store a head for tuning at an image size other than the probe's, unless it is already stored."""
-    setup, name = state.setup, head_file(side)
+    setup, name = state.setup, head_file_name(side)
     if side == list(setup.settings.img_size) or (state.run.path / name).exists():
         return
     fitted = fit_probe_head(state, state.reassemble(img_size=side), f"head for images of {side[0]} pixels")
