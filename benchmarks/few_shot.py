@@ -117,7 +117,7 @@ def mirrored(fit: FitHead, both_sides: bool) -> Scores:
         views = torch.cat([draw.last()[draw.rows], draw.last(True)[draw.rows]])
         standard = standardise(views)
         fitted = fit(standard.coordinates, draw.labels.repeat(2), draw.n_classes)
-        fitted = LinearClassifier(*standard.carry_back(fitted.weight, fitted.bias))
+        fitted = LinearClassifier(*standard.unstandardise(fitted.weight, fitted.bias))
         answers = fitted.scores(draw.last()[draw.others])
         return answers + fitted.scores(draw.last(True)[draw.others]) if both_sides else answers
 

@@ -21,7 +21,7 @@ from torch import Tensor
 import paucal
 from measuring import store, surroundings
 from paired import compare
-from paucal.tasks.classification.auto_tune.probe import STRENGTHS, Head
+from paucal.tasks.classification.auto_tune.probe import PENALTIES, Head
 from paucal.tasks.classification.auto_tune.taught_head import fit_taught_head
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     )
 
     def fit(features: dict[str, Tensor], rows: slice, shares: Tensor) -> Head:
-        heads = [fit_taught_head(features["train"][rows], labels["train"][rows], shares, each) for each in STRENGTHS]
+        heads = [fit_taught_head(features["train"][rows], labels["train"][rows], shares, each) for each in PENALTIES]
         return max(heads, key=lambda head: share_right(head, features["val"], labels["val"]))
 
     found = []

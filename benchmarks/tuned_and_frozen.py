@@ -29,7 +29,7 @@ from paucal.runner.images import SplitImages, eval_loader
 from paucal.runner.run_folder import stored_settings
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
-from paucal.tasks.classification.auto_tune.first_model import frozen_features, own_width
+from paucal.tasks.classification.auto_tune.first_model import classifier_width, frozen_features
 from paucal.tasks.classification.auto_tune.head_race import race_heads
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head
@@ -53,7 +53,7 @@ def heads_of(setup: TrainingSetup, module: nn.Module, unseen: SplitImages) -> di
     others = frozen_features(module, unseen, unseen.part("test"), fed, settings, staged=True)
     features, judged = own[: len(train)], own[len(train) :]
     labels, count = torch.from_numpy(setup.data.images.labels)[train], len(setup.card.classes)
-    width = own_width(module)
+    width = classifier_width(module)
     last = fit_head(features[:, :width], labels, count, settings.seed)
     race = race_heads(features[:, :width], features, labels, count, last.strength, settings.seed)
     found = {"fitted anew: last": (last.scores(judged[:, :width]), last.scores(others[:, :width]))}

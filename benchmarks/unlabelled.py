@@ -41,9 +41,9 @@ from paucal.tasks.classification.auto_tune.probe import Head, fit_head
 from paucal.tasks.classification.auto_tune.unlabelled_head import (
     ALONE,
     GAUSSIAN,
-    base_of,
     fit_heads,
-    pool_of,
+    make_base_fit,
+    make_pool,
     race_unlabelled,
 )
 from processor_time import run_command
@@ -162,20 +162,20 @@ def measured(
     head = fit_head(last, own_labels, classes, seed)
     race = race_heads(last, staged[pool][labelled], own_labels, classes, head.strength, seed)
     step = race_unlabelled(
-        *(staged[pool][labelled], own_labels, classes, staged[pool][others]), base_of(race, head, classes), seed
+        *(staged[pool][labelled], own_labels, classes, staged[pool][others]), make_base_fit(race, head, classes), seed
     )
     scores = {"last features alone": accuracy(head.scores(found["last"][judged]))}
     scores[ALONE] = scores["last features alone"] if race.head is None else accuracy(race.head.scores(staged[judged]))
     scores[STEP] = scores[ALONE]
     if step.weight is not None and step.bias is not None:
         scores[STEP] = accuracy(staged[judged] @ step.weight.T + step.bias)
-    given, fit = (staged[pool][labelled], own_labels, classes), base_of(race, head, classes)
-    for name, (weight, bias) in fit_heads(*given, pool_of(staged[pool][others]), fit).items():
+    given, fit = (staged[pool][labelled], own_labels, classes), make_base_fit(race, head, classes)
+    for name, (weight, bias) in fit_heads(*given, make_pool(staged[pool][others]), fit).items():
         if name != ALONE:
             scores[f"{name}, always"] = accuracy(staged[judged] @ weight.T + bias)
     if strangers is not None:
         for name, more in planted(given[0], staged[pool][others], staged_features(strangers), last.shape[1]).items():
-            weight, bias = fit_heads(*given, pool_of(more), fit)[GAUSSIAN]
+            weight, bias = fit_heads(*given, make_pool(more), fit)[GAUSSIAN]
             scores[name] = accuracy(staged[judged] @ weight.T + bias)
     if options.ways:
         scores |= soft_targets(found["last"].double(), labels, pool, judged, labelled, others, head)

@@ -43,7 +43,7 @@ from paucal.losses.lejepa import unit_directions
 from paucal.losses.visreg import visreg_loss
 from paucal.tasks.classification.auto_tune.head_race import RaceResult, race_heads
 from paucal.tasks.classification.auto_tune.probe import fit_head
-from paucal.tasks.classification.auto_tune.unlabelled_head import GAUSSIAN, base_of, fit_heads, pool_of
+from paucal.tasks.classification.auto_tune.unlabelled_head import GAUSSIAN, fit_heads, make_base_fit, make_pool
 from unlabelled import staged_features
 
 FROZEN, VIEWS, BATCH = 4, 2, 32  # stages, stored views of each image, images of a step
@@ -104,7 +104,9 @@ class Stored:
             )
         labels, classes = self.labels.repeat(VIEWS), self.targets.shape[1]
         head = fit_head(given, labels, classes, seed)
-        weight, bias = fit_heads(given, labels, classes, pool_of(more), base_of(RaceResult(), head, classes))[GAUSSIAN]
+        weight, bias = fit_heads(given, labels, classes, make_pool(more), make_base_fit(RaceResult(), head, classes))[
+            GAUSSIAN
+        ]
         return {"logistic": self.accuracy(head.scores(judged)), "Gaussian": self.accuracy(judged @ weight.T + bias)}
 
 
@@ -135,7 +137,7 @@ def tuned(stored: Stored, network: LastStages, steps: int, seed: int, soft: bool
     classes, draw = stored.targets.shape[1], np.random.default_rng(seed)
     start = fit_head(stored.last[: len(stored.labels)], stored.labels, classes, seed)
     classifier = nn.Linear(start.weight.shape[1], classes)
-    start.put_into(classifier)
+    start.copy_to(classifier)
     real = BATCH // 2 if soft else BATCH
     own = shuffled(len(stored.labels), real, draw)
     others = shuffled(stored.unlabelled.shape[1], BATCH - real, draw) if soft else iter([])
@@ -199,8 +201,8 @@ def stored_images(
     staged, last = staged_features(found), found["last"]
     head = fit_head(last[given], labels[given], classes, seed)
     race = race_heads(last[given], staged[given], labels[given], classes, head.strength, seed)
-    fit = base_of(race, head, classes)
-    weight, bias = fit_heads(staged[given], labels[given], classes, pool_of(staged[more]), fit)[GAUSSIAN]
+    fit = make_base_fit(race, head, classes)
+    weight, bias = fit_heads(staged[given], labels[given], classes, make_pool(staged[more]), fit)[GAUSSIAN]
     right = ((staged[judged] @ weight.T + bias).argmax(1) == labels[judged]).double().mean()
     images = open_images(options.source)
     places = [chosen_rows(images, part, 10_000) for part in ("train", "val", "test") if part in images.declared]

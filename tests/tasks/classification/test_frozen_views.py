@@ -12,7 +12,7 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification import frozen_views
 from paucal.tasks.classification.assembly import assemble
-from paucal.tasks.classification.frozen_views import keep_views, most_views
+from paucal.tasks.classification.frozen_views import compute_views, max_views
 from paucal.tasks.classification.job import TrainingJob
 from paucal.tasks.classification.loaders import view_dataset
 from paucal.types import Progress, UserError
@@ -44,9 +44,9 @@ def test_views__have_the_losses_and_gradients_of_images_computed_anew(tmp_path):
     fed, steps = setup.card.preprocessing, Progress(0, 9, 3)
     images = collate(view_dataset(setup.data, fed, setup.settings, objective.data_request).__getitems__(keys))
     statistics = {name: value.clone() for name, value in objective.named_buffers()}
-    with keep_views(tmp_path, setup.data, train, fed, setup.settings, objective) as views:
+    with compute_views(tmp_path, setup.data, train, fed, setup.settings, objective) as views:
         assert not list(tmp_path.glob("*"))  # the file has no name, so nothing can be left behind
-        assert views.kept.shape[0] == 2 * len(train)
+        assert views.activations.shape[0] == 2 * len(train)
         dataset = views.loader(setup.data, setup.settings, setup.plan, 0).dataset
         held = {name: value.clone() for name, value in objective.named_buffers()}
         anew = objective(images, steps)
@@ -54,7 +54,7 @@ def test_views__have_the_losses_and_gradients_of_images_computed_anew(tmp_path):
         wanted = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
         objective.zero_grad(set_to_none=True)
         objective.load_state_dict(statistics, strict=False)
-        with views.read_by(objective):
+        with views.feed_to(objective):
             found = objective(collate(dataset.__getitems__(later)), steps)
             found.total.backward()
     torch.testing.assert_close(found.total, anew.total)
@@ -91,10 +91,10 @@ def test_run__that_is_resumed_ends_as_one_that_was_not_stopped(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"mixup": 0.8}, "mixup and cutmix make new images"),
+        ({"mixup": 0.8}, "mixup and cutmix change the images"),
         ({"freeze": None}, "it needs frozen stages"),
         ({"freeze": "backbone"}, "it needs frozen stages"),
-        ({"add": ["drloc"]}, "only --method supervised without extra losses"),
+        ({"add": ["drloc"]}, "it needs --method supervised without extra losses"),
     ],
 )
 def test_run__whose_settings_allow_no_kept_activations_is_refused(tmp_path, changes, why):
@@ -105,9 +105,9 @@ def test_run__whose_settings_allow_no_kept_activations_is_refused(tmp_path, chan
 def test_most_views__fit_in_a_quarter_of_the_free_memory_and_half_of_the_free_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(frozen_views, "available_memory", lambda: 4000)
     monkeypatch.setattr(frozen_views, "free_bytes", lambda folder: 700)
-    assert most_views(tmp_path, images=10, n_bytes=20) == 3
+    assert max_views(tmp_path, images=10, n_bytes=20) == 3
     monkeypatch.setattr(frozen_views, "free_bytes", lambda folder: 10**9)
-    assert most_views(tmp_path, images=10, n_bytes=20) == 5
+    assert max_views(tmp_path, images=10, n_bytes=20) == 5
 
 
 def test_run__whose_activations_need_too_much_space_is_refused(tmp_path, monkeypatch):
@@ -122,12 +122,12 @@ def test_views__of_a_network_with_tiny_logits_are_checked_too(tmp_path, monkeypa
     objective, train, fed = setup.objective, setup.data.part("train"), setup.card.preprocessing
     for parameter in objective.deployable().get_classifier().parameters():
         parameter.data.mul_(1e-4)
-    with keep_views(tmp_path, setup.data, train, fed, setup.settings, objective) as views:
-        assert views.count == 2
+    with compute_views(tmp_path, setup.data, train, fed, setup.settings, objective) as views:
+        assert views.n_views == 2
     real = FrozenStages.resume_from
     monkeypatch.setattr(FrozenStages, "resume_from", lambda self, kept: real(self, kept.flip(0)))  # another image's
     with (
-        pytest.raises(UserError, match="pass on more than one tensor"),
-        keep_views(tmp_path, setup.data, train, fed, setup.settings, objective),
+        pytest.raises(UserError, match="output more than one tensor"),
+        compute_views(tmp_path, setup.data, train, fed, setup.settings, objective),
     ):
         pass

@@ -11,7 +11,7 @@ from paucal.data.splits.split import Split
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import RecordingConsole
 from paucal.runner.images import SplitImages, decoded
-from paucal.tasks.classification.unlabelled_images import open_unlabelled, usable_images
+from paucal.tasks.classification.unlabelled_images import open_unlabelled, read_unlabelled
 from paucal.types import UserError
 
 
@@ -40,7 +40,7 @@ def test_rows_of_a_table_without_a_label__are_read(folder, tmp_path):
     table.write_text("\n".join(["image_path,label", *rows]))
     data = split_of(table, ["train"] * 6 + ["val", "test"])
     console = RecordingConsole()
-    found = usable_images(TrainSettings(unlabelled=str(table)), data, 1000, console)
+    found = read_unlabelled(TrainSettings(unlabelled=str(table)), data, 1000, console)
     assert [key.rpartition("/")[2] for key in found.keys] == [f"{number:02d}.png" for number in range(8, 17)]
     assert console.said[-2:] == [
         "left out: 2 images without labels that look like a validation or test image",
@@ -61,10 +61,10 @@ def test_unused_images_of_the_run__are_read_and_held_out_ones_are_not(folder):
     parts[:4] = ["train", "train", "val", "val"]
     data = split_of(folder, parts)
     assert len(open_unlabelled(TrainSettings(unlabelled=str(folder / "train")))) == 17
-    found = usable_images(TrainSettings(unlabelled=str(folder / "train")), data, 1000, RecordingConsole())
+    found = read_unlabelled(TrainSettings(unlabelled=str(folder / "train")), data, 1000, RecordingConsole())
     assert len(found) == parts.count("unused")
     console = RecordingConsole()
-    few = usable_images(TrainSettings(unlabelled=str(folder / "train")), data, 5, console)
+    few = read_unlabelled(TrainSettings(unlabelled=str(folder / "train")), data, 5, console)
     assert len(few) <= 5
     assert console.said[0] == "note: 5 of the 17 images without labels are used"
 
@@ -77,7 +77,7 @@ def test_nothing_there__is_refused(tmp_path):
 def test_folder_of_test_images_alone__is_refused(folder):
     for place in (folder / "train").iterdir():
         place.unlink()
-    with pytest.raises(UserError, match=r"--unlabelled: all images of .*images are test images: give others"):
+    with pytest.raises(UserError, match=r"--unlabelled: all images of .*images are test images: give other images"):
         open_unlabelled(TrainSettings(unlabelled=str(folder)))
 
 

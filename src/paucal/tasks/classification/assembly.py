@@ -45,8 +45,8 @@ from paucal.runs.folder import AUTO
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.balance import set_class_weights, set_label_mode
-from paucal.tasks.classification.frozen_views import FrozenViews, why_not_kept
-from paucal.tasks.classification.images import quick_check, split_images, too_few_for_test, warnings
+from paucal.tasks.classification.frozen_views import FrozenViews, why_unsupported
+from paucal.tasks.classification.images import list_warnings, quick_check, split_images, too_few_for_test
 from paucal.tasks.classification.loaders import run_preprocessing, view_transform
 from paucal.tasks.classification.optimization import check_plan, fit_batch, training_plan
 from paucal.tasks.classification.unlabelled_images import open_unlabelled
@@ -144,7 +144,7 @@ def assemble(
         *([SEVERAL_LABELS] if images.multi_hot is not None else ()),
         *(_describe_unlabelled(settings, images, objective) if run is None else ()),
         *([NO_PROBE] if images.stream is not None and choice.candidates else ()),
-        *warnings(findings),
+        *list_warnings(findings),
         *check_plan(settings, facts.n_train),
         *(load_report.lines() if load_report else ()),
         *seen_by_start(settings.init, images, data.split),
@@ -325,7 +325,7 @@ def _build_objective(
 def _check_request(objective: Objective, settings: TrainSettings, card: ModelCard) -> None:
     """Raise a UserError if the settings do not provide the batches and views that the objective needs."""
     request = objective.data_request
-    if settings.frozen_views and (reason := why_not_kept(settings, objective)) is not None:
+    if settings.frozen_views and (reason := why_unsupported(settings, objective)) is not None:
         raise UserError(f"--frozen-views is not supported here: {reason}.")
     if settings.images_per_pass < request.smallest_batch:
         raise UserError(

@@ -27,9 +27,8 @@ from paucal.runner.time_budget import seconds_of
 from paucal.runs import RunFolder
 from paucal.settings.options import flag_words, setting_fields
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.head_race import FILE as HELD_OUT
-from paucal.tasks.classification.auto_tune.head_race import read_held_out
-from paucal.tasks.classification.auto_tune.learning_curve import FILE as CURVE
+from paucal.tasks.classification.auto_tune.head_race import HELD_OUT_FILE, read_held_out
+from paucal.tasks.classification.auto_tune.learning_curve import CURVE_FILE
 from paucal.tasks.classification.auto_tune.summary import (
     describe_kept_model,
     kept_model_score,
@@ -88,7 +87,7 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     all processes. Every process returns the result; only rank 0 writes it.
     """
     finish = finish_model(run, setup, outcome, console)
-    if not len(setup.data.part("test")) and (run.path / HELD_OUT).is_file():
+    if not len(setup.data.part("test")) and (run.path / HELD_OUT_FILE).is_file():
         evaluation = FinalEvaluation(record_cross_validated(run, setup), finish, None)
         return _write_and_print(run, setup, outcome, evaluation, console)
     uncalibrated = _predict_test(run, setup, console)
@@ -229,7 +228,7 @@ def closing_lines(
 
 def read_curve_sentence(run: RunFolder) -> str | None:
     """Return the stored sentence on a run's learning curve; None for a run without a curve."""
-    return run.read_json(CURVE)["sentence"] if (run.path / CURVE).is_file() else None
+    return run.read_json(CURVE_FILE)["sentence"] if (run.path / CURVE_FILE).is_file() else None
 
 
 def calibration_line(fit: Calibration) -> str:
@@ -250,7 +249,7 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
     settings = setup.settings
     path = shlex.quote(str(run.path))
     steps = [f"paucal predict {path} new_images/     # classify images with this model"]
-    if not _is_selected(setup) and (run.path / HELD_OUT).is_file():
+    if not _is_selected(setup) and (run.path / HELD_OUT_FILE).is_file():
         # No command for longer training: no validation images could show whether it helps.
         return [*steps, f"paucal next {path} more_images/     # which images to label next"]
     contrast = method_of(settings).contrast

@@ -23,7 +23,7 @@ from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrat
 from paucal.tasks.classification.auto_tune.record import TuneRecord
 from paucal.tasks.classification.auto_tune.refit import refit_head
 from paucal.tasks.classification.loaders import validation, validation_predictions
-from paucal.tasks.classification.unlabelled_images import remembered_images
+from paucal.tasks.classification.unlabelled_images import read_listed_images
 from paucal.training import Outcome, Watch
 from paucal.training.averaging import KeptEpochs, greedy_soup
 from paucal.training.keeper import kept_epochs
@@ -239,7 +239,7 @@ def _find_unlabelled(run: RunFolder, setup: TrainingSetup, record: TuneRecord, c
     if not max_images:
         return None
     try:
-        images = remembered_images(run, setup.settings, setup.data, max_images, console)
+        images = read_listed_images(run, setup.settings, setup.data, max_images, console)
     except UserError as problem:  # the images were moved while the run was stopped
         console.say(f"note: the tuned network does not use the images without labels: {problem}")
         return None

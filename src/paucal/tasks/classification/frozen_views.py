@@ -1,8 +1,8 @@
-"""Train only the last stages: the activations of the frozen stages are computed once for a few views.
+"""Train only the last stages of a network, on stored activations of its frozen stages (`--frozen-views`).
 
-A view is an image as augmented in one epoch: view v is that of epoch v, and later epochs cycle through the views. The
-activations are in a memory-mapped file, which disappears with the process. A resumed run computes them again in the
-same batches, and so continues with the same numbers.
+View v of an image is the image as augmented in epoch v. The activations of the first few views are computed once, and
+later epochs cycle through these views. The activations are in a memory-mapped file, which is removed when the process
+ends. A resumed run computes them again in the same batches, and so gets the same values.
 """
 
 import os
@@ -33,46 +33,48 @@ from paucal.tasks.classification.loaders import view_dataset
 from paucal.training import Plan
 from paucal.types import Batch, Progress, UserError
 
-MEMORY_SHARE = 0.25  # largest share of the free memory, so that the file stays cached
-TOLERANCE = 1e-2  # tolerance of logits, relative to their values and to their standard deviation
-_START = Progress(0, 1, 1)
+MAX_MEMORY_SHARE = 0.25  # of the free memory, so that the file stays in the page cache
+LOGIT_TOLERANCE = 1e-2  # relative to the logits, and to their standard deviation
+_FIRST_STEP = Progress(0, 1, 1)
 
 Advance = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class FrozenViews:
-    """Activations of the frozen stages for some views of each training image.
+    """Activations of the frozen stages for V views of each of the N training images.
 
     Attributes:
-        kept: (V * N, ...) activations, ordered by view, then by image.
-        rows: (images of the set,) position of each training image among the N; -1 for others.
+        stages: The frozen stages, from whose output the network can resume.
+        activations: (V * N, ...) activations, ordered by view, then by image.
+        rows: (M,) position among the training images of each of the M images of the set; -1 outside the training split.
+        n_views: Number of views V.
     """
 
     stages: FrozenStages
-    kept: Tensor
+    activations: Tensor
     rows: NDArray[np.int64]
-    count: int
+    n_views: int
 
     def loader(self, data: SplitImages, settings: TrainSettings, plan: Plan, start: int) -> TrainLoader:
         """Return a training loader of activations, from forward pass `start` on."""
         dataset, balanced = _ActivationDataset(self, data.images.targets), settings.sampling == "balanced"
-        settings = replace(settings, workers=0)  # worker processes would only copy
+        settings = replace(settings, workers=0)  # the activations need no processing that worker processes could share
         return step_loader(dataset, data, settings, plan, start, settings.repeats, balanced)
 
     def samples(self, keys: list[SampleKey], targets: Targets) -> list[Sample]:
-        """Return the activations of some draws of images, with the targets of the images."""
-        views = torch.tensor([(key.epoch + key.repeat) % self.count for key in keys])
+        """Return a sample per key: the activations of its image in the view of its epoch, and the image's label."""
+        views = torch.tensor([(key.epoch + key.repeat) % self.n_views for key in keys])
         images = torch.from_numpy(self.rows[[key.index for key in keys]])
-        rows = self.kept[views * (len(self.kept) // self.count) + images]
+        rows = self.activations[views * (len(self.activations) // self.n_views) + images]
         labels = (as_label(targets[key.index]) for key in keys)
         return [Sample(key.index, [row], label, None, None) for key, row, label in zip(keys, rows, labels, strict=True)]
 
     @contextmanager
-    def read_by(self, objective: Objective) -> Iterator[None]:
-        """Within the block, let the batches of an objective contain activations in place of images.
+    def feed_to(self, objective: Objective) -> Iterator[None]:
+        """Within the block, let an objective take batches of activations instead of images.
 
-        The objective then continues after the frozen stages.
+        Its forward pass then starts after the frozen stages.
         """
 
         def begin(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -97,25 +99,25 @@ class _ActivationDataset(Dataset[Sample]):
         self._views, self._targets = views, targets
 
     def __getitems__(self, keys: list[SampleKey]) -> list[Sample]:
-        """Return several samples."""
+        """Return the samples of several keys, which `DataLoader` calls for a batch."""
         return self._views.samples(keys, self._targets)
 
 
-def why_not_kept(settings: TrainSettings, objective: Objective) -> str | None:
-    """Return why activations cannot be kept with these settings; None if they can."""
+def why_unsupported(settings: TrainSettings, objective: Objective) -> str | None:
+    """Return why `--frozen-views` is not supported with these settings; None if it is."""
     if settings.freeze in (None, "backbone", "weights"):
-        return "it needs frozen stages (--freeze with their number) and trained ones behind them"
+        return "it needs frozen stages, given as a number with --freeze, and trained stages after them"
     if type(objective) is not Supervised or objective.names:
-        return "only --method supervised without extra losses never reads the frozen stages"
+        return "it needs --method supervised without extra losses, since others use the frozen stages"
     if settings.mixup or settings.cutmix:
-        return "mixup and cutmix make new images in each step: give --mixup 0 --cutmix 0"
+        return "mixup and cutmix change the images in each step: give --mixup 0 --cutmix 0"
     if settings.processes > 1 or settings.compile:
         return "it needs one process, without --compile"
     return None
 
 
 @contextmanager
-def keep_views(
+def compute_views(
     folder: Path,
     data: SplitImages,
     images: NDArray[np.int64],
@@ -124,42 +126,49 @@ def keep_views(
     objective: Objective,
     advance: Advance | None = None,
 ) -> Iterator[FrozenViews]:
-    """Compute the activations of `settings.frozen_views` views of some images, and remove them after the block.
+    """Compute the activations of `settings.frozen_views` views of some images, for use within the block.
 
-    The objective has frozen stages, and is moved to the run's device. `advance` is called with (views done, all views).
+    Args:
+        folder: Folder for the memory-mapped file.
+        data: Images and their split.
+        images: Positions of the images in the set.
+        preprocess: Preprocessing of the model.
+        settings: Settings of the run, with a number of frozen stages.
+        objective: Objective of the run; it is moved to the run's device.
+        advance: Called with the number of finished and of all views of images; None for no progress bar.
     """
-    count = settings.frozen_views
+    n_views = settings.frozen_views
     rows = np.full(len(data.images), -1, dtype=np.int64)
     rows[images] = np.arange(len(images))
     stages = FrozenStages(objective.deployable(), settings.freeze if isinstance(settings.freeze, int) else 0)
     dataset = view_dataset(data, preprocess, settings, objective.data_request)
     size = inference_batch_size(preprocess.image_size, settings.device)
     objective.to(settings.device)
-    stored_views: Tensor | None = None
+    stored_activations: Tensor | None = None
     n_stored = 0
     try:
-        for view in range(count):
+        for view in range(n_views):
             for batch in make_ordered_loader(dataset, images, size, collate, settings.workers, epoch=view):
-                activations = _activations(stages, objective, batch, settings)
-                if stored_views is None:
+                activations = _compute_activations(stages, objective, batch, settings)
+                if stored_activations is None:
                     _check_frozen_stages(stages, objective, batch, activations, settings)
-                    shape = (count * len(images), *activations.shape[1:])
-                    stored_views = _memory_mapped_tensor(folder, shape, activations.dtype)
-                stored_views[n_stored : n_stored + len(activations)] = activations.cpu()
+                    shape = (n_views * len(images), *activations.shape[1:])
+                    stored_activations = _memory_mapped_tensor(folder, shape, activations.dtype)
+                stored_activations[n_stored : n_stored + len(activations)] = activations.cpu()
                 n_stored += len(activations)
                 if advance is not None:
-                    advance(n_stored, count * len(images))
-        assert stored_views is not None
-        yield FrozenViews(stages, stored_views, rows, count)
+                    advance(n_stored, n_views * len(images))
+        assert stored_activations is not None
+        yield FrozenViews(stages, stored_activations, rows, n_views)
     finally:
         stages.close()
 
 
-def _activations(stages: FrozenStages, objective: Objective, batch: Batch, settings: TrainSettings) -> Tensor:
-    """Return the activations of a batch in the precision of training; frozen stages are always in evaluation mode."""
+def _compute_activations(stages: FrozenStages, objective: Objective, batch: Batch, settings: TrainSettings) -> Tensor:
+    """Return the frozen stages' activations for a batch, with the training precision and module modes of training."""
     assert isinstance(objective, Supervised)
     objective.train()
-    objective.tuner.set_modes(_START)
+    objective.tuner.set_modes(_FIRST_STEP)  # frozen stages are always in evaluation mode
     with autocast(settings):
         return stages.activations(batch.views[0].to(settings.device))
 
@@ -173,8 +182,8 @@ def autocast(settings: TrainSettings) -> torch.autocast:
 def _check_frozen_stages(
     stages: FrozenStages, objective: Objective, batch: Batch, activations: Tensor, settings: TrainSettings
 ) -> None:
-    """Refuse networks whose frozen stages draw random numbers, or pass on more than one tensor."""
-    repeated = _activations(stages, objective, batch, settings)
+    """Refuse a network whose frozen stages draw random numbers, or output more than one tensor."""
+    repeated = _compute_activations(stages, objective, batch, settings)
     model = objective.deployable().eval()
     images = batch.views[0].to(settings.device)
     with torch.no_grad(), autocast(settings):
@@ -182,17 +191,17 @@ def _check_frozen_stages(
         resumed = model(stages.resume_from(activations))
         stages.forget()
     logits, resumed = logits.float(), resumed.float()
-    atol = TOLERANCE * float(logits.std(correction=0))  # the logits of an untrained head may be tiny
-    if not torch.equal(activations, repeated) or not torch.allclose(logits, resumed, rtol=TOLERANCE, atol=atol):
+    atol = LOGIT_TOLERANCE * float(logits.std(correction=0))  # the logits of an untrained head may be tiny
+    if not torch.equal(activations, repeated) or not torch.allclose(logits, resumed, rtol=LOGIT_TOLERANCE, atol=atol):
         raise UserError(
-            f"--frozen-views is not supported for {settings.model}, whose frozen stages pass on more than one "
+            f"--frozen-views is not supported for {settings.model}, whose frozen stages output more than one "
             "tensor, or draw random numbers: leave it out."
         )
 
 
-def most_views(folder: Path, images: int, n_bytes: int) -> int:
-    """Return how many views of `n_bytes` per image fit in a quarter of the free memory and half of the free disk."""
-    free_space = min(int(MEMORY_SHARE * available_memory()), free_bytes(folder))
+def max_views(folder: Path, images: int, n_bytes: int) -> int:
+    """Return how many views of `n_bytes` per image fit in a quarter of the free memory and half of the disk space."""
+    free_space = min(int(MAX_MEMORY_SHARE * available_memory()), free_bytes(folder))
     return free_space // max(1, images * n_bytes)
 
 
@@ -200,19 +209,19 @@ def _memory_mapped_tensor(folder: Path, shape: tuple[int, ...], dtype: torch.dty
     """Return a tensor in a memory-mapped file that is removed together with the tensor."""
     row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
     size = shape[0] * row_bytes
-    if not most_views(folder, shape[0], row_bytes):
+    if not max_views(folder, shape[0], row_bytes):
         raise UserError(
             f"--frozen-views needs {size / 1e9:.1f} GB, but may use at most a quarter of the free memory and half "
             "of the free disk: give fewer views, or leave it out."
         )
     handle, name = tempfile.mkstemp(prefix="activations-", suffix=".tmp", dir=folder)
     try:
-        if hasattr(os, "posix_fallocate"):  # a write to a full disk would kill the process later
+        if hasattr(os, "posix_fallocate"):  # reserve the space now: a later write to a full disk would kill the process
             os.posix_fallocate(handle, 0, max(1, size))
         return torch.from_file(name, shared=True, size=int(np.prod(shape)), dtype=dtype).view(shape)
     except OSError as problem:
         raise UserError(f"--frozen-views needs {size / 1e9:.1f} GB on the disk of {folder}: {problem}.") from problem
     finally:
         os.close(handle)
-        with suppress(OSError):  # Windows cannot remove an open file; it is removed with the run's folder
+        with suppress(OSError):  # fails on Windows, where the file stays until the run folder is removed
             os.unlink(name)  # the mapping stays until the tensor is freed

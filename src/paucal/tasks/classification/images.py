@@ -15,33 +15,36 @@ from paucal.runner.images import SplitImages
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
-FEW_PER_CLASS = 10  # with fewer images per class, a test part is too small for a useful score
-READING_SECONDS = 5.0  # time limit of comparing files, since a run must start soon
-FINDINGS = "check.json"
+MIN_PER_CLASS = 10  # with fewer images per class, a test split is too small for a useful score
+MAX_READING_SECONDS = 5.0  # for comparing files, since a run must start soon
+FINDINGS_FILE = "check.json"
 
 
 def too_few_for_test(settings: TrainSettings, images: ImageSet) -> bool:
-    """Return whether to train on all images and cross-validate the score, unless the settings request a test part."""
-    part_settings = (settings.split, settings.fold, settings.group_by, settings.val_fraction, settings.test_fraction)
+    """Return whether there are so few images that all are used for training, and the score is cross-validated.
+
+    False if a setting defines a test split or needs one.
+    """
+    split_settings = (settings.split, settings.fold, settings.group_by, settings.val_fraction, settings.test_fraction)
     return (
-        all(value is None for value in part_settings)
-        and settings.epochs in (None, 0)  # a given number of epochs trains a network, which is not cross-validated
+        all(value is None for value in split_settings)
+        and settings.epochs in (None, 0)  # other numbers train the network, which is not cross-validated
         and images.stream is None
         and images.multi_hot is None
         and set(images.declared) <= {"", "train"}
-        and len(images) < FEW_PER_CLASS * len(images.classes)
+        and len(images) < MIN_PER_CLASS * len(images.classes)
     )
 
 
 def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = False) -> SplitImages:
-    """Split the images, and use fewer training images if the settings say so.
+    """Split the images into train, val and test; `--fraction` and `--few-labels` reduce the training images.
 
-    With `keep_test`, a test part is split off even from very few images.
+    With `keep_test`, a test split is made even of very few images.
     """
     shares = settings.given_fractions
     if settings.split is not None:
         if settings.group_by is not None or settings.fold is not None or shares:
-            raise UserError("--split defines the parts: leave --group-by, --fold and the fractions out.")
+            raise UserError("--split defines all splits: leave --group-by, --fold and the fractions out.")
         split = read_split(Path(settings.split).expanduser(), images)
     elif not keep_test and too_few_for_test(settings, images):
         split = keep_all(images)
@@ -58,15 +61,15 @@ def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = Fa
     return SplitImages(images, split)
 
 
-def quick_check(data: SplitImages, seconds: float = READING_SECONDS) -> list[Finding]:
-    """Return findings about a run's images without decoding any, most serious first.
+def quick_check(data: SplitImages, seconds: float = MAX_READING_SECONDS) -> list[Finding]:
+    """Return problems of a run's images, found without decoding them, most serious first.
 
-    Files are read for at most `seconds` to find copies.
+    To find copies, files are read for at most `seconds`.
     """
     images = data.images
     checked_set = CheckedSet(images, data.split.parts, len(set(images.declared)) > 1)
     digests = None if images.stream is not None else _file_digests(images, seconds)
-    # Notes about the source are printed by the run itself.
+    # The run itself prints the notes of the image source.
     findings = [finding for finding in label_findings(checked_set) if finding.name != "source"]
     if digests is None:
         text = f"{len(images)} images were not compared with each other, which would have taken over {seconds:g} s"
@@ -76,15 +79,15 @@ def quick_check(data: SplitImages, seconds: float = READING_SECONDS) -> list[Fin
 
 
 def write_findings(run: RunFolder, findings: list[Finding] | tuple[Finding, ...], images: ImageSet) -> None:
-    """Store findings in a run folder, for its report."""
-    run.write_json(FINDINGS, {"findings": [finding.to_dict(images.keys) for finding in findings]})
+    """Store findings in a run folder, for the report page."""
+    run.write_json(FINDINGS_FILE, {"findings": [finding.to_dict(images.keys) for finding in findings]})
 
 
 def _file_digests(images: ImageSet, seconds: float) -> list[bytes] | None:
-    """Return the digest of each file; None if reading them takes longer than the seconds."""
-    end, digests = time.monotonic() + seconds, []
+    """Return the digest of each file; None if reading them takes longer than `seconds`."""
+    deadline, digests = time.monotonic() + seconds, []
     for position in range(len(images)):
-        if position % 64 == 0 and time.monotonic() > end:
+        if position % 64 == 0 and time.monotonic() > deadline:
             return None
         try:
             digests.append(digest_of(images.store, position))
@@ -93,6 +96,6 @@ def _file_digests(images: ImageSet, seconds: float) -> list[bytes] | None:
     return digests
 
 
-def warnings(findings: tuple[Finding, ...]) -> list[str]:
-    """Return the findings to read before a run starts, as sentences."""
+def list_warnings(findings: tuple[Finding, ...]) -> list[str]:
+    """Return the findings that are more serious than a note, as sentences to print before a run starts."""
     return [f"{finding.text}; {finding.advice}" for finding in findings if finding.level != "note"]

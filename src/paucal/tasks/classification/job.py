@@ -21,9 +21,9 @@ from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.auto_tune import auto_tune
 from paucal.tasks.classification.conclusion import Result, conclude
 from paucal.tasks.classification.finishing import make_watch
-from paucal.tasks.classification.frozen_views import keep_views
+from paucal.tasks.classification.frozen_views import compute_views
 from paucal.tasks.classification.images import write_findings
-from paucal.tasks.classification.loaders import deployed_sheet, train_loader, training_sheet
+from paucal.tasks.classification.loaders import draw_eval_images, draw_training_images, train_loader
 from paucal.tasks.classification.optimization import optimization
 from paucal.training import Optimization, Outcome, Watch
 from paucal.training.failures import memory_advice
@@ -31,7 +31,7 @@ from paucal.types import UserError
 
 
 class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
-    """Supervised training, with any of its methods."""
+    """Training of a classifier with any method of `paucal train`."""
 
     verb = "train"
     kind = TrainSettings
@@ -41,12 +41,12 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         """Fill in the recipe and refuse settings that contradict each other."""
         settings = plain_init(settings)
         if settings.target is not None:
-            raise UserError("--target is not supported for comparisons and folds: train with --target and --seed.")
+            raise UserError("--target is not supported for comparisons and folds: run 'paucal train' once per --seed.")
         if settings.ordinal:
             raise UserError("--ordinal says that the numbers of --target are grades: give --target, or leave it out.")
         if settings.folds is not None:
             raise UserError("--folds makes several runs: in Python call paucal.cross_validate, or give --fold 1/5.")
-        terms_of(settings)  # reports unknown names before the recipe changes them
+        terms_of(settings)  # reports an unknown name before the recipe replaces it
         settings, origin = with_recipe(settings, given)
         check_used(settings, origin)
         check_ranges(settings)
@@ -79,21 +79,21 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
             return auto_tune(run, setup, console)
 
     def write_beginning(self, run: RunFolder, setup: TrainingSetup) -> None:
-        """Write the first files, and draw images as the network will see them in training and evaluation."""
+        """Write the files of a new run, with pictures of images as the network sees them in training and evaluation."""
         if setup.tune_record is not None:
             setup.tune_record.write(run)
         write_findings(run, setup.findings, setup.data.images)
         super().write_beginning(run, setup)
-        plain = deployed_sheet(setup.data, setup.card, setup.settings)
-        write_atomically(run.plots / "eval_batch.png", lambda file: plain.save(file, "PNG"))
+        picture = draw_eval_images(setup.data, setup.card, setup.settings)
+        write_atomically(run.plots / "eval_batch.png", lambda file: picture.save(file, "PNG"))
 
     def draw_batch(self, setup: TrainingSetup) -> Image.Image:
         """Draw training images as the network will see them."""
-        return training_sheet(setup.data, setup.card, setup.settings, setup.plan)
+        return draw_training_images(setup.data, setup.card, setup.settings, setup.plan)
 
     @contextmanager
     def prepared(self, run: RunFolder, setup: TrainingSetup, console: Console) -> Iterator[TrainingSetup]:
-        """Compute the activations of frozen stages if training reads them in place of images."""
+        """With `--frozen-views`, compute the activations that training reads instead of images."""
         if not setup.settings.frozen_views:
             yield setup
             return
@@ -101,9 +101,11 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         with ExitStack() as stack:
             with console.progress("activations of the frozen stages") as advance:
                 views = stack.enter_context(
-                    keep_views(run.path, data, data.part("train"), preprocess, setup.settings, setup.objective, advance)
+                    compute_views(
+                        run.path, data, data.part("train"), preprocess, setup.settings, setup.objective, advance
+                    )
                 )
-            stack.enter_context(views.read_by(setup.objective))
+            stack.enter_context(views.feed_to(setup.objective))
             yield replace(setup, frozen_views=views)
 
     def loader(self, setup: TrainingSetup, start: int) -> TrainLoader:
@@ -118,7 +120,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         return optimization(setup.settings, setup.plan)
 
     def validation(self, setup: TrainingSetup) -> Watch | None:
-        """Return the function that scores validation images; None without them, so that the newest state is kept."""
+        """Return the function that scores validation images; None without them, so that the last epoch is kept."""
         return make_watch(setup) if len(setup.data.part("val")) else None
 
     def conclude(

@@ -1,4 +1,4 @@
-"""Loaders of a supervised run: augmented images for training, images as in deployment for validation."""
+"""Loaders of a classification run: augmented images for training, deployed preprocessing for validation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,16 +27,16 @@ from paucal.runs import RunFolder
 from paucal.training import Plan
 from paucal.types import Crops, DataRequest, height_and_width
 
-PAD_SHARE = 8  # a padded crop shifts by up to 1/8 of the side
+PADDING_DIVISOR = 8  # the padding of a padded crop is 1/8 of the image size
 
 
 def run_preprocessing(
     settings: TrainSettings, data: SplitImages, start: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
-    """Return the preprocessing of a run: as stored, or from its settings and its pretrained weights."""
+    """Return the preprocessing stored by `run`, or else that of the settings and the pretrained weights."""
     stored = stored_preprocessing(run)
     if stored is not None and stored.image_size == height_and_width(settings.img_size):
-        return stored  # a card with another image size belongs to the probe
+        return stored  # with another image size, it is that of the probe
     statistics = normalisation(settings, data, start)
     reading = data.images.reading
     chosen_input = preprocessing(settings, statistics, start, reading.value_range)
@@ -49,16 +49,17 @@ def preprocessing(
     start: ImageInput | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> Preprocessing:
-    """Return the preprocessing of the trained model: the whole image if training shows whole images, else a crop.
+    """Return the preprocessing of the deployed model.
 
-    The crop and its interpolation are those of the pretrained weights, or else of the recipe or the model.
+    It has no center crop if training uses whole images. The crop ratio and the interpolation are those of the recipe,
+    or else of the pretrained weights, or else of the model.
     """
     size = height_and_width(settings.img_size)
     recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
     recipe_input = ImageInput() if recipe is not None and recipe.imagenet_crop else None
     image_input = recipe_input or start or input_of_scratch(settings.model)
-    shows_whole = settings.crop in ("padded", "none") or min(size) <= SMALL or settings.resize != "crop"
-    ratio = 1.0 if shows_whole else image_input.crop_ratio
+    uses_full_image = settings.crop in ("padded", "none") or min(size) <= SMALL or settings.resize != "crop"
+    ratio = 1.0 if uses_full_image else image_input.crop_ratio
     mean, std, interpolation = statistics.mean, statistics.std, image_input.interpolation
     return Preprocessing(size, ratio, interpolation, mean, std, value_range, settings.resize)
 
@@ -66,12 +67,14 @@ def preprocessing(
 def augmentation(settings: TrainSettings) -> Augmentation:
     """Return the augmentation of training images."""
     policy = settings.rand_augment
-    min_scale = settings.crop_scale if settings.crop == "random-resized" else 1.0  # other crops have no scale
-    assert min_scale is not None  # filled by its rule
+    min_scale = (
+        settings.crop_scale if settings.crop == "random-resized" else 1.0
+    )  # the scale range of random resized crops
+    assert min_scale is not None  # chosen by an automatic rule if not given
     return Augmentation(
         crop=settings.crop,
         scale=(min_scale, 1.0),
-        padding=max(1, min(height_and_width(settings.img_size)) // PAD_SHARE),
+        padding=max(1, min(height_and_width(settings.img_size)) // PADDING_DIVISOR),
         hflip=settings.hflip,
         rand_augment=None if policy in (None, "none") else policy,
         erase_prob=settings.erase,
@@ -89,7 +92,7 @@ def train_loader(
 def view_dataset(
     data: SplitImages, preprocess: Preprocessing, settings: TrainSettings, request: DataRequest
 ) -> ViewDataset:
-    """Return the augmented views that an objective asks for."""
+    """Return a dataset of the augmented views that an objective's data request lists."""
     return ViewDataset(
         data.images,
         [(view_transform(crops, preprocess, settings, request.geometry), crops.count) for crops in request.views],
@@ -103,13 +106,13 @@ def view_dataset(
 def view_transform(
     crops: Crops, preprocess: Preprocessing, settings: TrainSettings, exact_geometry: bool
 ) -> ViewTransform:
-    """Return the training transform of a group of views."""
+    """Return the training transform of views with these crops."""
     size = crops.sides or preprocess.image_size
-    change = augmentation(settings)
-    if crops.scale is not None:  # the method's own crops, such as local crops of self-distillation
-        change = replace(change, crop="random-resized", scale=crops.scale)
+    view_augmentation = augmentation(settings)
+    if crops.scale is not None:  # the method defines the crops, such as local crops of self-distillation
+        view_augmentation = replace(view_augmentation, crop="random-resized", scale=crops.scale)
     statistics = Normalisation(preprocess.mean, preprocess.std)
-    return TrainTransform(size, change, statistics, exact_geometry, preprocess.resize)
+    return TrainTransform(size, view_augmentation, statistics, exact_geometry, preprocess.resize)
 
 
 def validation(
@@ -121,7 +124,7 @@ def validation(
 
 
 def validation_scores(predictions: Predictions) -> dict[str, float]:
-    """Return the scores of predictions for the validation images, named as in the metrics of a run."""
+    """Return the scores of validation predictions, with the column names of `metrics.csv`, such as "val_loss"."""
     score = quick_scores if predictions.labels.ndim == 1 else quick_multi_label_scores
     return {f"val_{name}": value for name, value in score(predictions).items()}
 
@@ -144,16 +147,16 @@ def validation_predictions(
     return lambda module, device: predict_all(module, batches, device)
 
 
-def deployed_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings) -> Image.Image:
-    """Return a picture of validation images, or else training images, exactly as the deployed model will see them."""
+def draw_eval_images(data: SplitImages, card: ModelCard, settings: TrainSettings) -> Image.Image:
+    """Draw validation images as the deployed model sees them; training images if there is no validation split."""
     indices = data.part("val") if len(data.part("val")) else data.part("train")
-    shown = indices[evenly_spaced(len(indices), MAX_IMAGES)]
-    batch = next(iter(eval_loader(data, shown, card.preprocessing, replace(settings, workers=0))))
+    sample = indices[evenly_spaced(len(indices), MAX_IMAGES)]
+    batch = next(iter(eval_loader(data, sample, card.preprocessing, replace(settings, workers=0))))
     return sheet(batch, Normalisation(card.preprocessing.mean, card.preprocessing.std), card.classes)
 
 
-def training_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings, plan: Plan) -> Image.Image:
-    """Return a picture of training images as the network will see them, with mixing if the run uses it."""
+def draw_training_images(data: SplitImages, card: ModelCard, settings: TrainSettings, plan: Plan) -> Image.Image:
+    """Draw a training batch as the network sees it: augmented, and mixed if the run uses mixup or cutmix."""
     preprocess = card.preprocessing
     loader_settings = replace(settings, workers=0)
     batch = next(iter(train_loader(data, preprocess, loader_settings, plan, DataRequest(), 0)))

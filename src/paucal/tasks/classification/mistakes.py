@@ -1,4 +1,4 @@
-"""The most confident mistakes with their attribution maps, for the report of a run."""
+"""A figure of the most confident mistakes with their attribution maps, for the report page of a run."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,8 +17,8 @@ from paucal.explain.figures.pictures import readable_name, visible_part
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
-SHOWN = 8
-NAME = "mistakes_attribution.png"
+MAX_MISTAKES = 8
+FILE_NAME = "mistakes_attribution.png"
 
 
 def draw_mistakes(
@@ -26,21 +26,21 @@ def draw_mistakes(
 ) -> None:
     """Draw up to 8 of the most confident mistakes with attribution maps of the predicted class and of the label.
 
-    There is no picture without mistakes, or if no method can explain the model. No error is raised, since the scores
-    matter more than the picture; `say` prints the reason.
+    No picture is written if there are no mistakes, or if no attribution method supports the model. Errors are not
+    raised but printed with `say`, since the run has finished and its scores matter more than the picture.
     """
-    path = folder / NAME
+    path = folder / FILE_NAME
     try:
-        mistakes = worst_mistakes(predictions, SHOWN)
+        mistakes = worst_mistakes(predictions, MAX_MISTAKES)
         figure = _draw_figure(mistakes, predictions, images, model) if mistakes else None
         if figure is not None:
             save_figure(path, figure)
             return
-    except Exception as problem:  # any error, since the run is finished and evaluated
+    except Exception as problem:  # an optional picture must not fail the run
         reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
         say(f"note: attribution maps of the mistakes are not drawn ({reason}).")
     with suppress(OSError):
-        path.unlink(missing_ok=True)  # a picture of an earlier model would be mistaken for this one's
+        path.unlink(missing_ok=True)  # a picture of an earlier model must not remain
 
 
 def _draw_figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet, model: TrainedModel) -> Figure:
@@ -50,13 +50,13 @@ def _draw_figure(mistakes: list[Mistake], predictions: Predictions, images: Imag
     batch = torch.stack([view for view, _ in inputs]).to(model.device)
     row_of = {int(number): row for row, number in enumerate(predictions.ids.tolist())}
     shares = predictions.probabilities[[row_of[mistake.id] for mistake in mistakes]]
-    targets = [torch.tensor([getattr(mistake, kind) for mistake in mistakes]) for kind in ("predicted", "true")]
+    targets = [torch.tensor([getattr(mistake, field) for mistake in mistakes]) for field in ("predicted", "true")]
     method, maps = _attribution_maps(model, batch, targets)
     explained = [
         AttributedImage(
             f"label: {readable_name(model.classes[mistake.true])}",
             visible_part(pictures[row], inputs[row][1], size),
-            torch.stack([part[row] for part in maps]),
+            torch.stack([class_maps[row] for class_maps in maps]),
             (readable_name(model.classes[mistake.predicted]), readable_name(model.classes[mistake.true])),
             (float(shares[row, mistake.predicted]), float(shares[row, mistake.true])),
         )
@@ -66,13 +66,19 @@ def _draw_figure(mistakes: list[Mistake], predictions: Predictions, images: Imag
 
 
 def _attribution_maps(model: TrainedModel, batch: Tensor, targets: list[Tensor]) -> tuple[str, list[Tensor]]:
-    """Return the best method that can be computed, with its maps for the predicted classes and for the labels."""
+    """Return the name of the best method that supports the model, and its (N, H, W) maps for each set of targets.
+
+    Args:
+        model: Trained model.
+        batch: (N, C, H, W) images.
+        targets: Sets of (N,) classes to explain, such as the predicted classes and the labels.
+    """
     problem = None
     for method in ranked_methods(model.module):
         if method in OF_CAPTUM:  # needs an optional package, and is slower
             continue
         try:
             return method, [attribute(model.module, batch, classes, method).float().cpu() for classes in targets]
-        except UserError as found:  # for example, the blocks have no grid of tokens
-            problem = problem or found
+        except UserError as error:  # for example, the blocks have no grid of tokens
+            problem = problem or error
     raise problem or UserError(f"no attribution method supports {model.card.backbone.name}.")

@@ -1,4 +1,4 @@
-"""The optimizer of supervised training, from the settings."""
+"""Optimizer, learning-rate schedule, length and batch size of a classification run."""
 
 from dataclasses import replace
 
@@ -14,11 +14,11 @@ from paucal.tasks.classification.loaders import train_loader
 from paucal.training import CosineWarmup, LaggingEpochs, Optimization, Plan, largest_batch
 from paucal.types import Batch, UserError
 
-START_LR = 1e-3  # share of the peak; the published code warms up from 1e-6 to 1e-3
+WARMUP_START = 1e-3  # learning rate at the start of the warm-up, over the peak; DrLoc's code has 1e-6 over 1e-3
 
 
 def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan:
-    """Return the plan of the run: length, seed, hardware, and mixing of images."""
+    """Return the training plan of the run: its length, seed, hardware, and mixup and cutmix."""
     check_sync(settings)
     is_mixed = settings.mixup or settings.cutmix
     mixing = Mixing(mixup=settings.mixup, cutmix=settings.cutmix) if is_mixed else None
@@ -26,13 +26,13 @@ def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan
 
 
 def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
-    """Return the optimizer's settings, with lengths in steps."""
+    """Return the settings of the optimizer and its schedule, with durations in steps."""
     peak = settings.lr
     schedule = CosineWarmup(
         peak=peak,
         horizon=settings.schedule_epochs * plan.steps_per_epoch,
         warmup=round(settings.warmup_epochs * plan.steps_per_epoch),
-        start=peak * START_LR if settings.warmup_lr is None else settings.warmup_lr,
+        start=peak * WARMUP_START if settings.warmup_lr is None else settings.warmup_lr,
         floor=settings.min_lr,
     )
     return Optimization(
@@ -44,37 +44,40 @@ def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
 
 
 def check_plan(settings: TrainSettings, n_train: int) -> list[str]:
-    """Return warnings about a plan that may give poor results."""
+    """Return warnings about settings that have no effect, and about a length that may give poor results."""
     useless_sync = settings.sync_bn and settings.processes == 1
-    return [*(["--sync-bn has no effect on a single device"] if useless_sync else []), *check_length(settings, n_train)]
+    return [
+        *(["--sync-bn has no effect on a single device"] if useless_sync else []),
+        *check_length(settings, n_train),
+    ]
 
 
 def fit_batch(
     settings: TrainSettings, data: SplitImages, objective: Objective, card: ModelCard
 ) -> tuple[TrainSettings, str]:
-    """Halve the batch, and double the accumulation, until a training step fits in the device's memory.
+    """Halve the batch size, and double the accumulation, until a training step fits in the memory of the GPU.
 
-    Returns the settings, with the same effective batch, and the reason.
+    Returns the settings, whose effective batch size is unchanged, and the reason for the batch size.
     """
-    usual = settings.images_per_pass
+    default_size = settings.images_per_pass
     if settings.device != "cuda":
         return settings, "suits the data; only the memory of a GPU is tested"
     if settings.strategy == "fsdp":
         raise UserError(
-            "--batch-size auto tries steps with the whole model on one device, which --strategy fsdp should "
-            "avoid: give --batch-size as a number."
+            "--batch-size auto is not supported with --strategy fsdp, since it tries steps with the unsharded model on "
+            "one device: give --batch-size as a number."
         )
     plan = training_plan(settings, len(data.part("train")), len(data.images.classes))
 
-    def make(size: int) -> Batch:
+    def make_batch(size: int) -> Batch:
         loader_settings = replace(settings, batch_size=size, workers=0)
         loader = train_loader(data, card.preprocessing, loader_settings, plan, objective.data_request, 0)
         return next(iter(loader))  # type: ignore[return-value]
 
-    sizes = [usual // 2**n for n in range(usual.bit_length()) if usual % 2**n == 0]
-    size = largest_batch(objective, make, sizes, torch.device("cuda"), settings.precision)
-    accumulate = settings.accumulate * (usual // size)
-    if size == usual:
+    sizes = [default_size // 2**n for n in range(default_size.bit_length()) if default_size % 2**n == 0]
+    size = largest_batch(objective, make_batch, sizes, torch.device("cuda"), settings.precision)
+    accumulate = settings.accumulate * (default_size // size)
+    if size == default_size:
         return settings, "suits the data and fits in memory"
     reason = f"the largest that fits in memory; with {accumulate} passes per step, the effective batch stays the same"
     return replace(settings, batch_size=size, accumulate=accumulate), reason

@@ -1,4 +1,4 @@
-"""The images without labels of a supervised run: open them, remove copies, and list them in the run."""
+"""The images of `--unlabelled`: open them, leave out copies, and list the used images in the run folder."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,26 +23,28 @@ from paucal.settings.groups import DataSettings
 from paucal.types import UserError
 from paucal.wording import counted
 
-MAX_IMAGES = 5000  # larger numbers were not measured, and take long
+MAX_IMAGES = 5000  # more images take long, and no gain from them was measured
 
 
 def open_unlabelled(settings: TrainSettings) -> ImageSet:
     """Open the images of `--unlabelled`, without their test images and without reading pixels."""
     images = find_images(_data_settings(settings), labelled=False)
     if images.stream is not None:
-        raise UserError(f"--unlabelled: {settings.unlabelled} holds shards, which are read in order: unpack them.")
+        raise UserError(
+            f"--unlabelled: {settings.unlabelled} contains shards, which are only read in order: unpack them."
+        )
     folder = Path(str(settings.unlabelled)).expanduser()
     if images.location == str(folder.resolve()) and folder.is_dir():
         images = hold_out_listed(images, folder)
     part = held_out_part(images.declared)
     images = images.select(np.flatnonzero([not part or declared != part for declared in images.declared]))
     if not len(images):
-        raise UserError(f"--unlabelled: all images of {settings.unlabelled} are test images: give others.")
+        raise UserError(f"--unlabelled: all images of {settings.unlabelled} are test images: give other images.")
     return images
 
 
-def usable_images(settings: TrainSettings, data: SplitImages, max_images: int, console: Console) -> ImageSet:
-    """Return decoded images without labels, without copies of the run's images."""
+def read_unlabelled(settings: TrainSettings, data: SplitImages, max_images: int, console: Console) -> ImageSet:
+    """Decode at most `max_images` unlabelled images; leave out copies of each other and of the run's images."""
     images, max_images = open_unlabelled(settings), min(max_images, MAX_IMAGES)
     if len(images) > max_images:
         console.say(f"note: {max_images} of the {len(images)} images without labels are used")
@@ -56,27 +58,27 @@ def usable_images(settings: TrainSettings, data: SplitImages, max_images: int, c
     if copies_of_run.any() and len(held_out):
         indices = np.flatnonzero(copies_of_run)
         copies_of_held_out[indices] = copies_among(images.select(indices), held_out)[0]
-    for which, meaning in (
+    for is_copy, original in (
         (copies_of_held_out, "a validation or test image"),
         (copies_of_run & ~copies_of_held_out, "a training image"),
         (copies_of_others & ~copies_of_run, "another of them"),
     ):
-        if which.any():
-            verb = "looks" if which.sum() == 1 else "look"
-            console.say(f"left out: {counted(int(which.sum()), 'image')} without labels that {verb} like {meaning}")
+        if is_copy.any():
+            verb = "looks" if is_copy.sum() == 1 else "look"
+            console.say(f"left out: {counted(int(is_copy.sum()), 'image')} without labels that {verb} like {original}")
     return images.select(np.flatnonzero(~copies_of_run & ~copies_of_others))
 
 
-def remember(run: RunFolder, images: ImageSet) -> None:
-    """Store which images without labels a run learned from, so that an evaluation can detect them."""
+def list_in_run(run: RunFolder, images: ImageSet) -> None:
+    """Store the list of unlabelled images that a run learned from, so that an evaluation can detect them."""
     parts = np.full(len(images), "train", dtype="<U6")
     write_split(run.path / UNLABELLED_IMAGES, images, Split(parts, ""), image_digests(images))
 
 
-def remembered_images(
+def read_listed_images(
     run: RunFolder, settings: TrainSettings, data: SplitImages, max_images: int, console: Console
 ) -> ImageSet:
-    """Return at most `max_images` of the images without labels that a run learned from, decoded."""
+    """Decode at most `max_images` of the unlabelled images that are listed in the run folder."""
     images, keys = open_unlabelled(settings), {row["key"] for row in read_rows(run.path / UNLABELLED_IMAGES)}
     indices = np.flatnonzero([key in keys for key in images.keys])
     images = images.select(indices[evenly_spaced(len(indices), max_images)])
@@ -84,21 +86,21 @@ def remembered_images(
         return decoded(images, replace(_data_settings(settings), on_bad_image="skip"), data.images.reading, advance)
 
 
-def as_training_part(images: ImageSet) -> SplitImages:
-    """Return images as the training part of a set that has no other parts."""
+def as_training_split(images: ImageSet) -> SplitImages:
+    """Return images with a split in which all of them are training images."""
     return SplitImages(images, Split(np.full(len(images), "train", dtype="<U6"), ""))
 
 
 def _data_settings(settings: TrainSettings) -> DataSettings:
-    """Return the location of the images; --image-column does not apply to folders without a table."""
+    """Return the data settings of the unlabelled images, without `--image-column` if a folder has no table."""
     assert settings.unlabelled is not None
     folders = [path for piece in roots_of(settings.unlabelled) if (path := Path(piece).expanduser()).is_dir()]
-    plain = any(not _has_table(folder) for folder in folders)
+    has_plain_folder = any(not _has_table(folder) for folder in folders)
     return DataSettings(
         data=settings.unlabelled,
         data_root=settings.data_root,
         download=settings.download,
-        image_column=None if plain else settings.image_column,
+        image_column=None if has_plain_folder else settings.image_column,
         channels=settings.channels,
     )
 

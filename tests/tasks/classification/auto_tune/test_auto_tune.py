@@ -27,8 +27,8 @@ from paucal.tasks.classification import finishing
 from paucal.tasks.classification.assembly import SEVERAL_PROCESSES, assemble
 from paucal.tasks.classification.auto_tune import auto_tune as auto_tune_module
 from paucal.tasks.classification.auto_tune import first_model, refit, trials, tuning
-from paucal.tasks.classification.auto_tune.auto_tune import SCRATCH_EPOCHS
-from paucal.tasks.classification.auto_tune.first_model import affordable, winner_of
+from paucal.tasks.classification.auto_tune.auto_tune import MAX_SCRATCH_EPOCHS
+from paucal.tasks.classification.auto_tune.first_model import find_affordable, pick_winner
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.trials import best_trial
@@ -231,7 +231,7 @@ def test_climb__few_images_keep_the_probe(tmp_path, monkeypatch):
     result = started_from(photos(tmp_path / "photos", each=8, classes=2), tmp_path / "run", time="30s")
     found = rungs_of(result.folder)
     assert not found["tune"]
-    assert "the probe is the model" in found["plan"]
+    assert "the probe is the final model" in found["plan"]
     assert RunFolder(result.folder).read_rows() == []
     assert result.report.images > 0
 
@@ -255,7 +255,8 @@ def test_memory__that_no_way_to_tune_fits_in_keeps_the_probe(data, tmp_path, mon
     found = rungs_of(result.folder)
     assert (found["tune"], found["trials"], set(found["sizes"].values())) == (False, [], {None})
     assert (
-        found["plan"] == "the memory is too small for tuning (--batch-size 8 needs half of it): the probe is the model"
+        found["plan"]
+        == "the memory is too small for tuning (--batch-size 8 needs half of it): the probe is the final model"
     )
     assert "note: the memory is too small for tuning on images of 32" in console.lines
     assert result.report.images > 0
@@ -293,7 +294,7 @@ def test_race__takes_the_better_candidate(tmp_path, monkeypatch):
         for rung in rungs_of(result.folder)["race"]
     ]
     assert {rung.name for rung in race} == {first.name, second.name}
-    assert RunFolder(result.folder).settings["model"] == winner_of(race).name
+    assert RunFolder(result.folder).settings["model"] == pick_winner(race).name
 
 
 @pytest.mark.parametrize(("scores", "winner"), [((0.70, 0.75), "slow"), ((0.70, 0.72), "quick"), ((0.8, 0.7), "quick")])
@@ -302,14 +303,14 @@ def test_race__is_won_by_the_quickest_of_nearly_equal_ones(scores, winner):
         TuneStep(name, score, seconds, {"images": 300})
         for name, score, seconds in zip(("quick", "slow"), scores, (5, 9), strict=True)
     )
-    assert winner_of([slow, quick]).name == winner  # the standard error is 2.5 %
+    assert pick_winner([slow, quick]).name == winner  # the standard error is 2.5 %
 
 
 def test_race__leaves_time_to_tune_the_winner():
     quick, slow = (TuneStep(name, 0.7, seconds, {"images": 300}) for name, seconds in (("quick", 6), ("slow", 9)))
-    assert affordable([slow, quick], left=600, seen=20_000) == [slow, quick]  # 600 and 400 seconds
-    assert affordable([slow, quick], left=500, seen=20_000) == [quick]
-    assert affordable([slow, quick], left=100, seen=20_000) == [quick]
+    assert find_affordable([slow, quick], seconds=600, images=20_000) == [slow, quick]  # 600 and 400 seconds
+    assert find_affordable([slow, quick], seconds=500, images=20_000) == [quick]
+    assert find_affordable([slow, quick], seconds=100, images=20_000) == [quick]
 
 
 @pytest.mark.parametrize(
@@ -319,7 +320,7 @@ def test_probe__leaves_most_of_the_time_to_tuning_if_there_is_any(train, val, ep
     data = SimpleNamespace(counts=lambda: {"train": train, "val": val, "test": 90})
     setup = SimpleNamespace(data=data, settings=SimpleNamespace(epochs=epochs), origin={})
     state = SimpleNamespace(setup=setup, record=SimpleNamespace(budget=300.0))
-    assert first_model._probe_seconds(state) == seconds
+    assert first_model._max_probe_seconds(state) == seconds
 
 
 @pytest.mark.parametrize(("minutes", "compares"), [(5, False), (15, True)])
@@ -370,7 +371,10 @@ def test_time__plans_the_passes_that_fit(data, tmp_path, monkeypatch):
     assert len(RunFolder(result.folder).read_rows()) == epochs
     assert "fit in the time" in rungs_of(result.folder)["plan"]
     kept = json.loads((result.folder / "time_plan.json").read_text())
-    assert (kept["budget"], kept["most_steps"]) == (40.0, SCRATCH_EPOCHS * (sum("train" in row for row in rows) // 16))
+    assert (kept["budget"], kept["most_steps"]) == (
+        40.0,
+        MAX_SCRATCH_EPOCHS * (sum("train" in row for row in rows) // 16),
+    )
     assert kept["step"] == pytest.approx(16 * 0.02, rel=0.05)
     assert 0 < kept["spent"] < 40
 

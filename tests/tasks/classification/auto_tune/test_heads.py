@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import draw_folds
 from paucal.tasks.classification.auto_tune.head_race import (
-    FOLDS,
     LAST,
     MEAN,
-    REPEATS,
+    N_FOLDS,
+    N_REPEATS,
     held_out_logits,
     race_heads,
     repeated_folds,
@@ -56,7 +56,7 @@ def test_standardised__fits_in_coordinates_are_those_in_features(rows, dim, fit)
     standard = standardise(5 + 3 * features)
     quick, slow = fit(standard.coordinates, labels, 3), fit(standard.rows, labels, 3)
     scale = 1 if fit is fit_logistic_stages else dim / standard.coordinates.shape[1]
-    weight, bias = standard.carry_back(quick.weight, quick.bias)
+    weight, bias = standard.unstandardise(quick.weight, quick.bias)
     answers = (5 + 3 * features.double()) @ weight.T + bias
     torch.testing.assert_close(scale * answers, slow.scores(standard.rows), atol=2e-3, rtol=2e-3)
 
@@ -119,9 +119,9 @@ def test_held_out_logits__come_from_the_other_folds():
     features, labels = draw(15, 4)
     features = features.double()
     found = held_out_logits(features, labels, 3, fit_gaussian, repeated_folds(labels, seed=5))
-    assert found.shape == (REPEATS, 15, 3)
-    for repeat in range(REPEATS):
-        for rows, others in draw_folds(labels, derive_seed(5, repeat), FOLDS):
+    assert found.shape == (N_REPEATS, 15, 3)
+    for repeat in range(N_REPEATS):
+        for rows, others in draw_folds(labels, derive_seed(5, repeat), N_FOLDS):
             fitted = fit_gaussian(features[rows], labels[rows], 3)
             for image in others.tolist():
                 torch.testing.assert_close(found[repeat, image], fitted.weight @ features[image] + fitted.bias)
@@ -132,7 +132,7 @@ def test_held_out_logits__of_two_images_per_class_are_from_fits_to_one_of_each()
     labels = torch.tensor([0, 1, 0, 1])
     splits = repeated_folds(labels, 0)
     found = held_out_logits(features, labels, 2, lambda *given: fit_regression(*given, 100.0), splits)
-    assert found.argmax(2).tolist() == [[0, 1, 0, 1]] * REPEATS  # five folds would leave one class the majority
+    assert found.argmax(2).tolist() == [[0, 1, 0, 1]] * N_REPEATS  # five folds would leave one class the majority
 
 
 def test_race__does_not_read_stages_that_only_tell_groups_apart():
@@ -214,7 +214,7 @@ def test_race__of_four_images_holds_each_out_and_compares_nothing():
     last, labels = torch.tensor([[0.0], [4.0], [4.1], [0.1]]), torch.tensor([0, 1, 1, 0])
     result = race_heads(last, torch.cat([last, last], 1), labels, 2, 0.1)
     assert (result.name, result.head, set(result.losses)) == (LAST, None, {LAST})
-    assert result.held_out.hits.tolist() == [[True] * 4] * REPEATS
+    assert result.held_out.hits.tolist() == [[True] * 4] * N_REPEATS
 
 
 @pytest.mark.parametrize("apart", [0.2, 1.0])  # the stages win, and they do not
@@ -225,7 +225,7 @@ def test_race__keeps_the_calibrated_answers_of_the_winner_to_images_it_was_not_f
     held_out = result.held_out
     assert (result.head is None) == (apart == 1.0)
     assert held_out.rows.tolist() == list(range(60))
-    loss = F.cross_entropy(held_out.logits.flatten(0, 1), labels.repeat(REPEATS))
+    loss = F.cross_entropy(held_out.logits.flatten(0, 1), labels.repeat(N_REPEATS))
     assert float(loss) == pytest.approx(result.losses[result.name])
     if result.head is None:
         features = standardise(last).coordinates

@@ -7,8 +7,8 @@ import torch
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import draw_folds
 from paucal.metrics.intervals import cross_validated, wilson_share
-from paucal.tasks.classification.auto_tune.head_race import FOLDS, REPEATS
-from paucal.tasks.classification.auto_tune.learning_curve import _extrapolate, _forecast, curve_figure, learning_curve
+from paucal.tasks.classification.auto_tune.head_race import N_FOLDS, N_REPEATS
+from paucal.tasks.classification.auto_tune.learning_curve import _extrapolate, _forecast, draw_curve, learning_curve
 from paucal.tasks.classification.auto_tune.probe import fit_head
 
 
@@ -24,8 +24,8 @@ def test_curve__ends_with_the_cross_validation_of_all_images():
     curve = learning_curve(features, labels, 3, 10.0, seed=4)
     assert [point.per_class for point in curve.points] == pytest.approx([1, 2, 5, 8])
     right = []
-    for repeat in range(REPEATS):
-        for rows, others in draw_folds(labels, derive_seed(4, repeat), FOLDS):
+    for repeat in range(N_REPEATS):
+        for rows, others in draw_folds(labels, derive_seed(4, repeat), N_FOLDS):
             head = fit_head(features[rows], labels[rows], 3, strengths=(8.0,))  # four fifths of the penalty
             right.append((head.scores(features[others]).argmax(1) == labels[others]).float().mean())
     assert curve.points[-1].accuracy.value == pytest.approx(float(torch.stack(right).mean()), abs=1e-6)
@@ -33,7 +33,7 @@ def test_curve__ends_with_the_cross_validation_of_all_images():
     assert curve.per_class == 10
     assert 0 <= curve.gain <= curve.forecast.value
     assert "twice as many images would give at best about" in str(curve)
-    assert len(curve_figure(curve).axes[0].lines) > 1
+    assert len(draw_curve(curve).axes[0].lines) > 1
 
 
 def test_curve__of_two_images_per_class_forecasts_nothing():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paucal.evaluation.protocols.logistic import fit_logistic
-from paucal.tasks.classification.auto_tune.probe import SOLVER, fit_head, head_score, standardise, stratified_sample
+from paucal.tasks.classification.auto_tune.probe import SOLVER, fit_head, score_head, standardise, stratified_sample
 from paucal.types import UserError
 
 
@@ -23,7 +23,7 @@ def test_head__is_the_regression_on_standardised_features():
     expected = fit_logistic(standard, labels, 4, 10.0, SOLVER).scores(standard).float()
     torch.testing.assert_close(head.scores(features), expected, rtol=2e-3, atol=2e-3)
     layer = torch.nn.Linear(12, 4)
-    head.put_into(layer)
+    head.copy_to(layer)
     torch.testing.assert_close(layer(features), head.scores(features))
     assert head.cross_validated > 0.9
 
@@ -38,7 +38,7 @@ def test_head__takes_the_strength_that_cross_validates_best():
 def test_head__of_few_images(classes, each):
     features, labels = blobs(classes, each)
     head = fit_head(features, labels, classes)
-    assert head_score(head, features, labels) > 0.95
+    assert score_head(head, features, labels) > 0.95
     assert head.weight.shape == (classes, 12)
     assert bool(torch.isfinite(head.weight).all())
 
@@ -54,7 +54,7 @@ def test_head__of_a_class_without_images_never_answers_it():
 def test_head__survives_channels_that_never_change():
     features, labels = blobs(2, 10)
     features[:, 3] = 7.0
-    assert head_score(fit_head(features, labels, 2), features, labels) == 1.0
+    assert score_head(fit_head(features, labels, 2), features, labels) == 1.0
 
 
 def test_head__of_one_class_is_refused():
@@ -75,7 +75,7 @@ def test_head__where_no_image_can_be_left_out_says_so():
     features, labels = blobs(4, 1)
     head = fit_head(features, labels, 4)
     assert head.cross_validated is None
-    assert head_score(head, features, labels) == 1.0
+    assert score_head(head, features, labels) == 1.0
 
 
 def several(n=120, dim=12, seed=0):
@@ -97,7 +97,7 @@ def test_head__of_several_labels_is_one_regression_for_each_class():
             head.scores(features)[:, place], (alone[:, 1] - alone[:, 0]).float(), rtol=5e-2, atol=5e-2
         )
     assert head.cross_validated is not None
-    assert 0.9 < head.cross_validated < head_score(head, features, labels)
+    assert 0.9 < head.cross_validated < score_head(head, features, labels)
 
 
 def test_head__of_several_labels_with_classes_that_no_image_has_or_nobody_knows():
@@ -107,7 +107,7 @@ def test_head__of_several_labels_with_classes_that_no_image_has_or_nobody_knows(
     head = fit_head(features, labels, 3)
     assert bool(torch.isfinite(head.scores(features)).all())
     assert float(head.scores(features)[:, 1].max()) < -3
-    assert head_score(head, features, labels) > 0.9
+    assert score_head(head, features, labels) > 0.9
 
 
 def test_stratified__takes_a_share_of_every_label():

@@ -11,25 +11,25 @@ import torch
 from paucal.evaluation.predictions import Predictions
 from paucal.methods.training_settings import TrainSettings
 from paucal.tasks.classification.auto_tune import tuning
-from paucal.tasks.classification.auto_tune.auto_tune import continuation
+from paucal.tasks.classification.auto_tune.auto_tune import long_run_schedule
 from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses, is_better
 from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
-from paucal.tasks.classification.auto_tune.trials import WORST, TuningPreset, best_trial, presets_for
-from paucal.tasks.classification.auto_tune.tuning import AT_ONCE, CostEstimate, choose_preset, in_equal_time
+from paucal.tasks.classification.auto_tune.trials import FAILED_LOSS, TuningPreset, best_trial, presets_for
+from paucal.tasks.classification.auto_tune.tuning import UNTRIED_SUFFIX, CostEstimate, choose_preset, equalise_trials
 from paucal.tasks.classification.optimization import optimization
 from paucal.training import CosineWarmup, Plan
 
 
 def test_observed__plans_passes_by_the_time_that_the_steps_of_a_trial_took():
-    planned = CostEstimate(side=[160], epoch=84.0, steps=40, shrink=0.5)
-    seen = planned.observed(seconds=46.0, eval_seconds=6.0, per_epoch=90)
-    assert seen.epoch == pytest.approx(90 * 1.0 + 6.0)
-    assert (seen.side, seen.steps, seen.shrink) == ([160], 40, 0.5)
+    planned = CostEstimate(image_size=[160], epoch_seconds=84.0, steps=40, pixel_ratio=0.5)
+    seen = planned.corrected_by(seconds=46.0, eval_seconds=6.0, per_epoch=90)
+    assert seen.epoch_seconds == pytest.approx(90 * 1.0 + 6.0)
+    assert (seen.image_size, seen.steps, seen.pixel_ratio) == ([160], 40, 0.5)
 
 
 def test_observed__keeps_the_plan_where_a_trial_says_nothing():
-    planned = CostEstimate(side=[160], epoch=84.0, steps=40)
-    assert planned.observed(seconds=0.0, eval_seconds=6.0, per_epoch=90) == planned
+    planned = CostEstimate(image_size=[160], epoch_seconds=84.0, steps=40)
+    assert planned.corrected_by(seconds=0.0, eval_seconds=6.0, per_epoch=90) == planned
 
 
 def trial(score: float, loss: float = 1.0) -> TuneStep:
@@ -50,8 +50,8 @@ def test_best_of__takes_another_way_than_the_first_where_it_leads_by_more_than_c
 
 def test_best_of__prefers_the_lower_loss_among_equals_and_any_way_to_one_that_failed():
     assert best_of([trial(0.5), trial(0.9, 0.4), trial(0.9, 0.3)], 100) == 2
-    assert best_of([trial(0.0, WORST), trial(0.3)], 100) == 1
-    assert best_of([trial(0.0, WORST), trial(0.0, WORST)], 100) == 0
+    assert best_of([trial(0.0, FAILED_LOSS), trial(0.3)], 100) == 1
+    assert best_of([trial(0.0, FAILED_LOSS), trial(0.0, FAILED_LOSS)], 100) == 0
 
 
 def test_best_of__judges_by_losses_image_by_image_where_accuracy_cannot_tell():
@@ -77,7 +77,7 @@ def test_best_of__takes_smaller_images_only_where_they_lead_clearly():
     assert best_trial(trials, 81, sides) == 0
     assert best_trial(trials, 810, sides) == 1
     assert best_trial([trial(0.728), trial(0.74, 0.1), trial(0.82)], 81, sides) == 2
-    assert best_trial([trial(0.0, WORST), trial(0.037)], 81, sides) == 1  # one that failed is never taken
+    assert best_trial([trial(0.0, FAILED_LOSS), trial(0.037)], 81, sides) == 1  # one that failed is never taken
 
 
 def test_better__is_a_lower_loss_where_accuracy_cannot_tell():
@@ -102,10 +102,10 @@ def test_losses__are_those_at_the_best_temperature():
 def test_trials__have_as_many_steps_as_take_the_same_time():
     """Of 40 steps an epoch: half a second, a second and two seconds a step; 30 seconds fit."""
     costs = [CostEstimate([224], epoch, steps) for epoch, steps in ((20.0, 60), (40.0, 30), (80.0, 15))]
-    assert [cost.steps for cost in in_equal_time(costs, 40)] == [60, 30, 15]
+    assert [cost.steps for cost in equalise_trials(costs, 40)] == [60, 30, 15]
     # Where 300 seconds fit, none takes more than the slowest one's epoch of 80 seconds.
     costs = [CostEstimate([224], epoch, steps) for epoch, steps in ((20.0, 600), (40.0, 300), (80.0, 150))]
-    assert [cost.steps for cost in in_equal_time(costs, 40)] == [160, 80, 40]
+    assert [cost.steps for cost in equalise_trials(costs, 40)] == [160, 80, 40]
 
 
 def test_presets__tune_norms_and_biases_alone_of_transformers_and_not_of_batch_norm_networks():
@@ -124,7 +124,7 @@ def names_of(model: str = "vit_tiny_patch16_224", **given: Any) -> list[str]:
         settings=TrainSettings(**given),
         origin=dict.fromkeys(given, "flag"),
     )
-    return [preset.name for preset in tuning._open_presets(setup)]
+    return [preset.name for preset in tuning._list_presets(setup)]
 
 
 def test_presets__are_named_by_the_settings_that_are_left():
@@ -146,8 +146,8 @@ def test_presets__are_named_by_the_settings_that_are_left():
 
 
 def test_continuation__leaves_the_first_epochs_as_they_are_and_goes_on_at_a_low_rate():
-    assert continuation(20, 3e-4) == {}
-    long = TrainSettings(**continuation(50, 3e-4), epochs=50, lr=3e-4)
+    assert long_run_schedule(20, 3e-4) == {}
+    long = TrainSettings(**long_run_schedule(50, 3e-4), epochs=50, lr=3e-4)
     schedule = optimization(long, Plan(total_steps=500, steps_per_epoch=10)).schedule
     usual = CosineWarmup(3e-4, horizon=200, warmup=20, start=3e-7, floor=3e-5)
     assert [schedule(step) for step in range(201)] == pytest.approx([usual(step) for step in range(201)])
@@ -167,8 +167,8 @@ def timed(left: float, epoch: float, tuning: dict[str, dict[str, Any]] | None = 
             data=SimpleNamespace(part=lambda name: range(100), counts=lambda: {"train": 100, "val": 0}),
             settings=SimpleNamespace(img_size=[224]),
         ),
-        eval_seconds=lambda shrink=1.0: 0.0,
-        left=lambda shrink=1.0: left,
+        eval_seconds=lambda pixel_ratio=1.0: 0.0,
+        seconds_left=lambda pixel_ratio=1.0: left,
         epoch=epoch,
         console=SimpleNamespace(say=said.append),
         said=said,
@@ -184,7 +184,7 @@ def tried(monkeypatch):
         raise KeyboardInterrupt
 
     found = []
-    monkeypatch.setattr(tuning, "_open_presets", lambda setup: [CAREFUL, BOLD])
+    monkeypatch.setattr(tuning, "_list_presets", lambda setup: [CAREFUL, BOLD])
     monkeypatch.setattr(tuning, "is_timed", lambda setup: True)
     monkeypatch.setattr(tuning, "_image_seconds", lambda state, preset, side: state.epoch / 100)
     monkeypatch.setattr(tuning, "_estimate_cost", lambda state, preset, count: CostEstimate([160], state.epoch, 20))
@@ -196,8 +196,8 @@ def tried(monkeypatch):
 def test_choose_way__tries_none_where_trials_would_take_the_passes_that_the_careful_one_needs(tried):
     state = timed(left=100, epoch=25)  # 76 seconds after the trials: less than four passes
     preset, cost = choose_preset(state) or pytest.fail("no way")
-    assert (preset, cost.epoch, tried) == (CAREFUL, 25, ["head [160]"])  # one head, for the way that goes on
-    assert state.said == ["note: no time to try several presets; using the most careful one: careful"]
+    assert (preset, cost.epoch_seconds, tried) == (CAREFUL, 25, ["head [160]"])  # one head, for the way that goes on
+    assert state.said == ["note: no time to try several presets; using the most careful preset: careful"]
 
 
 def test_choose_way__tries_all_where_four_passes_are_left(tried):
@@ -209,7 +209,7 @@ def test_choose_way__tries_all_where_four_passes_are_left(tried):
 def test_choose_way__goes_on_as_it_was_begun(tried):
     with pytest.raises(KeyboardInterrupt):
         choose_preset(timed(left=10, epoch=20, tuning={"careful": {}, "bold": {}}))
-    chosen = choose_preset(timed(left=1000, epoch=20, tuning={"careful": {}, "careful" + AT_ONCE: {}}))
+    chosen = choose_preset(timed(left=1000, epoch=20, tuning={"careful": {}, "careful" + UNTRIED_SUFFIX: {}}))
     assert chosen is not None
     assert chosen[0] == CAREFUL
     assert tried == ["careful", "head [160]"]
@@ -219,7 +219,7 @@ def of_any_size(monkeypatch, folder: Path, left: float, unlabelled: TuneStep | N
     """Return what choosing a size asks of a run, whose epochs take 10 seconds at 240 pixels."""
     monkeypatch.setattr(tuning, "is_timed", lambda setup: True)
     monkeypatch.setattr(tuning, "is_free", lambda setup, name: True)
-    monkeypatch.setattr(tuning, "_takes_any_size", lambda setup: True)
+    monkeypatch.setattr(tuning, "_supports_any_size", lambda setup: True)
     monkeypatch.setattr(tuning, "_image_seconds", lambda state, preset, side: 0.1 * (side[0] / 240) ** 2)
     state = timed(left=left, epoch=10)
     state.setup.settings.img_size, state.image_seconds, state.run = [240], 0.0, SimpleNamespace(path=folder)
@@ -233,7 +233,7 @@ def test_choose_side__keeps_the_size_where_images_without_labels_improved_the_fi
 ):
     unlabelled = TuneStep("images without labels", 0.8, 90.0, {"kept": is_kept})
     state = of_any_size(monkeypatch, tmp_path, 35, unlabelled)  # seven epochs at 160 pixels, three at 240
-    chosen = tuning._choose_side(state, CAREFUL, 1.0) or pytest.fail("no size")
+    chosen = tuning._choose_image_size(state, CAREFUL, 1.0) or pytest.fail("no size")
     assert chosen[0] == side
 
 
@@ -241,14 +241,14 @@ def test_choose_side__keeps_the_size_where_images_without_labels_improved_the_fi
 def test_choose_side__needs_fifty_steps_of_a_long_epoch(monkeypatch, tmp_path, left, size):
     state = of_any_size(monkeypatch, tmp_path, left)  # an epoch at 128 pixels takes 2.8 seconds
     state.setup.plan.steps_per_epoch = 150
-    chosen = tuning._choose_side(state, CAREFUL, 1.0)
+    chosen = tuning._choose_image_size(state, CAREFUL, 1.0)
     assert (chosen and chosen[0]) == size
 
 
 def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):
     """It has half the steps, half as much time, and the number of threads that steps are timed with."""
     state, asked = timed(left=500, epoch=52), []
-    state.eval_seconds, state.setup.plan = lambda shrink: 2.0, SimpleNamespace(steps_per_epoch=50)
+    state.eval_seconds, state.setup.plan = lambda pixel_ratio: 2.0, SimpleNamespace(steps_per_epoch=50)
     state.setup.data.primary_metric = SimpleNamespace(format_score=str)
     state.run, state.reassemble, state.save = None, lambda **_: None, lambda **_: None
     state.record.trials = (TuneStep("careful", 0.5, 30.0, {"steps": 10, "planned": 20}),)
@@ -260,12 +260,12 @@ def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):
     monkeypatch.setattr(tuning, "run_trial", run_trial)
     monkeypatch.setattr(tuning, "is_timed", lambda setup: True)
     monkeypatch.setattr(tuning, "_prepare_head", lambda state, side: None)
-    tried = tuning._load_or_run_trial(state, BOLD, CostEstimate([224], epoch=52.0, steps=30))
+    tried = tuning._load_or_run_trial(state, BOLD, CostEstimate([224], epoch_seconds=52.0, steps=30))
     assert (asked[0][0], tried.details["planned"]) == (15, 30)
     found = asked[0][1]
     assert (found.step, found.evaluation, found.most_steps) == (1.0, 2.0, 15)
     assert found.budget == 1.5 * (15 * 1.0 + 2.0) + 5.0
     assert (found.spent, found.closing) == (0.0, 0.0)
     monkeypatch.setattr(tuning, "is_timed", lambda setup: False)
-    tuning._load_or_run_trial(state, BOLD, CostEstimate([224], epoch=52.0, steps=30))
+    tuning._load_or_run_trial(state, BOLD, CostEstimate([224], epoch_seconds=52.0, steps=30))
     assert asked[1][1] is None

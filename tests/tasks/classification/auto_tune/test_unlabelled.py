@@ -25,7 +25,7 @@ from paucal.tasks.classification.assembly import assemble
 from paucal.tasks.classification.auto_tune import first_model, refit, unlabelled_head
 from paucal.tasks.classification.auto_tune import unlabelled as step
 from paucal.tasks.classification.auto_tune.head_race import HeldOut, read_held_out
-from paucal.tasks.classification.auto_tune.heads import fit_gaussian, fit_shares
+from paucal.tasks.classification.auto_tune.heads import fit_gaussian, fit_soft_gaussian
 from paucal.tasks.classification.auto_tune.probe import fit_regression
 from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
 from paucal.tasks.classification.auto_tune.unlabelled_head import (
@@ -35,8 +35,8 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     MIN_LEAD,
     UnlabelledResult,
     brier_scores,
-    divisor_for,
-    pool_of,
+    find_divisor,
+    make_pool,
     race_unlabelled,
 )
 from paucal.tasks.classification.finishing import make_watch
@@ -66,7 +66,7 @@ def base(features, labels):
 def test_shares__of_whole_images_are_the_gaussian_head():
     features, labels = draw(90, 1)
     whole = fit_gaussian(features.double(), labels, CLASSES)
-    parts = fit_shares(features.double(), torch.nn.functional.one_hot(labels, CLASSES).double())
+    parts = fit_soft_gaussian(features.double(), torch.nn.functional.one_hot(labels, CLASSES).double())
     torch.testing.assert_close(parts.weight, whole.weight)
     torch.testing.assert_close(parts.bias, whole.bias)
 
@@ -74,15 +74,15 @@ def test_shares__of_whole_images_are_the_gaussian_head():
 def test_shares__of_half_an_image_twice_are_the_whole_image():
     features, _ = draw(70, 2)
     shares = torch.rand(70, CLASSES, generator=torch.Generator().manual_seed(3)).double()
-    once = fit_shares(features.double(), shares)
-    twice = fit_shares(features.double().repeat(2, 1), shares.repeat(2, 1) / 2)
+    once = fit_soft_gaussian(features.double(), shares)
+    twice = fit_soft_gaussian(features.double().repeat(2, 1), shares.repeat(2, 1) / 2)
     torch.testing.assert_close(twice.weight, once.weight)
 
 
 def test_divisor__gives_the_wanted_confidence():
     scores = 1000 * torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
     for wanted in (0.4, 0.9):
-        sure = (scores / divisor_for(scores, wanted)).softmax(1).amax(1).mean()
+        sure = (scores / find_divisor(scores, wanted)).softmax(1).amax(1).mean()
         assert float(sure) == pytest.approx(wanted, abs=1e-3)
 
 
@@ -95,7 +95,7 @@ def test_brier__is_the_squared_distance_from_the_truth():
 
 def test_pool__of_fewer_images_than_features_has_only_axes_that_vary():
     features = torch.randn(40, 200, generator=torch.Generator().manual_seed(1)) + 5
-    pool = pool_of(features.repeat(2, 1))
+    pool = make_pool(features.repeat(2, 1))
     assert pool.rows.shape == (80, 39)
     standard = (features - pool.mean) / pool.deviation
     torch.testing.assert_close(pool.rows[:40] @ pool.axes.T, standard, atol=1e-4, rtol=0)
@@ -202,7 +202,7 @@ def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_fea
 ):
     monkeypatch.setattr(step, "race_unlabelled", won)
     if most is not None:
-        monkeypatch.setattr(step, "_count_read_again", lambda *_: most)
+        monkeypatch.setattr(step, "_count_reread", lambda *_: most)
     if not staged:  # as in a network without maps of stages
         for module in (first_model, refit):
             monkeypatch.setattr(module, "last_stage_maps", lambda *_: ())
@@ -212,7 +212,7 @@ def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_fea
     )
     monkeypatch.setattr(finishing, "is_better", lambda *_: True)
     pools, limits = [], []
-    monkeypatch.setattr(refit, "pool_of", lambda features: pools.append(features) or pool_of(features))
+    monkeypatch.setattr(refit, "make_pool", lambda features: pools.append(features) or make_pool(features))
 
     @contextmanager
     def one_thread(count):
@@ -252,13 +252,13 @@ def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_fea
 
 def test_run__whose_images_without_labels_were_moved_meanwhile_ends_without_them(data, tmp_path, monkeypatch):
     monkeypatch.setattr(step, "race_unlabelled", won)
-    remember = finishing.remembered_images
+    remember = finishing.read_listed_images
 
     def move_first(*given):
         (tmp_path / "more").rename(tmp_path / "elsewhere")
         return remember(*given)
 
-    monkeypatch.setattr(finishing, "remembered_images", move_first)
+    monkeypatch.setattr(finishing, "read_listed_images", move_first)
     console = RecordingConsole()
     result = started_from(data, tmp_path / "run", console, unlabelled=str(tmp_path / "more"), epochs=1, lr=1e-4)
     assert any(
@@ -284,8 +284,10 @@ def test_count_read_again__leaves_four_fifths_of_the_time_and_half_of_what_is_le
 ):
     monkeypatch.setattr(step, "cannot_judge_tuning", lambda _: too_few)
     setup = SimpleNamespace(settings=SimpleNamespace(epochs=epochs))
-    state = SimpleNamespace(record=SimpleNamespace(budget=budget), setup=setup, image_seconds=0.2, left=lambda: left)
-    assert step._count_read_again(state, 500) == images
+    state = SimpleNamespace(
+        record=SimpleNamespace(budget=budget), setup=setup, image_seconds=0.2, seconds_left=lambda: left
+    )
+    assert step._count_reread(state, 500) == images
 
 
 def left_out(console):
@@ -375,7 +377,7 @@ def test_run__goes_on_without_images_that_cannot_be_read(data, tmp_path):
 
 def test_run__without_time_for_them_gives_that_reason(data, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(step, "time_share", lambda labelled, is_tuned: asked.append((labelled, is_tuned)) or 0.0)
+    monkeypatch.setattr(step, "max_time_share", lambda labelled, is_tuned: asked.append((labelled, is_tuned)) or 0.0)
     console, more = RecordingConsole(), {"unlabelled": str(tmp_path / "more")}
     result = started_from(photos(tmp_path / "few", each=6), tmp_path / "run", console, time="10m", **more)
     why = "--unlabelled: there is no time left for the images without labels; give a longer --time"
@@ -386,7 +388,7 @@ def test_run__without_time_for_them_gives_that_reason(data, tmp_path, monkeypatc
 
 
 def test_time_share__is_larger_the_less_tuning_can_gain():
-    assert [step.time_share(*given) for given in ((2000, True), (100, True), (100, False))] == [0.2, 0.4, 0.7]
+    assert [step.max_time_share(*given) for given in ((2000, True), (100, True), (100, False))] == [0.2, 0.4, 0.7]
 
 
 def test_tuned_model__has_to_beat_the_better_of_both_first_models(data):

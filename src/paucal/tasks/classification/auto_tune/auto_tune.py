@@ -1,7 +1,7 @@
-"""Choose how to fine-tune pretrained weights in the time available: a linear probe, short trials, a length.
+"""Auto-tuning: fit a linear probe to pretrained weights, try fine-tuning presets, and choose the number of epochs.
 
-Every step is stored in the run, so that a stopped run resumes where it was. The decisions are stored among the
-settings; from then on the run is like any other and can be repeated exactly.
+Every step is stored in the run folder, so that a stopped run resumes after its last step. The choices are stored as
+settings, so that the run can be repeated exactly without auto-tuning.
 """
 
 import math
@@ -26,16 +26,18 @@ from paucal.training import TimePlan
 from paucal.types import UserError
 from paucal.wording import counted, duration
 
-# Epochs beyond COSINE_EPOCHS are appended at LOW_RATE times the peak rate; the earlier epochs do not change.
-MAX_EPOCHS, COSINE_EPOCHS, LOW_RATE, WARMUP = 60, 20, 0.1, 0.1
-SCRATCH_EPOCHS = 300
-REPORT_SECONDS = 6.0  # time reserved for the pictures and the page at the end, on an idle core
+# A longer run continues after COSINE_EPOCHS at a constant rate, so that its first epochs are those of a shorter run.
+MAX_EPOCHS, COSINE_EPOCHS = 60, 20
+CONSTANT_RATE = 0.1  # learning rate after the cosine, over the peak rate
+WARMUP_SHARE = 0.1  # of COSINE_EPOCHS
+MAX_SCRATCH_EPOCHS = 300
+REPORT_SECONDS = 6.0  # time reserved for the pictures and the report page at the end, on an idle core
 
 
 def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
-    """Choose the length of a run and the settings that it depends on, and store them in the run.
+    """Choose the number of epochs of a run and its other automatic settings, and store them in the run.
 
-    Returns False where a signal stopped a trial.
+    Returns False if a signal stopped a trial.
     """
     if setup.tune_record is None:
         raise ValueError("this run has no auto-tuning")
@@ -50,14 +52,14 @@ def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
 
 
 def _train_directly(state: TuneState) -> None:
-    """Choose the length of a run without a probe: from scratch, or without a linear classifier."""
+    """Choose the number of epochs of a run without a probe: from random weights, or without a linear classifier."""
     setup, budget = state.setup, state.record.budget
     if setup.settings.epochs == 0:
         raise UserError(
             f"--epochs 0 keeps a linear probe, and {setup.settings.model} has no linear classifier: give 1 or more."
         )
     if state.record.candidates:
-        state.console.say(f"note: {setup.settings.model} has no linear classifier: it is tuned without a probe")
+        state.console.say(f"note: {setup.settings.model} has no linear classifier: it is fine-tuned without a probe")
     counts = setup.data.counts()
     image_seconds = seconds_per_image(setup, threads=True) / setup.settings.processes
     epoch_seconds = image_seconds * (counts["train"] + counts["val"] / 3)
@@ -65,19 +67,20 @@ def _train_directly(state: TuneState) -> None:
     if setup.settings.epochs is not None:
         _set_length(state, setup.settings.epochs, epoch_seconds, {})
         return
-    left = state.left()
-    if epoch_seconds > max(left, 0.0) and epoch_seconds > 1.1 * budget:
+    seconds_left = state.seconds_left()
+    if epoch_seconds > max(seconds_left, 0.0) and epoch_seconds > 1.1 * budget:
         raise UserError(
             f"--time is {setup.settings.time}, and one epoch of {counts['train']} training images takes "
             f"{duration(epoch_seconds)} here: give --time {int((3 * epoch_seconds + 60) // 60)}m or more, a smaller "
             "--img-size, or --fraction."
         )
-    max_epochs = SCRATCH_EPOCHS if setup.settings.init is None else MAX_EPOCHS
-    epochs = max(1, min(max_epochs, int(left / epoch_seconds)))
+    max_epochs = MAX_SCRATCH_EPOCHS if setup.settings.init is None else MAX_EPOCHS
+    epochs = max(1, min(max_epochs, int(seconds_left / epoch_seconds)))
     _set_length(state, epochs, epoch_seconds, {}, max_epochs=max_epochs)
 
 
 def _tune_trained_weights(state: TuneState) -> bool:
+    """Fit a probe to pretrained weights, then choose a preset and a number of epochs, or keep the probe."""
     if cores_are_shared():
         seconds_per_image(state.setup, threads=True)
     time_frozen_network(state)
@@ -88,26 +91,27 @@ def _tune_trained_weights(state: TuneState) -> bool:
     state.first = None  # frees memory for tuning
     counts = state.setup.data.counts()
     if state.setup.settings.epochs == 0:
-        return _keep_probe(state, "the probe is the model: --epochs 0")
+        return _keep_probe(state, "--epochs 0: the probe is the final model")
     if cannot_judge_tuning(state.setup):
-        reason = f"{counts['train']} training images" if counts["val"] else "no images to validate with"
-        doubt = "the probe is the model, as validation could not show whether tuning helps"
-        return _keep_probe(state, f"{reason}: {doubt}")
+        reason = f"{counts['train']} training images" if counts["val"] else "no validation images"
+        return _keep_probe(
+            state, f"{reason}: the probe is the final model, as validation could not show whether tuning helps"
+        )
     choose_training_precision(state)
     preset_and_cost = choose_preset(state)
     if preset_and_cost is None:
-        return _keep_probe(state, f"{_describe_shortage(state)}: the probe is the model")
+        return _keep_probe(state, f"{_describe_shortage(state)}: the probe is the final model")
     preset, cost = preset_and_cost
     epochs = state.setup.settings.epochs
     if epochs is None:
-        epochs = max(1, min(MAX_EPOCHS, int(state.left(cost.shrink) / cost.epoch)))
-    changes = {"img_size": cost.side, **settings_to_store(state.setup, preset)}
-    _set_length(state, epochs, cost.epoch, changes, cost.shrink)
+        epochs = max(1, min(MAX_EPOCHS, int(state.seconds_left(cost.pixel_ratio) / cost.epoch_seconds)))
+    changes = {"img_size": cost.image_size, **settings_to_store(state.setup, preset)}
+    _set_length(state, epochs, cost.epoch_seconds, changes, cost.pixel_ratio)
     return True
 
 
 def _describe_shortage(state: TuneState) -> str:
-    """Return which resource was too small for all presets."""
+    """Return a text on why no preset fits: too little time or too little memory."""
     if None not in state.record.sizes.values():
         return "the remaining time is too short for tuning"
     half_batch = state.setup.settings.images_per_pass // 2
@@ -118,36 +122,45 @@ def _describe_shortage(state: TuneState) -> str:
 def _set_length(
     state: TuneState,
     epochs: int,
-    epoch: float,
+    epoch_seconds: float,
     changes: Mapping[str, Any],
-    shrink: float = 1.0,
+    pixel_ratio: float = 1.0,
     max_epochs: int = MAX_EPOCHS,
 ) -> None:
-    """Store the length of the run with the settings that follow from it, and print its expected end."""
+    """Store the number of epochs and the settings that depend on it, and print when the run is expected to end.
+
+    Args:
+        state: State of the auto-tuning.
+        epochs: Number of epochs.
+        epoch_seconds: Seconds of an epoch with its validation.
+        changes: Other settings to store.
+        pixel_ratio: Pixels of a training image, over those of an image of the probe.
+        max_epochs: Maximum number of epochs for runs with a time budget.
+    """
     timed = is_timed(state.setup)
     if timed and state.record.candidates:
-        schedule = continuation(epochs, changes.get("lr", state.setup.settings.lr))
+        schedule = long_run_schedule(epochs, changes.get("lr", state.setup.settings.lr))
         changes = {**changes, **{name: value for name, value in schedule.items() if is_free(state.setup, name)}}
     setup = state.reassemble(**{**changes, "epochs": epochs})
-    left = state.left(shrink) if timed else math.inf
-    seconds = min(epochs * epoch, max(left, 0.0)) + state.final_eval_seconds(shrink)
+    seconds_left = state.seconds_left(pixel_ratio) if timed else math.inf
+    seconds = min(epochs * epoch_seconds, max(seconds_left, 0.0)) + state.final_eval_seconds(pixel_ratio)
     tuned_names = [name for name in changes if is_free(state.setup, name)]
     reasons = dict.fromkeys(tuned_names, "chosen by trials on these images, or by the time available")
     if not is_free(state.setup, "epochs"):
         plan = f"{counted(epochs, 'epoch')}, as given"
     else:
-        plan = reasons["epochs"] = _describe_length(epochs, epoch, left, max_epochs)
+        plan = reasons["epochs"] = _describe_length(epochs, epoch_seconds, seconds_left, max_epochs)
     state.adopt(setup, reasons)
     time_plan = None
     if timed:
-        evaluation, steps = state.eval_seconds(shrink), setup.plan.steps_per_epoch
-        closing = state.final_eval_seconds(shrink) + REPORT_SECONDS * slowdown()
+        eval_seconds, steps = state.eval_seconds(pixel_ratio), setup.plan.steps_per_epoch
+        closing_seconds = state.final_eval_seconds(pixel_ratio) + REPORT_SECONDS * slowdown()
         time_plan = TimePlan(
             state.record.budget,
             state.spent,
-            closing,
-            (epoch - evaluation) / steps,
-            evaluation,
+            closing_seconds,
+            (epoch_seconds - eval_seconds) / steps,
+            eval_seconds,
             most_steps=max_epochs * steps,
             threads=torch.get_num_threads(),
         )
@@ -155,24 +168,29 @@ def _set_length(
     state.save(plan=plan)
 
 
-def _describe_length(epochs: int, epoch: float, left: float, max_epochs: int) -> str:
-    """Describe the length of a run: its epochs, the seconds of each, and whether they fill the seconds left.
+def _describe_length(epochs: int, epoch_seconds: float, seconds_left: float, max_epochs: int) -> str:
+    """Describe the length of a run: its epochs, the time of each, and what limits their number.
 
     Example:
         >>> _describe_length(4, 30.0, 125.0, 60), _describe_length(1, 60.0, 50.0, 60)
         ('4 epochs of 30 s each fit in the time', 'part of an epoch of 1 min fits in the time')
     """
     if epochs == 1:
-        return f"{'one' if epoch <= left else 'part of an'} epoch of {duration(epoch)} fits in the time"
+        amount = "one" if epoch_seconds <= seconds_left else "part of an"
+        return f"{amount} epoch of {duration(epoch_seconds)} fits in the time"
     limit = "are the most that help" if epochs == max_epochs else "fit in the time"
-    return f"{epochs} epochs of {duration(epoch)} each {limit}"
+    return f"{epochs} epochs of {duration(epoch_seconds)} each {limit}"
 
 
-def continuation(epochs: int, lr: float) -> dict[str, Any]:
-    """Return the settings that continue a run after its cosine; empty if the cosine covers all epochs."""
+def long_run_schedule(epochs: int, lr: float) -> dict[str, Any]:
+    """Return the schedule settings of a run that is longer than its cosine; empty if the cosine covers all epochs."""
     if epochs <= COSINE_EPOCHS:
         return {}
-    return {"schedule_epochs": COSINE_EPOCHS, "warmup_epochs": WARMUP * COSINE_EPOCHS, "min_lr": LOW_RATE * lr}
+    return {
+        "schedule_epochs": COSINE_EPOCHS,
+        "warmup_epochs": WARMUP_SHARE * COSINE_EPOCHS,
+        "min_lr": CONSTANT_RATE * lr,
+    }
 
 
 def _keep_probe(state: TuneState, reason: str) -> bool:

@@ -30,22 +30,25 @@ from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import learning_curve, write_curve
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
 from paucal.tasks.classification.auto_tune.precision import choose_feature_precision
-from paucal.tasks.classification.auto_tune.probe import MAX_COMPARED, Head, fit_head, head_score, stratified_sample
+from paucal.tasks.classification.auto_tune.probe import MAX_COMPARED, Head, fit_head, score_head, stratified_sample
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_judge_tuning
 from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher
 from paucal.wording import counted, duration
 
-# Largest share of the time budget for extracting training features: of a run that is tuned afterwards, on all training
-# images, and of one that keeps the probe. With a fifth, tuning on 3,068 and 4,502 images had a third less time, and
-# four runs of five minutes were 0.5 points worse.
+# Maximum share of the time budget for the features of the training images, in a run that is fine-tuned afterwards and
+# in a run that keeps the probe. With 0.2 for the first, tuning on 3,068 and 4,502 images had a third less time, and the
+# accuracy of four runs of five minutes was 0.5 points lower.
 PROBE_SHARE, PROBE_ONLY_SHARE = 0.1, 0.5
-EPOCHS_LEFT = 3  # epochs of tuning that a candidate must leave time for
-MEASURED = {"speed": "arithmetic_speed", "measured": "arithmetic_measured"}  # names in the record
-TUNING_COST = 2.0  # cost of training on an image, in forward passes
-# Limits of the comparison: users wait for the first model, and tuning needs the time.
-RACE_SHARE, RACE_SECONDS, RACE_IMAGES = 0.05, 60.0, 300
-LARGER = 1.5  # assumed time of the next candidate, as a multiple of the last one's
+MIN_EPOCHS_AFTER = 3  # epochs of tuning for which candidate weights must leave time
+PRECISION_KEYS = {
+    "speed": "arithmetic_speed",
+    "measured": "arithmetic_measured",
+}  # field of the choice: key in the record
+TRAINING_COST = 2.0  # cost of training on an image, in forward passes
+# Limits of the comparison of candidates: users wait for the first model, and tuning needs the time.
+MAX_RACE_SHARE, MAX_RACE_SECONDS, MAX_RACE_IMAGES = 0.05, 60.0, 300
+NEXT_TIME_RATIO = 1.5  # assumed time of the next candidate, over that of the last one
 
 
 def frozen_features(
@@ -58,10 +61,17 @@ def frozen_features(
     staged: bool = False,
     autocast: torch.dtype | None = None,
 ) -> Tensor:
-    """Return (N, D) float32 features on the CPU, in the order of `indices`; the model is moved to the run's device.
+    """Return (N, D) float32 features on the CPU: the inputs of a network's linear classifier.
 
-    `staged` appends the pooled maps of the last stages, see `StagedInputs`; `autocast` is the dtype for autocast,
-    None to compute in float32.
+    Args:
+        model: Network; it is moved to the run's device.
+        data: Images.
+        indices: (N,) positions of images in the set.
+        preprocess: Preprocessing of the network.
+        settings: Settings of the run.
+        progress: Called with the numbers of finished and of all images; None for no progress bar.
+        staged: Whether to append the pooled feature maps of the last stages, see `StagedInputs`.
+        autocast: Dtype for autocast; None to compute in float32.
     """
     device, model = settings.device, model.to(settings.device)
     inputs = StagedInputs(model, preprocess.image_size) if staged else ClassifierInputs(model)
@@ -73,14 +83,18 @@ def frozen_features(
 
 
 def compare_candidates(state: TuneState) -> None:
-    """Compare the candidates by cross-validation on some of the training images, and take the best."""
+    """Compare the candidate weights by cross-validation on some of the training images, and use the best in the run."""
     setup, steps, rows = state.setup, [], state.race_rows
     if rows is None:
         other_names = ", ".join(state.record.candidates[1:])
         model = setup.settings.model
         state.console.say(f"note: no time to compare {model} with {other_names}; choose one with --model")
         return
-    train, labels, limit = torch.from_numpy(setup.data.part("train")), _training_labels(setup), _race_limit(state)
+    train, labels, max_seconds = (
+        torch.from_numpy(setup.data.part("train")),
+        _training_labels(setup),
+        _max_race_seconds(state),
+    )
     for name in state.record.candidates:
         start_time = time.monotonic()
         trial_setup = setup if name == setup.settings.model else state.reassemble(model=name)
@@ -94,7 +108,7 @@ def compare_candidates(state: TuneState) -> None:
         if _affordable_winner(state, steps).name == name and trial_setup is not setup:
             state.setup = trial_setup
         # Estimated from the last candidate's time, since timing a few images says little on a busy machine.
-        if sum(step.seconds for step in steps) + LARGER * steps[-1].seconds > limit:
+        if sum(step.seconds for step in steps) + NEXT_TIME_RATIO * steps[-1].seconds > max_seconds:
             break
     format_score = setup.data.primary_metric.format_score
     scores = ", ".join(f"{step.name} {format_score(step.score)} in {step.seconds:.0f} s" for step in steps)
@@ -105,9 +119,9 @@ def compare_candidates(state: TuneState) -> None:
     time_frozen_network(state)
     candidates = counted(len(steps), "candidate")
     reason = f"best of {candidates} on {len(rows)} training images; the fastest of nearly equal ones"
-    if winner != winner_of(steps):
+    if winner != pick_winner(steps):
         reason = f"best of {len(steps)} candidates that leaves time for tuning"
-        best = winner_of(steps).name
+        best = pick_winner(steps).name
         state.console.say(f"note: {best} would leave no time for tuning; continuing with {winner.name}")
     state.adopt(state.setup, {"model": reason})
     state.save(race=tuple(steps))
@@ -116,50 +130,50 @@ def compare_candidates(state: TuneState) -> None:
 def _plan_race(state: TuneState) -> Tensor | None:
     """Return the positions of the training images on which to compare the candidates.
 
-    None if there is a single candidate, if they were compared before, or if there is no time for it.
+    None if there is a single candidate, if the candidates were compared before, or if there is no time to compare them.
     """
     if len(state.record.candidates) < 2 or state.record.race:
         return None
-    rows = stratified_sample(_training_labels(state.setup), RACE_IMAGES, state.setup.settings.seed)
-    expected = state.image_seconds * len(rows)
-    larger_network = LARGER * state.image_seconds * _images_of_run(state)
-    leaves_no_time = state.record.budget and larger_network > state.record.budget - state.spent
-    return None if leaves_no_time or expected * (1 + LARGER) > _race_limit(state) else rows
+    rows = stratified_sample(_training_labels(state.setup), MAX_RACE_IMAGES, state.setup.settings.seed)
+    candidate_seconds = state.image_seconds * len(rows)
+    larger_run_seconds = NEXT_TIME_RATIO * state.image_seconds * _count_forward_passes(state)
+    leaves_no_time = state.record.budget and larger_run_seconds > state.record.budget - state.spent
+    return None if leaves_no_time or candidate_seconds * (1 + NEXT_TIME_RATIO) > _max_race_seconds(state) else rows
 
 
 def _training_labels(setup: TrainingSetup) -> Tensor:
     return torch.from_numpy(setup.data.images.targets).long()[torch.from_numpy(setup.data.part("train"))]
 
 
-def _race_limit(state: TuneState) -> float:
+def _max_race_seconds(state: TuneState) -> float:
     """Return the maximum seconds for the comparison of candidates."""
-    return min(RACE_SECONDS, RACE_SHARE * state.record.budget or RACE_SECONDS)
+    return min(MAX_RACE_SECONDS, MAX_RACE_SHARE * state.record.budget or MAX_RACE_SECONDS)
 
 
 def _affordable_winner(state: TuneState, race: Sequence[TuneStep]) -> TuneStep:
-    """Return the winner among the candidates that leave time for some epochs of tuning."""
+    """Return the winner among the candidates that leave time for `MIN_EPOCHS_AFTER` epochs of tuning."""
     budget = state.record.budget
-    return winner_of(affordable(race, budget - state.spent, _images_of_run(state)) if budget else race)
+    return pick_winner(find_affordable(race, budget - state.spent, _count_forward_passes(state)) if budget else race)
 
 
-def _images_of_run(state: TuneState) -> float:
-    """Return the number of images that a run with some epochs of tuning processes, in forward passes."""
+def _count_forward_passes(state: TuneState) -> float:
+    """Return the cost of a run with `MIN_EPOCHS_AFTER` epochs of tuning, in forward passes of single images."""
     counts = state.setup.data.counts()
-    return sum(counts.values()) + EPOCHS_LEFT * TUNING_COST * counts["train"]
+    return sum(counts.values()) + MIN_EPOCHS_AFTER * TRAINING_COST * counts["train"]
 
 
-def affordable(race: Sequence[TuneStep], left: float, seen: float) -> Sequence[TuneStep]:
-    """Return the candidates that can process `seen` images in `left` seconds, or else the fastest one.
+def find_affordable(race: Sequence[TuneStep], seconds: float, images: float) -> Sequence[TuneStep]:
+    """Return the candidates that can process `images` images in `seconds` seconds, or else the fastest candidate.
 
     On 5,000 small images, a network that was 50 % slower and five points better left no time for tuning: its test
     accuracy was 74.9 %, against 84.2 % after tuning the faster network.
     """
-    fast_enough = [step for step in race if step.seconds / step.details["images"] * seen <= left]
+    fast_enough = [step for step in race if step.seconds / step.details["images"] * images <= seconds]
     return fast_enough or [min(race, key=lambda step: step.seconds)]
 
 
-def winner_of(race: Sequence[TuneStep]) -> TuneStep:
-    """Return the fastest candidate within a standard error of the best: the time saved is used for tuning."""
+def pick_winner(race: Sequence[TuneStep]) -> TuneStep:
+    """Return the fastest candidate whose score is within a standard error of the best, to save time for tuning."""
     best = max(race, key=lambda step: step.score)
     error = math.sqrt(best.score * (1 - best.score) / best.details["images"])
     return min((step for step in race if step.score >= best.score - error), key=lambda step: step.seconds)
@@ -169,14 +183,14 @@ def time_frozen_network(state: TuneState) -> None:
     """Time the frozen network on a few images, and print when to expect the first model."""
     setup = state.setup
     sample = setup.data.part("train")[:16]
-    for _ in range(2):  # the first round warms up
+    for _ in range(2):  # the first pass is a warm-up
         start_time = time.perf_counter()
         frozen_features(setup.objective.deployable(), setup.data, sample, setup.card.preprocessing, setup.settings)
         state.image_seconds = (time.perf_counter() - start_time) / len(sample)
-    if state.record.probe is not None:  # resumed: heads at other image sizes use the same precision
+    if state.record.probe is not None:  # a resumed run keeps its precision, for heads at other image sizes
         details = state.record.probe.details
-        measured = {name: details[key] for name, key in MEASURED.items() if key in details}  # not in older records
-        state.precision = replace(GIVEN[details.get("arithmetic", "32-true")], **measured)
+        measurements = {name: details[key] for name, key in PRECISION_KEYS.items() if key in details}  # new in records
+        state.precision = replace(GIVEN[details.get("arithmetic", "32-true")], **measurements)
         return
     if state.announced:
         return
@@ -186,33 +200,38 @@ def time_frozen_network(state: TuneState) -> None:
         state.console.say(f"precision of the features: {state.precision.reason}")
     state.race_rows = _plan_race(state)
     counts = setup.data.counts()
-    first = state.image_seconds / state.precision.speed * (counts["train"] + counts["val"])
+    first_seconds = state.image_seconds / state.precision.speed * (counts["train"] + counts["val"])
     budget = state.record.budget
+    first_seconds = min(first_seconds, _max_probe_seconds(state) or first_seconds)
     state.console.say(
-        f"time: the first model takes about {duration(min(first, _probe_seconds(state) or first) + 5)}"
-        + (f", and up to {duration(_race_limit(state))} more to compare weights" if state.race_rows is not None else "")
+        f"time: the first model takes about {duration(first_seconds + 5)}"
+        + (
+            f", and up to {duration(_max_race_seconds(state))} more to compare weights"
+            if state.race_rows is not None
+            else ""
+        )
         + (f"; the whole run at most {duration(budget)}, until {finish(budget - state.spent)}" if budget else "")
     )
 
 
-def _probe_seconds(state: TuneState) -> float:
+def _max_probe_seconds(state: TuneState) -> float:
     """Return the maximum seconds for the features of the training images; 0 without a time budget."""
     keeps_probe = state.setup.settings.epochs == 0 or cannot_judge_tuning(state.setup)
     return (PROBE_ONLY_SHARE if keeps_probe else PROBE_SHARE) * state.record.budget
 
 
 def fit_probe(state: TuneState) -> None:
-    """Fit the head, evaluate it, and save the network with it as the first model of the run."""
+    """Fit the linear head, evaluate it, and save the network with this head as the first model of the run."""
     if state.record.probe is not None:
         return
     setup, start_time = state.setup, time.monotonic()
     fitted = learn_from_teacher(state, fit_probe_head(state, setup, "first model: features", race=True))
     state.first = fitted if setup.settings.unlabelled else None
-    state.image_seconds = fitted.seconds  # more precise than the few images timed before
+    state.image_seconds = fitted.image_seconds  # measured on more images than before
     classifier = linear_classifier(setup.objective.deployable())
     if classifier is not None:
-        fitted.head.put_into(classifier)
-    save_head(state.run, fitted.head, PROBE_FILE)  # tuning starts from this head even if another won
+        fitted.head.copy_to(classifier)
+    save_head(state.run, fitted.head, PROBE_FILE)  # tuning starts from logistic regression, even if another head won
     network, card = setup.objective.deployable(), setup.card
     if fitted.race.head is not None:
         network, card = with_head(network, card, fitted.race.head, staged=True)
@@ -235,7 +254,7 @@ def fit_probe(state: TuneState) -> None:
         "race_seconds": fitted.race_seconds,
         LOSSES: fitted.losses,
         "arithmetic": state.precision.precision,
-        **{key: getattr(state.precision, name) for name, key in MEASURED.items()},
+        **{key: getattr(state.precision, name) for name, key in PRECISION_KEYS.items()},
     }
     state.save(probe=TuneStep("probe", fitted.score, time.monotonic() - start_time, details))
     images_of_score = "validation images" if len(setup.data.part("val")) else "held-out training images"
@@ -248,29 +267,32 @@ def fit_probe(state: TuneState) -> None:
 
 
 def with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
-    """Return a copy of a network on the CPU with another head, and its card; a `staged` head reads the last stages."""
+    """Return a copy of a network on the CPU with another head, and its card.
+
+    `staged` means that the head also reads the last stages.
+    """
     network = copy.deepcopy(network).cpu()
     if staged:
         network = add_stage_classifier(network, card.backbone.image_size)
     classifier = linear_classifier(network)
     if classifier is None:
         raise ValueError("the network has no linear classifier")
-    head.put_into(classifier)
+    head.copy_to(classifier)
     return network, replace(card, reads_stages=staged)
 
 
 def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: bool = False) -> FittedHead:
-    """Fit a head to the features of a run's network at its image size.
+    """Fit a linear head to the features of the network of `setup`, at its image size.
 
-    With `race`, heads that read the last stages too may replace it in the first model.
+    With `race`, it is compared with heads that also read the last stages, see `race_heads`.
     """
     data, settings = setup.data, setup.settings
     train, val = (torch.from_numpy(data.part(name)) for name in ("train", "val"))
     all_labels = torch.from_numpy(data.images.targets).long()
     rows = torch.arange(len(train))
-    affordable = _probe_seconds(state) * state.precision.speed / max(state.image_seconds, 1e-9)
-    if state.record.budget and len(train) > affordable:
-        rows = stratified_sample(all_labels[train], int(affordable), settings.seed)
+    max_images = _max_probe_seconds(state) * state.precision.speed / max(state.image_seconds, 1e-9)
+    if state.record.budget and len(train) > max_images:
+        rows = stratified_sample(all_labels[train], int(max_images), settings.seed)
         state.console.say(f"note: the time allows features of {len(rows)} of the {len(train)} training images")
     indices = torch.cat([train[rows], val])
     network, card = setup.objective.deployable(), setup.card
@@ -281,48 +303,50 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         features = frozen_features(
             network, data, indices.numpy(), card.preprocessing, settings, advance, staged, state.precision.dtype
         )
-    seconds = (time.perf_counter() - start_time) / max(len(indices), 1) * state.precision.speed
+    image_seconds = (time.perf_counter() - start_time) / max(len(indices), 1) * state.precision.speed
     labels, count = all_labels[indices], len(rows)
-    last, groups = features[:, : own_width(network)], groups_of(data, rows)
-    # Fits to few images are many small products, in which threads of a busy machine mostly wait for each other.
+    last, groups = features[:, : classifier_width(network)], groups_of(data, rows)
+    # Fits to few images multiply many small matrices, for which several threads are slower on a busy machine.
     with threadpool_limits(1 if count <= MAX_COMPARED else None):
         head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed, groups=groups)
         start_time, result = time.perf_counter(), RaceResult()
-        # Without stages the race still gives cross-validated predictions.
+        # Without heads on the last stages, the comparison still gives cross-validated predictions.
         if staged or (race and (not len(val) or settings.unlabelled)):
-            fitted = last[:count], features[:count], labels[:count]
+            race_inputs = last[:count], features[:count], labels[:count]
             heads = HEADS if staged else {}
-            # Without validation images, these predictions are the result of the run.
+            # Without validation images, the cross-validated predictions are the result of the run: use more images.
             max_images = MAX_RACED if len(val) else MAX_COMPARED
-            result = race_heads(*fitted, len(card.classes), head.strength, settings.seed, heads, max_images, groups)
+            result = race_heads(
+                *race_inputs, len(card.classes), head.strength, settings.seed, heads, max_images, groups
+            )
         race_seconds = time.perf_counter() - start_time
         curve = None
         if result.held_out is not None and (settings.curve or not len(val)):
-            won, winner = (last, head) if result.head is None else (features, result.head)
-            drawn = won[:count], labels[:count]
-            curve = learning_curve(*drawn, len(card.classes), winner.strength, settings.seed, groups)
+            winner, winner_inputs = (head, last) if result.head is None else (result.head, features)
+            curve_inputs = winner_inputs[:count], labels[:count]
+            curve = learning_curve(*curve_inputs, len(card.classes), winner.strength, settings.seed, groups)
     best, inputs = (head, last) if result.head is None else (result.head, features)
     score = best.cross_validated if result.held_out is None else float(result.held_out.hits.double().mean())
     losses: Sequence[float] = ()
     if len(val):
-        score = head_score(best, inputs[count:], labels[count:])
+        score = score_head(best, inputs[count:], labels[count:])
         losses = calibrated_losses(Predictions(val, best.scores(inputs[count:]), labels[count:]))
     score = 0.0 if score is None else score
-    return FittedHead(head, features, staged, rows, score, seconds, result, race_seconds, curve, losses)
+    return FittedHead(head, features, staged, rows, score, image_seconds, result, race_seconds, curve, losses)
 
 
 def groups_of(data: SplitImages, rows: Tensor) -> Tensor | None:
-    """Return the groups (--group-by) of some of the training images; None without groups."""
+    """Return the `--group-by` groups of training images, given by their positions; None without groups."""
     groups = data.split.groups
     return None if groups is None else torch.from_numpy(groups[data.part("train")])[rows]
 
 
-def own_width(network: nn.Module) -> int | None:
-    """Return the number of features that the network's own classifier reads."""
+def classifier_width(network: nn.Module) -> int | None:
+    """Return the number of input features of the network's linear classifier; None without such a classifier."""
     classifier = linear_classifier(network)
     return None if classifier is None else classifier.in_features
 
 
 def save_head(run: RunFolder, head: Head, name: str) -> None:
-    """Store a head that tuning may start from."""
+    """Store a head, from which tuning may start, in a file of the run folder."""
     save_weights(run.path / name, {"weight": head.weight, "bias": head.bias})

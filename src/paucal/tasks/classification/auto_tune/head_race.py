@@ -1,8 +1,9 @@
-"""Comparison of heads on frozen features: repeated cross-validation decides whether to read the last stages too.
+"""Compare linear heads on frozen features by repeated cross-validation.
 
-Each head of the table, and the mean of their logits, is compared with logistic regression on the last features by its
-cross-entropy at its best temperature, since few images cannot separate accuracies. Logistic regression, the simplest
-head, is kept unless the best other head leads by more than a standard error.
+The default head is logistic regression on the last features, which are the inputs of the network's own classifier. The
+heads of `HEADS`, and the mean of their logits, also read pooled feature maps of the last stages. Heads are compared by
+their cross-entropy at the best temperature, because accuracies on few images are too noisy. The default head is kept
+unless the best other head leads by more than a standard error.
 """
 
 import itertools
@@ -28,25 +29,28 @@ from paucal.tasks.classification.auto_tune.probe import (
 )
 
 LAST, MEAN = "logistic regression on the last features", "mean of the heads on the last stages"
-FILE = "held_out.safetensors"
-FOLDS, REPEATS, FEW = 5, 3, 300  # more than FEW images are folded once
-# Most images to compare heads on. With 2,160 to 2,761 images, a sample of 1,000 chose heads as accurate as all images
-# did, in a third of the time.
+HELD_OUT_FILE = "held_out.safetensors"
+N_FOLDS, N_REPEATS = 5, 3
+MAX_REPEATED = 300  # with more images, the cross-validation is not repeated
+# Maximum number of images to compare heads on. In sets of 2,160 to 2,761 images, heads chosen on a sample of 1,000 were
+# as accurate as heads chosen on all images, in a third of the time.
 MAX_RACED = 1000
-Folds = list[tuple[Tensor, Tensor]]  # rows to fit on and rows to score on of each fold
-TEMPERATURES = torch.logspace(-2, 1, 61, dtype=torch.float64)  # multiples of the deviation of the logits
+Folds = list[tuple[Tensor, Tensor]]  # per fold, the rows to fit on and the held-out rows
+TEMPERATURES = torch.logspace(-2, 1, 61, dtype=torch.float64)  # candidates, over the standard deviation of the logits
 
 
 @dataclass(frozen=True)
 class RaceResult:
-    """Outcome of a race of heads.
+    """Outcome of a comparison of heads.
 
     Attributes:
-        head: Winner, with weights for the last features and the stages; None for `LAST`.
-        losses: Cross-validated cross-entropy by head, in nats.
-        lead: Lead of the best other head over `LAST`, in nats.
-        held_out: Logits of the winner for images that it was not fitted to; None with too few images.
-        mixture: Weight of the logits of each head in the winner; empty for `LAST`.
+        name: Name of the best head.
+        head: Best head, on the last features and the pooled last stages; None if the default head `LAST` is best.
+        losses: Cross-validated cross-entropy by name of the head, in nats.
+        lead: Difference of the cross-entropies of `LAST` and of the best other head, in nats.
+        error: Standard error of the lead, in nats.
+        held_out: Cross-validated logits of the best head; None with too few images.
+        mixture: Weight of the logits of each head in the best head; empty for `LAST`.
     """
 
     name: str = LAST
@@ -60,18 +64,20 @@ class RaceResult:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Logits of training images, each from a fit to the other folds of a repeated cross-validation.
+    """Logits of training images in a repeated cross-validation, each from a head that was not fitted to the image.
 
     Attributes:
         rows: (M,) positions among the images of the cross-validation; once stored, among all training images.
         logits: (R, M, K) float64 calibrated logits of R repeats.
+        labels: (M,) classes.
+        folds: Number of folds.
         temperature: Divisor that calibrates the head's logits.
     """
 
     rows: Tensor
     logits: Tensor
     labels: Tensor
-    folds: int = FOLDS
+    folds: int = N_FOLDS
     temperature: float = 1.0
 
     @property
@@ -80,19 +86,22 @@ class HeldOut:
         return self.logits.argmax(2) == self.labels
 
 
-def store_held_out(run: RunFolder, held_out: HeldOut, fitted: Tensor) -> None:
-    """Store the predictions of a cross-validation among images at (N,) positions `fitted` of all training images."""
-    values = {"rows": fitted[held_out.rows], "logits": held_out.logits, "labels": held_out.labels}
-    save_weights(run.path / FILE, {**values, "folds": torch.tensor(held_out.folds)})
+def store_held_out(run: RunFolder, held_out: HeldOut, train_rows: Tensor) -> None:
+    """Store cross-validated logits in the run folder, with their rows as positions among all training images.
+
+    `train_rows` has the (N,) positions, among all training images, of the images of the cross-validation.
+    """
+    values = {"rows": train_rows[held_out.rows], "logits": held_out.logits, "labels": held_out.labels}
+    save_weights(run.path / HELD_OUT_FILE, {**values, "folds": torch.tensor(held_out.folds)})
 
 
 def read_held_out(run: RunFolder) -> HeldOut:
-    """Read the predictions of a cross-validation, whose rows are positions among all training images."""
-    arrays = read_weights(run.path / FILE)
+    """Read stored cross-validated logits, whose rows are positions among all training images."""
+    arrays = read_weights(run.path / HELD_OUT_FILE)
     return HeldOut(arrays["rows"], arrays["logits"], arrays["labels"], int(arrays["folds"]))
 
 
-def race_heads(  # noqa: PLR0913 (a caller may choose any of them)
+def race_heads(  # noqa: PLR0913 (callers pass different options)
     last: Tensor,
     staged: Tensor,
     labels: Tensor,
@@ -103,77 +112,84 @@ def race_heads(  # noqa: PLR0913 (a caller may choose any of them)
     max_images: int = MAX_RACED,
     groups: Tensor | None = None,
 ) -> RaceResult:
-    """Compare heads by cross-validation within the training images, and fit the winner to all of them.
+    """Compare heads by cross-validation on training images, and fit the best head to all of them.
 
-    `last` has (N, D) last features and `staged` (N, D + S) last features and pooled stages, for labels in [0, K). The
-    L2 penalty is that of the regression on the last features. At most `max_images` are used to compare. Folds keep
-    (N,) groups whole.
+    Args:
+        last: (N, D) last features.
+        staged: (N, D + S) last features, followed by pooled last stages.
+        labels: (N,) classes in [0, K).
+        n_classes: Number of classes K.
+        strength: L2 penalty of the logistic regression on the last features.
+        seed: Seed of the sample and of the folds.
+        heads: Heads to compare with that regression; empty to only cross-validate the regression.
+        max_images: Maximum number of images for the comparison.
+        groups: (N,) groups whose images stay in one fold; None for independent images.
     """
     counts = labels.bincount(minlength=n_classes)
     if int((counts > 1).sum()) < 2:
         return RaceResult()
-    if len(labels) < FOLDS:  # too few to compare heads
+    if len(labels) < N_FOLDS:  # too few to compare heads
         heads = {}
     rows = stratified_sample(labels, max_images, seed)
     splits = repeated_folds(labels[rows], seed, None if groups is None else groups[rows])
-    is_evaluated = is_fitted(labels[rows], splits)
-    truth, folds = labels[rows][is_evaluated], len(splits[0])
+    is_evaluated = can_score(labels[rows], splits)
+    truth, n_folds = labels[rows][is_evaluated], len(splits[0])
     if not len(truth):
         return RaceResult()
 
     def fit_last(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
         return fit_regression(features, labels, n_classes, strength)
 
-    def logits_of(features: Tensor, fit: FitHead) -> Tensor:
+    def compute_logits(features: Tensor, fit: FitHead) -> Tensor:
         return held_out_logits(features, labels[rows], n_classes, fit, splits)[:, is_evaluated]
 
     coordinates = standardise(staged[rows]).coordinates
-    logits = {name: logits_of(coordinates, fit) for name, fit in heads.items()}
+    logits = {name: compute_logits(coordinates, fit) for name, fit in heads.items()}
     mixtures = _candidate_mixtures(logits, truth)
     losses = {name: _mean_losses(_mix_logits(logits, mixture), truth) for name, mixture in mixtures.items()}
-    usual = logits_of(standardise(last[rows]).coordinates, fit_last)
-    temperature = best_temperature(usual, truth)
-    usual_held_out = HeldOut(rows[is_evaluated], usual / temperature, truth, folds, temperature)
-    losses[LAST] = _mean_losses(usual_held_out.logits, truth)
+    last_logits = compute_logits(standardise(last[rows]).coordinates, fit_last)
+    temperature = best_temperature(last_logits, truth)
+    last_held_out = HeldOut(rows[is_evaluated], last_logits / temperature, truth, n_folds, temperature)
+    losses[LAST] = _mean_losses(last_held_out.logits, truth)
     if not mixtures:
-        return RaceResult(losses={LAST: float(losses[LAST].mean())}, held_out=usual_held_out)
+        return RaceResult(losses={LAST: float(losses[LAST].mean())}, held_out=last_held_out)
     best = min(mixtures, key=lambda name: float(losses[name].mean()))
     leads = losses[LAST] - losses[best]
     lead, error = float(leads.mean()), float(leads.std()) / math.sqrt(len(leads))
     means = {name: float(values.mean()) for name, values in losses.items()}
     if not lead > error:
-        return RaceResult(losses=means, lead=lead, error=error, held_out=usual_held_out)
-    held_out = HeldOut(rows[is_evaluated], _mix_logits(logits, mixtures[best]), truth, folds)
+        return RaceResult(losses=means, lead=lead, error=error, held_out=last_held_out)
+    held_out = HeldOut(rows[is_evaluated], _mix_logits(logits, mixtures[best]), truth, n_folds)
     weight, bias = fit_mixture(staged, labels, n_classes, mixtures[best], heads)
     head = Head(weight, bias, DEFAULT_STRENGTH, float(held_out.hits.double().mean()))
     return RaceResult(best, head, means, lead, error, held_out, mixtures[best])
 
 
 def repeated_folds(labels: Tensor, seed: int, groups: Tensor | None = None) -> list[Folds]:
-    """Return the folds of each repeat of a cross-validation; few images are folded several times.
+    """Return the folds of each repeat of a cross-validation; only one repeat for more than `MAX_REPEATED` images.
 
     Args:
         labels: (N,) classes.
         seed: Seed of the folds.
-        groups: (N,) numbers of groups that folds keep whole; None for independent images.
+        groups: (N,) numbers of groups whose images stay in one fold; None for independent images.
     """
-    repeats, folds = REPEATS if len(labels) <= FEW else 1, even_folds(labels, FOLDS, groups)
+    repeats, folds = N_REPEATS if len(labels) <= MAX_REPEATED else 1, even_folds(labels, N_FOLDS, groups)
     return [draw_folds(labels, derive_seed(seed, repeat), folds, groups) for repeat in range(repeats)]
 
 
-def is_fitted(labels: Tensor, splits: Sequence[Folds]) -> Tensor:
-    """Return (N,) booleans: whether the class of an image is always among the images fitted without it.
+def can_score(labels: Tensor, splits: Sequence[Folds]) -> Tensor:
+    """Return (N,) booleans: whether every fit that holds out an image includes other images of its class.
 
-    A class that has a single image, or a single group, is not.
+    False for a class with a single image, or a single group.
     """
-    fitted = torch.ones(len(labels), dtype=torch.bool)
+    has_class = torch.ones(len(labels), dtype=torch.bool)
     for rows, held_out in itertools.chain.from_iterable(splits):
-        fitted[held_out] &= torch.isin(labels[held_out], labels[rows])
-    return fitted
+        has_class[held_out] &= torch.isin(labels[held_out], labels[rows])
+    return has_class
 
 
 def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHead, splits: Sequence[Folds]) -> Tensor:
-    """Return (R, N, K) float64 logits of R repeats; those of an image come from a fit to the other folds."""
+    """Return (R, N, K) float64 logits of R repeats; each image is scored by a head fitted to the other folds."""
     logits = torch.empty(len(splits), len(labels), n_classes, dtype=torch.float64)
     for repeat, folds in enumerate(splits):
         for rows, held_out in folds:
@@ -182,7 +198,7 @@ def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHe
 
 
 def _candidate_mixtures(logits: Mapping[str, Tensor], labels: Tensor) -> dict[str, dict[str, float]]:
-    """Return the weights of the heads' logits in each candidate: every calibrated head alone, and the mean of all."""
+    """Return the weights of the heads' logits in each candidate mixture: single calibrated heads, and their mean."""
     mixtures = {name: {name: 1 / best_temperature(values, labels)} for name, values in logits.items()}
     if len(logits) > 1:
         mean = {name: mixture[name] / len(logits) for name, mixture in mixtures.items()}

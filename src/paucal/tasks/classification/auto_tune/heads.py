@@ -1,7 +1,7 @@
 """The linear heads that may replace logistic regression on a network's last features.
 
-They also read the mean and the spread of the last stages' maps, see `backbones/stage_classifier.py`. A new head is one
-entry of `HEADS`.
+They also read the mean and the standard deviation of the last stages' feature maps, see
+`backbones/stage_classifier.py`. To add a head, add an entry to `HEADS`.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,23 +10,25 @@ import torch
 from torch import Tensor
 
 from paucal.evaluation.protocols.classifier import LinearClassifier
-from paucal.tasks.classification.auto_tune.probe import ABSENT, DEFAULT_STRENGTH, fit_regression, standardise
+from paucal.tasks.classification.auto_tune.probe import ABSENT_LOGIT, DEFAULT_STRENGTH, fit_regression, standardise
 
 
 def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
-    """Fit class means m_k and one shrunk covariance S: weights A m_k, biases -m_k' A m_k / 2 (Wang et al. 2024).
+    """Fit Gaussian classes with means m_k and one covariance S to (N, D) float64 features (Wang et al. 2024).
 
-    A is D ((N - 1) S + tr(S) I)^-1 for (N, D) float64 features and labels in [0, K). Differences from the paper (arXiv
-    2402.04087): all classes have the same prior, and S is a multiple of the identity if no class has a second image. A
-    class without images gets a bias of minus infinity.
+    The weights of class k are A m_k and its bias is -m_k' A m_k / 2, where A = D ((N - 1) S + tr(S) I)^-1 is the
+    inverse of the shrunk covariance. A class without images gets a bias of minus infinity.
+
+    Differences from the paper (arXiv 2402.04087): all classes have the same prior, and S is a multiple of the identity
+    if every class has a single image.
     """
-    members = torch.nn.functional.one_hot(labels, n_classes).to(features)
-    counts = members.sum(0)
-    means = members.T @ features / counts.clamp(min=1)[:, None]
+    one_hot = torch.nn.functional.one_hot(labels, n_classes).to(features)
+    counts = one_hot.sum(0)
+    means = one_hot.T @ features / counts.clamp(min=1)[:, None]
     centred = features - means[labels]
     rows, dim = centred.shape
     mean_variance = centred.square().sum() / max(rows - 1, 1)
-    if not mean_variance > 0:  # a single image of each class: the nearest mean wins
+    if not mean_variance > 0:  # a single image of each class: predict the class of the nearest mean
         mean_variance = features.square().sum() / rows + torch.finfo(centred.dtype).tiny
     if rows < dim:  # the inverse of a rows x rows matrix suffices (Woodbury)
         products = centred @ centred.T
@@ -41,26 +43,30 @@ def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClas
     return LinearClassifier(weight, torch.where(counts > 0, bias, -torch.inf))
 
 
-def fit_shares(features: Tensor, shares: Tensor) -> LinearClassifier:
-    """Fit the same classifier to more images than features, with the (N, K) weight of each image in each class.
+def fit_soft_gaussian(features: Tensor, class_weights: Tensor) -> LinearClassifier:
+    """Fit the classifier of `fit_gaussian` to soft labels, for more images than features.
 
-    A class without weight gets a bias of minus infinity.
+    Args:
+        features: (N, D) features, with N > D.
+        class_weights: (N, K) weights with which an image counts in each class. A class without weight gets a bias of
+            minus infinity.
     """
-    counts = shares.sum(0)
-    means = shares.T @ features / counts.clamp(min=1e-9)[:, None]
-    scatter = (features * shares.sum(1)[:, None]).T @ features - (counts[:, None] * means).T @ means
+    counts = class_weights.sum(0)
+    means = class_weights.T @ features / counts.clamp(min=1e-9)[:, None]
+    scatter = (features * class_weights.sum(1)[:, None]).T @ features - (counts[:, None] * means).T @ means
     scatter.diagonal().add_(scatter.diagonal().sum() / (counts.sum() - 1))
     weight = features.shape[1] * torch.linalg.solve(scatter, means.T).T
     bias = -(weight * means).sum(1) / 2
     return LinearClassifier(weight, torch.where(counts > 0, bias, -torch.inf))
 
 
-# From (N, D) float64 standardised features, or coordinates with the same inner products, (N,) labels and K.
+# Fits a head to (N, D) float64 standardised features (or coordinates with the same inner products), (N,) labels and the
+# number of classes.
 FitHead = Callable[[Tensor, Tensor, int], LinearClassifier]
 
 
 def fit_logistic_stages(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
-    """Fit logistic regression with a fixed penalty; choosing among 1, 10, 100 and 1000 was no better on average."""
+    """Fit logistic regression with a fixed penalty; a choice among 1, 10, 100 and 1000 was no better on average."""
     return fit_regression(features, labels, n_classes, DEFAULT_STRENGTH)
 
 
@@ -73,13 +79,14 @@ HEADS: Mapping[str, FitHead] = {
 def fit_mixture(
     features: Tensor, labels: Tensor, n_classes: int, mixture: Mapping[str, float], heads: Mapping[str, FitHead] = HEADS
 ) -> tuple[Tensor, Tensor]:
-    """Fit heads to the raw (N, D) features of all images, and add up their weighted logits.
+    """Fit heads to raw (N, D) features, and combine them into one head: the weighted sum of their logits.
 
-    Returns (K, D) float32 weights and (K,) float32 biases for raw features.
+    `mixture` has the weight of each head by name. Returns (K, D) float32 weights and (K,) float32 biases for raw
+    features.
     """
     standard = standardise(features)
-    fitted = [(share, heads[name](standard.coordinates, labels, n_classes)) for name, share in mixture.items()]
-    weight = sum((share * head.weight for share, head in fitted), start=0.0 * fitted[0][1].weight)
-    bias = sum((share * head.bias for share, head in fitted), start=0.0 * weight[:, 0])
-    weight, bias = standard.carry_back(weight, bias.clamp(min=ABSENT))
+    weighted_heads = [(share, heads[name](standard.coordinates, labels, n_classes)) for name, share in mixture.items()]
+    weight = sum((share * head.weight for share, head in weighted_heads), start=0.0 * weighted_heads[0][1].weight)
+    bias = sum((share * head.bias for share, head in weighted_heads), start=0.0 * weight[:, 0])
+    weight, bias = standard.unstandardise(weight, bias.clamp(min=ABSENT_LOGIT))
     return weight.float(), bias.float()

@@ -1,7 +1,7 @@
 """Learning curve of the first model: accuracy against training images per class, and a forecast for twice as many.
 
-Logistic regression on the winner's features is fitted to 1, 2, 5, ... images of each class, drawn from the other folds
-of a cross-validation, and scored on the held-out fold. The network is frozen, so all fits read the same features.
+Logistic regression on frozen features is fitted to 1, 2, 5, ... images per class from the training folds of a
+cross-validation, and scored on the held-out fold.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from paucal.metrics.intervals import Score, cross_validated, independent_images,
 from paucal.runs import RunFolder
 from paucal.tasks.classification.auto_tune.head_race import repeated_folds
 from paucal.tasks.classification.auto_tune.probe import (
-    ABSENT,
+    ABSENT_LOGIT,
     MAX_COMPARED,
     fit_regression,
     standardise,
@@ -28,14 +28,19 @@ from paucal.tasks.classification.auto_tune.probe import (
 )
 from paucal.wording import percent
 
-FILE = "learning_curve.json"
-DRAWS = 1000
-SLOPE_POINTS = 3  # last points of the curve, whose slope the forecast extends
+CURVE_FILE = "learning_curve.json"
+BOOTSTRAP_DRAWS = 1000
+SLOPE_POINTS = 3  # number of last points that give the slope of the forecast
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Cross-validated accuracy of heads that are fitted to a number of images per class, on average."""
+    """A point of a learning curve.
+
+    Attributes:
+        per_class: Mean number of training images per class.
+        accuracy: Cross-validated accuracy of heads fitted to so many images.
+    """
 
     per_class: float
     accuracy: Score
@@ -46,10 +51,10 @@ class LearningCurve:
     """Accuracy against images per class, with a forecast.
 
     Attributes:
-        points: Points in ascending order; for the last one, heads are fitted to all images outside the fold they score.
-        per_class: Images per class that the model itself has, on average.
-        forecast: Accuracy with twice as many images; None with fewer than three points.
-        gain: Forecast minus the model's accuracy; None without a forecast. An upper estimate for curves that flatten.
+        points: Points in ascending order; at the last point, heads are fitted to all images of the training folds.
+        per_class: Mean number of images per class to which the model itself is fitted.
+        forecast: Accuracy with twice as many images as the model has; None with fewer than three points.
+        gain: Forecast minus the model's accuracy; None without a forecast. Too high for a curve that flattens.
     """
 
     points: tuple[CurvePoint, ...]
@@ -72,12 +77,17 @@ class LearningCurve:
 def learning_curve(
     features: Tensor, labels: Tensor, n_classes: int, strength: float, seed: int, groups: Tensor | None = None
 ) -> LearningCurve:
-    """Measure the learning curve of a head on frozen (N, D) features, with labels in [0, K).
+    """Measure the learning curve of logistic regression on frozen features.
 
-    At least two classes have two images or more. The L2 penalty is that of a fit to all images, and is reduced in
-    proportion for fewer images. Folds keep (N,) groups whole.
+    Args:
+        features: (N, D) features.
+        labels: (N,) classes in [0, K), at least two of which have two images or more.
+        n_classes: Number of classes K.
+        strength: L2 penalty of a fit to all images; it is reduced in proportion for fewer images.
+        seed: Seed of the folds and of the drawn images.
+        groups: (N,) groups whose images stay in one fold; None for independent images.
     """
-    own_size, subset = len(labels) / n_classes, stratified_sample(labels, MAX_COMPARED, seed)
+    model_size, subset = len(labels) / n_classes, stratified_sample(labels, MAX_COMPARED, seed)
     features, labels = features[subset], labels[subset]
     groups = groups[subset] if groups is not None and can_fold_groups(labels, groups[subset]) else None
     splits = repeated_folds(labels, seed, groups)
@@ -91,29 +101,30 @@ def learning_curve(
             for index, fit_rows in enumerate([*subsets, rows]):
                 standard, share = standardise(features[fit_rows]), len(fit_rows) / len(labels)
                 fitted = fit_regression(standard.coordinates, labels[fit_rows], n_classes, strength * share)
-                weight, bias = standard.carry_back(fitted.weight, fitted.bias.clamp(min=ABSENT))
+                weight, bias = standard.unstandardise(fitted.weight, fitted.bias.clamp(min=ABSENT_LOGIT))
                 predicted = (features[held_out].double() @ weight.T + bias).argmax(1)
                 hits[index, repeat, held_out.numpy()] = (predicted == labels[held_out]).numpy()
                 fit_sizes[index] += len(fit_rows) / (n_classes * folds * repeats)
-    numbers, sizes_and_hits = None if groups is None else groups.numpy(), zip(fit_sizes, hits, strict=True)
+    group_numbers = None if groups is None else groups.numpy()
     points = tuple(
-        CurvePoint(float(size), cross_validated(right, folds=folds, groups=numbers)) for size, right in sizes_and_hits
+        CurvePoint(float(size), cross_validated(point_hits, folds=folds, groups=group_numbers))
+        for size, point_hits in zip(fit_sizes, hits, strict=True)
     )
     if len(points) < SLOPE_POINTS:
-        return LearningCurve(points, own_size)
-    count = round(independent_images(hits[-1], folds, groups=numbers))
-    return LearningCurve(points, own_size, *_forecast(fit_sizes, hits.mean(1), own_size, count, seed))
+        return LearningCurve(points, model_size)
+    count = round(independent_images(hits[-1], folds, groups=group_numbers))
+    return LearningCurve(points, model_size, *_forecast(fit_sizes, hits.mean(1), model_size, count, seed))
 
 
 def write_curve(run: RunFolder, curve: LearningCurve) -> None:
-    """Store a learning curve in a run, with its picture and a sentence about it."""
-    run.write_json(FILE, {**asdict(curve), "sentence": str(curve)})
+    """Store a learning curve and a sentence on it in the run folder, and draw its plot."""
+    run.write_json(CURVE_FILE, {**asdict(curve), "sentence": str(curve)})
     run.plots.mkdir(parents=True, exist_ok=True)
-    save_figure(run.plots / "learning_curve.png", curve_figure(curve))
+    save_figure(run.plots / "learning_curve.png", draw_curve(curve))
 
 
-def curve_figure(curve: LearningCurve) -> Figure:
-    """Draw the points with their band, and the forecast."""
+def draw_curve(curve: LearningCurve) -> Figure:
+    """Draw the points of the curve with their confidence band, and the forecast."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     sizes = [point.per_class for point in curve.points]
@@ -132,35 +143,40 @@ def curve_figure(curve: LearningCurve) -> Figure:
 
 
 def _round_counts(limit: int) -> Iterator[int]:
-    """Yield 1, 2, 5, 10, 20, ... up to a limit, which is excluded."""
+    """Yield the numbers 1, 2, 5, 10, 20, ... that are below a limit."""
     for power in range(7):
         yield from (step * 10**power for step in (1, 2, 5) if step * 10**power < limit)
 
 
 def _forecast(
-    fit_sizes: NDArray[np.float64], shares: NDArray[np.float64], own_size: float, count: int, seed: int
+    fit_sizes: NDArray[np.float64], shares: NDArray[np.float64], model_size: float, count: int, seed: int
 ) -> tuple[Score, float]:
-    """Extend the errors as a power law to twice the model's images; return the accuracy and the gain there.
+    """Return the accuracy at twice the model's images, by a power law of the error, and its gain over the model's size.
 
-    The points have (P,) images per class, and a (P, N) share of the repeats in which each image was right. The interval
-    comes from a bootstrap with the effective number of independent images, see `cross_validated`. A forecast below the
-    present accuracy counts as no gain.
+    The interval of the accuracy comes from a bootstrap over images. The forecast is never below the last accuracy.
+
+    Args:
+        fit_sizes: (P,) images per class at each point of the curve.
+        shares: (P, N) share of the repeats in which each image was classified correctly.
+        model_size: Images per class to which the model is fitted.
+        count: Effective number of independent images, which is the size of a bootstrap draw, see `cross_validated`.
+        seed: Seed of the bootstrap.
     """
     images = shares.shape[1]
-    samples = np.random.default_rng(seed).integers(images, size=(DRAWS, max(1, count)))
+    samples = np.random.default_rng(seed).integers(images, size=(BOOTSTRAP_DRAWS, max(1, count)))
     sizes, shares = fit_sizes[-SLOPE_POINTS:], shares[-SLOPE_POINTS:]
     errors, mean_errors = np.stack([1 - share[samples].mean(1) for share in shares]), 1 - shares.mean(1)
-    values = [_extrapolate(sizes, mean_errors[:, None], size)[0] for size in (own_size, 2 * own_size)]
-    low, high = np.quantile(_extrapolate(sizes, errors, 2 * own_size), [0.025, 0.975])
-    if not mean_errors[-1]:  # samples of images that are all right do not vary
+    values = [_extrapolate(sizes, mean_errors[:, None], size)[0] for size in (model_size, 2 * model_size)]
+    low, high = np.quantile(_extrapolate(sizes, errors, 2 * model_size), [0.025, 0.975])
+    if not mean_errors[-1]:  # without errors, the bootstrap has no variance
         low = wilson_share(1.0, samples.shape[1]).ends[0]
     return Score(float(values[1]), float(low), float(high)), float(values[1] - values[0])
 
 
 def _extrapolate(sizes: NDArray[np.float64], errors: NDArray[np.float64], size: float) -> NDArray[np.float64]:
-    """Extrapolate (P, D) errors to a size by a power law through the last error, and return the (D,) accuracies.
+    """Return (D,) accuracies at a size, by a power law through the last of (P, D) errors at (P,) sizes.
 
-    The exponent is the least-squares slope of the logarithms, limited to curves whose error falls.
+    The exponent is the least-squares slope of the logarithms, or 0 if the error grows.
     """
     x, y = np.log(sizes), np.log(np.maximum(errors, 1e-3))
     centred = (x - x.mean())[:, None]

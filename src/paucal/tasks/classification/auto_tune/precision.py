@@ -1,4 +1,4 @@
-"""Choose the precision of frozen features and of tuning: as given, or bfloat16 if it is faster on this CPU."""
+"""Choose the precision of frozen features and of tuning: the given one, or bfloat16 if it is faster on this CPU."""
 
 from collections.abc import Callable
 
@@ -25,11 +25,11 @@ from paucal.types import Batch, Progress
 
 
 def choose_feature_precision(setup: TrainingSetup) -> PrecisionChoice:
-    """Return the precision of frozen features: as given, or the faster one on a few training images."""
+    """Return the precision of frozen features: the given one, or the faster of float32 and bfloat16 on some images."""
     settings = setup.settings
     if settings.device != "cpu":
         return FLOAT32
-    if setup.origin.get("precision") in ("flag", "given"):  # in a config it may come from an earlier run
+    if setup.origin.get("precision") in ("flag", "given"):  # a config may contain the choice of an earlier run
         return GIVEN.get(settings.precision, FLOAT32)
     if not bfloat16_flags():
         return FLOAT32
@@ -43,7 +43,7 @@ def choose_feature_precision(setup: TrainingSetup) -> PrecisionChoice:
 
 
 def choose_training_precision(state: TuneState) -> None:
-    """Tune in bfloat16 if that is faster on this machine and gives nearly the same features."""
+    """Tune in bfloat16 if it gives nearly the same features, and if a training step is faster on this machine."""
     setup, choice = state.setup, state.precision
     may_change = is_free(setup, "precision") and setup.settings.precision == "32-true"
     if choice.dtype is None or not choice.measured or not may_change:
@@ -65,10 +65,12 @@ def _sample_batch(setup: TrainingSetup) -> Batch:
 
 
 def _make_step(objective: Objective, batch: Batch) -> Callable[[Tensor], Tensor]:
+    """Return a function that runs a forward and a backward pass of the objective."""
+
     def step(images: Tensor) -> Tensor:
         total = objective(batch, Progress(0, 1, 1)).total
         total.backward()
         return total
 
-    step(batch.views[0])  # the first one is slower
+    step(batch.views[0])  # warm-up
     return step

@@ -1,4 +1,4 @@
-"""The linear probe: logistic regression on frozen features, folded into the network's own classifier."""
+"""The linear probe: logistic regression on standardised frozen features, converted to a classifier of raw features."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,31 +13,34 @@ from paucal.evaluation.protocols.logistic import Solver, fit_independent, fit_lo
 from paucal.metrics.measures import measure_of, value_of
 
 # L2 penalties on standardised features; a few suffice, since the optimum is flat.
-STRENGTHS = (1.0, 10.0, 100.0, 1000.0)
+PENALTIES = (1.0, 10.0, 100.0, 1000.0)
 DEFAULT_STRENGTH = 100.0  # with too few images for cross-validation
-FOLDS, MAX_COMPARED = 3, 3000
+N_FOLDS = 3
+MAX_COMPARED = 3000  # images for cross-validation
 SOLVER = Solver(max_iterations=200)
-ABSENT = -30.0  # logit of a class without training images: below all others, but finite for the losses
+ABSENT_LOGIT = -30.0  # logit of a class without training images: below all others, but finite for the losses
 
 
-SMALLEST_DEVIATION = 1e-8
-PRIOR_IMAGES = 50  # weight of the median variance beside a feature's own variance, in images
-JITTER = 1e-10  # relative; keeps the factorisation finite if rows are linearly dependent
+MIN_DEVIATION = 1e-8
+PRIOR_IMAGES = (
+    50  # weight of the median variance, towards which each feature's variance is shrunk, as a number of images
+)
+JITTER = 1e-10  # relative to the trace; keeps the Cholesky factor finite if rows are linearly dependent
 
 
 @dataclass(frozen=True)
 class StandardisedFeatures:
     """Features of zero mean and unit deviation, and coordinates with the same inner products.
 
-    A linear classifier with an L2 penalty, and a Gaussian one whose covariance is shrunk towards a multiple of the
-    identity, depend on inner products alone. With fewer images than features they are fitted in the coordinates, which
-    is several times as fast, and converted back to weights for features.
+    The fit of a linear classifier with an L2 penalty, or of a Gaussian classifier whose covariance is shrunk towards a
+    multiple of the identity, depends only on inner products. With fewer images than features, the fit in coordinates is
+    several times as fast; `unstandardise` converts its weights to weights for raw features.
 
     Attributes:
         mean: (D,) means of the features.
         deviation: (D,) standard deviations, shrunk towards the median of all features; 1 if all features are constant.
         rows: (N, D) float64 standardised features.
-        coordinates: (N, min(N, D)) float64.
+        coordinates: (N, min(N, D)) float64 coordinates, with the inner products of `rows`.
     """
 
     mean: Tensor
@@ -45,8 +48,8 @@ class StandardisedFeatures:
     rows: Tensor
     coordinates: Tensor
 
-    def carry_back(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (K, D) weights and (K,) biases for raw features from those for coordinates."""
+    def unstandardise(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (K, D) weights and (K,) biases for raw features, converted from weights and biases for coordinates."""
         if self.coordinates.shape[1] < self.rows.shape[1]:
             weight = torch.linalg.solve_triangular(self.coordinates.T, weight.T, upper=True).T @ self.rows
         weight = weight / self.deviation
@@ -57,11 +60,11 @@ def standardise(features: Tensor) -> StandardisedFeatures:
     """Standardise (N, D) features over the images, with variances shrunk towards their median."""
     values = features.double()
     mean, variance = values.mean(0), values.var(0)
-    # Over few images a feature is often nearly constant; dividing by its tiny deviation would give other images huge
-    # values.
+    # In few images, a feature is often nearly constant. Division by its tiny deviation would give huge values for other
+    # images.
     variance = (len(values) * variance + PRIOR_IMAGES * variance.median()) / (len(values) + PRIOR_IMAGES)
     deviation = variance.sqrt()
-    deviation = torch.where(deviation > SMALLEST_DEVIATION, deviation, torch.ones_like(deviation))
+    deviation = torch.where(deviation > MIN_DEVIATION, deviation, torch.ones_like(deviation))
     rows = (values - mean) / deviation
     if len(rows) >= rows.shape[1]:
         return StandardisedFeatures(mean, deviation, rows, rows)
@@ -77,6 +80,7 @@ class Head:
     Attributes:
         weight: (K, D) float32 weights.
         bias: (K,) float32 biases.
+        strength: L2 penalty of the fit.
         cross_validated: Cross-validated accuracy, or mean average precision for several labels; None with too few
             images.
     """
@@ -86,7 +90,7 @@ class Head:
     strength: float
     cross_validated: float | None
 
-    def put_into(self, classifier: nn.Linear) -> None:
+    def copy_to(self, classifier: nn.Linear) -> None:
         """Copy the head into a network's classifier."""
         with torch.no_grad():
             classifier.weight.copy_(self.weight)
@@ -102,27 +106,32 @@ def fit_head(
     labels: Tensor,
     n_classes: int,
     seed: int = 0,
-    strengths: Sequence[float] = STRENGTHS,
+    strengths: Sequence[float] = PENALTIES,
     groups: Tensor | None = None,
 ) -> Head:
-    """Fit logistic regression to standardised (N, D) features, and fold the standardisation into its weights.
+    """Fit logistic regression to standardised features, with a cross-validated penalty; return a head for raw features.
 
-    Labels are (N,) in [0, K), or (N, K) of 1, 0 and -1 (image ignored for that class) for several labels: then each
-    class has its own regression. The penalty is chosen by cross-validation within the training images from ascending
-    ones; if scores are equal, the stronger penalty wins.
+    Args:
+        features: (N, D) raw features.
+        labels: (N,) classes in [0, K); or, for several labels, (N, K) values of 1, 0 and -1 (unknown), and each class
+            gets its own binary regression.
+        n_classes: Number of classes K.
+        seed: Seed of the folds.
+        strengths: Ascending L2 penalties to choose from; of equal scores, the strongest penalty is chosen.
+        groups: (N,) groups whose images stay in one fold; None for independent images.
     """
     standard = standardise(features)
     strength, score = _choose_penalty(standard.coordinates, labels, n_classes, seed, strengths, groups)
     fitted = fit_regression(standard.coordinates, labels, n_classes, strength)
-    weight, bias = standard.carry_back(fitted.weight, fitted.bias.clamp(min=ABSENT))
+    weight, bias = standard.unstandardise(fitted.weight, fitted.bias.clamp(min=ABSENT_LOGIT))
     return Head(weight.float(), bias.float(), strength, score)
 
 
 def _choose_penalty(
     standard: Tensor, labels: Tensor, n_classes: int, seed: int, strengths: Sequence[float], groups: Tensor | None
 ) -> tuple[float, float | None]:
-    """Return the best penalty and its score; large sets use a subset, since the optimum is flat and fits are slow."""
-    if (labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2) or len(labels) < FOLDS:
+    """Return the best penalty and its cross-validated score, on a subset of large sets to save time."""
+    if (labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2) or len(labels) < N_FOLDS:
         return DEFAULT_STRENGTH, None
     subset = stratified_sample(labels, MAX_COMPARED, seed)
     features, truth = standard[subset], labels[subset]
@@ -136,7 +145,7 @@ def _choose_penalty(
         return _score(scores, truth)
 
     scores = [score(strength) for strength in strengths]
-    best = max(range(len(strengths)), key=lambda number: (scores[number], number))
+    best = max(range(len(strengths)), key=lambda index: (scores[index], index))
     return strengths[best], scores[best]
 
 
@@ -144,19 +153,19 @@ def fit_regression(features: Tensor, labels: Tensor, n_classes: int, strength: f
     """Fit logistic regression with an L2 penalty; one regression per class for (N, K) labels."""
     if labels.ndim == 1:
         return fit_logistic(features, labels, n_classes, strength, SOLVER)
-    # One fit for all classes is K times as fast. A class without images gets a very low bias; `fit_logistic`
-    # would refuse it.
+    # One fit of all classes is K times as fast as one fit per class. Unlike `fit_logistic`, it supports a class without
+    # images, which gets a very low bias.
     return LinearClassifier(*fit_independent(features, labels, strength, SOLVER))
 
 
 def _fold_rows(labels: Tensor, seed: int, groups: Tensor | None) -> list[tuple[Tensor, Tensor]]:
     """Return the rows to fit on and the held-out rows of each fold, stratified by class."""
     if labels.ndim == 1:
-        return draw_folds(labels, seed, even_folds(labels, FOLDS, groups), groups)
+        return draw_folds(labels, seed, even_folds(labels, N_FOLDS, groups), groups)
     if groups is not None:
-        return draw_folds(labels, seed, FOLDS, groups)
-    fold_of_row = torch.from_numpy(iterative_parts(labels.numpy().astype(np.int8), [1 / FOLDS] * FOLDS, seed))
-    return [((fold_of_row != fold).nonzero()[:, 0], (fold_of_row == fold).nonzero()[:, 0]) for fold in range(FOLDS)]
+        return draw_folds(labels, seed, N_FOLDS, groups)
+    fold_of_row = torch.from_numpy(iterative_parts(labels.numpy().astype(np.int8), [1 / N_FOLDS] * N_FOLDS, seed))
+    return [((fold_of_row != fold).nonzero()[:, 0], (fold_of_row == fold).nonzero()[:, 0]) for fold in range(N_FOLDS)]
 
 
 def stratified_sample(labels: Tensor, count: int, seed: int = 0) -> Tensor:
@@ -176,7 +185,7 @@ def stratified_sample(labels: Tensor, count: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.sort(np.concatenate(sampled)))
 
 
-def head_score(head: Head, features: Tensor, labels: Tensor) -> float:
+def score_head(head: Head, features: Tensor, labels: Tensor) -> float:
     """Return the accuracy of a head, or its mean average precision for several labels."""
     return _score(head.scores(features), labels)
 

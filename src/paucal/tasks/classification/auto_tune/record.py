@@ -1,4 +1,4 @@
-"""The measurements and decisions of auto-tuning, stored after every step so that a stopped run resumes there."""
+"""The record of auto-tuning: measurements and decisions, stored after every step so that a stopped run can resume."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
-FILE = "rungs.json"
+RECORD_FILE = "rungs.json"
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,10 @@ class TuneStep:
 
     Attributes:
         name: "probe", or the name of the candidate or preset.
-        score: Accuracy on the validation images, or mean average precision for several labels; cross-validated without
-            validation images.
-        details: Settings and counts of the step, as plain values.
+        score: Accuracy on the validation images, or mean average precision for several labels; cross-validated on
+            training images for candidates, or without validation images.
+        seconds: Duration of the step.
+        details: Settings, counts and losses of the step, as JSON values.
     """
 
     name: str
@@ -33,14 +34,16 @@ class TuneRecord:
 
     Attributes:
         candidates: timm names of the pretrained weights to compare.
-        budget: Seconds that the whole run may take; 0 for no limit.
+        budget: Seconds that the run may take; 0 for no limit.
         spent: Seconds spent so far, over all calls.
-        race: Comparison of the candidates on a subset of the images, one step per candidate.
+        race: One step per candidate that was evaluated on a sample of the training images.
         probe: Linear head on frozen features; None before it is fitted.
         unlabelled: Head that learned from images without labels too; None before it is fitted, or without such images.
         sizes: Seconds per training image, by image size and frozen stages; None if a step exceeds the memory.
-        tuning: Image size, seconds of an epoch and trial steps of each preset; None if it exceeds the time or memory.
-        plan: Sentence about the remaining training and its duration; "" before it is decided.
+        tuning: Image size, seconds per epoch and trial steps by preset; None if it exceeds the time or the memory.
+        trials: One step per finished trial of a preset.
+        plan: Sentence on the number of epochs, or on why the probe is kept; "" before this is decided.
+        tune: Whether the network is fine-tuned after the probe.
     """
 
     candidates: tuple[str, ...] = ()
@@ -57,25 +60,25 @@ class TuneRecord:
 
     @property
     def first_model(self) -> TuneStep | None:
-        """Step of the first model: the probe, or the head that also learned from images without labels."""
+        """Step of the first model: the probe, or the head that also learned from unlabelled images if it is kept."""
         is_kept = self.unlabelled is not None and self.unlabelled.details.get("kept")
         return self.unlabelled if is_kept else self.probe
 
     @property
     def floor(self) -> float | None:
-        """Score that a tuned model must exceed: the best of the probe and the first model, on the same images."""
+        """Validation score that a tuned model must exceed: the higher one of the probe and the first model."""
         return max((step.score for step in (self.probe, self.first_model) if step is not None), default=None)
 
     def write(self, run: RunFolder) -> None:
         """Store the record in the run folder."""
-        run.write_json(FILE, asdict(self))
+        run.write_json(RECORD_FILE, asdict(self))
 
 
 def read_record(run: RunFolder | None) -> TuneRecord | None:
     """Read the record of a run; None for a run without auto-tuning."""
-    if run is None or not (run.path / FILE).is_file():
+    if run is None or not (run.path / RECORD_FILE).is_file():
         return None
-    record = run.read_json(FILE)
+    record = run.read_json(RECORD_FILE)
     try:
         return TuneRecord(
             tuple(map(str, record["candidates"])),
@@ -91,7 +94,9 @@ def read_record(run: RunFolder | None) -> TuneRecord | None:
             None if record.get("unlabelled") is None else _read_step(record["unlabelled"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise UserError(f"{str(run.path / FILE)!r} is damaged ({problem}): restore it or train again.") from problem
+        raise UserError(
+            f"{str(run.path / RECORD_FILE)!r} is damaged ({problem}): restore it or train again."
+        ) from problem
 
 
 def _read_step(value: Mapping[str, Any]) -> TuneStep:

@@ -1,10 +1,10 @@
-"""Refit the heads that were compared for the first model to the features of a tuned network.
+"""Fit linear heads to the features of a tuned network, with the heads that were compared for the first model.
 
-Tuning trains the head on the last features for few steps only. Heads that also read the last stages are often better,
-on tuned features as well as on frozen ones. They cost one forward pass over the training images. Cross-validation could
-not tell which is best, since the network was tuned on all folds.
+Tuning trains the network's own head for few steps only, and heads that also read the last stages are often better. The
+fits need one forward pass over the training images. Heads are compared on the validation images: cross-validation on
+training images would be biased, since the network was tuned on all of them.
 
-If images without labels improved the first model, their tuned features are used here too.
+If unlabelled images improved the first model, heads also learn from their tuned features.
 """
 
 from dataclasses import dataclass, replace
@@ -23,18 +23,26 @@ from paucal.models.card import ModelCard
 from paucal.runner.console import Console
 from paucal.runner.images import SplitImages
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.first_model import frozen_features, own_width, with_head
+from paucal.tasks.classification.auto_tune.first_model import classifier_width, frozen_features, with_head
 from paucal.tasks.classification.auto_tune.head_race import LAST
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses
-from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, Head, fit_head, head_score, stratified_sample
-from paucal.tasks.classification.auto_tune.unlabelled_head import ALONE, fit_heads, pool_of
-from paucal.tasks.classification.unlabelled_images import as_training_part
+from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, Head, fit_head, score_head, stratified_sample
+from paucal.tasks.classification.auto_tune.unlabelled_head import ALONE, fit_heads, make_pool
+from paucal.tasks.classification.unlabelled_images import as_training_split
 
 
 @dataclass(frozen=True)
 class RefittedHead:
-    """A head on the features of a tuned network, with its score and calibrated losses on the validation images."""
+    """A head on the features of a tuned network, with its validation score.
+
+    Attributes:
+        name: Name of the head.
+        head: Calibrated weights and biases.
+        staged: Whether the head also reads the last stages.
+        score: Accuracy on the validation images.
+        losses: Calibrated cross-entropy of each validation image, in nats.
+    """
 
     name: str
     head: Head
@@ -50,10 +58,10 @@ class RefittedHead:
 def refit_head(
     setup: TrainingSetup, network: nn.Module, console: Console, unlabelled: ImageSet | None = None
 ) -> RefittedHead | None:
-    """Fit heads to tuned features of as many images as for the first model; return the head with the lowest loss.
+    """Fit heads to the features of a tuned network; return the head with the lowest loss on the validation images.
 
-    The loss is measured on the validation images. Return None for images with several labels, and for a run without a
-    first model. Heads also learn from `unlabelled` images.
+    The heads are fitted to as many training images as the first model, and also to `unlabelled` images if there are
+    any. Returns None for images with several labels, and for a run without a probe.
     """
     record, data, card = setup.tune_record, setup.data, setup.card
     is_multi_label = data.images.multi_hot is not None
@@ -73,36 +81,36 @@ def refit_head(
 
     features, unlabelled_features = read(data, rows, "features of the tuned network"), None
     if unlabelled is not None:
-        unlabelled_set = as_training_part(unlabelled)
+        unlabelled_set = as_training_split(unlabelled)
         title = "tuned features of images without labels"
         unlabelled_features = read(unlabelled_set, unlabelled_set.part("train"), title)
     row_labels, count, n_classes = labels[rows], len(train), len(card.classes)
-    last = features[:, : own_width(network)]
+    last = features[:, : classifier_width(network)]
     truth, groups = row_labels[count:], data.split.groups
     groups = None if groups is None else torch.from_numpy(groups[train])
 
-    def judged(name: str, head: Head, values: Tensor) -> RefittedHead:
+    def evaluate(name: str, head: Head, values: Tensor) -> RefittedHead:
         temperature = fit_temperature(head.scores(values[count:]), truth)
         head = replace(head, weight=head.weight / temperature, bias=head.bias / temperature)
         losses = calibrated_losses(Predictions(torch.from_numpy(val), head.scores(values[count:]), truth))
-        return RefittedHead(name, head, values is features, head_score(head, values[count:], truth), losses)
+        return RefittedHead(name, head, values is features, score_head(head, values[count:], truth), losses)
 
     with threadpool_limits(1):
-        usual = fit_head(last[:count], row_labels[:count], n_classes, seed, groups=groups)
-        candidates = [judged(LAST, usual, last)]
+        regression = fit_head(last[:count], row_labels[:count], n_classes, seed, groups=groups)
+        candidates = [evaluate(LAST, regression, last)]
         for name in HEADS if staged else ():
             weights = fit_mixture(features[:count], row_labels[:count], n_classes, {name: 1.0})
-            candidates.append(judged(name, Head(*weights, DEFAULT_STRENGTH, None), features))
+            candidates.append(evaluate(name, Head(*weights, DEFAULT_STRENGTH, None), features))
         best = min(candidates, key=_total_loss)
         if unlabelled_features is None:
             return best
         values = features if staged else last
         start = torch.zeros(n_classes, values.shape[1])
         start[:, : best.head.weight.shape[1]] = best.head.weight
-        pool = pool_of(unlabelled_features)
+        pool = make_pool(unlabelled_features)
         heads = fit_heads(values[:count], row_labels[:count], n_classes, pool, base=lambda *_: (start, best.head.bias))
         candidates += [
-            judged(name, Head(weight.float(), bias.float(), DEFAULT_STRENGTH, None), values)
+            evaluate(name, Head(weight.float(), bias.float(), DEFAULT_STRENGTH, None), values)
             for name, (weight, bias) in heads.items()
             if name != ALONE
         ]

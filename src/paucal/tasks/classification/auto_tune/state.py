@@ -1,4 +1,4 @@
-"""The state of auto-tuning: the run, its measurements, and the time that is left."""
+"""The state of auto-tuning: the run, its measurements and the remaining time."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -24,12 +24,14 @@ class FittedHead:
     """A linear head on frozen features.
 
     Attributes:
-        features: (N + V, D) features of the training and of the validation images.
-        staged: Whether `features` has the pooled last stages after the last features.
+        head: Logistic regression on the last features.
+        features: (N + V, D) features of N training and V validation images.
+        staged: Whether the columns of `features` are the last features followed by the pooled last stages.
         rows: (N,) positions among the training images.
         score: Score of the best head on the validation images; cross-validated without validation images.
-        seconds: Seconds of one image through the frozen network in float32.
-        race: Comparison with heads that read the last stages too; has no head if none of them won.
+        image_seconds: Seconds of a forward pass of one image through the frozen network in float32.
+        race: Comparison with heads that also read the last stages; its `head` is None if none of them is better.
+        race_seconds: Seconds of the comparison.
         curve: Learning curve of the best head; None if not requested.
         losses: (V,) calibrated losses of the best head on the validation images, in nats.
     """
@@ -39,7 +41,7 @@ class FittedHead:
     staged: bool
     rows: Tensor
     score: float
-    seconds: float
+    image_seconds: float
     race: RaceResult = field(default_factory=RaceResult)
     race_seconds: float = 0.0
     curve: LearningCurve | None = None
@@ -51,9 +53,10 @@ class FittedHead:
         return len(self.rows)
 
 
-RESERVE = 0.05  # share of the time kept for pictures, the page and unforeseen work
+RESERVED_SHARE = 0.05  # share of the time budget for pictures, the report page and unforeseen work
 # With fewer training images, validation cannot show whether tuning is better than the probe.
 MIN_IMAGES = 100
+# Automatic settings that are not chosen again when other settings change.
 NEVER_REVISED = frozenset(("init", "time", "method", "model", "device", "devices", "nodes", "batch_size", "precision"))
 
 
@@ -62,9 +65,14 @@ class TuneState:
     """State of an auto-tuning in progress.
 
     Attributes:
+        run: Run folder.
         setup: Setup of the run with the settings chosen so far.
-        start_time: `time.monotonic()` at the start of the run, moved back by the time that earlier calls spent.
-        image_seconds: Seconds of one image through the frozen network in float32, at the probe's image size.
+        record: Record of the finished steps.
+        console: Output.
+        start_time: `time.monotonic()` at the start of the run, minus the seconds that earlier calls spent.
+        image_seconds: Seconds of a forward pass of one image in float32, at the probe's image size.
+        precision: Precision of the frozen features.
+        announced: Whether the expected duration has been printed.
         race_rows: Positions among the training images on which the candidates are compared; None for no comparison.
         first: First model with its features for later steps; None if an earlier call fitted it.
     """
@@ -85,33 +93,36 @@ class TuneState:
         """Seconds since the run started, over all calls."""
         return time.monotonic() - self.start_time
 
-    def final_eval_seconds(self, shrink: float = 1.0) -> float:
-        """Return the seconds of the evaluations after training, for images with `shrink` times the probe's pixels."""
-        test = shrink * self.image_seconds * len(self.setup.data.part("test"))
+    def final_eval_seconds(self, pixel_ratio: float = 1.0) -> float:
+        """Return the seconds of the evaluations after training.
+
+        `pixel_ratio` is the number of pixels of an image, over that of an image of the probe.
+        """
+        test = pixel_ratio * self.image_seconds * len(self.setup.data.part("test"))
         mirrored, refit = 2 if self.setup.settings.hflip else 0, 0.0
         if self.record.probe is not None and len(self.setup.data.part("val")):
             images = self.record.probe.details.get("images", 0)
             if self.record.unlabelled is not None:
                 images += self.record.unlabelled.details.get("read_again", 0)
-            refit = shrink * self.image_seconds * images
+            refit = pixel_ratio * self.image_seconds * images
         evaluations = 2 + mirrored + self.setup.settings.soup  # see `finish_model`
-        return test + refit + evaluations * self.eval_seconds(shrink)
+        return test + refit + evaluations * self.eval_seconds(pixel_ratio)
 
-    def eval_seconds(self, shrink: float = 1.0) -> float:
-        """Return the seconds of one validation, for images with `shrink` times the probe's pixels."""
-        return shrink * self.image_seconds * len(self.setup.data.part("val"))
+    def eval_seconds(self, pixel_ratio: float = 1.0) -> float:
+        """Return the seconds of one validation; for `pixel_ratio` see `final_eval_seconds`."""
+        return pixel_ratio * self.image_seconds * len(self.setup.data.part("val"))
 
-    def left(self, shrink: float = 1.0) -> float:
-        """Return the seconds left for training, after the reserve and the final evaluations."""
-        return (1 - RESERVE) * self.record.budget - self.spent - self.final_eval_seconds(shrink)
+    def seconds_left(self, pixel_ratio: float = 1.0) -> float:
+        """Return the seconds left for training, without the reserved share and the final evaluations."""
+        return (1 - RESERVED_SHARE) * self.record.budget - self.spent - self.final_eval_seconds(pixel_ratio)
 
     def save(self, **changes: Any) -> None:
-        """Store changes of the record in the run."""
+        """Change fields of the record, and store it in the run folder."""
         self.record = replace(self.record, **changes, spent=self.spent)
         self.record.write(self.run)
 
     def reassemble(self, **changes: Any) -> TrainingSetup:
-        """Return a setup with changed settings, and choose again the automatic settings that depend on them."""
+        """Return a setup with changed settings; automatic settings that may depend on them are chosen again."""
         setup = self.setup
         automatic = {name for name, origin in setup.origin.items() if origin.startswith("auto: ")}
         revised = automatic - NEVER_REVISED - set(changes) - (set() if "model" in changes else {"img_size"})
@@ -121,7 +132,7 @@ class TuneState:
         return replace(new_setup, plan=replace(new_setup.plan, deadline=setup.plan.deadline))
 
     def adopt(self, setup: TrainingSetup, reasons: Mapping[str, str]) -> None:
-        """Use a setup for the rest of the run, and store its settings with the reasons."""
+        """Use a setup from now on, and store its settings, with the reasons as their origins."""
         origin = {**setup.origin, **{name: f"auto: {reason}" for name, reason in reasons.items()}}
         self.setup = replace(setup, origin=origin)
         store_changes(self.run, setup.settings, origin)
@@ -135,11 +146,11 @@ def is_timed(setup: TrainingSetup) -> bool:
 
 
 def cannot_judge_tuning(setup: TrainingSetup) -> bool:
-    """Return whether there are too few images to show that tuning helps, so that the run keeps its first model."""
+    """Return whether there are too few images to measure the gain from tuning, so that the first model is kept."""
     counts = setup.data.counts()
     return is_free(setup, "epochs") and (not counts["val"] or counts["train"] < MIN_IMAGES)
 
 
 def is_free(setup: TrainingSetup, name: str) -> bool:
-    """Return whether the user did not set this setting."""
+    """Return whether a setting may be chosen automatically, because the user did not give it."""
     return setup.origin.get(name, "default") == "default" or setup.origin[name].startswith("auto: ")

@@ -1,4 +1,4 @@
-"""The steps of a finished auto-tuning for reports: validation score and time of each."""
+"""Tables and sentences on a finished auto-tuning, for the summary and the report page of a run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,50 +13,50 @@ from paucal.wording import counted, duration
 def step_rows(
     record: TuneRecord | None, outcome: Outcome, finish: Finish, measure: PrimaryMetric
 ) -> list[dict[str, Any]]:
-    """Return a row per step: name, validation score, time, and whether it is the run's model."""
+    """Return a row per step: its name, score and duration, and whether it is the run's final model."""
     if record is None or record.probe is None:
         return []
     probe, images = record.probe, record.probe.details.get("images", 0)
     rows = [
-        _candidate_row(f"candidate {step.name}, by cross-validation on some training images", step.score, step.seconds)
+        _step_row(f"candidate {step.name}, by cross-validation on some training images", step.score, step.seconds)
         for step in record.race
     ]
     size = _format_size(probe.details.get("img_size"))
     text = f"probe: linear head on frozen features of {images} images, {size} pixels"
     if "head" in probe.details:  # missing in earlier runs
         text += f", {probe.details['head']}"
-    stays = not outcome.best and not finish.epochs
-    rows.append(_candidate_row(text, probe.score, probe.seconds, kept=stays and record.first_model is probe))
+    keeps_first_model = not outcome.best and not finish.epochs
+    rows.append(_step_row(text, probe.score, probe.seconds, kept=keeps_first_model and record.first_model is probe))
     if (unlabelled_step := record.unlabelled) is not None:
         details, is_kept = unlabelled_step.details, record.first_model is unlabelled_step
         decision = f", {details['head']}, preferred by cross-validation" if is_kept else ": not kept"
-        title = f"the same with {counted(details['images'], 'image')} without labels{decision}"
+        title = f"probe with {counted(details['images'], 'image')} without labels{decision}"
         score = unlabelled_step.score if is_kept else None
-        rows.append(_candidate_row(title, score, unlabelled_step.seconds, kept=stays and is_kept))
-    rows += [_candidate_row(f"trial: {step.name}", step.score, step.seconds) for step in record.trials]
+        rows.append(_step_row(title, score, unlabelled_step.seconds, kept=keeps_first_model and is_kept))
+    rows += [_step_row(f"trial: {step.name}", step.score, step.seconds) for step in record.trials]
     if outcome.rows:
         scores = [row[measure.column] for row in outcome.rows if measure.column in row]
         name = "tuned: the best epoch" if scores else "tuned: the last epoch"
         is_kept = bool(outcome.best) and not finish.epochs
-        rows.append(_candidate_row(name, max(scores, default=None), outcome.seconds, kept=is_kept))
+        rows.append(_step_row(name, max(scores, default=None), outcome.seconds, kept=is_kept))
     if finish.epochs:
-        rows.append(_candidate_row(_describe_average(finish), finish.score, 0.0, kept=True))
+        rows.append(_step_row(_describe_average(finish), finish.score, 0.0, kept=True))
     return rows
 
 
 def _describe_average(finish: Finish) -> str:
-    """Return which weights were kept after training, as text."""
+    """Return a text on the weights that were kept: the epochs, and the head fitted afterwards."""
     epochs = ", ".join(map(str, finish.epochs))
     weights = f"epoch {epochs}" if len(finish.epochs) == 1 else f"the mean of the weights of epochs {epochs}"
     return f"{weights}, with a head fitted to its features ({finish.head})" if finish.head else weights
 
 
 def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Finish, selected: bool) -> str:
-    """Return which weights a run kept as its model, and why."""
+    """Return a text on which weights are the run's final model, and why; `selected` means by validation."""
     if finish.by_loss:
-        others = "that of its tuned head and the first model" if finish.head else "the first model's"
+        other_losses = "those of its tuned head and the first model" if finish.head else "the first model's"
         return (
-            f"{_describe_average(finish)}: its loss on the validation images is lower than {others}, "
+            f"{_describe_average(finish)}: its loss on the validation images is lower than {other_losses}, "
             "at nearly equal accuracy"
         )
     if finish.head:
@@ -68,7 +68,7 @@ def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Fin
             return record.plan
         reason = "no epoch of tuning was better on the validation images"
         if record.first_model is not record.probe:
-            return f"the probe with images without labels: {reason} than it and the probe without them"
+            return f"the probe that also learned from images without labels: {reason} than both probes"
         return f"the probe: {reason}"
     reason = "the best on the validation images"
     if not selected:
@@ -79,7 +79,7 @@ def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Fin
 def kept_model_score(
     record: TuneRecord | None, outcome: Outcome, finish: Finish, measure: PrimaryMetric
 ) -> float | None:
-    """Return the validation score of the run's model; None if unknown."""
+    """Return the validation score of the run's final model; None without validation images."""
     if finish.epochs:
         return finish.score
     if not outcome.best and record is not None and record.first_model is not None:
@@ -92,7 +92,7 @@ def total_seconds(record: TuneRecord | None, outcome: Outcome) -> float:
     return outcome.seconds + (0.0 if record is None else record.spent)
 
 
-def _candidate_row(name: str, score: float | None, seconds: float, kept: bool = False) -> dict[str, Any]:
+def _step_row(name: str, score: float | None, seconds: float, kept: bool = False) -> dict[str, Any]:
     return {"name": name, "score": score, "time": duration(seconds), "kept": kept}
 
 

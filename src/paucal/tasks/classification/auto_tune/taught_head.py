@@ -1,4 +1,4 @@
-"""A linear head on frozen features that learns from a teacher's probabilities and the labels."""
+"""A linear head on frozen features that is fitted to the labels and to a teacher's probabilities."""
 
 from dataclasses import replace
 
@@ -13,13 +13,13 @@ from paucal.evaluation.protocols.logistic import fit_softmax
 from paucal.objectives import Distillation, Objective
 from paucal.objectives.one_backbone import OneBackbone
 from paucal.runner.images import eval_loader
-from paucal.tasks.classification.auto_tune.probe import SOLVER, Head, head_score, standardise
+from paucal.tasks.classification.auto_tune.probe import SOLVER, Head, score_head, standardise
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState
 
 NAME = "logistic regression on the teacher's probabilities and the labels"
 
 
-class _TeacherAnswers(nn.Module):
+class _TeacherLogits(nn.Module):
     def __init__(self, term: Distillation) -> None:
         super().__init__()
         self.term = term
@@ -28,28 +28,28 @@ class _TeacherAnswers(nn.Module):
         return self.term.answers(images)
 
 
-def soft_teacher(objective: Objective) -> Distillation | None:
-    """Return a run's extra loss on a teacher's probabilities; None for other runs."""
+def find_soft_teacher(objective: Objective) -> Distillation | None:
+    """Return a run's extra loss that distils a teacher's probabilities; None if the run has no such loss."""
     terms = objective.named_terms().values() if isinstance(objective, OneBackbone) else ()
     return next((term for term in terms if isinstance(term, Distillation) and term.soft), None)
 
 
 def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
-    """Return the first model, with a head that also learned from the run's teacher if validation prefers it."""
+    """Fit a head also to the teacher's probabilities; use it in the first model unless its accuracy is lower."""
     setup = state.setup
-    term, val = soft_teacher(setup.objective), torch.from_numpy(setup.data.part("val"))
+    term, val = find_soft_teacher(setup.objective), torch.from_numpy(setup.data.part("val"))
     if term is None or not len(val):
         return fitted
     train, targets = (
         torch.from_numpy(setup.data.part("train"))[fitted.rows],
         torch.from_numpy(setup.data.images.targets),
     )
-    usual, count = fitted.race.head or fitted.head, fitted.images
-    features = fitted.features[:, : usual.weight.shape[1]]
-    shares = _teacher_probabilities(state, term, train.numpy())
-    head = fit_taught_head(features[:count], targets[train], shares, usual.strength)
-    score = head_score(head, features[count:], targets[val])
-    if score < head_score(usual, features[count:], targets[val]):
+    first_head, count = fitted.race.head or fitted.head, fitted.images
+    features = fitted.features[:, : first_head.weight.shape[1]]
+    probabilities = _teacher_probabilities(state, term, train.numpy())
+    head = fit_taught_head(features[:count], targets[train], probabilities, first_head.strength)
+    score = score_head(head, features[count:], targets[val])
+    if score < score_head(first_head, features[count:], targets[val]):
         return fitted
     if fitted.race.head is None:
         return replace(fitted, head=head, score=score, race=replace(fitted.race, name=NAME))
@@ -61,14 +61,14 @@ def _teacher_probabilities(state: TuneState, term: Distillation, indices: NDArra
     setup, settings = state.setup, state.setup.settings
     with state.console.progress("predictions of the teacher") as advance:
         loader = eval_loader(setup.data, indices, setup.card.preprocessing, settings)
-        model = _TeacherAnswers(term).to(settings.device)
+        model = _TeacherLogits(term).to(settings.device)
         return predict_in_order(model, loader, indices, settings.device, advance).softmax(1)
 
 
-def fit_taught_head(features: Tensor, labels: Tensor, shares: Tensor, strength: float) -> Head:
-    """Fit logistic regression to the mean of (N,) labels and a teacher's (N, K) probabilities, with an L2 penalty."""
+def fit_taught_head(features: Tensor, labels: Tensor, probabilities: Tensor, strength: float) -> Head:
+    """Fit logistic regression with an L2 penalty to the mean of one-hot labels and a teacher's (N, K) probabilities."""
     standard = standardise(features)
-    targets = (F.one_hot(labels, shares.shape[1]) + shares.double()) / 2
+    targets = (F.one_hot(labels, probabilities.shape[1]) + probabilities.double()) / 2
     weight, bias, *_ = fit_softmax(standard.coordinates, targets, strength, SOLVER)
-    weight, bias = standard.carry_back(weight, bias)
+    weight, bias = standard.unstandardise(weight, bias)
     return Head(weight.float(), bias.float(), strength, None)

@@ -1,4 +1,4 @@
-"""Presets for fine-tuning a network from its probe, and a short trial of each on the user's own images."""
+"""Presets for fine-tuning a network from its probe, and short trials of them on the user's images."""
 
 import shutil
 import time
@@ -16,7 +16,7 @@ from paucal.evaluation.predictions import Predictions
 from paucal.runner.console import Console
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses, clearly_lower, differs
+from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses, differs, is_clearly_lower
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.loaders import train_loader, validation_predictions, validation_scores
 from paucal.tasks.classification.optimization import optimization
@@ -25,28 +25,34 @@ from paucal.training.failures import memory_advice
 from paucal.types import UserError
 
 FOLDER = "trials"
-MIN_STEPS = 8  # shorter trials say nothing
-TRAINED = "trained"  # key of a trial's details: seconds of its steps and validation
-WORST = 1e9  # loss of a trial that ended with NaN or infinite values
-WARMUP = 0.1  # share of a trial
+MIN_STEPS = 8  # of a useful trial
+TRAINED = "trained"  # key of the seconds of the steps and the validation, in the details of a trial
+FAILED_LOSS = 1e9  # loss recorded for a trial that diverged or ran out of memory
+WARMUP_SHARE = 0.1  # share of a trial's steps
 
 
 @dataclass(frozen=True)
 class TuningPreset:
-    """Settings for fine-tuning, but for the given ones; with fewer than `passes` epochs, smaller images are used."""
+    """Settings for fine-tuning.
+
+    Attributes:
+        name: Name in messages and in the record.
+        settings: Values of settings that the user did not give.
+        target_epochs: Number of epochs that should fit in the time; if fewer fit, smaller images are used.
+    """
 
     name: str
     settings: Mapping[str, Any]
-    passes: int = 6
+    target_epochs: int = 6
 
     def without(self, fixed: Collection[str]) -> "TuningPreset":
-        """Return the preset without some settings, renamed after the remaining ones."""
-        left = {name: value for name, value in self.settings.items() if name not in fixed}
-        return replace(self, name=_name_preset(left, "freeze" not in fixed), settings=left)
+        """Return the preset without some settings, named after the remaining settings."""
+        remaining = {name: value for name, value in self.settings.items() if name not in fixed}
+        return replace(self, name=_name_preset(remaining, "freeze" not in fixed), settings=remaining)
 
 
 def _name_preset(settings: Mapping[str, Any], tunes_all: bool) -> str:
-    """Describe the settings of a preset; `tunes_all` means that no setting of the user freezes layers."""
+    """Return the name of a preset with these settings; `tunes_all` means that the user froze no layers."""
     parts = []
     if "freeze" in settings:
         parts.append("norms and biases alone" if settings["freeze"] == "weights" else "last stages alone")
@@ -63,30 +69,31 @@ def _name_preset(settings: Mapping[str, Any], tunes_all: bool) -> str:
     return ", ".join(parts)
 
 
-# Each of the first two presets won by far on a data set where the other lost.
-KEEPING = "norms still"
+# Each of the first two presets was far better than the other on some data set.
+NORMS_STILL = "norms still"  # batch norms stay in evaluation mode
 WITH_BATCH_NORM = (
-    TuningPreset(f"last stages alone, {KEEPING}, rate 3e-4", {"eval_mode": True, "lr": 3e-4, "crop_scale": 0.5}, 3),
+    TuningPreset(f"last stages alone, {NORMS_STILL}, rate 3e-4", {"eval_mode": True, "lr": 3e-4, "crop_scale": 0.5}, 3),
     TuningPreset("all layers, norms learning, rate 1e-3", {"eval_mode": False, "lr": 1e-3, "crop_scale": 0.6}),
-    TuningPreset(f"all layers, {KEEPING}, rate 2e-4", {"eval_mode": True, "lr": 2e-4, "crop_scale": 0.35}),
+    TuningPreset(f"all layers, {NORMS_STILL}, rate 2e-4", {"eval_mode": True, "lr": 2e-4, "crop_scale": 0.35}),
 )
-WITHOUT = (
+WITHOUT_BATCH_NORM = (
     TuningPreset("last stages alone, rate 1e-4", {"lr": 1e-4, "crop_scale": 0.5}, 3),
     TuningPreset("all layers, rate 3e-4, layer decay 0.75", {"lr": 3e-4, "layer_decay": 0.75, "crop_scale": 0.5}),
     TuningPreset("all layers, rate 5e-5, layer decay 0.75", {"lr": 5e-5, "layer_decay": 0.75, "crop_scale": 0.35}),
-    # A step costs 0.7 of a step of all layers. With batch norms it costs the same and lost (docs/lab, ways to tune).
+    # A step takes 0.7 of the time of a step of all layers. In networks with batch norms this preset saves no time, and
+    # was worse (docs/lab, ways to tune).
     TuningPreset("norms and biases alone, rate 1e-3", {"freeze": "weights", "lr": 1e-3, "crop_scale": 0.5}),
 )
-FROZEN_SHARE = 0.6  # share of stages frozen if only the last are tuned, which halves the time
+FROZEN_SHARE = 0.6  # share of the stages that are frozen if only the last stages are tuned, which halves the time
 
 
 def presets_for(model: nn.Module) -> Sequence[TuningPreset]:
-    """Return the presets that suit a network, the most careful one first."""
-    normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    partial_preset, *full_presets = WITH_BATCH_NORM if normed else WITHOUT
+    """Return the presets for a network, in ascending order of how much they may change it."""
+    has_batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    partial_preset, *full_presets = WITH_BATCH_NORM if has_batch_norm else WITHOUT_BATCH_NORM
     try:
         frozen = int(FROZEN_SHARE * count_stages(model))
-    except UserError:  # timm does not know its stages
+    except UserError:  # its stages are unknown
         return full_presets
     if not frozen:
         return full_presets
@@ -102,9 +109,10 @@ def run_trial(
     callbacks: Sequence[Callback] = (),
     time_plan: TimePlan | None = None,
 ) -> TuneStep | None:
-    """Train for a few steps from the probe's head, and evaluate on the validation images; None for a stopped trial.
+    """Fine-tune for a few steps from the probe, and evaluate on the validation images; None if a signal stopped it.
 
-    The trial keeps its state in a subfolder of the run and resumes from it. `time_plan` shortens it if steps slow down.
+    The trial stores checkpoints in a subfolder of the run, and resumes from them. `time_plan` ends it early if steps
+    are slower than planned.
     """
     start_time = time.monotonic()
     folder = RunFolder(run.path / FOLDER / preset.name.replace(" ", "-").replace(",", ""))
@@ -122,9 +130,9 @@ def run_trial(
     try:
         with memory_advice(plan):
             outcome = _fit_trial(setup, plan, start, records, console, callbacks)
-    except UserError as problem:  # the training diverged or the memory was too small: the preset loses
+    except UserError as problem:  # the training diverged, or the memory was too small
         console.say(f"note: {preset.name}: {problem}")
-        details = {"loss": WORST, "steps": steps, **preset.settings}
+        details = {"loss": FAILED_LOSS, "steps": steps, **preset.settings}
         return TuneStep(preset.name, 0.0, time.monotonic() - start_time, details)
     if not outcome.finished:
         return None
@@ -140,7 +148,7 @@ def _fit_trial(
     setup: TrainingSetup, plan: Plan, start: int, records: Records, console: Console, callbacks: Sequence[Callback]
 ) -> Outcome:
     settings, request, steps = setup.settings, setup.objective.data_request, plan.total_steps
-    peak, warmup = settings.lr, round(WARMUP * steps)
+    peak, warmup = settings.lr, round(WARMUP_SHARE * steps)
     schedule = CosineWarmup(peak=peak, horizon=steps, warmup=warmup, start=0.1 * peak, floor=0.0)
     return fit(
         setup.objective,
@@ -153,38 +161,45 @@ def _fit_trial(
 
 
 def clear_trials(run: RunFolder) -> None:
-    """Remove the states of all trials; their scores are in the record."""
+    """Remove the checkpoints of all trials; their scores are in the record."""
     shutil.rmtree(run.path / FOLDER, ignore_errors=True)
 
 
-def best_trial(trials: Sequence[TuneStep], images: int, sides: Sequence[Sequence[int]]) -> int:
-    """Return the position of the trial whose preset is used.
+def best_trial(trials: Sequence[TuneStep], images: int, image_sizes: Sequence[Sequence[int]]) -> int:
+    """Return the index of the best trial, whose preset is then used.
 
-    Trials are short and evaluated on few images, and smaller images give the better score after few steps and the worse
-    model in the end. So a trial with smaller images than the first that did not fail counts only if its accuracy leads
-    by two standard errors of the difference. (Three times the last stages at 224 pixels lost by two to seven of 81
-    images against all layers at 128, and won by two to three points after all epochs; docs/lab, ways to tune.) Of the
-    other trials, those whose accuracy is within a standard error of the highest are tied. Tied trials at one image size
-    are compared by their losses, image by image: the first of them wins unless another one leads by more than a
-    standard error.
+    The default is the first trial that did not fail. The rules are:
+
+    - A trial with smaller images than the default counts only if its accuracy is higher by two standard errors of the
+      difference, because smaller images often give the higher score after few steps and the worse model in the end.
+      (In three comparisons, the last stages at 224 pixels scored two to seven of 81 images less than all layers at 128
+      pixels, but after all epochs two to three points more; docs/lab, ways to tune.)
+    - Of the counted trials, those with an accuracy within a standard error of the highest are tied.
+    - Of the tied trials with the image size of the first one, the first wins, unless the lowest mean loss on the
+      validation images is lower by more than a standard error of the paired differences.
+
+    Args:
+        trials: Finished trials.
+        images: Number of validation images.
+        image_sizes: Image size of each trial.
     """
     scores = [trial.score for trial in trials]
-    worked = [number for number, trial in enumerate(trials) if trial.details["loss"] < WORST] or [0]
-    default = worked[0]
-    heard = [
-        number
-        for number in worked
-        if sides[number][0] >= sides[default][0]
-        or (scores[number] > scores[default] and differs(scores[number], scores[default], images, errors=2))
+    succeeded = [index for index, trial in enumerate(trials) if trial.details["loss"] < FAILED_LOSS] or [0]
+    default = succeeded[0]
+    counted = [
+        index
+        for index in succeeded
+        if image_sizes[index][0] >= image_sizes[default][0]
+        or (scores[index] > scores[default] and differs(scores[index], scores[default], images, errors=2))
     ]
-    best = max(heard, key=lambda number: (scores[number], -trials[number].details["loss"]))
-    tied = [number for number in heard if not differs(scores[number], scores[best], images)]
+    best = max(counted, key=lambda index: (scores[index], -trials[index].details["loss"]))
+    tied = [index for index in counted if not differs(scores[index], scores[best], images)]
     first = tied[0]
-    same_size = [number for number in tied if sides[number] == sides[first]]
-    lowest = min(same_size, key=lambda number: np.mean(_image_losses(trials[number])))
-    return lowest if clearly_lower(_image_losses(trials[lowest]), _image_losses(trials[first])) else first
+    same_size = [index for index in tied if image_sizes[index] == image_sizes[first]]
+    lowest = min(same_size, key=lambda index: np.mean(_image_losses(trials[index])))
+    return lowest if is_clearly_lower(_image_losses(trials[lowest]), _image_losses(trials[first])) else first
 
 
 def _image_losses(trial: TuneStep) -> Sequence[float]:
-    """Return the loss of each validation image; only the mean for failed trials and for records of older versions."""
+    """Return the loss of each validation image; for a failed trial or an old record, a list of only the mean loss."""
     return trial.details.get(LOSSES) or [trial.details["loss"]]

@@ -1,4 +1,4 @@
-"""The step of auto-tuning after the first model: improve its head with images without labels."""
+"""The step of auto-tuning after the first model: fit its head also to unlabelled images (`--unlabelled`)."""
 
 import time
 from collections.abc import Sequence
@@ -14,37 +14,38 @@ from paucal.evaluation.predictions import Predictions
 from paucal.models.trained import save_trained
 from paucal.runs.weights import read_weights, save_weights
 from paucal.tasks.classification.auto_tune.first_model import (
+    classifier_width,
     fit_probe_head,
     frozen_features,
     groups_of,
-    own_width,
     with_head,
 )
 from paucal.tasks.classification.auto_tune.head_race import store_held_out
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
-from paucal.tasks.classification.auto_tune.probe import Head, head_score
+from paucal.tasks.classification.auto_tune.probe import Head, score_head
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_judge_tuning
-from paucal.tasks.classification.auto_tune.unlabelled_head import UnlabelledResult, base_of, race_unlabelled
-from paucal.tasks.classification.unlabelled_images import MAX_IMAGES, as_training_part, remember, usable_images
+from paucal.tasks.classification.auto_tune.unlabelled_head import UnlabelledResult, make_base_fit, race_unlabelled
+from paucal.tasks.classification.unlabelled_images import MAX_IMAGES, as_training_split, list_in_run, read_unlabelled
 from paucal.types import UserError
 from paucal.wording import counted, duration, percent
 
-# Largest share of the time budget for reading the images without labels: if tuning follows, if tuning follows with few
-# labels, and if no tuning follows. On clothing with ten labels per class, 150 images without labels added 0.5 points,
-# 600 added 2.3 and 2,000 added 4.5, while tuning for four minutes on one core added none.
-TIME_SHARE, FEW_SHARE, LAST_SHARE = 0.2, 0.4, 0.7
+# Maximum share of the time budget for the features of the unlabelled images: if the network is tuned afterwards, if it
+# is tuned on fewer than FEW_LABELS labelled images, and if it is not tuned. On clothing with ten labels per class, 150
+# unlabelled images added 0.5 points, 600 added 2.3 and 2,000 added 4.5, while tuning for four minutes on one core added
+# none.
+TUNED_SHARE, FEW_LABELS_SHARE, UNTUNED_SHARE = 0.2, 0.4, 0.7
 FEW_LABELS = 300
-# Largest share for reading them once more, with the tuned network; and at most half of the time left for tuning.
-AGAIN_SHARE = 0.2
+# Maximum share of the time budget for their features of the tuned network; also limited to half of the time left.
+REREAD_SHARE = 0.2
 MIN_IMAGES = 50  # fewer images show no effect
-MIN_HELD_OUT = 20  # with fewer validation images, distances are measured on a fifth of the training images
-FILE = "unlabelled.safetensors"  # features, kept until this step ends
-NAME = "images without labels"
+MIN_HELD_OUT = 20  # with fewer validation images, a fifth of the training images is held out to measure distances
+FEATURES_FILE = "unlabelled.safetensors"  # features, removed at the end of this step
+STEP_NAME = "images without labels"
 
 
 def learn_from_unlabelled(state: TuneState) -> None:
-    """Fit a head to the images of `--unlabelled` too, and keep it if cross-validation prefers it."""
+    """Fit a head also to the images of `--unlabelled`, and keep it if its cross-validated score is better."""
     settings, start_time = state.setup.settings, time.monotonic()
     if settings.unlabelled is None or state.record.unlabelled is not None:
         return
@@ -55,25 +56,25 @@ def learn_from_unlabelled(state: TuneState) -> None:
         try:
             images, features = _select_images(state, first)
             reason = f"{counted(len(images), 'usable image')} without labels: too few to learn from"
-        except UserError as problem:  # the labelled images are enough for a model
+        except UserError as problem:  # a note is enough: the run continues with the labelled images
             reason = f"--unlabelled: {str(problem).removeprefix('--unlabelled: ')}"
     details = {"images": len(images), "kept": False}
     if len(images) < MIN_IMAGES:
         state.console.say(f"note: {reason}")
-        _save_step(state, TuneStep(NAME, 0.0, time.monotonic() - start_time, {**details, "why": reason}))
+        _save_step(state, TuneStep(STEP_NAME, 0.0, time.monotonic() - start_time, {**details, "why": reason}))
         return
     train = torch.from_numpy(state.setup.data.part("train"))[first.rows]
     labels = torch.from_numpy(state.setup.data.images.targets).long()[train]
     with threadpool_limits(1), state.console.progress("learning from images without labels"):
         count, labelled = len(state.setup.card.classes), first.features[: first.images]
-        base, groups = base_of(first.race, first.head, count), groups_of(state.setup.data, first.rows)
+        base, groups = make_base_fit(first.race, first.head, count), groups_of(state.setup.data, first.rows)
         race = race_unlabelled(labelled, labels, count, features, base, settings.seed, groups)
     details |= {"head": race.name, "brier_scores": dict(race.scores), "lead": race.lead, "error": race.error}
     score = 0.0
     if race.weight is not None:
         score, losses = _save_first_model(state, first, race, images)
-        details |= {"kept": True, "read_again": _count_read_again(state, len(images)), LOSSES: losses}
-    _save_step(state, TuneStep(NAME, score, time.monotonic() - start_time, details))
+        details |= {"kept": True, "read_again": _count_reread(state, len(images)), LOSSES: losses}
+    _save_step(state, TuneStep(STEP_NAME, score, time.monotonic() - start_time, details))
     text = f"{counted(len(images), 'image')} without labels"
     lead = f"a lead of {race.lead:.3f} ± {race.error:.3f} in cross-validated Brier score"
     if race.weight is None:
@@ -89,59 +90,62 @@ def learn_from_unlabelled(state: TuneState) -> None:
 
 def _save_step(state: TuneState, step: TuneStep) -> None:
     state.save(unlabelled=step)
-    (state.run.path / FILE).unlink(missing_ok=True)
+    (state.run.path / FEATURES_FILE).unlink(missing_ok=True)
 
 
 def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tensor]:
-    """Return the images without labels that resemble the training images, and their (U, D) features."""
+    """Return the unlabelled images that are similar to the training images, and their (U, D) features."""
     setup, console = state.setup, state.console
     max_images = MAX_IMAGES
     if state.record.budget:
-        share = time_share(len(setup.data.part("train")), not cannot_judge_tuning(setup))
-        seconds = min(share * state.record.budget, state.left())
+        share = max_time_share(len(setup.data.part("train")), not cannot_judge_tuning(setup))
+        seconds = min(share * state.record.budget, state.seconds_left())
         max_images = int(seconds * state.precision.speed / max(state.image_seconds, 1e-9))
     if max_images < MIN_IMAGES:
         raise UserError("there is no time left for the images without labels; give a longer --time")
-    images = usable_images(setup.settings, setup.data, max_images, console)
+    images = read_unlabelled(setup.settings, setup.data, max_images, console)
     seconds = state.image_seconds / state.precision.speed * len(images)
     console.say(f"{counted(len(images), 'image')} without labels: their features take about {duration(seconds)}")
     features = _load_or_compute_features(state, first, images)
     if not len(images):
         return images, features
-    is_similar = _resembles_training(first, features, own_width(setup.objective.deployable()))
+    is_similar = _resembles_training(first, features, classifier_width(setup.objective.deployable()))
     if not is_similar.all():
         count = counted(int((~is_similar).sum()), "image")
         console.say(f"left out: {count} without labels, not like the training images")
     return images.select(np.flatnonzero(is_similar.numpy())), features[is_similar]
 
 
-def _count_read_again(state: TuneState, images: int) -> int:
-    """Return how many of the images the tuned network reads, in float32, for heads on its features."""
+def _count_reread(state: TuneState, images: int) -> int:
+    """Return the number of unlabelled images whose features the tuned network computes, to refit heads."""
     if state.setup.settings.epochs == 0 or cannot_judge_tuning(state.setup):
         return 0  # no network is tuned
     if not state.record.budget:
         return images
-    seconds = min(AGAIN_SHARE * state.record.budget, state.left() / 2)
+    seconds = min(REREAD_SHARE * state.record.budget, state.seconds_left() / 2)
     return min(images, max(0, int(seconds / max(state.image_seconds, 1e-9))))
 
 
-def time_share(labelled: int, is_tuned: bool) -> float:
-    """Return the largest share of the time budget for reading the images without labels."""
+def max_time_share(labelled: int, is_tuned: bool) -> float:
+    """Return the maximum share of the time budget for the features of the unlabelled images.
+
+    `labelled` is the number of training images; `is_tuned` says whether the network is tuned afterwards.
+    """
     if not is_tuned:
-        return LAST_SHARE
-    return FEW_SHARE if labelled < FEW_LABELS else TIME_SHARE
+        return UNTUNED_SHARE
+    return FEW_LABELS_SHARE if labelled < FEW_LABELS else TUNED_SHARE
 
 
 def _load_or_compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> Tensor:
-    """Return the features of all images, read back from a file if a stopped run had computed them."""
-    setup, path = state.setup, state.run.path / FILE
+    """Return the (U, D) features of all unlabelled images, from the file of a stopped run if it had computed them."""
+    setup, path = state.setup, state.run.path / FEATURES_FILE
     if path.is_file():
         cached = read_weights(path)["features"]
         if cached.shape == (len(images), first.features.shape[1]):
             return cached
     if not len(images):
         return first.features[:0]
-    data, rows = as_training_part(images), np.arange(len(images))
+    data, rows = as_training_split(images), np.arange(len(images))
     network, preprocess, dtype = setup.objective.deployable(), setup.card.preprocessing, state.precision.dtype
     with state.console.progress("features of images without labels") as advance:
         features = frozen_features(network, data, rows, preprocess, setup.settings, advance, first.staged, dtype)
@@ -150,7 +154,10 @@ def _load_or_compute_features(state: TuneState, first: FittedHead, images: Image
 
 
 def _resembles_training(first: FittedHead, features: Tensor, width: int | None) -> Tensor:
-    """Return (U,) booleans: whether (U, D) features are as near to the training images as held-out images are."""
+    """Return (U,) booleans: whether an image is as close to the training images as held-out labelled images are.
+
+    `width` is the number of last features, on which the distances of the (U, D) features are measured.
+    """
     last, count = first.features[:, :width], first.images
     train, held_out = last[:count], last[count:]
     if len(held_out) < MIN_HELD_OUT:
@@ -163,17 +170,17 @@ def _resembles_training(first: FittedHead, features: Tensor, width: int | None) 
 def _save_first_model(
     state: TuneState, first: FittedHead, race: UnlabelledResult, images: ImageSet
 ) -> tuple[float, Sequence[float]]:
-    """Save the network with the new head as the first model; return its score and the losses of validation images."""
+    """Save the network with the new head as the first model; return its score and its losses on validation images."""
     setup, held_out = state.setup, race.held_out
     if race.weight is None or race.bias is None or held_out is None:
-        raise ValueError("the head of the labels alone has won")
+        raise ValueError("no head that uses unlabelled images is better")
     accuracy = float(held_out.hits.double().mean())
     head = Head(race.weight, race.bias, first.head.strength, accuracy)
     save_trained(state.run, *with_head(setup.objective.deployable(), setup.card, head, first.staged))
-    remember(state.run, images)
+    list_in_run(state.run, images)
     val = torch.from_numpy(setup.data.part("val"))
     if not len(val):
         store_held_out(state.run, held_out, first.rows)
         return accuracy, ()
     features, labels = first.features[first.images :], torch.from_numpy(setup.data.images.labels).long()[val]
-    return head_score(head, features, labels), calibrated_losses(Predictions(val, head.scores(features), labels))
+    return score_head(head, features, labels), calibrated_losses(Predictions(val, head.scores(features), labels))

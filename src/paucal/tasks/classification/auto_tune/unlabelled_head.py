@@ -2,10 +2,11 @@
 
 The first head is fitted to the labelled images; its sharpened probabilities are the soft labels of the unlabelled
 images. Gaussian classes with one covariance are fitted to all images, and give new probabilities for the next round.
-Many unlabelled images give a good estimate of the covariance; few labelled ones do not. Cross-validation within the
-labelled images decides whether they help: the Brier score of the best head must lead by more than half a standard
-error. Of the heads that lead, the most accurate one replaces the first; with very few labels, which cannot show which
-head is more accurate, the Gaussian one does.
+Unlabelled images help because their number gives a good estimate of the covariance.
+
+Heads are compared by their cross-validated Brier scores on labelled images: the best of them must lead the first head
+by more than half a standard error. Of the leading heads, the most accurate one replaces the first head. With very few
+labels, on which accuracies are too noisy, the Gaussian head replaces it.
 """
 
 import math
@@ -21,12 +22,12 @@ from paucal.tasks.classification.auto_tune.head_race import (
     HeldOut,
     RaceResult,
     best_temperature,
-    is_fitted,
+    can_score,
     repeated_folds,
 )
-from paucal.tasks.classification.auto_tune.heads import fit_mixture, fit_shares
+from paucal.tasks.classification.auto_tune.heads import fit_mixture, fit_soft_gaussian
 from paucal.tasks.classification.auto_tune.probe import (
-    ABSENT,
+    ABSENT_LOGIT,
     MAX_COMPARED,
     Head,
     fit_regression,
@@ -36,16 +37,16 @@ from paucal.tasks.classification.auto_tune.probe import (
 
 ALONE, GAUSSIAN, BOTH = "labels alone", "Gaussian classes of all images", "mean of the two"
 MAX_WEIGHT = 3.0  # total weight of the unlabelled images, relative to the labelled ones
-POWER, ROUNDS = 3.0, 3  # exponent that sharpens probabilities, and number of rounds
-AXES = 512  # principal axes of the features, with most of their variance
-# Minimum lead in standard errors. In 112 draws of clothing and CIFAR-10 a limit of 1 refused ten gains of up to 5.7
-# points and one small loss, a limit of 0 allowed a loss of 1.7 points, and one of 0.5 no loss above 0.2 (docs/lab).
+SHARPENING_POWER, N_ROUNDS = 3.0, 3  # exponent of the probabilities, and number of Gaussian fits
+MAX_AXES = 512  # number of principal axes of the features that are used
+# Minimum lead in standard errors. In 112 draws of clothing and CIFAR-10, a minimum of 1 rejected ten gains of up to 5.7
+# points and one small loss; a minimum of 0 accepted a loss of 1.7 points; 0.5 accepted no loss above 0.2 (docs/lab).
 MIN_LEAD = 0.5
 # Up to this mean number of labelled images per class, the Gaussian head is chosen whenever it leads. With 5 and 10
 # images this gained 0.2 to 1.0 points over a choice by accuracy; with 20 and 40 the worst draws lost 1.5 to 3.5 points.
-FEW_EACH = 10
+FEW_PER_CLASS = 10
 
-# From (N, D) raw features and (N,) labels: (K, D) weights and (K,) biases of calibrated logits.
+# Fits a head to (N, D) raw features and (N,) labels; returns (K, D) weights and (K,) biases of calibrated logits.
 FitBase = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -55,10 +56,10 @@ class Pool:
 
     Attributes:
         features: (U, D) float32 raw features.
-        mean: (D,) means.
+        mean: (D,) means of the features.
         deviation: (D,) standard deviations; 1 for a constant feature.
         axes: (D, R) principal axes of the standardised features.
-        rows: (U, R) coordinates of the features.
+        rows: (U, R) coordinates of the unlabelled images on these axes.
     """
 
     features: Tensor
@@ -71,31 +72,33 @@ class Pool:
         """Return the (N, R) coordinates of (N, D) raw features."""
         return ((features - self.mean) / self.deviation) @ self.axes
 
-    def carry_back(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (K, D) weights and (K,) biases for raw features from those for coordinates."""
+    def unstandardise(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (K, D) weights and (K,) biases for raw features, converted from weights and biases for coordinates."""
         weight = (weight @ self.axes.T) / self.deviation
         return weight, bias - weight @ self.mean
 
 
-def pool_of(features: Tensor) -> Pool:
-    """Return (U, D) features of unlabelled images with their principal axes."""
+def make_pool(features: Tensor) -> Pool:
+    """Compute the principal axes of (U, D) features of unlabelled images, and the coordinates on them."""
     mean, deviation = features.mean(0), features.std(0)
     deviation = torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation))
     rows = (features - mean) / deviation
-    axes = principal_axes(rows, AXES)
+    axes = principal_axes(rows, MAX_AXES)
     return Pool(features, mean, deviation, axes, rows @ axes)
 
 
 @dataclass(frozen=True)
 class UnlabelledResult:
-    """Outcome of a comparison with the head of the labelled images alone.
+    """Outcome of a comparison of heads that use unlabelled images with the head `ALONE`, which does not.
 
     Attributes:
-        weight: (K, D) float32 weights of its calibrated logits, from all labelled images; None for `ALONE`.
+        name: Name of the best head.
+        weight: (K, D) float32 weights of the best head's calibrated logits; None for `ALONE`.
         bias: (K,) float32 biases; None for `ALONE`.
-        scores: Cross-validated Brier score by name; lower is better.
-        lead: Lead of the best other head over `ALONE`.
-        held_out: Logits of the winner for images that it was not fitted to; None for `ALONE`.
+        scores: Cross-validated Brier score by name of the head; lower is better.
+        lead: Difference of the Brier scores of `ALONE` and of the best other head.
+        error: Standard error of the lead.
+        held_out: Cross-validated logits of the best head; None for `ALONE`.
     """
 
     name: str = ALONE
@@ -107,10 +110,10 @@ class UnlabelledResult:
     held_out: HeldOut | None = None
 
 
-def base_of(race: RaceResult, last: Head, n_classes: int) -> FitBase:
-    """Return the function that fits the winner of a race of heads on (N, D + S) features to some of the images.
+def make_base_fit(race: RaceResult, last: Head, n_classes: int) -> FitBase:
+    """Return a function that fits the best head of a comparison again, to (N, D + S) features of other images.
 
-    `last` is the logistic regression on the D last features.
+    `last` is the default head of the comparison, logistic regression on the D last features.
     """
     width, temperature = last.weight.shape[1], 1.0 if race.held_out is None else race.held_out.temperature
 
@@ -119,10 +122,10 @@ def base_of(race: RaceResult, last: Head, n_classes: int) -> FitBase:
             return fit_mixture(features, labels, n_classes, race.mixture)
         standard = standardise(features[:, :width])
         fitted = fit_regression(standard.coordinates, labels, n_classes, last.strength)
-        weight, bias = standard.carry_back(fitted.weight, fitted.bias.clamp(min=ABSENT))
-        padded = torch.zeros(n_classes, features.shape[1])
-        padded[:, :width] = weight / temperature
-        return padded, bias.float() / temperature
+        weight, bias = standard.unstandardise(fitted.weight, fitted.bias.clamp(min=ABSENT_LOGIT))
+        padded_weight = torch.zeros(n_classes, features.shape[1])
+        padded_weight[:, :width] = weight / temperature
+        return padded_weight, bias.float() / temperature
 
     return fit
 
@@ -136,29 +139,35 @@ def race_unlabelled(
     seed: int,
     groups: Tensor | None = None,
 ) -> UnlabelledResult:
-    """Compare heads that learn from unlabelled images with the one that does not, by cross-validation.
+    """Compare heads that learn from unlabelled images with a head that does not, by cross-validation.
 
-    Features are raw, and labels are in [0, K); at least two classes have two images or more. `base` fits the head of
-    the labelled images alone. Folds keep (N,) groups whole.
+    Args:
+        features: (N, D) raw features of the labelled images.
+        labels: (N,) classes in [0, K), at least two of which have two images or more.
+        n_classes: Number of classes K.
+        unlabelled: (U, D) raw features of the unlabelled images.
+        base: Function that fits the head to labelled images alone.
+        seed: Seed of the sample and of the folds.
+        groups: (N,) groups whose images stay in one fold; None for independent images.
     """
-    pool, rows = pool_of(unlabelled), stratified_sample(labels, MAX_COMPARED, seed)
+    pool, rows = make_pool(unlabelled), stratified_sample(labels, MAX_COMPARED, seed)
     labelled_features, truth = features[rows], labels[rows]
     splits = repeated_folds(truth, seed, None if groups is None else groups[rows])
-    is_evaluated, folds = is_fitted(truth, splits), len(splits[0])
+    is_evaluated, n_folds = can_score(truth, splits), len(splits[0])
     if not is_evaluated.any():
         return UnlabelledResult()
     shape, names = (len(splits), len(truth), n_classes), (ALONE, GAUSSIAN, BOTH)
     logits = {name: torch.empty(shape, dtype=torch.float64) for name in names}
     for repeat, split in enumerate(splits):
-        for fitted, held_out_rows in split:
-            heads = fit_heads(labelled_features[fitted], truth[fitted], n_classes, pool, base)
+        for fit_rows, held_out_rows in split:
+            heads = fit_heads(labelled_features[fit_rows], truth[fit_rows], n_classes, pool, base)
             for name, (weight, bias) in heads.items():
                 logits[name][repeat, held_out_rows] = (labelled_features[held_out_rows] @ weight.T + bias).double()
     logits = {name: values[:, is_evaluated] for name, values in logits.items()}
     rows, truth = rows[is_evaluated], truth[is_evaluated]
     temperatures = {name: best_temperature(values, truth) for name, values in logits.items()}
-    held_out = {name: HeldOut(rows, logits[name] / temperatures[name], truth, folds) for name in logits}
-    scores = {name: brier_scores(part.logits, part.labels) for name, part in held_out.items()}
+    held_out = {name: HeldOut(rows, logits[name] / temperatures[name], truth, n_folds) for name in logits}
+    scores = {name: brier_scores(head.logits, head.labels) for name, head in held_out.items()}
     means = {name: float(values.mean()) for name, values in scores.items()}
     leads = scores[ALONE] - scores[min((GAUSSIAN, BOTH), key=lambda name: means[name])]
     lead, error = float(leads.mean()), float(leads.std()) / math.sqrt(len(leads))
@@ -166,7 +175,7 @@ def race_unlabelled(
         return UnlabelledResult(scores=means, lead=lead, error=error)
     better = [name for name in (GAUSSIAN, BOTH) if means[name] < means[ALONE]]
     best = max(better, key=lambda name: float(held_out[name].hits.double().mean()))
-    if GAUSSIAN in better and len(labels) <= FEW_EACH * n_classes:
+    if GAUSSIAN in better and len(labels) <= FEW_PER_CLASS * n_classes:
         best = GAUSSIAN
     weight, bias = (part / temperatures[best] for part in fit_heads(features, labels, n_classes, pool, base)[best])
     return UnlabelledResult(best, weight.float(), bias.float(), means, lead, error, held_out[best])
@@ -175,8 +184,8 @@ def race_unlabelled(
 def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
     """Return (N,) Brier scores of (R, N, K) calibrated logits, averaged over R repeats.
 
-    A score is the squared distance of the probabilities from the one-hot label. With few images, a single confident
-    mistake would decide a comparison by cross-entropy; here it costs at most 2.
+    The Brier score is the squared distance of the probabilities from the one-hot label, at most 2. The cross-entropy
+    has no bound: with few images, a single confident mistake could decide a comparison.
     """
     return (logits.softmax(2) - F.one_hot(labels, logits.shape[2])).square().sum(2).mean(0)
 
@@ -184,34 +193,34 @@ def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
 def fit_heads(
     features: Tensor, labels: Tensor, n_classes: int, pool: Pool, base: FitBase
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Fit the head of the labelled images with `base`, the Gaussian head of all images, and the mean of the two.
+    """Fit a head to the labelled images with `base`, a Gaussian head to all images, and take the mean of the two.
 
-    Returns (K, D) weights and (K,) biases for raw features by name.
+    Returns (K, D) weights and (K,) biases for raw features, by name of the head.
     """
     labelled_head = base(features, labels)
-    shares = (pool.features @ labelled_head[0].T + labelled_head[1]).softmax(1)
-    confidence = float(shares.amax(1).mean())
-    one_hot, has_images = F.one_hot(labels, n_classes).to(shares), labels.bincount(minlength=n_classes) > 0
-    weight_of_each = min(1.0, MAX_WEIGHT * len(labels) / len(shares))
+    probabilities = (pool.features @ labelled_head[0].T + labelled_head[1]).softmax(1)
+    confidence = float(probabilities.amax(1).mean())
+    one_hot, has_images = F.one_hot(labels, n_classes).to(probabilities), labels.bincount(minlength=n_classes) > 0
+    image_weight = min(1.0, MAX_WEIGHT * len(labels) / len(probabilities))
     rows = torch.cat([pool.coordinates(features), pool.rows])
-    weight, bias = shares.new_zeros(n_classes, rows.shape[1]), shares.new_zeros(n_classes)
-    for _ in range(ROUNDS):
-        sharpened = shares**POWER / (shares**POWER).sum(1, keepdim=True)
-        fitted = fit_shares(rows, torch.cat([one_hot, weight_of_each * sharpened]))
-        divisor = divisor_for(fitted.scores(pool.rows), confidence)
-        weight, bias = fitted.weight / divisor, torch.where(has_images, fitted.bias / divisor, ABSENT)
-        shares = (pool.rows @ weight.T + bias).softmax(1)
-    gaussian = pool.carry_back(weight, bias)
+    weight, bias = probabilities.new_zeros(n_classes, rows.shape[1]), probabilities.new_zeros(n_classes)
+    for _ in range(N_ROUNDS):
+        sharpened = probabilities**SHARPENING_POWER / (probabilities**SHARPENING_POWER).sum(1, keepdim=True)
+        fitted = fit_soft_gaussian(rows, torch.cat([one_hot, image_weight * sharpened]))
+        divisor = find_divisor(fitted.scores(pool.rows), confidence)
+        weight, bias = fitted.weight / divisor, torch.where(has_images, fitted.bias / divisor, ABSENT_LOGIT)
+        probabilities = (pool.rows @ weight.T + bias).softmax(1)
+    gaussian = pool.unstandardise(weight, bias)
     mean = (labelled_head[0] + gaussian[0]) / 2, (labelled_head[1] + gaussian[1]) / 2
     return {ALONE: labelled_head, GAUSSIAN: gaussian, BOTH: mean}
 
 
-def divisor_for(scores: Tensor, confidence: float) -> float:
-    """Return the divisor at which the largest probabilities of (N, K) scores are on average `confidence`."""
-    low, high = -8.0, 8.0  # natural logarithms of multiples of the scores' standard deviation
-    start = math.log(float(scores[scores.isfinite()].std().clamp(min=1e-12)))
+def find_divisor(logits: Tensor, confidence: float) -> float:
+    """Return the divisor of (N, K) logits at which the mean confidence (largest probability) is `confidence`."""
+    low, high = -8.0, 8.0  # natural logarithms of the divisor, over the logits' standard deviation
+    start = math.log(float(logits[logits.isfinite()].std().clamp(min=1e-12)))
     for _ in range(30):
         middle = (low + high) / 2
-        is_too_confident = float((scores / math.exp(start + middle)).softmax(1).amax(1).mean()) > confidence
+        is_too_confident = float((logits / math.exp(start + middle)).softmax(1).amax(1).mean()) > confidence
         low, high = (middle, high) if is_too_confident else (low, middle)
     return math.exp(start + (low + high) / 2)
