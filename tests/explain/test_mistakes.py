@@ -75,11 +75,11 @@ def test_mistakes__are_drawn_for_every_family(tmp_path: Path, name: str) -> None
     said: list[str] = []
     mistakes.draw_mistakes(tmp_path, predictions_of(labels, 1), images, model, said.append)
     assert said == []
-    assert (tmp_path / mistakes.NAME).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / mistakes.FILE_NAME).read_bytes().startswith(b"\x89PNG")
 
 
 def test_mistakes__that_cannot_be_drawn_fail_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images, path = open_images("digits"), tmp_path / mistakes.NAME
+    images, path = open_images("digits"), tmp_path / mistakes.FILE_NAME
     labels = torch.from_numpy(images.labels[:3]).long()
     model = deployed("vit_mini", (16, 16), tuple(images.classes), depth=1, img_size=16)
     said: list[str] = []

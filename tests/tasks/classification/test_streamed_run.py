@@ -14,7 +14,7 @@ from paucal.runner import images as images_module
 from paucal.runner.images import SplitImages, pin_data, step_loader
 from paucal.runner.starts import Choice
 from paucal.tasks.classification.assembly import _open_tune_record
-from paucal.tasks.classification.balance import balance
+from paucal.tasks.classification.balance import set_class_weights
 from paucal.tasks.classification.images import quick_check
 from paucal.training import Plan
 from paucal.types import UserError
@@ -29,8 +29,8 @@ def data() -> SplitImages:
 
 def test_balanced_sampling__is_refused_with_what_to_use_instead(data):
     with pytest.raises(UserError, match=r"--sampling balanced would read from all shards.*--class-weights auto"):
-        balance(TrainSettings(sampling="balanced"), data, None)  # type: ignore[arg-type]
-    balance(TrainSettings(), data, None)  # type: ignore[arg-type]
+        set_class_weights(TrainSettings(sampling="balanced"), data, None)  # type: ignore[arg-type]
+    set_class_weights(TrainSettings(), data, None)  # type: ignore[arg-type]
 
 
 def test_quick_check__reads_no_image_and_takes_no_shard_for_a_group(data, monkeypatch):
@@ -42,7 +42,7 @@ def test_quick_check__reads_no_image_and_takes_no_shard_for_a_group(data, monkey
 
 def test_rungs__leave_out_the_probe_whose_features_would_not_fit(monkeypatch):
     settings, found = TrainSettings(time="1h"), Choice(("weights",), "")  # type: ignore[arg-type]
-    tuned, at_once = (_open_tune_record(settings, found, None, whole=whole) for whole in (True, False))
+    tuned, at_once = (_open_tune_record(settings, found, None, in_memory=whole) for whole in (True, False))
     assert tuned is not None
     assert at_once is not None
     assert tuned.candidates == ("weights",)
@@ -65,7 +65,7 @@ def test_pin_data__leaves_a_url_as_it_is():
 def test_epochs_0__which_is_the_probe_alone_is_refused_with_the_reason():
     settings, found = TrainSettings(time="1h", epochs=0), Choice(("weights",), "")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"--epochs 0 keeps the linear probe.*shards are streamed: give at least 1"):
-        _open_tune_record(settings, found, None, whole=False)
+        _open_tune_record(settings, found, None, in_memory=False)
 
 
 def test_class_weights__of_streamed_images_are_those_of_any_others(data):
@@ -73,7 +73,7 @@ def test_class_weights__of_streamed_images_are_those_of_any_others(data):
     objective = Supervised.__new__(Supervised)
     found = []
     objective.weigh_classes = found.append  # type: ignore[method-assign]
-    balance(TrainSettings(class_weights="auto"), uneven, objective)
+    set_class_weights(TrainSettings(class_weights="auto"), uneven, objective)
     train = uneven.images.labels[uneven.part("train")]
     counts = np.bincount(train)
     assert found[0].tolist() == pytest.approx((len(train) / (3 * counts)).tolist())

@@ -27,7 +27,7 @@ from paucal.objectives import DrLoc
 from paucal.objectives.drloc_options import DrLocOptions
 from paucal.runs import open_model_folder
 from paucal.runs.weights import load_checkpoint
-from paucal.tasks.classification.finishing import LOSS
+from paucal.tasks.classification.finishing import LOSS_COLUMN
 from paucal.types import UserError
 from paucal.verbs.explain.inputs import ExplainInput, stack_views, stem, view_of
 from paucal.verbs.explain.settings import CELL
@@ -41,7 +41,7 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
     if isinstance(name, TrainedModel):
         raise UserError("--show localization reads the head from the run: give the run's folder instead of a model.")
     run = open_model_folder(name)
-    validated = any(LOSS in row for row in run.read_rows())
+    validated = any(LOSS_COLUMN in row for row in run.read_rows())
     checkpoint = run.best if validated else run.last  # without validation images, the model is the newest state
     if not checkpoint.is_file():
         reason = "no epoch was better than the run's first model" if validated else "the run made no step"

@@ -16,7 +16,7 @@ from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
-from paucal.tasks.classification.assembly import HEAD
+from paucal.tasks.classification.assembly import PROBE_FILE
 from paucal.tasks.classification.auto_tune import auto_tune as auto_tune_module
 from paucal.tasks.classification.auto_tune import first_model
 from paucal.tasks.classification.auto_tune.head_race import MEAN, RaceResult
@@ -73,7 +73,7 @@ def test_first_model__reads_the_stages_and_says_so(run):
     assert isinstance(linear_classifier(model.module), StageClassifier)
     summary = json.loads((run / "summary.json").read_text())
     assert [MEAN in row["name"] for row in summary["rungs"] if row["kept"]] == [True]
-    own = read_weights(run / HEAD)["weight"]
+    own = read_weights(run / PROBE_FILE)["weight"]
     stored = read_weights(RunFolder(run).weights)
     (weight,) = (value for name, value in stored.items() if value.ndim == 2)
     assert own.shape[1] < weight.shape[1]

@@ -187,7 +187,7 @@ def test_run__keeps_the_better_head_and_deploys_it_as_any_other(data, tmp_path, 
     assert summary["kept_val_top1"] == found["score"]
     assert "images without labels" in (result.folder / "report.html").read_text()
     assert RunFolder(result.folder).settings["unlabelled"] == str(tmp_path / "more")
-    assert not (result.folder / step.FILE).exists()
+    assert not (result.folder / step.FEATURES_FILE).exists()
     own, more = training_history(RunFolder(result.folder))
     assert (own.labelled, more.labelled, len(more.rows)) == (True, False, found["details"]["images"])
     assert more.contains(open_images(tmp_path / "more", labelled=False)).sum() == len(more.rows)
@@ -331,7 +331,7 @@ def test_run__stopped_in_the_step_goes_on_to_the_same_model(data, tmp_path, monk
     with monkeypatch.context() as patch:
         patch.setattr(step, moment, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert isinstance(started_from(data, tmp_path / "run", **given), Stopped)
-    assert (tmp_path / "run" / step.FILE).exists() == (moment == "race_unlabelled")
+    assert (tmp_path / "run" / step.FEATURES_FILE).exists() == (moment == "race_unlabelled")
     assert rungs_of(tmp_path / "run")["unlabelled"] is None
     result = resume(TrainingJob(), tmp_path / "run", SilentConsole())
     ours, theirs = (load_trained(one.folder).module.state_dict() for one in (result, whole))
