@@ -95,7 +95,7 @@ def test_refitted_head__that_is_kept_for_its_loss_alone_is_not_called_better(ref
     reason = describe_kept_model(record, outcome, done, selected=True)
     by_loss = score < 0.9
     assert ("better on the validation images" in reason) != by_loss
-    assert ("its loss on the validation images is lower than that of its tuned head" in reason) == by_loss
+    assert ("its loss on the validation images is lower than those of its tuned head" in reason) == by_loss
     where = ", where the loss is higher" if by_loss else ""
     assert lines == [f"kept a head fitted to the tuned features, a head: score, 80.0 % without it{where}"]
 

@@ -150,7 +150,7 @@ def test_parts_that_do_not_exist_or_fit__are_refused(given: dict, words: str):
 
 @pytest.mark.parametrize("falls", [[0, 3], [8, 8], [11, 8]])
 def test_milestones__grow(falls: list[int]):
-    with pytest.raises(UserError, match="expected growing numbers of passes, such as 8 11"):
+    with pytest.raises(UserError, match="expected ascending numbers of epochs, such as 8 11"):
         filled("detector-coco-1x", milestones=falls)
 
 
@@ -275,7 +275,7 @@ def test_parts_without_an_object__select_no_state_and_give_no_score(tmp_path: Pa
     assert data.counts() == {"train": 6, "val": 0, "test": 3}
     words = "3 validation images without an object left out, since they cannot select a model"
     assert data.split.description.endswith(words)
-    with pytest.raises(UserError, match="no object to count is in 3 test images, so the detector could not be scored"):
+    with pytest.raises(UserError, match="the detector cannot be scored, since no object counts in 3 test images"):
         parts_without("test")
 
 

@@ -277,7 +277,7 @@ def test_measuring__leaves_the_detector_as_it_was(images: Path):
 @pytest.mark.parametrize("left", [120.0, 600.0, 7200.0])
 def test_planned_length__fills_the_time_and_no_more(left: float):
     counts = {"train": 200, "val": 80, "test": 70}
-    found = fit_steps(Pace(0.5, 0.1, 0.1, 12.0), left, counts, passes=4 / 200, most_passes=10_000)
+    found = fit_steps(Pace(0.5, 0.1, 0.1, 12.0), left, counts, epochs_per_step=4 / 200, max_epochs=10_000)
     assert 0.9 * left < found.seconds <= left
     looks = -(-found.steps // found.judge_every)
     assert looks * 80 * 0.1 <= 0.16 * left + 8
@@ -286,7 +286,7 @@ def test_planned_length__fills_the_time_and_no_more(left: float):
 
 def test_planned_length__ends_where_more_passes_would_not_help_and_where_nothing_fits():
     counts = {"train": 200, "val": 80, "test": 70}
-    assert fit_steps(Pace(0.01, 0.001, 0.001, 12.0), 36000, counts, 4 / 200, most_passes=60).steps == 3000
+    assert fit_steps(Pace(0.01, 0.001, 0.001, 12.0), 36000, counts, 4 / 200, max_epochs=60).steps == 3000
     assert fit_steps(Pace(30.0, 0.1, 0.1, 12.0), 120, counts, 4 / 200, 60).steps == 0
 
 

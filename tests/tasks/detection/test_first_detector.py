@@ -108,7 +108,7 @@ def test_run__tunes_from_the_first_detector_and_keeps_what_validation_prefers(im
     summary = run.read_json("summary.json")
     assert summary["best_val_ap"] == first.score  # so small a rate improves nothing
     assert summary["first_detector"]["steps"] == 4
-    assert "the first detector, which validation prefers" in run.log.read_text()
+    assert "the first detector, the best on the validation images" in run.log.read_text()
     kept, stored = read_weights(run.weights), read_weights(run.path / "first_detector.safetensors")
     assert layers_behind(kept).keys() == stored.keys()
     assert all(torch.equal(kept[name], value) for name, value in stored.items())
@@ -146,7 +146,7 @@ def test_damaged_record__is_refused(tmp_path: Path):
 
 
 def test_several_processes__are_refused(images: Path):
-    with pytest.raises(UserError, match="--heads-steps trains on one process"):
+    with pytest.raises(UserError, match="--heads-steps is not supported with several processes"):
         begin(
             DetectionJob(),
             DetectSettings(data=str(images), **{**TINY, "heads_steps": 3, "steps": 2, "devices": 2}),

@@ -1,4 +1,4 @@
-"""Assembly of a detection run from its settings and images, without writing anything."""
+"""Assemble a detection run: open its images, choose its settings, and build its detector; nothing is written."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -42,22 +42,27 @@ from paucal.types import UserError
 from paucal.wording import counted, did_you_mean
 
 MAX_EVALUATIONS = 20  # default limit of evaluations on the validation images
-MULTIPLE = 32  # pixels
-STRIDES = (4, 8, 16, 32)  # possible strides of the finest map, in pixels
+SIDE_MULTIPLE = 32  # pixels
+STRIDES = (4, 8, 16, 32)  # possible strides of the finest feature map, in pixels
 CASCADE_DEFAULTS = {"cascade_boxes": "shared", "cascade_average": "probabilities"}
-UNUSED = ("image_column", "data_root", "download", "channels", "compile")
+UNSUPPORTED_SETTINGS = ("image_column", "data_root", "download", "channels", "compile")
 
 
 @dataclass(frozen=True)
 class DetectionSetup(RunSetup[DetectSettings]):
-    """The checked parts of a detection run, and its first detector if there is one; nothing is written yet."""
+    """The checked inputs of a detection run, before anything is written.
+
+    Attributes:
+        images: Images with their boxes.
+        first: Record of the first detector, trained on the frozen backbone; None if it is not trained (yet).
+    """
 
     card: DetectorCard
     images: BoxedImages = field(kw_only=True)
     first: FirstDetector | None = None
 
     def describe(self) -> str:
-        """Return the kind of detector, the backbone, its weights and the image size as one line."""
+        """Return one line with the type of the detector, the backbone, the parameters and the image size."""
         shorter, longer = self.card.resize_to
         size = f"{longer}" if shorter == longer else f"{shorter}x{longer}"
         name = detector_name(self.settings)
@@ -69,35 +74,36 @@ def check(settings: DetectSettings) -> None:
     if not settings.data:
         raise UserError("DATA is missing: give a folder of images with boxes, such as 'paucal detect bccd/'.")
     default = DetectSettings()
-    for name in UNUSED:
+    for name in UNSUPPORTED_SETTINGS:
         if getattr(settings, name) != getattr(default, name):
-            raise UserError(f"{flag(name)} has no meaning for images with boxes: leave it out.")
+            raise UserError(f"{flag(name)} is not supported for detection: leave it out.")
     if settings.strategy == "fsdp":
         raise UserError("--strategy fsdp is not supported for detectors: leave it out.")
     if settings.batch_size == "auto":
-        raise UserError("--batch-size auto tries batches of images without boxes: give a number.")
+        raise UserError("--batch-size auto is not supported for detection: give a number.")
     if settings.heads_steps and settings.processes > 1:
-        raise UserError("--heads-steps trains on one process only: leave it out, or give --devices 1.")
+        raise UserError("--heads-steps is not supported with several processes: leave it out, or give --devices 1.")
     _check_structure(settings)
     lengths = [name for name in ("time", "epochs", "steps") if getattr(settings, name) is not None]
-    # A length that was planned for a time is stored together with the time.
+    # Runs with --time also store the number of steps that was planned for this time.
     if len(lengths) > 1 and not (set(lengths) == {"time", "steps"} and settings.judge_every is not None):
         raise UserError(f"{' and '.join(map(flag, lengths))} all set the length of the run: give one of them.")
     if settings.time is not None:
         seconds_of(settings.time, "--time")
-    falls = settings.milestones
-    if falls is not None and (any(fall < 1 for fall in falls) or list(falls) != sorted(set(falls))):
-        text = " ".join(map(str, falls))
-        raise UserError(f"--milestones is {text}, expected growing numbers of passes, such as 8 11.")
+    milestones = settings.milestones
+    if milestones is not None and (min(milestones, default=1) < 1 or list(milestones) != sorted(set(milestones))):
+        text = " ".join(map(str, milestones))
+        raise UserError(f"--milestones is {text}, expected ascending numbers of epochs, such as 8 11.")
 
 
 def _check_structure(settings: DetectSettings) -> None:
+    """Refuse invalid settings of the layers of the detector."""
     if settings.head not in HEADS:
         raise UserError(
             f"--head is {settings.head!r}{did_you_mean(settings.head, HEADS)}, expected one of {', '.join(HEADS)}."
         )
     if settings.finest is not None and settings.finest not in STRIDES:
-        raise UserError(f"--finest is {settings.finest}, and maps have strides of 4, 8, 16 and 32 pixels: give one.")
+        raise UserError(f"--finest is {settings.finest}, expected a stride of 4, 8, 16 or 32 pixels.")
     for name, default in CASCADE_DEFAULTS.items():
         if not settings.cascade and getattr(settings, name) != default:
             raise UserError(
@@ -150,7 +156,7 @@ def assemble(
 
 
 def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) -> SplitImages:
-    """Return the images with the split of the run or a new one; drop training images without objects if requested."""
+    """Return the images with the run's split, or a new split; `--empty-images drop` removes empty training images."""
     if run is not None:
         return SplitImages(boxed.images, stored_split(run, boxed.images))
     split = _require_objects(make_split(boxed.images, seed=settings.seed, **settings.given_fractions), boxed)
@@ -160,19 +166,19 @@ def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder |
         return SplitImages(boxed.images, split)
     if empty.sum() == len(split.indices("train")):
         raise UserError(
-            "--empty-images is drop, and no training image shows an object: give training images with boxes."
+            "--empty-images is drop, but no training image contains an object: give training images with boxes."
         )
     text = f"{split.description}; {counted(int(empty.sum()), 'training image')} without an object left out"
     return SplitImages(boxed.images, Split(np.where(empty, "unused", split.parts), text))
 
 
 def _require_objects(split: Split, boxed: BoxedImages) -> Split:
-    """Return the split without validation images that show no object: each state of the detector would score 0."""
+    """Refuse a test split without objects; remove a validation split without objects, which cannot select a model."""
     test, val = split.indices("test"), split.indices("val")
     if not boxed.count_boxes(test):
         raise UserError(
-            f"no object to count is in {counted(len(test), 'test image')}, so the detector could not be scored: give "
-            "test images with boxes, or a larger --test-fraction."
+            f"the detector cannot be scored, since no object counts in {counted(len(test), 'test image')}: give test "
+            "images with boxes, or a larger --test-fraction."
         )
     if not len(val) or boxed.count_boxes(val):
         return split
@@ -181,7 +187,7 @@ def _require_objects(split: Split, boxed: BoxedImages) -> Split:
 
 
 def _box_facts(boxed: BoxedImages, data: SplitImages, start: StartFacts | None) -> BoxFacts:
-    """Return the facts for the automatic settings, from the training images."""
+    """Return the facts on the training images and the machine that determine the automatic settings."""
     train_boxes = [boxed.boxes_of(int(index)) for index in data.part("train")]
     longer_sides = [max(boxes.size) for boxes in train_boxes]
     shares = [
@@ -198,7 +204,7 @@ def _box_facts(boxed: BoxedImages, data: SplitImages, start: StartFacts | None) 
 
 
 def _with_chosen_masks(settings: DetectSettings, boxed: BoxedImages) -> BoxedImages:
-    """Return the images, without masks if the detector learns none."""
+    """Return the images with masks if `--masks` is on, else without; refuse settings for which masks are missing."""
     if settings.masks == "on" and boxed.without_outline:
         raise UserError(
             f"--masks on needs an outline for every box, but {boxed.without_outline} of "
@@ -218,7 +224,7 @@ def _with_chosen_masks(settings: DetectSettings, boxed: BoxedImages) -> BoxedIma
 def _decode(
     settings: DetectSettings, boxed: BoxedImages, data: SplitImages, bars: Bars, run: RunFolder | None
 ) -> tuple[BoxedImages, SplitImages]:
-    """Decode the images at the size needed, and split them again if some cannot be read."""
+    """Decode the images at the network's size, and split them again if some cannot be read."""
     reading = reading_for([max(settings.img_size)], WHOLE)
     with bars("reading images") as advance:
         images = decoded(boxed.images, settings, reading, advance)
@@ -229,16 +235,16 @@ def _decode(
 
 
 def detector_backbone(settings: DetectSettings) -> tuple[BackboneSpec, list[str]]:
-    """Return the backbone that settings describe, and notes on its image size."""
-    canvas = -(-max(settings.img_size) // MULTIPLE) * MULTIPLE
-    return backbone_spec(replace(settings, img_size=[canvas, canvas]), 0)
+    """Return the backbone that settings describe, with notes on its image size."""
+    padded_side = -(-max(settings.img_size) // SIDE_MULTIPLE) * SIDE_MULTIPLE
+    return backbone_spec(replace(settings, img_size=[padded_side, padded_side]), 0)
 
 
 def _build_detector(
     settings: DetectSettings, data: SplitImages, boxed: BoxedImages, start: ImageInput | None, run: RunFolder | None
 ) -> tuple[Detection, DetectorCard, list[str]]:
     """Return the objective with its detector, the detector's card, and notes."""
-    # Random weights must not depend on earlier random numbers, nor change later ones.
+    # A separate seed: initial weights must not depend on earlier random numbers, nor change later ones.
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = detector_backbone(settings)
@@ -260,11 +266,11 @@ def _build_detector(
 
 
 def _steps_plan(settings: DetectSettings, n_train: int) -> Plan:
-    """Return a plan with its length in steps: 1 step until the number that fits in --time is known."""
+    """Return the training plan; with `--time`, it has one step until the number of steps is chosen."""
     plan = trainer_plan(settings, n_train)
     total = settings.steps or (plan.total_steps if settings.epochs else 1)
-    passes = -(-total // plan.steps_per_epoch)
-    interval = settings.judge_every or plan.steps_per_epoch * -(-passes // MAX_EVALUATIONS)
+    epochs = -(-total // plan.steps_per_epoch)
+    interval = settings.judge_every or plan.steps_per_epoch * -(-epochs // MAX_EVALUATIONS)
     return replace(plan, total_steps=total, steps_per_epoch=min(interval, total))
 
 

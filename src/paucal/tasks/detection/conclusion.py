@@ -38,9 +38,9 @@ from paucal.wording import counted
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCORE = "val_ap"
-EVALUATION = "detection"
-DRAWN = 9  # images per page
+SCORE_COLUMN = "val_ap"
+EVALUATION_NAME = "detection"
+MAX_DRAWN = 9  # images per page
 MASK_TITLES = ((f"{MASKS}ap", "AP"), (f"{MASKS}ap50", "AP50"))
 
 
@@ -52,8 +52,9 @@ class DetectResult(FinishedRun):
         scores: "ap" and "ap50" on the test images with their 95 % intervals; also "mask_ap" and "mask_ap50" if the
             detector predicts masks.
         metrics: All scores on the test images as plain numbers.
-        per_class: Average precision by class name; None for classes without an object in the test images.
-        mask_per_class: Average precision of masks as in `per_class`; empty if the detector predicts none.
+        per_class: Average precision of boxes by class name; None for classes without an object in the test images.
+        seconds: Duration of the training.
+        mask_per_class: Average precision of masks by class name; empty if the detector predicts no masks.
     """
 
     scores: Mapping[str, Score]
@@ -69,16 +70,16 @@ class DetectResult(FinishedRun):
 
     @property
     def predictions(self) -> "DataFrame":
-        """The objects found in the test images as a DataFrame: key, class, score and corners in pixels.
+        """The detections in the test images as a DataFrame: image key, class, score and corners in pixels.
 
         Raises:
             UserError: `evaluation/test/detections.json` is missing or damaged, or pandas is not installed.
         """
-        return to_pandas(read_detections(RunFolder(self.folder).evaluation(EVALUATION) / "detections.json"))
+        return to_pandas(read_detections(RunFolder(self.folder).evaluation(EVALUATION_NAME) / "detections.json"))
 
     @property
     def model(self):  # type: ignore[override]
-        """Not available, since a detector is not a classifier.
+        """Not available for detectors.
 
         Raises:
             UserError: Always; the message names the function to call instead.
@@ -87,8 +88,8 @@ class DetectResult(FinishedRun):
 
 
 def conclude(run: RunFolder, setup: DetectionSetup, outcome: Outcome, console: Console) -> DetectResult:
-    """Evaluate the selected detector on the test images, which were never used before, and write the results."""
-    wait_for_all()  # the first process writes the model
+    """Evaluate the selected detector on the test images, which were not used before, and write the results."""
+    wait_for_all()  # rank 0 writes the model file
     indices = [int(index) for index in setup.data.part("test")]
     detector, card, device = load_detector(run, setup.settings.device)
     with console.progress("evaluating") as advance:
@@ -114,7 +115,7 @@ def _write_results(
     evaluation: DetectionScores,
 ) -> None:
     indices = [int(index) for index in setup.data.part("test")]
-    folder, card = run.evaluation(EVALUATION), setup.card
+    folder, card = run.evaluation(EVALUATION_NAME), setup.card
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "metrics.json", json.dumps(evaluation.content(), indent=2, ensure_ascii=False) + "\n")
     write_text(folder / "per_class.csv", evaluation.table())
@@ -133,12 +134,12 @@ def _write_results(
 
 
 def _draw_images(run: RunFolder, setup: DetectionSetup, indices: list[int], detections: list[Detections]) -> None:
-    """Draw some test images, and the test images with the most mistakes."""
+    """Draw detections in some test images, and in the test images with the most mistakes."""
     images = setup.images
     truth = [images.boxes_of(index) for index in indices]
     mistakes = [count_mistakes(*pair) for pair in zip(detections, truth, strict=True)]
-    worst = sorted(range(len(indices)), key=lambda index: -sum(mistakes[index]))[:DRAWN]
-    evenly_spread = list(range(0, len(indices), max(1, len(indices) // DRAWN)))[:DRAWN]
+    worst = sorted(range(len(indices)), key=lambda index: -sum(mistakes[index]))[:MAX_DRAWN]
+    evenly_spread = list(range(0, len(indices), max(1, len(indices) // MAX_DRAWN)))[:MAX_DRAWN]
     for name, positions in (("detections", evenly_spread), ("worst_detections", worst)):
         pictures, captions = [], []
         for position in positions:
@@ -151,7 +152,7 @@ def _draw_images(run: RunFolder, setup: DetectionSetup, indices: list[int], dete
 
 
 def _epoch_images(setup: DetectionSetup) -> int:
-    """Return the number of images trained on between two rows of `metrics.csv`: part of a pass, or several passes."""
+    """Return the number of training images between two rows of `metrics.csv`, which may differ from an epoch."""
     return setup.settings.effective_batch * setup.plan.steps_per_epoch
 
 
@@ -164,7 +165,7 @@ def _summary(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> d
         "classes": len(setup.images.classes),
         "epoch_images": _epoch_images(setup),
         "steps": outcome.step,
-        "best_val_ap": outcome.best.get(SCORE, setup.first and setup.first.score),
+        "best_val_ap": outcome.best.get(SCORE_COLUMN, setup.first and setup.first.score),
         **({} if setup.first is None else {"first_detector": asdict(setup.first)}),
         "test_ap": result.metrics["ap"],
         "test_ap50": result.metrics["ap50"],
@@ -173,18 +174,20 @@ def _summary(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> d
 
 
 def closing_lines(run: RunFolder, setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> list[str]:
-    """Return the last lines of the output: scores, also by class, and where the results are."""
+    """Return the lines to print at the end of a run: test scores, trained model, result files and next commands."""
     test = setup.data.part("test")
     scores = result.scores
     ap, ap50 = (format_score(scores[name]) for name in ("ap", "ap50"))
     masks = [f"mask {title} {format_score(scores[name])}" for name, title in MASK_TITLES if name in scores]
     defined = [(name, value) for name, value in result.per_class.items() if value is not None]
     class_scores = ", ".join(f"{name} {value:.3f}" for name, value in sorted(defined, key=lambda item: item[1])[:12])
-    kept_text = "the last state, as there are no validation images to select with"
+    kept_text = "the last step, since there are no validation images to select a model"
     if not outcome.best and setup.first is not None and setup.first.score is not None:
-        kept_text = f"the first detector, which validation prefers (AP {setup.first.score:.3f})"
+        kept_text = f"the first detector, the best on the validation images (AP {setup.first.score:.3f})"
     if len(setup.data.part("val")) and outcome.best:
-        kept_text = f"step {outcome.best['step']:.0f}, the best on the validation images (AP {outcome.best[SCORE]:.3f})"
+        kept_text = (
+            f"step {outcome.best['step']:.0f}, the best on the validation images (AP {outcome.best[SCORE_COLUMN]:.3f})"
+        )
     path = shlex.quote(str(run.path))
     return [
         "",
@@ -194,7 +197,8 @@ def closing_lines(run: RunFolder, setup: DetectionSetup, outcome: Outcome, resul
         f"AP by class, lowest first: {class_scores}",
         f"trained: {setup.describe()}, {counted(outcome.step, 'step')}, {outcome.seconds:.0f} s; kept: {kept_text}",
         f"results are in {run.path}: report.html (open it in a browser), {run.weights.name}, "
-        f"evaluation/{EVALUATION}/detections.json (COCO), plots/detections.png (objects with a score from {SHOWN:g}), "
+        f"evaluation/{EVALUATION_NAME}/detections.json (COCO), "
+        f"plots/detections.png (objects with a score from {SHOWN:g}), "
         "plots/worst_detections.png",
         "try next:",
         f"  paucal predict {path} new_images/ --pictures found/     # boxes as CSV, and drawn",

@@ -1,4 +1,4 @@
-"""`paucal detect`: the task-specific steps of a run, and the function for Python."""
+"""`paucal detect`: the training job of a detector, and its Python function."""
 
 import os
 import time
@@ -32,7 +32,7 @@ from paucal.settings.options import check_ranges
 from paucal.settings.values import shows_settings
 from paucal.tasks.detection.assembly import DetectionSetup, assemble, check
 from paucal.tasks.detection.batches import BoxedDataset, collate_boxes, evaluation_loader
-from paucal.tasks.detection.conclusion import SCORE, DetectResult, conclude
+from paucal.tasks.detection.conclusion import SCORE_COLUMN, DetectResult, conclude
 from paucal.tasks.detection.detections import detect_all
 from paucal.tasks.detection.evaluation import MASKS, coco_scores
 from paucal.tasks.detection.first_detector import SHARE as FIRST_SHARE
@@ -47,34 +47,42 @@ from paucal.training.schedules import WarmupThenSteps
 from paucal.types import UserError
 from paucal.wording import counted, duration
 
-MISSED = "val_missed"  # share of missed objects; breaks ties
-START = 1e-3  # share of the peak learning rate at the first step of the published warm-up
+MISSED_COLUMN = "val_missed"  # share of missed objects; decides between equal AP
+WARMUP_START = 1e-3  # learning rate at the first step of the published warm-up, over the peak
 TIMED_STEPS = 4  # after one warm-up step
 TIMED_IMAGES = 4  # images whose evaluation is timed
-EVALUATION_SHARE = 0.15  # largest share of the time for validation
+MAX_EVALUATION_SHARE = 0.15  # share of the time for validation
 MAX_EVALUATIONS = 12
 MIN_STEPS = 10
-MAX_PASSES, SCRATCH_PASSES = 60, 300  # epochs at most, with pretrained and with random weights
-OVERHEAD = 12.0  # seconds on an idle core for the final scores, intervals and pictures
-RESERVE = 0.02  # share of the time kept for unforeseen work
+MAX_EPOCHS, MAX_SCRATCH_EPOCHS = 60, 300  # with pretrained and with random weights
+FINISH_SECONDS = 12.0  # on an idle core, for the final scores, intervals and pictures
+RESERVED_SHARE = 0.02  # share of the time for unforeseen work
 
 
 class DetectionWatcher(Watcher[DetectionSetup]):
-    """Prints epochs with the number of passes over the images."""
+    """Prints the losses and scores at each evaluation, with the number of passes over the training images."""
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        """Print losses and scores, with the number of passes over the images."""
+        """Print the losses and scores of a row of `metrics.csv`."""
         passes = row["step"] * self.setup.settings.effective_batch / len(self.setup.data.part("train"))
         losses = [f"{n.removeprefix('train_')} {v:.3f}" for n, v in row.items() if n.startswith("train_")]
-        scores = [f"{n.removeprefix('val_')} {v:.3f}" for n, v in row.items() if n.startswith("val_") and n != MISSED]
+        scores = [
+            f"{n.removeprefix('val_')} {v:.3f}" for n, v in row.items() if n.startswith("val_") and n != MISSED_COLUMN
+        ]
         parts = [f"{epoch}/{epochs}: step {row['step']:.0f} ({passes:.1f} passes)", f"train: {', '.join(losses)}"]
         parts += [f"val: {', '.join(scores)}"] if scores else []
         self.console.say("  ".join([*parts, f"{row['seconds']:.0f} s"]))
 
 
 @dataclass(frozen=True)
-class Steps:
-    """The planned optimizer steps of a run, 0 if the time is too short, and the seconds up to the last file."""
+class StepPlan:
+    """The planned length of a run with a time budget.
+
+    Attributes:
+        steps: Number of optimizer steps; 0 if the time is too short.
+        judge_every: Optimizer steps between two evaluations.
+        seconds: Expected seconds of training, evaluation and result files.
+    """
 
     steps: int
     judge_every: int
@@ -122,7 +130,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         return (bool(setup.settings.heads_steps) and setup.first is None) or super().needs_planning(setup)
 
     def plan(self, run: RunFolder, setup: DetectionSetup, console: Console) -> bool:
-        """Train the first detector on the frozen backbone, then plan the length for the time that is left."""
+        """Train the first detector on the frozen backbone, then choose the number of steps for the remaining time."""
         setup = self._plan_first(run, setup, console)
         if setup.settings.heads_steps and setup.first is None:
             console.say(f"first detector: {counted(setup.settings.heads_steps, 'step')} with a frozen backbone")
@@ -137,7 +145,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         return super().plan(run, setup, console) if super().needs_planning(setup) else True
 
     def _plan_first(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionSetup:
-        """Choose and store the steps of the first detector: a share of `--time` if the backbone is trained later."""
+        """Choose and store the steps of the first detector: a fifth of `--time` if the backbone is pretrained."""
         settings = setup.settings
         if settings.heads_steps is not None or settings.time is None or settings.steps is not None:
             return setup
@@ -153,34 +161,36 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         return replace(setup, settings=new_settings, origin=origin)
 
     def measure(self, setup: DetectionSetup, threads: bool = False) -> Pace:
-        """Time a few steps, and the evaluation of a few images."""
+        """Measure the seconds of a training step and of the evaluation of an image."""
         settings, objective = setup.settings, setup.objective
         device = torch.device(settings.device)
         short_setup = replace(setup, plan=replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1))
         indices = setup.data.part("val" if len(setup.data.part("val")) else "test")[:TIMED_IMAGES]
         with trial_steps(objective.train(), device):
             batches: Any = self.loader(short_setup, 0)
-            step = seconds_per_step(objective, batches, device, settings.precision, setup.plan.accumulate, threads)
+            step_seconds = seconds_per_step(
+                objective, batches, device, settings.precision, setup.plan.accumulate, threads
+            )
             start = time.perf_counter()
             score = _detect(setup, objective.deployable(), indices, device)
-            image = (time.perf_counter() - start) / max(len(indices), 1)
-            score()  # the first call spends seconds on imports
-            if settings.masks == "on":  # scoring boxes takes negligible time; scoring masks does not
+            image_seconds = (time.perf_counter() - start) / max(len(indices), 1)
+            score()  # warm-up: the first call imports packages
+            if settings.masks == "on":  # the time to score boxes is negligible
                 start = time.perf_counter()
                 score()
-                image += (time.perf_counter() - start) / max(len(indices), 1)
-        return Pace(step, image, image, OVERHEAD * slowdown())
+                image_seconds += (time.perf_counter() - start) / max(len(indices), 1)
+        return Pace(step_seconds, image_seconds, image_seconds, FINISH_SECONDS * slowdown())
 
     def fit_length(self, setup: DetectionSetup, pace: Pace, left: float) -> Length:
-        """Return the steps that fit in the time, and how often to validate."""
+        """Return the number of steps that fit in the time, and the interval of the validation."""
         settings, counts = setup.settings, setup.data.counts()
         share = settings.effective_batch / max(counts["train"], 1)
-        max_passes = MAX_PASSES if settings.init is not None else SCRATCH_PASSES
+        max_passes = MAX_EPOCHS if settings.init is not None else MAX_SCRATCH_EPOCHS
         plan = fit_steps(pace, left, counts, share, max_passes)
         if not plan.steps:
             assert settings.time is not None  # the length is planned only for a time budget
-            spent = seconds_of(settings.time, "--time") - left
-            needed_seconds = spent + plan.seconds + MIN_STEPS * pace.step + pace.evaluation(counts)
+            seconds_spent = seconds_of(settings.time, "--time") - left
+            needed_seconds = seconds_spent + plan.seconds + MIN_STEPS * pace.step + pace.evaluation(counts)
             raise UserError(
                 f"--time is {settings.time}, but a step takes {pace.step:.1f} s here, and evaluating an image "
                 f"{pace.val_image:.1f} s: give --time {int(1.2 * needed_seconds // 60) + 1}m or more, or a smaller "
@@ -203,25 +213,30 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
     def optimization(self, setup: DetectionSetup) -> Optimization:
         """Return AdamW and its schedule."""
         settings, plan = setup.settings, setup.plan
-        per_pass = max(1, len(setup.data.part("train")) // settings.effective_batch)
-        warmup = min(round(settings.warmup_epochs * per_pass), plan.total_steps // 2)
-        schedule = make_schedule(settings, plan.total_steps, warmup, per_pass)
+        steps_per_epoch = max(1, len(setup.data.part("train")) // settings.effective_batch)
+        warmup = min(round(settings.warmup_epochs * steps_per_epoch), plan.total_steps // 2)
+        schedule = make_schedule(settings, plan.total_steps, warmup, steps_per_epoch)
         return Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average)
 
     def validation(self, setup: DetectionSetup) -> Watch | None:
-        """Return the scores on the validation images; without them, the newest state is kept."""
+        """Return the function that scores validation images; None without them, so that the last step is kept."""
         indices = setup.data.part("val")
 
         def evaluate(detector: nn.Module, device: torch.device) -> Mapping[str, float]:
             scores = _detect(setup, detector, indices, device)()
             masks = {f"val_{MASKS}ap": scores[f"{MASKS}ap"]} if f"{MASKS}ap" in scores else {}
-            return {SCORE: scores["ap"], "val_ap50": scores["ap50"], **masks, MISSED: 1 - scores["recall"]}
+            return {
+                SCORE_COLUMN: scores["ap"],
+                "val_ap50": scores["ap50"],
+                **masks,
+                MISSED_COLUMN: 1 - scores["recall"],
+            }
 
         floor = None if setup.first is None else setup.first.score
-        return Watch(evaluate, SCORE, MISSED, floor) if len(indices) else None
+        return Watch(evaluate, SCORE_COLUMN, MISSED_COLUMN, floor) if len(indices) else None
 
     def watcher(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionWatcher:
-        """Return the watcher that prints each epoch."""
+        """Return the object that prints losses and scores."""
         return DetectionWatcher(setup, console)
 
     def conclude(
@@ -266,33 +281,46 @@ def detect(
     return life.run_quietly(DetectionJob(), data, resume, callbacks, settings)
 
 
-def fit_steps(pace: Pace, left: float, counts: Mapping[str, int], passes: float, most_passes: int) -> Steps:
-    """Return the longest run that fits in the remaining time, with `passes` over the training images per step."""
-    ending, evaluation = pace.ending(counts), pace.evaluation(counts)
-    usable = left * (1 - RESERVE) - ending
-    max_evaluations = int(EVALUATION_SHARE * usable / evaluation) if evaluation > 0 else MAX_EVALUATIONS
+def fit_steps(
+    pace: Pace, seconds_left: float, counts: Mapping[str, int], epochs_per_step: float, max_epochs: int
+) -> StepPlan:
+    """Return the longest plan that fits in the remaining time.
+
+    Args:
+        pace: Measured seconds of a step and of the evaluation of an image.
+        seconds_left: Remaining time.
+        counts: Number of images by split.
+        epochs_per_step: Share of the training images that a step processes.
+        max_epochs: Maximum number of epochs.
+    """
+    ending_seconds, eval_seconds = pace.ending(counts), pace.evaluation(counts)
+    usable_seconds = seconds_left * (1 - RESERVED_SHARE) - ending_seconds
+    max_evaluations = MAX_EVALUATIONS
+    if eval_seconds > 0:
+        max_evaluations = int(MAX_EVALUATION_SHARE * usable_seconds / eval_seconds)
     evaluations = max(1, min(MAX_EVALUATIONS, max_evaluations))
-    steps = min(int((usable - evaluations * evaluation) / pace.step), int(most_passes / passes))
+    steps = min(int((usable_seconds - evaluations * eval_seconds) / pace.step), int(max_epochs / epochs_per_step))
     if steps < MIN_STEPS:
-        return Steps(0, 1, ending)
-    return Steps(steps, -(-steps // evaluations), steps * pace.step + evaluations * evaluation + ending)
+        return StepPlan(0, 1, ending_seconds)
+    seconds = steps * pace.step + evaluations * eval_seconds + ending_seconds
+    return StepPlan(steps, -(-steps // evaluations), seconds)
 
 
 def make_schedule(
-    settings: DetectSettings, steps: int, warmup: int, steps_per_pass: int
+    settings: DetectSettings, steps: int, warmup: int, steps_per_epoch: int
 ) -> CosineWarmup | WarmupThenSteps:
-    """Return a half cosine, or a learning rate that falls after the passes of `--milestones`."""
+    """Return a half-cosine schedule, or one whose learning rate falls to a tenth after each epoch of `--milestones`."""
     peak = settings.lr
     if not settings.milestones:
         return CosineWarmup(peak, steps, warmup, floor=settings.min_lr)
-    falls = tuple(passes * steps_per_pass for passes in settings.milestones)
-    return WarmupThenSteps(peak, falls, warmup, START * peak)
+    milestone_steps = tuple(epochs * steps_per_epoch for epochs in settings.milestones)
+    return WarmupThenSteps(peak, milestone_steps, warmup, WARMUP_START * peak)
 
 
 def _detect(
     setup: DetectionSetup, detector: nn.Module, indices: NDArray[np.int64], device: torch.device
 ) -> Callable[[], dict[str, Any]]:
-    """Detect objects in some images, and return a function that computes COCO's scores of them."""
+    """Detect objects in some images, and return a function that computes COCO's scores of the detections."""
     loader = evaluation_loader(setup.images, indices, setup.card, setup.settings.workers)
     detections = detect_all(detector, loader, device)
     order = [int(index) for index in indices]

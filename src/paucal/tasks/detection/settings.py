@@ -32,8 +32,8 @@ class DetectorSettings:
         "also predict the pixels of each object (Mask R-CNN), which needs outlines; off ignores outlines",
         group="detector",
     )
-    finest: int = option("stride of the finest map in pixels: 4, 8, 16 or 32", group="detector", low=4, high=32)
-    anchor: int = option("side of the anchors over the stride of their map", group="detector", low=1, high=64)
+    finest: int = option("stride of the finest feature map in pixels: 4, 8, 16 or 32", group="detector", low=4, high=32)
+    anchor: int = option("side of the anchors, in strides of their feature map", group="detector", low=1, high=64)
     pyramid_channels: int = option("channels of the feature pyramid", group="detector", low=8, high=1024)
     head: str = option(
         f"layers that classify a region: {', '.join(f'{name} ({head.words})' for name, head in HEADS.items())}",
@@ -41,33 +41,29 @@ class DetectorSettings:
         group="detector",
     )
     head_dim: int = option("width of the layers that classify a region", group="detector", low=8, high=4096)
-    regions: int = option("regions per image that the heads learn from", group="detector", low=8, high=4096)
-    proposals: int = option("regions proposed in training, per image", group="detector", low=16, high=10_000)
+    regions: int = option("sampled regions per image that train the heads", group="detector", low=8, high=4096)
+    proposals: int = option("proposals per image in training", group="detector", low=16, high=10_000)
     candidates: int | None = option(
-        "regions of each map that are compared before proposals are chosen, in training; by default as many as "
-        "proposals",
+        "boxes per feature map before non-maximum suppression, in training; by default as many as --proposals",
         group="detector",
         low=16,
         high=10_000,
     )
     pyramid_norm: PyramidNorm = option("norm after each convolution of the feature pyramid", "group", group="detector")
-    proposal_layers: int = option(
-        "convolutions between a map and its proposals", 1, group="detector", low=1, high=MAX_LAYERS
-    )
+    proposal_layers: int = option("convolutions of the proposal network", 1, group="detector", low=1, high=MAX_LAYERS)
     maps: Maps = option(
-        "maps of the backbone: one of each stride, or the two of torchvision's MobileNet detectors",
+        "feature maps of the backbone: one per stride, or the two that torchvision's MobileNet detectors use",
         "strides",
         group="detector",
     )
     anchor_sides: AnchorSides = option(
-        "sides of the anchors of a cell: one that grows with the stride, or five from 32 to 512 pixels on every map",
+        "anchor sides per cell: one, proportional to the stride, or five from 32 to 512 pixels on every feature map",
         "one",
         group="detector",
     )
     mask_norm: MaskNorm = option("norm after each convolution of the mask layers", "none", group="detector")
     pooling: Pooling = option(
-        "how a region is read from a map: sampled at 2x2 points of each cell, or exactly aligned at as many points as "
-        "it covers",
+        "RoIAlign of a region: sampled at 2x2 points per cell, or exactly aligned with more points for larger cells",
         "sampled",
         group="detector",
     )
@@ -75,26 +71,26 @@ class DetectorSettings:
         "whether a head of the cascade corrects a box once or for each class", "shared", group="detector"
     )
     cascade_average: CascadeAverage = option(
-        "quantity that a cascade averages over its heads", "probabilities", group="detector"
+        "what a cascade averages over its heads to classify a region", "probabilities", group="detector"
     )
 
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Settings of what a detector learns from an image."""
+    """Settings of the losses, and of the boxes that they use."""
 
-    box_loss: BoxLoss = option("loss of the boxes of regions; giou counts ten times", "smooth-l1")
-    proposal_loss: ProposalLoss = option("loss of the boxes of proposals", "smooth-l1")
+    box_loss: BoxLoss = option("box loss of the heads; giou has weight 10", "smooth-l1")
+    proposal_loss: ProposalLoss = option("box loss of the proposal network", "smooth-l1")
     matching: Matching = option(
-        "which boxes learn an object in addition to those that overlap it enough: torchvision's anchors, the anchors "
-        "that overlap it most from 0.3 on, or also the regions that overlap it most",
+        "boxes assigned to an object in addition to those with enough IoU: as in torchvision, the anchors of highest "
+        "IoU (at least 0.3), or also the regions of highest IoU",
         "torchvision",
     )
     empty_images: Literal["keep", "drop"] = option(
         "training images without an object: keep them as negatives, or leave them out", "keep", group="data"
     )
     least_box: float = option(
-        "shortest side of a box that is learned, in pixels of the annotated image", 0.0, group="data", low=0, high=1000
+        "minimum side of a training box, in pixels of the annotated image", 0.0, group="data", low=0, high=1000
     )
 
 
@@ -132,8 +128,8 @@ class ScheduleSettings:
     )
     steps: int | None = option("number of optimizer steps, instead of --epochs", low=1, high=10**8)
     heads_steps: int | None = option(
-        "optimizer steps at the start that train only the layers after the backbone and give the first detector "
-        "of the run; 0 for none; planned for --time by default",
+        "optimizer steps on the frozen backbone at the start, which train the first detector of the run; 0 for none; "
+        "by default chosen for --time",
         low=0,
         high=10**8,
     )
@@ -141,14 +137,11 @@ class ScheduleSettings:
         "optimizer steps between two evaluations on the validation images", low=1, high=10**8
     )
     milestones: list[int] | None = option(
-        "passes over the training images after which the learning rate falls to a tenth, such as 8 11; by default it "
-        "follows a half cosine"
+        "epochs after which the learning rate falls to a tenth, such as 8 11; by default it follows a half cosine"
     )
     weight_decay: float = option("weight decay of AdamW", 0.05, low=0, high=1)
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
-    average: float = option(
-        "ceiling of the decay of the moving average of the weights; 0 for none", low=0, high=0.99999
-    )
+    average: float = option("maximum decay of the moving average of the weights; 0 for no average", low=0, high=0.99999)
 
 
 @dataclass(frozen=True)
@@ -167,15 +160,15 @@ class DetectSettings(
         "stochastic depth rate", group="model", low=0, high=0.95
     )
     img_size: list[int] = option(
-        "largest pixels of an image's longer side, or of its shorter and its longer side", group="model"
+        "maximum longer side of an image in pixels, or maximum shorter and longer side", group="model"
     )
     jitter: Literal["none", "light", "multiscale", "cropped", "large"] = option(
-        "how sizes and colours vary: light by a fifth, multiscale sizes from 0.6 to 1 as published, cropped the same "
-        "after half of the images were cropped, large from half to double (large-scale jitter)",
+        "random sizes and colours: light (up to a fifth), multiscale (sizes from 0.6 to 1, as published), cropped "
+        "(multiscale, and half of the images cropped), large (large-scale jitter: sizes from half to double)",
         group="augmentation",
     )
     copy_paste: float = option(
-        "chance that objects of another training image are pasted into an image, by their masks",
+        "probability of pasting objects of another training image into an image, by their masks",
         0.0,
         group="augmentation",
         low=0,
@@ -184,7 +177,7 @@ class DetectSettings(
 
 
 def detector_name(settings: DetectSettings) -> str:
-    """Return the name of the detector in the papers.
+    """Return the published name of this type of detector.
 
     Example:
         >>> detector_name(DetectSettings(cascade=True, masks="on"))
@@ -196,7 +189,7 @@ def detector_name(settings: DetectSettings) -> str:
 
 
 def detector_options(settings: DetectSettings) -> DetectorOptions:
-    """Return the options of the detector that settings describe; limits on its predictions keep their defaults."""
+    """Return the detector options that settings describe; limits on the predictions keep their defaults."""
     names = {item.name for item in fields(DetectorOptions)} & vars(settings).keys()
     values = {name: getattr(settings, name) for name in names}
     values |= {"channels": settings.pyramid_channels, "masks": settings.masks == "on"}
