@@ -193,7 +193,8 @@ class Caller:
         one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         # A call sees one home that is watched, and a cache that is its own.
         cache = {"HOME": home, "XDG_CACHE_HOME": str(self.folder / "cache"), "PAUCAL_DATA": str(self.folder / "sets")}
-        return {**os.environ, **one, **cache, "PYTHONPATH": path, "MPLBACKEND": "Agg", "COLUMNS": "200"}
+        cluster = {"RAY_ADDRESS": "nowhere"}  # a call with --on ray is refused: starting a cluster takes too long
+        return {**os.environ, **one, **cache, **cluster, "PYTHONPATH": path, "MPLBACKEND": "Agg", "COLUMNS": "200"}
 
 
 def _copy(source: str, target: str) -> None:

@@ -27,6 +27,8 @@ def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | No
         )
     if values.slurm is not None and "slurm" not in (values.on, values.print_script):
         raise UserError(_ONLY_SLURM)
+    if values.print_config and values.print_script is None:
+        return None
     from paucal.runner.elsewhere.command import command_of
     from paucal.runner.elsewhere.packages import require_package, require_sbatch, slurm_options
 

@@ -200,3 +200,37 @@ def test_on__is_refused_in_one_sentence(here, capsys, monkeypatch, verb):
     for place in ("slurm", "ray"):
         assert f'pip install "paucal[{place}]"' in failure("--on", place)
     assert not (here / "runs").exists()
+
+
+def test_on__with_print_config_starts_nothing(here, capsys, monkeypatch):
+    monkeypatch.setattr(packages, "PACKAGES", {"ray": "no_such_package"})
+    assert main(["train", "--on", "ray", "--model", "vit_mini", "--init", "none", "--print-config"]) == 0
+    assert "model: vit_mini  # " in capsys.readouterr().out
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (
+            None,
+            "--on ray: no cluster could be started on this machine (no time): try again when the machine is less busy, "
+            "or leave out --on ray.",
+        ),
+        ("far:1", "--on ray: the cluster cannot be reached (no time): check RAY_ADDRESS."),
+    ],
+)
+def test_start_ray__says_in_one_sentence_what_failed(monkeypatch, address, expected):
+    class Unavailable:
+        def is_initialized(self):
+            return False
+
+        def init(self, **settings):
+            raise Exception("no\n  time")  # as Ray does
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address is not None:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UserError) as caught:
+        packages.start_ray(Unavailable())
+    assert str(caught.value) == expected

@@ -60,12 +60,18 @@ def slurm_options(words: Sequence[str] | None) -> dict[str, str | int]:
 
 
 def start_ray(ray: Any) -> bool:
-    """Connect to the cluster at RAY_ADDRESS, or start one on this machine; return whether this call did."""
+    """Connect to the cluster at RAY_ADDRESS, or start one here; return False if Ray is connected already."""
     if ray.is_initialized():
         return False
     address = os.environ.get("RAY_ADDRESS")
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
-    ray.init(address=address, logging_level="error", **({} if address else quiet))
+    try:
+        ray.init(address=address, logging_level="error", **({} if address else quiet))
+    except Exception as problem:  # Ray raises many types of errors, also Exception itself
+        reason = " ".join(str(problem).split())[-300:]
+        text = "the cluster cannot be reached" if address else "no cluster could be started on this machine"
+        advice = "check RAY_ADDRESS" if address else "try again when the machine is less busy, or leave out --on ray"
+        raise UserError(f"--on ray: {text} ({reason}): {advice}.") from problem
     return True
 
 

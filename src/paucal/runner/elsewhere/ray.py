@@ -30,11 +30,7 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
     from ray.train import FailureConfig, RunConfig, ScalingConfig  # imported here, as Ray is
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    try:
-        owns_cluster = start_ray(ray)
-    except (ConnectionError, ValueError, RuntimeError) as problem:
-        reason = " ".join(str(problem).split())[-300:]
-        raise UserError(f"--on ray: the cluster cannot be reached ({reason}): check RAY_ADDRESS.") from problem
+    owns_cluster = start_ray(ray)
     cluster = ray.cluster_resources()
     per_task = task_resources(cluster, threads or max(1, int(cluster.get("CPU", 1)) // processes), device)
     for kind, count in (("CPU", per_task["num_cpus"]), ("GPU", per_task["num_gpus"])):
