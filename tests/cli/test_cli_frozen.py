@@ -143,10 +143,10 @@ def test_eval__refuses_features_that_one_of_the_models_lacks_before_any_work(tra
     monkeypatch.setattr("paucal.verbs.eval.frozen.evaluate_backbone", lambda *_: pytest.fail("a model was judged"))
     words = ["vit_mini", trained / "photos", "--img-size", "16", "--features", "class+mean", "--protocol", "linear"]
     sentence = failure(capsys, "eval", *words, "--compare", "vit_mini", "resnet18")
-    assert "class+mean needs a class token, but vit_mini does not pool with one" in sentence
+    assert "class+mean needs a class token, but vit_mini does not use one" in sentence
     words[0] = "deit_tiny_patch16_224"
     sentence = failure(capsys, "eval", *words, "--compare", "deit_tiny_patch16_224", "resnet18")
-    assert "class+mean needs a class token, but resnet18 does not pool with one" in sentence
+    assert "class+mean needs a class token, but resnet18 does not use one" in sentence
 
 
 def test_eval__of_the_sets_of_table_9_has_their_published_parts(capsys, tmp_path):
@@ -224,7 +224,7 @@ def test_eval__mistakes_are_one_sentence(trained, capsys, tmp_path):
         (["vit_minni", photos], "'vit_minni' is neither a run folder, nor a weights file, nor a timm model"),
         ([run, photos, "--img-size", "32"], "has its own size"),
         (["vit_mini", photos, "--compare", run, "--features", "blocks:9"], "the last 9 blocks, but vit_mini has"),
-        (["vit_mini", photos, "--features", "tokens"], "expected auto, pooled, or the last few"),
+        (["vit_mini", photos, "--features", "tokens"], "expected auto or pooled, or last blocks"),
         (["vit_mini", photos, "--max-images", "2"], "--max-images is 2, but photos has 3 classes"),
         (["vit_mini", photos, "--pretrained"], "timm publishes no weights of vit_mini"),
         (["vit_mini", photos, "--img-size", "0"], "--img-size is '0', expected one side or height and width"),

@@ -68,7 +68,7 @@ def test_study__tunes_each_row_from_the_start_of_its_model_and_seed(tmp_path, ca
         assert all(settings[key] == settings_of(start)[key] for key in ("model", "model_args"))
         remarks = " ".join(json.loads((run / "summary.json").read_text())["remarks"])
         assert "100 % of the parameters below the classifier; classifier: fresh" in remarks
-        assert "the start has learned from" not in remarks
+        assert "the initial weights were trained on" not in remarks
         assert labels_in(run) == {"5", "6", "7", "8", "9"}
         assert labels_in(start) == {"0", "1", "2", "3", "4"}
     line = rows_of(out)["DHVT-T", "CIFAR-100"]

@@ -95,7 +95,7 @@ def test_predictions__shapes_are_checked():
 
 def test_majority_class__ignores_unlabelled_rows():
     assert majority_classes(torch.tensor([-1, -1, -1, 3, 3, 0])) == [3]
-    with pytest.raises(ValueError, match="no label is known"):
+    with pytest.raises(ValueError, match="no image has a label"):
         majority_classes(torch.tensor([-1]))
 
 

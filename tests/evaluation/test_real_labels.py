@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paucal.evaluation.predictions import Predictions
-from paucal.evaluation.real_labels import answers_of, read_real_labels, real_accuracy
+from paucal.evaluation.real_labels import match_labels, read_real_labels, real_accuracy
 from paucal.types import UserError
 
 
@@ -19,24 +19,24 @@ def test_accuracy__counts_any_right_answer_and_skips_empty_lists():
     found = real_accuracy(predictions(0, 1, 2, 3), [[1, 0], [], [3], [3]])
     assert (found.top1.value, found.images, found.skipped) == (pytest.approx(2 / 3), 3, 1)
     assert found.top1.low < 2 / 3 < found.top1.high
-    with pytest.raises(UserError, match="no image has a right answer"):
+    with pytest.raises(UserError, match="no label for any of the images"):
         real_accuracy(predictions(0), [[]])
 
 
 def test_answers__of_imagenet_are_found_by_number():
     labels = [[number] for number in range(5)]
     keys = ["val/n02/ILSVRC2012_val_00000004.JPEG", "val/n01/ILSVRC2012_val_00000001.JPEG"]
-    assert answers_of(labels, keys) == [[3], [0]]
+    assert match_labels(labels, keys) == [[3], [0]]
     with pytest.raises(UserError, match="none for number 6"):
-        answers_of(labels, ["ILSVRC2012_val_00000006.JPEG"])
+        match_labels(labels, ["ILSVRC2012_val_00000006.JPEG"])
     with pytest.raises(UserError, match="none for number"):
-        answers_of(labels, ["ILSVRC2012_val_00000000.JPEG"])
+        match_labels(labels, ["ILSVRC2012_val_00000000.JPEG"])
 
 
 def test_answers__of_other_images_are_in_the_order_of_file_names():
-    assert answers_of([[0], [1], [2]], ["b/1.png", "a/3.png", "a/2.png"]) == [[0], [2], [1]]
-    with pytest.raises(UserError, match="answers for 3 images, and 2 are evaluated"):
-        answers_of([[0], [1], [2]], ["a", "b"])
+    assert match_labels([[0], [1], [2]], ["b/1.png", "a/3.png", "a/2.png"]) == [[0], [2], [1]]
+    with pytest.raises(UserError, match="labels for 3 images, but 2 are evaluated"):
+        match_labels([[0], [1], [2]], ["a", "b"])
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_pretraining__has_seen_images_and_was_told_no_label(tmp_path):
     ]
     split = Split(np.asarray(["train"] * 2 + ["test"] * 4, dtype="<U6"), "")
     assert seen_by_start(str(tuned.path), images, split) == [
-        "the start has learned from 1 of the 4 test images, without labels"
+        "the initial weights were trained on 1 of the 4 test images, without labels"
     ]
 
 

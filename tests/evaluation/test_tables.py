@@ -7,7 +7,7 @@ from rich.console import Console
 
 from paucal.evaluation.classification import classification_report
 from paucal.evaluation.predictions import Predictions
-from paucal.evaluation.record import due_line, report_table, score_lines, write_per_class, write_predictions
+from paucal.evaluation.record import report_table, score_lines, usual_metric_line, write_per_class, write_predictions
 
 CLASSES = ["[red]cat", 'dog, "small"', "unseen"]
 
@@ -24,11 +24,11 @@ def read(path):
 
 def test_due_line__names_the_score_that_a_published_set_is_reported_by():
     report = classification_report(make(), CLASSES)
-    assert due_line(report, "pets").startswith("mean per class, the usual metric of pets: 75.0 % (")
-    assert due_line(report, "cifar10") is None
+    assert usual_metric_line(report, "pets").startswith("mean per class, the usual metric of pets: 75.0 % (")
+    assert usual_metric_line(report, "cifar10") is None
     logits = torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.9, 0.1], [0.2, 0.8]]).log()
     memes = classification_report(Predictions(torch.arange(4), logits, torch.tensor([0, 1, 0, 1])), CLASSES[:2])
-    assert due_line(memes, "hateful_memes").startswith("ROC-AUC, the usual metric of hateful_memes: 100.0 % (")
+    assert usual_metric_line(memes, "hateful_memes").startswith("ROC-AUC, the usual metric of hateful_memes: 100.0 % (")
 
 
 def test_write_per_class__undefined_scores_stay_empty(tmp_path):

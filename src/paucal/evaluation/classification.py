@@ -1,4 +1,4 @@
-"""Scores of a classifier, from its predictions on images it was not trained on."""
+"""Scores of a classifier's predictions on images that it was not trained on."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ from paucal.metrics.measures import (
 )
 from paucal.types import UserError
 
-SHIFTED = {"macro_f1", "calibration_error"}  # scores that resampling biases
+BIASED_SCORES = {"macro_f1", "calibration_error"}  # scores that are biased on resampled images
 
 
 def classification_report(
@@ -39,43 +39,43 @@ def classification_report(
 ) -> ClassificationReport:
     """Score a classifier's predictions, each score with an interval over the choice of test images.
 
-    Shares of images (top-1, top-5, recall) have Wilson intervals, which stay valid when no image or every image is
-    right. The other scores have bootstrap intervals over images: percentile intervals for balanced accuracy and loss,
-    and for macro-F1 and calibration error the union of the percentile interval and its mirror image, because
-    resampling deflates the first and inflates the second. (In simulations with ten images in each of 100
-    classes, 95 % intervals of macro-F1 covered the truth in 99 % of the cases, against 65 % by percentiles
-    alone; with three images in each, in 81 % against 19 %.) Images of one group (`Predictions.groups`) are alike, so
-    groups are resampled whole, and shares have the interval of `share_of_hits`.
+    Shares of images (top-1, top-5, recall) have Wilson intervals, which remain valid if no image or every image is
+    classified correctly. Balanced accuracy and loss have percentile intervals of a bootstrap over images. Macro-F1 and
+    calibration error have the union of the percentile interval and its mirror image, because resampling decreases the
+    first and increases the second. (In simulations with ten images in each of 100 classes, 95 % intervals of macro-F1
+    covered the truth in 99 % of the cases, percentile intervals in 65 %; with three images per class, in 81 % and
+    19 %.) Images of one group (`Predictions.groups`) are similar, so groups are resampled whole, and shares have the
+    interval of `share_of_hits`.
 
-    The intervals do not cover the randomness of training: for that, repeat with other seeds. Calibration error is the
-    expected calibration error of the top label over 15 bins of equal width (Guo et al. 2017): 0.1 means that
-    confidence and accuracy differ by ten points on average. It is inflated when there are few images, so its interval
-    need not reach 0 even for a perfect model.
+    The intervals do not cover the randomness of training: for that, train with other seeds. The calibration error is
+    the expected calibration error of the top label over 15 bins of equal width (Guo et al. 2017): 0.1 means that
+    confidence and accuracy differ by ten points on average. With few images it is too high, so that its interval may
+    exclude 0 even for a perfectly calibrated model.
 
     Args:
         predictions: Predictions for images with labels in [0, K).
-        classes: K names.
-        train_labels: (M,) labels of the training images, which determine the majority class; without them it is
-            the majority class of the test images, and the report says so.
+        classes: K class names.
+        train_labels: (M,) labels of the training images, which determine the majority class; None to use the majority
+            class of the test images, which the report mentions.
         seed: Seed of the resampling.
-        n_bootstrap: Resampled sets.
+        n_bootstrap: Number of resampled sets of images.
         level: Probability that an interval covers the truth.
     """
     if n_bootstrap < 2 or not 0 < level < 1:
         raise ValueError(f"expected n_bootstrap >= 2 and level in (0, 1), got {n_bootstrap} and {level}")
     _check_predictions(predictions, classes)
-    pairs = len(classes) * predictions.labels + predictions.predicted
-    confusion = pairs.bincount(minlength=len(classes) ** 2).view(len(classes), -1).numpy()
-    tied = majority_classes(predictions.labels if train_labels is None else train_labels)
-    if tied[-1] >= len(classes):
-        raise ValueError(f"expected training labels in [0, {len(classes)}), got {tied[-1]}")
-    shares = predictions.labels.bincount(minlength=len(classes)).double() / len(predictions)
-    majority = max(tied, key=lambda label: float(shares[label]))  # the hardest baseline
+    cell_indices = len(classes) * predictions.labels + predictions.predicted
+    confusion = cell_indices.bincount(minlength=len(classes) ** 2).view(len(classes), -1).numpy()
+    most_frequent = majority_classes(predictions.labels if train_labels is None else train_labels)
+    if most_frequent[-1] >= len(classes):
+        raise ValueError(f"expected training labels in [0, {len(classes)}), got {most_frequent[-1]}")
+    class_shares = predictions.labels.bincount(minlength=len(classes)).double() / len(predictions)
+    majority = max(most_frequent, key=lambda label: float(class_shares[label]))  # the strongest baseline of a tie
     return ClassificationReport(
         len(predictions),
         level,
         _scores_with_intervals(predictions, Bootstrap(seed, n_bootstrap, level, groups=predictions.groups)),
-        Majority(classes[majority], float(shares[majority]), train_labels is not None, len(tied)),
+        Majority(classes[majority], float(class_shares[majority]), train_labels is not None, len(most_frequent)),
         _class_rows(predictions, confusion, classes, level),
         confusion.tolist(),
         groups=predictions.n_groups,
@@ -83,17 +83,17 @@ def classification_report(
 
 
 def quick_scores(predictions: Predictions) -> dict[str, float]:
-    """Return "loss" (nats), "top1" and "balanced_accuracy" without intervals, cheap enough for every epoch.
+    """Return "loss" (nats), "top1" and "balanced_accuracy" without intervals, fast enough for every epoch.
 
-    Logits that are not finite give a loss that is not finite, which the trainer checks; nothing is raised.
+    Logits that are not finite raise no error; they give a loss that is not finite, which the trainer checks.
     """
-    labels, hit = predictions.labels, predictions.predicted == predictions.labels
+    labels, is_correct = predictions.labels, predictions.predicted == predictions.labels
     n_classes = predictions.logits.shape[1]
     n_true = torch.bincount(labels, minlength=n_classes)
-    recall = torch.bincount(labels, hit.double(), minlength=n_classes) / n_true.clamp(min=1)
+    recall = torch.bincount(labels, is_correct.double(), minlength=n_classes) / n_true.clamp(min=1)
     return {
         "loss": float(F.cross_entropy(predictions.logits, labels)),
-        "top1": float(hit.double().mean()),
+        "top1": float(is_correct.double().mean()),
         "balanced_accuracy": float(recall.sum() / (n_true > 0).sum()),
     }
 
@@ -112,22 +112,22 @@ def _check_predictions(predictions: Predictions, classes: Sequence[str]) -> None
 
 
 def _scores_with_intervals(predictions: Predictions, bootstrap: Bootstrap) -> dict[str, Score]:
-    labels, right = predictions.labels, predictions.predicted == predictions.labels
+    labels, is_correct = predictions.labels, predictions.predicted == predictions.labels
     n_images, n_classes, level = len(predictions), predictions.logits.shape[1], bootstrap.level
     losses = F.cross_entropy(predictions.logits, labels, reduction="none")
-    measures: dict[str, Measure] = {"balanced_accuracy": MeanPerClass(right.numpy(), labels.numpy(), n_classes)}
+    measures: dict[str, Measure] = {"balanced_accuracy": MeanPerClass(is_correct.numpy(), labels.numpy(), n_classes)}
     if n_classes == 2 and len(labels.unique()) == 2:
         measures["roc_auc"] = RocAuc(predictions.logits[:, 1].double() - predictions.logits[:, 0].double(), labels)
     measures["macro_f1"] = MacroF1(labels.numpy(), predictions.predicted.numpy(), n_classes)
     measures["calibration_error"] = calibration_error(predictions)
     measures["loss"] = Mean(losses.double().numpy())
-    scores = {"top1": share_of_hits(right.numpy(), level, predictions.groups)}
+    scores = {"top1": share_of_hits(is_correct.numpy(), level, predictions.groups)}
     if n_classes > 5:
-        top = predictions.logits.topk(5, dim=1).indices
-        scores["top5"] = share_of_hits((top == labels[:, None]).any(1).numpy(), level, predictions.groups)
+        top_classes = predictions.logits.topk(5, dim=1).indices
+        scores["top5"] = share_of_hits((top_classes == labels[:, None]).any(1).numpy(), level, predictions.groups)
     for name, draws in zip(measures, bootstrap.scores([*measures.values()], n_images), strict=True):
-        make = two_sided if name in SHIFTED else percentile
-        scores[name] = make(value_of(measures[name], n_images), draws, level)
+        with_interval = two_sided if name in BIASED_SCORES else percentile
+        scores[name] = with_interval(value_of(measures[name], n_images), draws, level)
     return scores
 
 
@@ -138,8 +138,8 @@ def _class_rows(
 
     def recall(label: int) -> Score:
         is_class = labels == label
-        found = predicted_labels[is_class] == label
-        return share_of_hits(found, level, None if groups is None else groups[is_class])
+        hits = predicted_labels[is_class] == label
+        return share_of_hits(hits, level, None if groups is None else groups[is_class])
 
     columns = confusion.diagonal().tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()
     return [
@@ -155,8 +155,8 @@ def _class_rows(
     ]
 
 
-MAX_DRAWS, MIN_DRAWS = 1000, 200
-MAX_WORK = 400_000_000  # images times classes times draws: about ten seconds
+MAX_DRAWS, MIN_DRAWS = 1000, 200  # numbers of resampled sets of images
+MAX_WORK = 400_000_000  # images x classes x draws, which takes about ten seconds
 
 
 def multi_label_report(
@@ -165,14 +165,14 @@ def multi_label_report(
     """Score a classifier's predictions, each score with a 95 % bootstrap interval over the choice of test images.
 
     The average precision of a class is the area under its precision-recall curve (as in torchmetrics); "map" is the
-    mean over the classes that have a positive test image, each with the same weight. Resampling biases these scores, so
-    the interval is the union of the percentile interval and its mirror image. With very many images and classes fewer
-    sets are resampled than usual, but at least 200.
+    unweighted mean over the classes that have a positive test image. Resampling biases these scores, so the interval is
+    the union of the percentile interval and its mirror image. The number of resampled sets is 1000, or fewer for very
+    many images and classes, but at least 200.
 
     Args:
-        predictions: (N, K) logits, and labels of 1, 0 and -1 (image ignored for that class).
-        classes: K names.
-        thresholds: (K,) lowest probabilities at which a class is predicted, for F1 and the counts by class.
+        predictions: (N, K) logits, and labels 1, 0 or -1 (image ignored for that class).
+        classes: K class names.
+        thresholds: (K,) lowest probabilities at which a class is predicted, for F1 and the counts per class.
     """
     require_classes(predictions, classes)
     if not (predictions.labels == 1).any():
@@ -197,9 +197,9 @@ def multi_label_report(
 
 
 def quick_multi_label_scores(predictions: Predictions) -> dict[str, float]:
-    """Return "loss" (nats) and "map" without intervals, cheap enough for every epoch.
+    """Return "loss" (nats) and "map" without intervals, fast enough for every epoch.
 
-    Logits that are not finite give a loss that is not finite, which the trainer checks, and a score of 0.
+    Logits that are not finite give a loss that is not finite, which the trainer checks, and a "map" of 0.
     """
     loss = float(np.mean(multi_label_losses(predictions)))
     measure = AveragePrecision(predictions.logits, predictions.labels, interpolated=False)
@@ -220,10 +220,9 @@ def _label_rows(
     labels, is_predicted = predictions.labels, reach_thresholds(predictions.probabilities, thresholds)
     rows = []
     for index, name in enumerate(classes):
-        is_known, positive = labels[:, index] >= 0, labels[:, index] == 1
-        predicted_known = is_predicted[:, index] & is_known
-        hits = predicted_known & positive
-        right, images, predicted = (int(mask.sum()) for mask in (hits, positive, predicted_known))
+        is_known, is_positive = labels[:, index] >= 0, labels[:, index] == 1
+        is_counted = is_predicted[:, index] & is_known
+        n_correct, images, predicted = (int(m.sum()) for m in (is_counted & is_positive, is_positive, is_counted))
         rows.append(
             MultiLabelRow(
                 name,
@@ -232,9 +231,9 @@ def _label_rows(
                 class_scores[index],
                 float(thresholds[index]),
                 predicted,
-                right / predicted if predicted else None,
-                right / images if images else None,
-                2 * right / (images + predicted) if images + predicted else None,
+                n_correct / predicted if predicted else None,
+                n_correct / images if images else None,
+                2 * n_correct / (images + predicted) if images + predicted else None,
             )
         )
     return rows

@@ -1,13 +1,13 @@
-"""Signs of collapse, read from the metrics that a pre-training run records.
+"""Detection of collapse from the metrics that a pre-training run records.
 
-Pre-training on one's own images can fail in four ways. The teacher gives every image the same output ("constant
-output"; the loss falls towards 0); its output for every image is uniform ("uniform output"; the loss stays
-at ln K); the features differ but only along a single line ("dimensional collapse"); or the numbers grow without
-bound ("divergence"). Centring pushes away from the first and towards the second, and a low teacher temperature does the
-opposite (DINO, arXiv:2104.14294, section 5.3), so these two need opposite remedies and must not be confused.
+Pre-training can fail in four ways. The teacher gives every image the same output ("constant output"; the loss falls
+towards 0); its output for every image is uniform ("uniform output"; the loss stays at ln K); the features differ, but
+only along a single line ("dimensional collapse"); or loss or features grow without bound ("divergence"). Centring
+prevents the first failure and favours the second, and a low teacher temperature does the opposite (DINO,
+arXiv:2104.14294, section 5.3), so these two need opposite remedies and must not be confused.
 
-A healthy run looks uniform and nearly one-dimensional at first. So only non-finite numbers count before a grace period
-is over, and after that a sign must show in several epochs in a row.
+At first, a healthy run has nearly uniform outputs and nearly one-dimensional features. So during a grace period only
+non-finite numbers are reported, and afterwards a symptom must show in several epochs in a row.
 """
 
 import math
@@ -18,8 +18,8 @@ from typing import Literal
 Row = Mapping[str, float]
 Kind = Literal["constant output", "uniform output", "dimensional collapse", "divergence"]
 
-# The columns that are read, as means over an epoch; columns of the region head start with `region_`. Columns that are
-# missing from a row, or NaN, are treated as healthy.
+# Columns of `metrics.csv` that are read, as means over an epoch; those of the region head start with `region_`. Columns
+# that are missing from a row, or NaN, are treated as healthy.
 COLUMNS = {
     "teacher_entropy": "mean entropy of the teacher's distribution of an image, nats",
     "batch_entropy": "entropy of the teacher's distributions averaged over a batch, nats",
@@ -33,25 +33,32 @@ COLUMNS = {
 
 GRACE_STEPS = 500
 PATIENCE = 3  # epochs
-UNIFORM = 0.8  # share of the prototypes that exp(entropy) counts; ln K - 0.22, whatever K is
-SPREAD_OUT = 0.5  # share of ln K; an output that is the same for all images is uniform above it, constant below it
-LEAVING = 1.5  # factor of growth of the outputs' information on their images, over the epochs of patience
-CONSTANT = 0.1  # share of the entropy with one prototype per image; for 64 images 0.4 nats, or 1.5 prototypes
-SAME = 0.01  # share of the largest information about the image that a batch can have
+# Outputs count as uniform if exp(entropy) is at least this share of the K prototypes: an entropy above ln K - 0.22.
+UNIFORM_SHARE = 0.8
+# An output that is equal for all images counts as uniform if its entropy is at least this share of ln K, else constant.
+UNIFORM_ENTROPY = 0.5
+# A uniform output is not reported if its information about the image grew by this factor during the patience.
+RECOVERY_FACTOR = 1.5
+# Outputs count as constant if the batch entropy is at most this share of the entropy with one prototype per image; for
+# 64 images this is 0.4 nats, or 1.5 prototypes.
+CONSTANT_ENTROPY = 0.1
+# Outputs count as equal if their information about the image is at most this share of the largest possible information.
+EQUAL_INFORMATION = 0.01
 # Spread up to which features count as equal; untrained networks have 0.3 to 0.6, class tokens of tiny networks 0.04.
-EQUAL = 0.01
-APART = 0.1  # smallest spread of features that have not collapsed to a point
-LINE = 1.2  # effective rank up to which features count as collapsed to a line; digits start at 1.6
-SHRUNK = 0.25  # share of the largest rank so far
-FEW = 0.05  # share of `Scale.directions`, the effective rank of independent features
-SMALLEST_POSSIBLE = 8.0  # possible rank below which nothing is reported: in tiny batches any cloud looks like a line
-EXPLODED = 100.0  # factor by which the length of the features has grown
-ABOVE_CHANCE = 0.2  # share of ln K, and at least 1 nat: an output that ignores the image costs at most ln K
+EQUAL_SPREAD = 0.01
+MIN_SPREAD = 0.1  # smallest spread of features that have not collapsed to a point
+# Features count as collapsed to few directions up to this effective rank (the digits start at 1.6), or up to a share of
+# the highest rank so far and of `Scale.directions`, the rank of independent features, whichever is lower.
+LINE_RANK, SHARE_OF_HIGHEST, SHARE_OF_DIRECTIONS = 1.2, 0.25, 0.05
+MIN_DIRECTIONS = 8.0  # with fewer possible directions (tiny batches), a low rank is normal and not reported
+EXPLOSION_FACTOR = 100.0  # growth of the features' length that counts as divergence
+# Margin above ln K, as a share of ln K, but at least 1 nat: an output that ignores the image costs at most ln K.
+LOSS_MARGIN = 0.2
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A failure of pre-training."""
+    """A failure of pre-training: its kind, a sentence with the numbers that show it, and advice."""
 
     kind: Kind
     sentence: str
@@ -60,13 +67,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Scale:
-    """Reference sizes for the numbers of one head.
+    """The sizes that the metrics of one head are compared with.
 
     Attributes:
         head: "view" or "region".
         out_dim: Number of prototypes K.
         feature_dim: Number of features D.
-        batch: Number of images whose features are compared at once; None if unknown, which is treated as very large.
+        batch: Number of images whose outputs and features are compared; None if unknown, treated as infinitely many.
     """
 
     head: str
@@ -76,17 +83,17 @@ class Scale:
 
     @property
     def max_entropy(self) -> float:
-        """The entropy in nats of a batch in which every image has a different prototype."""
+        """The largest possible batch entropy in nats: every image has a different prototype."""
         return math.log(min(self.out_dim, max(2, self.batch or self.out_dim)))
 
     @property
     def directions(self) -> float:
-        """The effective rank of independent normal features."""
+        """The effective rank of independent, normally distributed features of a batch."""
         n, dim = self.batch or math.inf, self.feature_dim
         return dim if math.isinf(n) else n * dim / (n + dim)
 
-    def of(self, row: Row, name: str) -> float:
-        """Return a column of this head; NaN where it is missing."""
+    def read(self, row: Row, name: str) -> float:
+        """Return the value of this head's column; NaN if it is missing."""
         return row.get(name if self.head == "view" else f"region_{name}", math.nan)
 
 
@@ -104,11 +111,11 @@ def find_collapse(
     Args:
         rows: One row per epoch so far, with `COLUMNS`, "step", "skipped_steps", "train_loss", and "train_view" and
             "train_region" if the two losses are known separately.
-        out_dim: K, prototypes of a head.
+        out_dim: Number of prototypes K of a head.
         feature_dim: Number of features D.
-        batch: Images per process, on which entropies and ranks are computed.
-        grace_steps: Optimizer steps during which only non-finite numbers count; see `grace_period`.
-        patience: Consecutive epochs that must show a symptom.
+        batch: Number of images per process, over which entropies and ranks are computed; None if unknown.
+        grace_steps: Optimizer steps during which only non-finite numbers are reported; see `grace_period`.
+        patience: Number of consecutive epochs that must show a symptom.
 
     Example:
         >>> stuck = [{"step": 400.0 * n, "teacher_entropy": 8.315} for n in range(1, 7)]
@@ -117,20 +124,22 @@ def find_collapse(
     """
     if out_dim < 2 or patience < 1:
         raise ValueError(f"expected at least 2 prototypes and 1 epoch of patience, got {out_dim} and {patience}")
-    if (broken := not_finite(rows)) is not None:
-        return broken
+    if (verdict := _find_non_finite(rows)) is not None:
+        return verdict
     later_rows = [row for row in rows if row.get("step", math.inf) >= grace_steps]
     for head in ("view", "region"):
         scale = Scale(head, out_dim, feature_dim, batch)
-        for sign in (_find_explosion, _find_constant_output, _find_uniform_output, on_a_line):
-            verdict = sign(later_rows, scale, patience)
+        for find_failure in (_find_explosion, _find_constant_output, _find_uniform_output, _find_low_rank):
+            verdict = find_failure(later_rows, scale, patience)
             if verdict is not None:
                 return verdict
     return None
 
 
 def grace_period(total_steps: int, warmup_steps: int) -> int:
-    """Return the steps before no collapse is reported: warm-up, but at least 500 or, if less, a quarter of all steps.
+    """Return the number of first steps during which no collapse is reported.
+
+    It is the length of the warm-up, but at least 500 steps or a quarter of all steps, whichever is less.
 
     Example:
         >>> grace_period(100_000, 3_000), grace_period(400, 40)
@@ -139,8 +148,8 @@ def grace_period(total_steps: int, warmup_steps: int) -> int:
     return max(warmup_steps, min(GRACE_STEPS, total_steps // 4))
 
 
-def not_finite(rows: Sequence[Row]) -> Verdict | None:
-    """Return a verdict if the newest epoch skipped half of its steps or has a loss that is not finite."""
+def _find_non_finite(rows: Sequence[Row]) -> Verdict | None:
+    """Return a verdict if the newest epoch skipped at least half of its steps or has a loss that is not finite."""
     if not rows:
         return None
     row, previous_step = rows[-1], rows[-2].get("step", 0.0) if len(rows) > 1 else 0.0
@@ -154,8 +163,8 @@ def not_finite(rows: Sequence[Row]) -> Verdict | None:
 
 def _find_explosion(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
     chance = math.log(scale.out_dim)
-    bound = chance + max(1.0, ABOVE_CHANCE * chance)
-    if persists(rows, lambda row: _head_loss(row, scale) > bound, patience):
+    max_loss = chance + max(1.0, LOSS_MARGIN * chance)
+    if _persists(rows, lambda row: _head_loss(row, scale) > max_loss, patience):
         text = (
             f"the {scale.head} loss is {_head_loss(rows[-1], scale):.2f}, but a uniform output would cost only ln "
             f"{scale.out_dim} = {math.log(scale.out_dim):.3f} nats"
@@ -165,25 +174,29 @@ def _find_explosion(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict
 
 
 def _find_long_features(rows: Sequence[Row], scale: Scale, patience: int, subject: str) -> Verdict | None:
-    lengths = [length for row in rows if math.isfinite(length := scale.of(row, "feature_norm"))]
-    if not lengths or not persists(rows, lambda row: scale.of(row, "feature_norm") > EXPLODED * lengths[0], patience):
+    lengths = [length for row in rows if math.isfinite(length := scale.read(row, "feature_norm"))]
+
+    def has_symptom(row: Row) -> bool:
+        return scale.read(row, "feature_norm") > EXPLOSION_FACTOR * lengths[0]
+
+    if not lengths or not _persists(rows, has_symptom, patience):
         return None
     text = f"{subject} grew from a length of {lengths[0]:.3g} to {lengths[-1]:.3g}"
     return _make_verdict("divergence", text, rows[-1])
 
 
 def _find_constant_output(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
-    """Return a verdict if all images share a prototype, or share a distribution or feature that is not uniform."""
+    """Return a verdict if all images share a prototype, have equal features, or have equal but not uniform outputs."""
 
-    def has_sign(row: Row) -> bool:
-        are_alike = _is_same(row, scale) or scale.of(row, "feature_spread") < EQUAL
-        return scale.of(row, "batch_entropy") <= CONSTANT * scale.max_entropy or (
+    def has_symptom(row: Row) -> bool:
+        are_alike = _is_same(row, scale) or scale.read(row, "feature_spread") < EQUAL_SPREAD
+        return scale.read(row, "batch_entropy") <= CONSTANT_ENTROPY * scale.max_entropy or (
             are_alike and not _is_uniform(row, scale)
         )
 
-    if not persists(rows, has_sign, patience):
+    if not _persists(rows, has_symptom, patience):
         return None
-    entropy, spread = (scale.of(rows[-1], name) for name in ("batch_entropy", "feature_spread"))
+    entropy, spread = (scale.read(rows[-1], name) for name in ("batch_entropy", "feature_spread"))
     numbers = [f"a whole batch uses about {math.exp(entropy):.3g} prototypes"] if entropy == entropy else []
     numbers += [f"spread of the features {spread:.3f}"] if spread == spread else []
     text = f"the teacher's {scale.head} head gives all images the same output ({'; '.join(numbers)})"
@@ -191,13 +204,13 @@ def _find_constant_output(rows: Sequence[Row], scale: Scale, patience: int) -> V
 
 
 def _find_uniform_output(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
-    if not persists(rows, lambda row: _is_uniform(row, scale), patience):
+    if not _persists(rows, lambda row: _is_uniform(row, scale), patience):
         return None
     first, last = rows[-patience], rows[-1]
-    # A run leaves this state exponentially; it is not reported once that has started.
-    if patience > 1 and _information(last, scale) > LEAVING * max(_information(first, scale), 1e-3):
+    # A recovering run leaves this state exponentially fast, so it is not reported once its information grows.
+    if patience > 1 and _information(last, scale) > RECOVERY_FACTOR * max(_information(first, scale), 1e-3):
         return None
-    entropy, chance = scale.of(last, "teacher_entropy"), math.log(scale.out_dim)
+    entropy, chance = scale.read(last, "teacher_entropy"), math.log(scale.out_dim)
     value = f"entropy {entropy:.3f}" if entropy == entropy else f"loss {_head_loss(last, scale):.3f}"
     number = math.exp(entropy) if entropy == entropy else scale.out_dim
     text = (
@@ -207,17 +220,17 @@ def _find_uniform_output(rows: Sequence[Row], scale: Scale, patience: int) -> Ve
     return _make_verdict("uniform output", text, last)
 
 
-def on_a_line(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
+def _find_low_rank(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
     """Return a verdict if the features differ along only a few directions."""
-    ranks = [rank for row in rows if math.isfinite(rank := scale.of(row, "effective_rank"))]
-    if scale.directions < SMALLEST_POSSIBLE or not ranks:
+    ranks = [rank for row in rows if math.isfinite(rank := scale.read(row, "effective_rank"))]
+    if scale.directions < MIN_DIRECTIONS or not ranks:
         return None
-    bound = max(LINE, min(SHRUNK * max(ranks), FEW * scale.directions))
+    max_rank = max(LINE_RANK, min(SHARE_OF_HIGHEST * max(ranks), SHARE_OF_DIRECTIONS * scale.directions))
 
-    def has_sign(row: Row) -> bool:
-        return scale.of(row, "effective_rank") <= bound and scale.of(row, "feature_spread") >= APART
+    def has_symptom(row: Row) -> bool:
+        return scale.read(row, "effective_rank") <= max_rank and scale.read(row, "feature_spread") >= MIN_SPREAD
 
-    if not persists(rows, has_sign, patience):
+    if not _persists(rows, has_symptom, patience):
         return None
     text = (
         f"the {scale.head} features of different images differ, but only in {ranks[-1]:.1f} directions, of about "
@@ -227,25 +240,27 @@ def on_a_line(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | Non
 
 
 def _is_uniform(row: Row, scale: Scale) -> bool:
-    """Return whether each image uses nearly all prototypes, or all share an output of at least half of ln K.
+    """Return whether each output is nearly uniform, or all outputs are equal with an entropy of at least half of ln K.
 
-    Without an entropy the loss is used: it is never below the teacher's entropy, so it is ln K in this state.
+    If the entropy was not recorded, the loss is used: it is never below the teacher's entropy, so it is ln K here.
     """
-    chance, entropy = math.log(scale.out_dim), scale.of(row, "teacher_entropy")
+    chance, entropy = math.log(scale.out_dim), scale.read(row, "teacher_entropy")
     if entropy == entropy:
-        return entropy >= chance + math.log(UNIFORM) or (_is_same(row, scale) and entropy >= SPREAD_OUT * chance)
-    return abs(_head_loss(row, scale) - chance) <= -math.log(UNIFORM) / 10
+        is_high = entropy >= UNIFORM_ENTROPY * chance
+        return entropy >= chance + math.log(UNIFORM_SHARE) or (is_high and _is_same(row, scale))
+    return abs(_head_loss(row, scale) - chance) <= -math.log(UNIFORM_SHARE) / 10
 
 
 def _is_same(row: Row, scale: Scale) -> bool:
-    """Return whether outputs carry no information on their images: their mean is as certain as each of them."""
-    return scale.of(row, "batch_entropy") - scale.of(row, "teacher_entropy") <= SAME * scale.max_entropy
+    """Return whether the outputs contain no information about the image: their mean has the entropy of each output."""
+    information = scale.read(row, "batch_entropy") - scale.read(row, "teacher_entropy")
+    return information <= EQUAL_INFORMATION * scale.max_entropy
 
 
 def _information(row: Row, scale: Scale) -> float:
-    """Return the information of an output on its image in nats, or a bound on it; NaN if both are unknown."""
-    entropy = scale.of(row, "batch_entropy")
-    return (math.log(scale.out_dim) if entropy != entropy else entropy) - scale.of(row, "teacher_entropy")
+    """Return the information in nats that an output contains about its image, or an upper bound; NaN if unknown."""
+    entropy = scale.read(row, "batch_entropy")
+    return (math.log(scale.out_dim) if entropy != entropy else entropy) - scale.read(row, "teacher_entropy")
 
 
 def _head_loss(row: Row, scale: Scale) -> float:
@@ -253,9 +268,9 @@ def _head_loss(row: Row, scale: Scale) -> float:
     return row.get("train_loss", math.nan) if value != value and scale.head == "view" else value
 
 
-def persists(rows: Sequence[Row], has_sign: Callable[[Row], bool], patience: int) -> bool:
-    """Return whether each of the newest `patience` epochs shows a sign."""
-    return len(rows) >= patience and all(has_sign(row) for row in rows[-patience:])
+def _persists(rows: Sequence[Row], has_symptom: Callable[[Row], bool], patience: int) -> bool:
+    """Return whether each of the newest `patience` epochs shows a symptom."""
+    return len(rows) >= patience and all(has_symptom(row) for row in rows[-patience:])
 
 
 def _make_verdict(kind: Kind, text: str, row: Row) -> Verdict:
@@ -263,28 +278,28 @@ def _make_verdict(kind: Kind, text: str, row: Row) -> Verdict:
 
 
 STUDENT_TEMPERATURE = 0.1
-NEAR = 0.005  # relative distance; with a momentum of 0.98 or more and few images it is 0.03 to 0.1
+MIN_TEACHER_DISTANCE = 0.005  # with a momentum of 0.98 or more and few images, `teacher_distance` is 0.03 to 0.1
 
 ADVICE = {
-    "constant output": "Raise the teacher temperature (0.04 to 0.07 are published), keep the centres following faster "
+    "constant output": "Raise the teacher temperature (0.04 to 0.07 are published), let the centres adapt faster "
     "(centre momentum 0.9), lower the learning rate, or use larger batches, whose centres are less noisy.",
     "uniform output": "Lower the teacher temperature (0.04, or 0.03 for few images) and warm it up longer, use fewer "
     "prototypes (a few thousand for a small set), a teacher momentum of 0.99 to 0.996, and train for more steps; if "
-    "the loss never moves, change the learning rate.",
+    "the loss does not change at all, change the learning rate.",
     "dimensional collapse": "Use larger batches and more local crops, lower the learning rate and the weight decay, "
-    "and check that the images are not nearly all alike; if only the view loss is used, add the region loss.",
+    "and check that the images are not nearly identical; if only the view loss is used, add the region loss.",
     "divergence": "Lower the learning rate and warm it up longer, clip gradients (3.0 per tensor is published), keep "
-    "the last layer's lengths fixed and frozen for longer, and use bfloat16 or float32 instead of float16.",
+    "the last layer weight-normalised and freeze it for longer, and use bfloat16 or float32 instead of float16.",
 }
 
 
 def advice(kind: str, row: Mapping[str, float]) -> str:
-    """Return what to change, starting with the likely causes that the newest row shows."""
+    """Return advice for a kind of failure, preceded by likely causes that the newest row of metrics shows."""
     return " ".join([*causes(row), ADVICE[kind]])
 
 
 def causes(row: Mapping[str, float]) -> list[str]:
-    """Return a sentence for every setting in the row with which self-distillation cannot work.
+    """Return a sentence for each setting in a row of metrics that prevents self-distillation from working.
 
     Example:
         >>> causes({"centre_norm": 0.0, "teacher_temperature": 0.04})
@@ -299,7 +314,7 @@ def causes(row: Mapping[str, float]) -> list[str]:
             f"The teacher temperature is {temperature:g}; it must stay below the student's ({STUDENT_TEMPERATURE:g}), "
             "or the teacher's targets are less certain than the student's output."
         )
-    if row.get("teacher_distance", math.nan) < NEAR:
+    if row.get("teacher_distance", math.nan) < MIN_TEACHER_DISTANCE:
         sentences.append("Teacher and student are nearly equal: give the teacher a momentum of 0.99 to 0.996.")
     return sentences
 
@@ -307,7 +322,7 @@ def causes(row: Mapping[str, float]) -> list[str]:
 FEATURE_ADVICE: dict[Kind, str] = {
     "constant output": "Give the spreading loss more weight, use larger batches, and lower the learning rate.",
     "dimensional collapse": "Use larger batches and more crops, give the spreading loss more weight, lower the "
-    "learning rate, and check that the images are not nearly all alike.",
+    "learning rate, and check that the images are not nearly identical.",
     "divergence": "Lower the learning rate and warm it up longer, clip gradients (--clip 1), and use bfloat16 or "
     "float32 instead of float16.",
 }
@@ -326,10 +341,10 @@ def find_feature_collapse(
     Args:
         rows: One row per epoch so far, with "feature_spread", "effective_rank", "feature_norm", "step", "skipped_steps"
             and the losses; columns that are missing from a row, or NaN, are treated as healthy.
-        feature_dim: D, channels of the features.
-        batch: Images per process, on which the rank is computed.
-        grace_steps: Optimizer steps during which only non-finite numbers count.
-        patience: Consecutive epochs that must show a symptom.
+        feature_dim: Number of channels D of the features.
+        batch: Number of images per process, over which the rank is computed; None if unknown.
+        grace_steps: Optimizer steps during which only non-finite numbers are reported.
+        patience: Number of consecutive epochs that must show a symptom.
 
     Example:
         >>> rows = [{"step": 400.0 * n, "feature_spread": 0.001} for n in range(1, 7)]
@@ -338,9 +353,13 @@ def find_feature_collapse(
     """
     later_rows = [row for row in rows if row.get("step", math.inf) >= grace_steps]
     scale = Scale("view", 2, feature_dim, batch)
-    verdict = not_finite(rows) or _find_long_features(later_rows, scale, patience, "the features")
-    if verdict is None and persists(later_rows, lambda row: row.get("feature_spread", math.nan) < EQUAL, patience):
+    verdict = _find_non_finite(rows) or _find_long_features(later_rows, scale, patience, "the features")
+
+    def has_symptom(row: Row) -> bool:
+        return scale.read(row, "feature_spread") < EQUAL_SPREAD
+
+    if verdict is None and _persists(later_rows, has_symptom, patience):
         text = f"all images have the same features (spread {later_rows[-1]['feature_spread']:.4f})"
         verdict = _make_verdict("constant output", text, later_rows[-1])
-    verdict = verdict or on_a_line(later_rows, scale, patience)
+    verdict = verdict or _find_low_rank(later_rows, scale, patience)
     return None if verdict is None else replace(verdict, advice=FEATURE_ADVICE[verdict.kind])

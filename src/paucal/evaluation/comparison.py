@@ -12,18 +12,18 @@ from paucal.metrics.intervals import Bootstrap, Score, percentile
 from paucal.metrics.measures import Weights
 
 LEVEL = 0.95
-POWER = 0.8  # probability of detecting a difference
-MAX_SEEDS = 1000
+POWER = 0.8  # required probability of detecting a difference
+MAX_SEEDS = 1000  # largest number of seeds that `count_seeds_needed` considers
 
 
 @dataclass(frozen=True)
 class ScoreOverSeeds:
-    """A score over seeds.
+    """The scores of several seeds and their mean.
 
     Attributes:
         values: One score for each seed.
-        score: Mean score with the t-interval (Student 1908); without an interval for a single seed, or for equal
-            values, which do not show how much other seeds vary.
+        score: Mean score with the t-interval (Student 1908); no interval for a single seed, or for equal values, as
+            these do not show how much other seeds would vary.
         deviation: Standard deviation with n - 1 in the denominator; None for a single seed.
     """
 
@@ -37,14 +37,14 @@ class Difference:
     """The gain of one training method over another, in the unit of the score.
 
     Attributes:
-        by_seed: A difference for each seed, and their mean with the paired t-interval.
-        over_images: The mean with the bootstrap interval over the test images, paired by image.
-        both: The mean with the interval over seeds and test images together, see `difference`.
+        by_seed: Difference of each seed, and the mean difference with the paired t-interval.
+        over_images: Mean difference with the bootstrap interval over test images, paired by image.
+        both: Mean difference with the interval over seeds and test images together, see `difference`.
         images: Number of different test images.
-        groups: Number of groups of test images, which the bootstrap resampled whole; None if it resampled images.
-        seeds_needed: Number of seeds needed to detect a difference of this size; None if unknown or too many.
-        images_needed: Number of test images needed to detect the difference with any number of seeds; None if the
-            difference is 0.
+        groups: Number of groups of test images, which the bootstrap resampled whole; None without groups.
+        seeds_needed: Number of seeds needed to detect a difference of this size; None if unknown or above 1000.
+        images_needed: Number of test images needed to detect a difference of this size, if seeds made no difference;
+            None if the difference is 0.
     """
 
     by_seed: ScoreOverSeeds
@@ -62,7 +62,7 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval for other seeds and other images excludes 0; never without an interval over seeds."""
+        """Whether the interval over seeds and images excludes 0; False without an interval over seeds."""
         return self.by_seed.score.low is not None and self.both.excludes_zero
 
 
@@ -96,21 +96,21 @@ def difference(
 ) -> Difference:
     """Return the gain of the first method over the second, with intervals for other seeds and other images.
 
-    The interval over seeds covers other seeds on these test images, the interval over images covers these runs on other
-    test images. The interval for both combines their half-widths in quadrature (MOVER: Zou and Donner 2008,
-    "Construction of confidence limits about effect measures") and is wider than either. So it stays wide for few seeds,
-    unlike intervals from resampled seeds or pooled degrees of freedom. Both terms include the interaction of seeds and
-    images.
+    The interval over seeds accounts for other seeds with the same test images, the interval over images for the same
+    runs with other test images. The interval over both combines their half-widths in quadrature (MOVER: Zou and Donner
+    2008, "Construction of confidence limits about effect measures") and is wider than either. So it remains wide for
+    few seeds, unlike intervals from resampled seeds or pooled degrees of freedom. Both terms include the interaction of
+    seeds and images.
 
     Args:
-        first: (S, N) score of every seed's run on every test image, such as 1 for a hit; NaN for an image not tested
-            with this seed.
-        second: Scores of the other method, on the same images.
+        first: (S, N) scores of the first method's S seeds on N test images, such as 1 for a correct prediction; NaN for
+            an image that was not tested with this seed.
+        second: (S, N) scores of the second method on the same images, with NaN at the same positions.
         level: Probability that an interval covers the truth.
-        draws: Resampled sets of images.
+        draws: Number of resampled sets of images.
         seed: Seed of the resampling.
-        groups: Group of each of the N images, such as its patient: images of one group are alike, so the bootstrap
-            resamples whole groups; None if the images are independent.
+        groups: Group of each of the N images, such as its patient; images of a group are similar, so the bootstrap
+            resamples whole groups. None if the images are independent.
     """
     if first.shape != second.shape or not first.size or not np.array_equal(np.isnan(first), np.isnan(second)):
         raise ValueError(f"expected the same images and seeds, got {first.shape} and {second.shape}")
@@ -118,43 +118,43 @@ def difference(
     is_tested = ~np.isnan(gaps)
     gaps, tested = np.where(is_tested, gaps, 0.0), is_tested.astype(np.float64)
     over_seeds = score_over_seeds((gaps.sum(1) / is_tested.sum(1)).tolist(), level)
-    numbers = None if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    group_numbers = None if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
 
     def mean_gap(weights: Weights) -> NDArray[np.float64]:
-        """Return (D,) mean differences on resampled sets of images, the same for all seeds."""
+        """Return the (D,) mean differences over seeds on D resampled sets of images."""
         counts = weights @ tested.T
         return np.divide(weights @ gaps.T, counts, out=np.zeros_like(counts), where=counts > 0).mean(1)
 
-    shares = Bootstrap(seed, draws, groups=numbers).scores([mean_gap], gaps.shape[1])[0]
-    over_images = percentile(over_seeds.score.value, shares, level)
+    drawn_gaps = Bootstrap(seed, draws, groups=group_numbers).scores([mean_gap], gaps.shape[1])[0]
+    over_images = percentile(over_seeds.score.value, drawn_gaps, level)
     images = int(is_tested.any(0).sum())
-    image_error = float(shares.std(ddof=1))
+    image_error = float(drawn_gaps.std(ddof=1))
     combined = _combine_intervals(over_seeds.score, over_images)
     return Difference(
         over_seeds,
         over_images,
         combined,
         images,
-        None if numbers is None else int(numbers.max()) + 1,
+        None if group_numbers is None else int(group_numbers.max()) + 1,
         count_seeds_needed(over_seeds.score.value, over_seeds.deviation, level),
         _count_images_needed(over_seeds.score.value, image_error, images, level),
     )
 
 
 def _combine_intervals(over_seeds: Score, over_images: Score) -> Score:
-    """Return the mean with the half-widths of both intervals combined in quadrature, each side separately.
+    """Return the mean with the half-widths of both intervals combined in quadrature, separately above and below.
 
-    Without an interval over seeds, it is that over images. There is no interval if every test image gives the same
-    difference other than 0: other images are then unknown.
+    Without an interval over seeds, the interval over images is used. Without an interval over images, because every
+    test image gives the same difference, the result has no interval unless the difference is 0.
     """
     value, ends = over_seeds.value, []
     if over_images.low is None and value != 0:
         return Score(value)
     for side in ("low", "high"):
-        reaches = [end - value for score in (over_seeds, over_images) if (end := getattr(score, side)) is not None]
-        ends.append(hypot(*reaches) if reaches else None)
-    low, high = ends
-    return Score(value) if low is None or high is None else Score(value, value - low, value + high)
+        half_widths = [end - value for score in (over_seeds, over_images) if (end := getattr(score, side)) is not None]
+        ends.append(hypot(*half_widths) if half_widths else None)
+    below, above = ends
+    return Score(value) if below is None or above is None else Score(value, value - below, value + above)
 
 
 def count_seeds_needed(value: float, deviation: float | None, level: float = LEVEL) -> int | None:
@@ -165,7 +165,7 @@ def count_seeds_needed(value: float, deviation: float | None, level: float = LEV
     Args:
         value: Difference to detect.
         deviation: Standard deviation of the differences over seeds; None or 0 if it is unknown.
-        level: Level of the interval that must exclude 0.
+        level: Confidence level of the interval that must exclude 0.
 
     Returns:
         At least 2; None if the deviation is unknown, there is no difference, or 1000 seeds are not enough.
@@ -179,13 +179,13 @@ def count_seeds_needed(value: float, deviation: float | None, level: float = LEV
     counts = np.arange(2, MAX_SEEDS + 1)
     shift = abs(value) / deviation * np.sqrt(counts)
     bound = stats.t.ppf(0.5 + level / 2, counts - 1)
-    chance = stats.nct.sf(bound, counts - 1, shift)
-    enough = np.flatnonzero(chance >= POWER)
+    power = stats.nct.sf(bound, counts - 1, shift)
+    enough = np.flatnonzero(power >= POWER)
     return int(counts[enough[0]]) if len(enough) else None
 
 
 def _count_images_needed(value: float, error: float, images: int, level: float) -> int | None:
-    """Return how many test images are needed to detect a difference if the images are the only uncertainty."""
+    """Return how many test images are needed to detect a difference, if only the choice of images adds uncertainty."""
     if value == 0:
         return None
     z_sum = float(stats.norm.ppf(0.5 + level / 2)) + float(stats.norm.ppf(POWER))

@@ -1,4 +1,4 @@
-"""Confident learning: find labels that are probably wrong, from out-of-fold probabilities.
+"""Confident learning: detection of probably wrong labels from out-of-fold probabilities.
 
 Northcutt, Jiang and Chuang 2021, "Confident learning: estimating uncertainty in dataset labels", sections 3.1 and 3.2,
 method 2 (the off-diagonals of the confident joint). As in the authors' library cleanlab (filter "confident_learning"),
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_SLACK = 1e-6  # as in cleanlab, so that a class whose probabilities are all the same reaches its own mean
+_TOLERANCE = 1e-6  # as in cleanlab, so that equal probabilities reach their own mean despite rounding
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Suspect:
     """A label that is probably wrong.
 
     Attributes:
-        position: Position of the image in the input.
-        given: Label of the image in the data.
+        position: Row of the image in the input.
+        given: Label in the data.
         suggested: Class that the image probably has.
         confidence: Out-of-fold probability of the given label; the smaller, the more suspect.
         suggested_confidence: Out-of-fold probability of the suggested class.
@@ -34,7 +34,7 @@ class Suspect:
 
 
 def class_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Return the (K,) mean probability of each class over the images with that label (equation 2); inf without any."""
+    """Return each class's mean probability over the images with that label (equation 2), (K,); inf without images."""
     thresholds = np.full(probabilities.shape[1], np.inf)
     for label in np.unique(labels):
         thresholds[label] = probabilities[labels == label, label].mean()
@@ -42,31 +42,35 @@ def class_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.inte
 
 
 def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> list[Suspect]:
-    """Return the labels that are probably wrong, the least probable labels first.
+    """Return the labels that are probably wrong, in ascending order of their probabilities.
 
     Args:
-        probabilities: (N, K) probabilities from models that were not trained on the image; rows sum to 1.
-        labels: (N,) in [0, K).
+        probabilities: (N, K) probabilities, each row from a model that was not trained on that image; rows sum to 1.
+        labels: (N,) labels in [0, K).
     """
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
         raise ValueError(f"expected (N, K) probabilities and (N,) labels, got {probabilities.shape} and {labels.shape}")
-    if not ((probabilities >= 0) & (probabilities <= 1 + _SLACK)).all():
+    if not ((probabilities >= 0) & (probabilities <= 1 + _TOLERANCE)).all():
         raise ValueError("expected probabilities from 0 to 1")
-    guesses, likeliest = confident_class(probabilities, labels), probabilities.argmax(1)
-    suspects = np.flatnonzero((guesses >= 0) & (guesses != labels) & (likeliest != labels))
+    suggested, likeliest = confident_class(probabilities, labels), probabilities.argmax(1)
+    suspects = np.flatnonzero((suggested >= 0) & (suggested != labels) & (likeliest != labels))
     label_probabilities = probabilities[np.arange(len(labels)), labels]
     ordered = suspects[np.argsort(label_probabilities[suspects], kind="stable")]
     return [
         Suspect(
-            int(i), int(labels[i]), int(guesses[i]), float(label_probabilities[i]), float(probabilities[i, guesses[i]])
+            int(row),
+            int(labels[row]),
+            int(suggested[row]),
+            float(label_probabilities[row]),
+            float(probabilities[row, suggested[row]]),
         )
-        for i in ordered
+        for row in ordered
     ]
 
 
 def confident_class(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return the (N,) class that each image confidently belongs to (equation 1); -1 if none reaches its threshold."""
-    is_above_threshold = probabilities >= class_thresholds(probabilities, labels) - _SLACK
+    is_above_threshold = probabilities >= class_thresholds(probabilities, labels) - _TOLERANCE
     count = is_above_threshold.sum(1)
-    guesses = np.where(count > 1, probabilities.argmax(1), is_above_threshold.argmax(1))
-    return np.where(count > 0, guesses, -1)
+    classes = np.where(count > 1, probabilities.argmax(1), is_above_threshold.argmax(1))
+    return np.where(count > 0, classes, -1)

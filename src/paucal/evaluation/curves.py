@@ -1,4 +1,4 @@
-"""Pictures of the course of training, from the rows of `metrics.csv`."""
+"""Figures of training curves, from the rows of `metrics.csv`."""
 
 import math
 import textwrap
@@ -14,17 +14,16 @@ from paucal.evaluation.collapse import Verdict
 from paucal.evaluation.plots import BLUE, GREY, ORANGE, save_figure
 from paucal.runs import RunFolder
 
-Row = Mapping[str, float]
-PANELS_ACROSS = 3
-FEW_POINTS = 30  # up to this number, each point has a marker
+Row = Mapping[str, float]  # metrics of one epoch by column
+PANELS_PER_ROW = 3  # panels side by side
+MAX_MARKERS = 30  # lines with at most this many points have a marker at each point
 COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-SPEED = "images_per_second"
-# Columns that count the progress of a run and are not drawn.
-POSITION = ("epoch", "step", "seconds", "skipped_steps")
+SPEED_COLUMN = "images_per_second"
+PROGRESS_COLUMNS = ("epoch", "step", "seconds", "skipped_steps")  # are not drawn
 
 
 def best_epoch(rows: Sequence[Row]) -> float | None:
-    """Return the epoch of the highest `val_top1` or `val_map`, ties to the lower `val_loss`; None without either."""
+    """Return the epoch with the highest `val_top1` or `val_map`, of ties the lowest `val_loss`; None without scores."""
     scored = [row for row in _number_epochs(rows) if math.isfinite(validation_score(row))]
     if not scored:
         return None
@@ -32,31 +31,31 @@ def best_epoch(rows: Sequence[Row]) -> float | None:
 
 
 def validation_score(row: Row) -> float:
-    """Return the score by which epochs are chosen; NaN if the row has none."""
+    """Return the validation score that selects the best epoch; NaN if the row has none."""
     return row.get("val_top1", row.get("val_map", math.nan))
 
 
 def drawn_columns(rows: Sequence[Row]) -> list[str]:
     """Return the columns that `curves_figure` draws, in the order in which they first appear in the rows."""
     names = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in names if name not in POSITION and not name.startswith("weight_")]
+    return [name for name in names if name not in PROGRESS_COLUMNS and not name.startswith("weight_")]
 
 
 def with_speed(rows: Sequence[Row], images: int) -> list[Row]:
-    """Return the rows with `images_per_second` since the row before, if both rows have `seconds`."""
+    """Add `images_per_second` to each row, from the time since the previous row, if both rows have `seconds`."""
     rows_with_speed: list[Row] = []
     previous: Row = {"epoch": 0.0, "seconds": 0.0}
     for row in _number_epochs(rows):
         elapsed = row.get("seconds", math.nan) - previous.get("seconds", math.nan)
         epochs = row["epoch"] - previous["epoch"]
-        # A resumed run may count its seconds from 0 again.
-        rows_with_speed.append({**row, SPEED: images * epochs / elapsed} if elapsed > 0 and epochs > 0 else row)
+        # After a resumption, `seconds` may start from 0 again.
+        rows_with_speed.append({**row, SPEED_COLUMN: images * epochs / elapsed} if elapsed > 0 and epochs > 0 else row)
         previous = row
     return rows_with_speed
 
 
 def save_curves(run: RunFolder, rows: Sequence[Row], images: int, **marks: Any) -> None:
-    """Draw `plots/curves.png` of a run, if it has epochs; `marks` are the options of `curves_figure`."""
+    """Draw `plots/curves.png` of a run, if it has any epochs; `marks` are passed to `curves_figure`."""
     if rows:
         save_figure(run.plots / "curves.png", curves_figure(with_speed(rows, images), **marks))
 
@@ -66,17 +65,16 @@ def curves_figure(
     *,
     chance: Mapping[str, float] | None = None,
     best: float | None = None,
-    columns: int = PANELS_ACROSS,
+    columns: int = PANELS_PER_ROW,
 ) -> Figure:
-    """Draw the columns of `metrics.csv` over epochs, one small panel for each kind of number.
+    """Draw the columns of `metrics.csv` over epochs, in small panels.
 
-    Validation scores share a panel; the validation loss, each unweighted training loss (`train_*`), the
-    learning rate and every other column (such as the gradient's norm) have one each; `weight_*` columns are
-    not drawn.
+    All validation scores share a panel. The validation loss, each unweighted training loss (`train_*`), the learning
+    rate and every other column (such as the gradient norm) have a panel each. `weight_*` columns are not drawn.
 
     Args:
-        rows: One row per epoch; a row may lack columns; "epoch" is the row's number from 1 where it is missing.
-        chance: Value reached by chance, by column, drawn dashed.
+        rows: One row per epoch, which may lack columns; a missing "epoch" is the row's number, from 1.
+        chance: Score at chance level by column, drawn as a dashed line.
         best: Epoch of the model that was kept; by default the result of `best_epoch`.
         columns: Maximum number of panels side by side.
     """
@@ -90,7 +88,7 @@ def curves_figure(
     figure = Figure(figsize=(3.7 * n_columns, 2.7 * n_rows + 0.2), layout="constrained")
     for axes, (title, names) in zip(_panel_grid(figure, n_columns, len(panels)), panels.items(), strict=True):
         _draw_columns(axes, rows, names, chance or {})
-        _decorate(axes, title, _axis_unit(names[0]), [row["epoch"] for row in rows])
+        _label_axes(axes, title, _axis_unit(names[0]), [row["epoch"] for row in rows])
         if best is not None:
             axes.axvline(best, ls=":", color=GREY, lw=1.3, label=f"best epoch ({best:g})")
         if len(axes.lines) > 1 and (len(names) > 1 or title == "validation scores" or len(axes.lines) > 2):
@@ -103,7 +101,7 @@ def _number_epochs(rows: Sequence[Row]) -> list[Row]:
 
 
 def _columns_of_panels(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Return the columns of each panel by its title, in the order of drawing."""
+    """Return the columns of each panel by the panel's title, in the order in which the panels are drawn."""
     panels: dict[str, list[str]] = {}
     for name in sorted(drawn_columns(rows), key=lambda name: _panel_of(name)[0]):
         panels.setdefault(_panel_of(name)[1], []).append(name)
@@ -111,18 +109,18 @@ def _columns_of_panels(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def _panel_of(name: str) -> tuple[int, str]:
-    """Return the rank and the title of the panel for a column."""
-    kinds: list[tuple[Callable[[str], bool], str]] = [
+    """Return the panel that shows a column: its position among the panels, and its title."""
+    panels: list[tuple[Callable[[str], bool], str]] = [
         (lambda n: n.startswith(("val_", "monitor_")) and not n.endswith("loss"), "validation scores"),
         (lambda n: n == "val_loss", "validation loss"),
         (lambda n: n == "train_loss", "training loss, weighted sum"),
         (lambda n: n.startswith("train_"), f"training: {name.removeprefix('train_')}"),
         (lambda n: n == "lr", "learning rate"),
     ]
-    for rank, (matches, title) in enumerate(kinds):
+    for position, (matches, title) in enumerate(panels):
         if matches(name):
-            return rank, title
-    return len(kinds), name.replace("_", " ")
+            return position, title
+    return len(panels), name.replace("_", " ")
 
 
 def _draw_columns(axes: Axes, rows: Sequence[Row], names: Sequence[str], chance: Mapping[str, float]) -> None:
@@ -136,8 +134,8 @@ def _draw_columns(axes: Axes, rows: Sequence[Row], names: Sequence[str], chance:
 
 
 def _draw_line(axes: Axes, points: Sequence[tuple[float, float]], **style: Any) -> None:
-    # A line through one point is invisible, and few points are easier to see with markers.
-    marker = "o" if len(points) <= FEW_POINTS else ""
+    # A line with a single point would be invisible, and few points are easier to see with markers.
+    marker = "o" if len(points) <= MAX_MARKERS else ""
     axes.plot(*zip(*points, strict=True), marker=marker, ms=3, lw=1.5, **style)
 
 
@@ -149,15 +147,15 @@ def _panel_grid(figure: Figure, columns: int, count: int) -> list[Axes]:
     return grid[:count]
 
 
-def _decorate(axes: Axes, title: str, unit: str, epochs: Sequence[float]) -> None:
-    """Label a panel whose horizontal axis shows epochs."""
+def _label_axes(axes: Axes, title: str, unit: str, epochs: Sequence[float]) -> None:
+    """Set the title, labels, ticks and grid of a panel with epochs on the horizontal axis."""
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("epoch", fontsize=9)
     axes.set_ylabel(unit, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.grid(alpha=0.3)
-    if len(epochs) == 1:  # by default the axis of a single epoch has fractional ticks
+    if len(epochs) == 1:  # by default, matplotlib would draw fractional epochs
         axes.set_xlim(epochs[0] - 1, epochs[0] + 1)
 
 
@@ -168,34 +166,43 @@ def _axis_unit(name: str) -> str:
         return "share of pixels"
     if name.startswith(("val_", "monitor_")):
         return "average precision" if name == "val_map" else "share of images"
-    if name == SPEED:
+    if name == SPEED_COLUMN:
         return "images/s"
     return "per step" if name == "lr" else "value"
 
 
-LINE_LENGTH = 110  # characters in a line of the title
+TITLE_WIDTH = 110  # characters per line of the title of a figure with `PANELS_PER_ROW` columns
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """One small plot: its columns, and reference values of a collapsed or an ideal run."""
+    """One small plot.
+
+    Attributes:
+        title: Title of the plot.
+        unit: Label of the vertical axis.
+        names: Columns that are drawn.
+        reference: Value and label of a dotted reference line; None for no line.
+        low: Lower end of the vertical axis; None to choose it from the values.
+    """
 
     title: str
     unit: str
     names: Sequence[str]
-    level: tuple[float, str] | None = None
+    reference: tuple[float, str] | None = None
     low: float | None = 0.0
 
 
 def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: Verdict | None) -> Figure:
-    """Draw entropies, features, centres, agreement and nearest neighbours over the epochs, with the verdict above.
+    """Draw the metrics that show a collapse over the epochs, with the verdict as the title.
 
-    Columns of the region head (`region_...`) are drawn dashed; a panel without numbers is left out.
+    The panels show entropies, spread and rank of the features, the centre, the agreement of teacher and student, and
+    nearest neighbours. Columns of the region head (`region_...`) are drawn dashed; panels without values are left out.
 
     Args:
-        rows: One row per epoch; "epoch" is the row's number from 1 where it is missing.
-        out_dim: K; ln K is the entropy of a uniform output. None without prototypes.
-        dim: D, channels of the features.
+        rows: One row per epoch; a missing "epoch" is the row's number, from 1.
+        out_dim: Number of prototypes K; ln K is the entropy of a uniform output. None without prototypes.
+        dim: Number of channels D of the features.
         verdict: Failure of the run; None if it is healthy.
     """
     numbered = _number_epochs(rows)
@@ -203,23 +210,23 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
         (panel, points) for panel in _health_panels(out_dim, dim) if (points := _points_of(numbered, panel.names))
     ]
     if not panels:
-        raise ValueError(f"expected rows with numbers on the networks' health, got {len(rows)} rows without them")
-    columns = min(PANELS_ACROSS, len(panels))
-    lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(max(3.7 * columns, 7.4), 2.8 * lines + 0.7), layout="constrained")
+        raise ValueError(f"expected rows with metrics of collapse, got {len(rows)} rows without them")
+    columns = min(PANELS_PER_ROW, len(panels))
+    n_rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(max(3.7 * columns, 7.4), 2.8 * n_rows + 0.7), layout="constrained")
     for axes, (panel, points) in zip(_panel_grid(figure, columns, len(panels)), panels, strict=True):
         _draw_panel(axes, panel, points)
     text, colour = ("no sign of collapse", "black") if verdict is None else (verdict.sentence, ORANGE)
-    figure.suptitle(textwrap.fill(text, LINE_LENGTH * columns // PANELS_ACROSS), fontsize=10, color=colour)
+    figure.suptitle(textwrap.fill(text, TITLE_WIDTH * columns // PANELS_PER_ROW), fontsize=10, color=colour)
     return figure
 
 
 def _health_panels(out_dim: int | None, dim: int) -> list[_Panel]:
-    entropies, level = ("teacher_entropy", "student_entropy", "batch_entropy"), None
+    entropies, uniform = ("teacher_entropy", "student_entropy", "batch_entropy"), None
     if out_dim is not None:
-        level = math.log(out_dim), f"uniform: ln {out_dim} = {math.log(out_dim):.2f}"
+        uniform = math.log(out_dim), f"uniform: ln {out_dim} = {math.log(out_dim):.2f}"
     return [
-        _Panel("entropy of the outputs", "nats", entropies, level),
+        _Panel("entropy of the outputs", "nats", entropies, uniform),
         _Panel("spread of the features", "1: all directions, 0: equal", ("feature_spread",)),
         _Panel(f"effective rank of {dim} channels", "directions", ("effective_rank",), (1.0, "a line")),
         _Panel("centre", "length", ("centre_norm",)),
@@ -229,7 +236,7 @@ def _health_panels(out_dim: int | None, dim: int) -> list[_Panel]:
 
 
 def _points_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return the points of each column of either head that has any."""
+    """Return the (epoch, value) points of the named columns and of their `region_` columns, without empty columns."""
     points_by_name = {}
     for name in (*names, *(f"region_{name}" for name in names)):
         if points := [(row["epoch"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]:
@@ -239,16 +246,16 @@ def _points_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[tupl
 
 def _draw_panel(axes: Axes, panel: _Panel, points_by_name: Mapping[str, Sequence[tuple[float, float]]]) -> None:
     for name, points in points_by_name.items():
-        plain = name.removeprefix("region_")
-        colour = COLOURS[panel.names.index(plain)]
-        label = plain.removesuffix("_entropy") + (" (regions)" if plain != name else "")
-        _draw_line(axes, points, ls="-" if plain == name else "--", color=colour, label=label)
-    if panel.level is not None:
-        axes.axhline(panel.level[0], color=GREY, lw=1.2, ls=":", label=panel.level[1])
+        view_name = name.removeprefix("region_")
+        colour = COLOURS[panel.names.index(view_name)]
+        label = view_name.removesuffix("_entropy") + (" (regions)" if view_name != name else "")
+        _draw_line(axes, points, ls="-" if view_name == name else "--", color=colour, label=label)
+    if panel.reference is not None:
+        axes.axhline(panel.reference[0], color=GREY, lw=1.2, ls=":", label=panel.reference[1])
     longest = max(points_by_name.values(), key=len)
-    _decorate(axes, panel.title, panel.unit, [epoch for epoch, _ in longest])
+    _label_axes(axes, panel.title, panel.unit, [epoch for epoch, _ in longest])
     if panel.low is not None:
         top = axes.get_ylim()[1]
-        axes.set_ylim(panel.low, top + 0.05 * (top - panel.low))  # otherwise a flat line lies on the frame
+        axes.set_ylim(panel.low, top + 0.05 * (top - panel.low))  # otherwise a flat line could coincide with the frame
     if len(axes.lines) > 1:
         axes.legend(fontsize=7, framealpha=0.85)

@@ -1,4 +1,4 @@
-"""Similarity of images to a model's training images: the distance to the nearest in the model's features."""
+"""Test of whether images are similar to a model's training images, by distances between their features."""
 
 from dataclasses import dataclass
 
@@ -6,22 +6,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NEIGHBOURS = 5
-INSIDE = 0.95  # share of held-out images that count as similar to the training images
+NEIGHBOURS = 5  # rank k of the neighbour whose distance is measured
+SIMILAR_SHARE = 0.95  # share of the held-out images that count as similar to the training images
 
 
 @dataclass(frozen=True, eq=False)
 class Familiarity:
-    """A test of whether an image is like the training images.
+    """A test of whether an image is similar to the training images.
 
-    Sun et al. 2022, "Out-of-Distribution Detection with Deep Nearest Neighbors": the distance to the k-th nearest
-    training image between features of length 1, and a limit that holds for 95 of 100 images of the same kind. Here
-    the limit comes from held-out images, since a network's features are closer for its own training images; k is small,
-    as training images are few.
+    An image is similar if the distance between its feature and the feature of the k-th nearest training image, both
+    scaled to length 1, is at most a limit that 95 % of images from the same distribution stay below (Sun et al. 2022,
+    "Out-of-Distribution Detection with Deep Nearest Neighbors"). Here the limit comes from held-out images, since the
+    features of a network's own training images are closer to each other; k is small, as training images are few.
 
     Attributes:
-        features: (N, D) of training images, of length 1.
-        limit: The largest distance at which an image counts as similar to them.
+        features: (N, D) features of the training images, scaled to length 1.
+        limit: Largest distance at which an image counts as similar.
         neighbours: Rank k of the neighbour.
     """
 
@@ -37,16 +37,16 @@ class Familiarity:
 
 
 def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOURS) -> Familiarity:
-    """Fit the test to features of training and held-out images.
+    """Return the test for (N, D) features of training images, with the limit from (M, D) features of held-out images.
 
     Example:
-        >>> train, other = torch.eye(3)[[0, 0, 1, 1]], torch.eye(3)[[0, 1]]
-        >>> known = fit_familiarity(train, other, neighbours=1)
-        >>> known.distances(torch.eye(3)) > known.limit
+        >>> train, held_out = torch.eye(3)[[0, 0, 1, 1]], torch.eye(3)[[0, 1]]
+        >>> familiarity = fit_familiarity(train, held_out, neighbours=1)
+        >>> familiarity.distances(torch.eye(3)) > familiarity.limit
         tensor([False, False,  True])
     """
     if not len(train) or not len(held_out):
         raise ValueError("both training and held-out images are needed")
     unlimited = Familiarity(F.normalize(train.float(), dim=1), 0.0, neighbours)
-    limit = torch.quantile(unlimited.distances(held_out), INSIDE)
+    limit = torch.quantile(unlimited.distances(held_out), SIMILAR_SHARE)
     return Familiarity(unlimited.features, float(limit) + 1e-6, neighbours)

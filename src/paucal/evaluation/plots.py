@@ -1,4 +1,4 @@
-"""Pictures of an evaluation, as matplotlib figures that the caller saves; no global matplotlib state is used."""
+"""Figures of an evaluation, created without matplotlib's global state; the caller saves them."""
 
 import io
 import warnings
@@ -23,13 +23,13 @@ from paucal.wording import percent
 
 # From the colour-blind safe palette of Okabe and Ito.
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8a8a8a"
-MAX_ROWS = 100
-COLUMNS = 4
+MAX_CLASSES = 100  # classes that a figure shows
+MAX_COLUMNS = 4  # panels side by side
 Row = TypeVar("Row", ClassRow, MultiLabelRow)
 
 
 def shorten(name: str, length: int = 20) -> str:
-    r"""Return a class name that can be drawn as a label: one line, at most `length` characters, no mathematics.
+    r"""Return a class name as a label for matplotlib: one line of at most `length` characters, with escaped "$".
 
     >>> shorten("a very long name of a class"), shorten("5$ or 6$")
     ('a very long name of…', '5\\$ or 6\\$')
@@ -41,9 +41,10 @@ def shorten(name: str, length: int = 20) -> str:
 
 
 def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: Sequence[str]) -> Figure:
-    """Draw (K, K) counts: rows are true classes, columns predictions, colours the share of the true class.
+    """Draw a confusion matrix (K, K) of counts: rows are true classes, columns are predicted classes.
 
-    Counts are written in the cells for up to 20 classes; a class without images stays blank.
+    The colour of a cell is the share of the true class's images. Counts are written into the cells for up to 20
+    classes. The row of a class without images stays blank.
     """
     counts = np.asarray(confusion)
     size = len(classes)
@@ -56,17 +57,17 @@ def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: S
     shares = np.ma.masked_array(counts / np.maximum(totals, 1), np.broadcast_to(totals == 0, counts.shape))
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     figure.colorbar(image, ax=axes, label="share of the true class's images", shrink=0.8)
-    # As many class names as fit are shown, in letters no higher than a cell (72 points to the inch).
-    indices = range(0, size, -(-size // MAX_ROWS))
+    # At most `MAX_CLASSES` names are shown, in a font no higher than a cell (an inch has 72 points).
+    indices = range(0, size, -(-size // MAX_CLASSES))
     names = [shorten(classes[index]) for index in indices]
-    points = float(np.clip(0.7 * side * 72 / len(names) * 0.9, 4, 9))
-    axes.set_xticks(indices, names, rotation=90, fontsize=points)
-    axes.set_yticks(indices, names, fontsize=points)
+    font_size = float(np.clip(0.7 * side * 72 / len(names) * 0.9, 4, 9))
+    axes.set_xticks(indices, names, rotation=90, fontsize=font_size)
+    axes.set_yticks(indices, names, fontsize=font_size)
     axes.set(xlabel="predicted class", ylabel="true class")
     if size <= 20:
         for row, column in zip(*np.nonzero(counts), strict=True):
-            shade = "white" if shares[row, column] > 0.5 else "black"
-            axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=shade, fontsize=8)
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=colour, fontsize=8)
     return figure
 
 
@@ -74,33 +75,33 @@ def reliability_figure(predictions: Predictions) -> Figure:
     """Draw accuracy against confidence in 15 bins with 95 % intervals, and the number of images per bin."""
     confidence = predictions.probabilities.max(1).values.numpy()
     correct = (predictions.predicted == predictions.labels).numpy()
-    # Confidences of exactly 1 fall into bin 16 and are drawn in the last bin.
+    # Confidences of exactly 1 have a bin of their own, which is drawn as part of the last bin.
     bins = np.minimum(calibration_bin(confidence), CALIBRATION_BINS - 1)
     images = np.bincount(bins, minlength=CALIBRATION_BINS)
     hits = np.bincount(bins, correct, CALIBRATION_BINS).astype(int)
-    left = np.arange(CALIBRATION_BINS) / CALIBRATION_BINS
+    left_edges = np.arange(CALIBRATION_BINS) / CALIBRATION_BINS
     figure = Figure(figsize=(4.6, 5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     width = 1 / CALIBRATION_BINS
     filled = np.flatnonzero(images)
-    shares = [wilson(int(hits[k]), int(images[k])) for k in filled]
-    accuracy = np.array([share.value for share in shares])
-    upper.bar(left[filled], accuracy, width, align="edge", color=BLUE, edgecolor="white", label="model")
-    error_bars = np.abs(np.array([share.ends for share in shares]).T - accuracy)
-    upper.errorbar(left[filled] + width / 2, accuracy, yerr=error_bars, fmt="none", ecolor="black", lw=1, capsize=2)
+    scores = [wilson(int(hits[k]), int(images[k])) for k in filled]
+    accuracy = np.array([score.value for score in scores])
+    upper.bar(left_edges[filled], accuracy, width, align="edge", color=BLUE, edgecolor="white", label="model")
+    error_bars = np.abs(np.array([score.ends for score in scores]).T - accuracy)
+    centres = left_edges[filled] + width / 2
+    upper.errorbar(centres, accuracy, yerr=error_bars, fmt="none", ecolor="black", lw=1, capsize=2)
     upper.plot([0, 1], [0, 1], "--", color=ORANGE, label="confidence = accuracy")
     upper.set(ylabel="share of correct predictions", xlim=(0, 1), ylim=(0, 1.02))
     figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
-    lower.bar(left, images, width, align="edge", color=GREY, edgecolor="white")
+    lower.bar(left_edges, images, width, align="edge", color=GREY, edgecolor="white")
     lower.set(xlabel="confidence of the prediction", ylabel="images")
     return figure
 
 
 def per_class_figure(report: ClassificationReport) -> Figure:
-    """Draw the recall of each class with its interval, lowest first, beside the accuracy over all images.
+    """Draw the recall of each class with its interval, lowest first, and the accuracy over all images as a line.
 
-    Of more than 100 classes the 100 with the lowest recall are drawn; classes without test images are left
-    out.
+    Only the 100 classes with the lowest recall are drawn; classes without test images are left out.
     """
     figure, axes, _ = _ranked_classes([(row.recall, row) for row in report.per_class if row.recall])
     top1 = report.scores["top1"].value
@@ -112,9 +113,9 @@ def per_class_figure(report: ClassificationReport) -> Figure:
 
 
 def class_precision_figure(report: MultiLabelReport) -> Figure:
-    """Draw the average precision of each class with its interval, lowest first, with that of a random order.
+    """Draw the average precision of each class with its interval, lowest first, and the value at chance level.
 
-    Of more than 100 classes the 100 lowest are drawn; classes without test images are left out.
+    Only the 100 classes with the lowest average precision are drawn; classes without test images are left out.
     """
     figure, axes, rows = _ranked_classes([(row.ap, row) for row in report.per_class if row.ap])
     axes.plot([row.share for row in rows], range(len(rows)), "|", color="black", ms=9, label="by chance")
@@ -127,10 +128,10 @@ def class_precision_figure(report: MultiLabelReport) -> Figure:
 
 
 def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) -> Figure:
-    """Draw precision against recall of each class, with its threshold; at most the twelve largest classes."""
+    """Draw the precision-recall curves of the twelve largest classes, with a dot at each class's threshold."""
     ranked = sorted(range(len(report.per_class)), key=lambda index: -report.per_class[index].images)
     shown_classes = sorted(index for index in ranked[:12] if report.per_class[index].ap)
-    columns = max(1, min(COLUMNS, len(shown_classes)))
+    columns = max(1, min(MAX_COLUMNS, len(shown_classes)))
     rows = max(1, -(-len(shown_classes) // columns))
     figure = Figure(figsize=(2.3 * columns + 0.4, 2.3 * rows + 0.5), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
@@ -155,9 +156,9 @@ def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) 
 
 
 def _ranked_classes(scored: Sequence[tuple[Score, Row]]) -> tuple[Figure, Axes, list[Row]]:
-    """Draw a score of each class with its interval, lowest first; return the drawn rows too."""
+    """Draw a score of each class with its interval, lowest first; return the figure, its axes and the drawn rows."""
     ranked = sorted(scored, key=lambda pair: (pair[0].value, pair[1].name))
-    hidden, ranked = len(ranked) - MAX_ROWS, ranked[:MAX_ROWS]
+    hidden, ranked = len(ranked) - MAX_CLASSES, ranked[:MAX_CLASSES]
     figure = Figure(figsize=(6.4, 1.4 + 0.2 * max(len(ranked), 4)), layout="constrained")
     axes, indices = figure.subplots(), np.arange(len(ranked))
     values = np.array([score.value for score, _ in ranked])
@@ -167,7 +168,7 @@ def _ranked_classes(scored: Sequence[tuple[Score, Row]]) -> tuple[Figure, Axes, 
     axes.set(xlim=(-0.02, 1.02), ylim=(len(ranked) - 0.4, -0.6))
     axes.grid(axis="x", alpha=0.3)
     if hidden > 0:
-        axes.set_title(f"the {MAX_ROWS} lowest of {MAX_ROWS + hidden} classes", fontsize=9, loc="left")
+        axes.set_title(f"the {MAX_CLASSES} lowest of {MAX_CLASSES + hidden} classes", fontsize=9, loc="left")
     return figure, axes, [row for _, row in ranked]
 
 
@@ -175,23 +176,23 @@ DOTS_PER_INCH = 110
 
 
 def png_of(figure: Figure) -> bytes:
-    """Return a figure as PNG. The call fixes the layout of the figure."""
+    """Return a figure as PNG; its layout is computed once and cannot change afterwards."""
     with warnings.catch_warnings():
-        # Class names in scripts that matplotlib's font lacks appear as boxes; the tables show them correctly.
+        # Characters that matplotlib's font lacks are drawn as boxes; the tables of the report show them correctly.
         warnings.filterwarnings("ignore", r"Glyph .* missing from font")
         return _png_bytes(figure)
 
 
 def _png_bytes(figure: Figure) -> bytes:
-    """Draw a figure.
+    """Return a figure as PNG, drawn only once.
 
-    matplotlib draws a figure with a layout engine twice and computes the layout each time, which takes most of the
-    time. If the layout is computed beforehand, the figure is drawn once, with the same pixels.
+    matplotlib draws a figure with a layout engine twice, and computing the layout takes most of the time. With a layout
+    that is computed beforehand, one drawing gives the same pixels.
     """
     figure.set_dpi(DOTS_PER_INCH)
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
-        # None leaves the choice of the layout engine to the user's settings.
+        # With None, matplotlib would use the layout engine of the user's settings, which are therefore overridden.
         with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
             figure.set_layout_engine(None)
     buffer = io.BytesIO()
@@ -207,7 +208,14 @@ def save_figure(path: Path, figure: Figure) -> None:
 
 @dataclass(frozen=True)
 class Mistake:
-    """One wrong prediction."""
+    """One wrong prediction.
+
+    Attributes:
+        id: Index of the image in its set.
+        true: Label of the image.
+        predicted: Predicted class.
+        confidence: Probability of the predicted class.
+    """
 
     id: int
     true: int
@@ -216,7 +224,7 @@ class Mistake:
 
 
 def worst_mistakes(predictions: Predictions, n: int) -> list[Mistake]:
-    """Return up to `n` wrong predictions, the most confident first, ties by id."""
+    """Return up to `n` wrong predictions, the most confident first, in a tie the lower id first."""
     confidence = predictions.probabilities.max(1).values
     wrong_rows = (predictions.predicted != predictions.labels).nonzero()[:, 0]
     order = wrong_rows[confidence[wrong_rows].argsort(descending=True, stable=True)][:n]
@@ -226,7 +234,14 @@ def worst_mistakes(predictions: Predictions, n: int) -> list[Mistake]:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A class of an image with several labels on which the model and the label disagree."""
+    """A class for which the model contradicts the labels of an image with several labels.
+
+    Attributes:
+        id: Index of the image in its set.
+        label: Number of the class.
+        probability: Probability of the class according to the model.
+        labels: All classes that the image is labelled with.
+    """
 
     id: int
     label: int
@@ -235,10 +250,7 @@ class Disagreement:
 
 
 def surest_disagreements(predictions: Predictions, n: int) -> list[Disagreement]:
-    """Return up to `n` classes on which the model contradicts the labels most confidently, one per image.
-
-    Missing labels come first.
-    """
+    """Return up to `n` disagreements, one per image, those of which the model is most confident first."""
     distance = (predictions.probabilities - predictions.labels).abs().masked_fill(predictions.labels < 0, 0.0)
     confidence, label = distance.max(1)
     order = confidence.argsort(descending=True, stable=True)[:n]
@@ -255,19 +267,19 @@ def surest_disagreements(predictions: Predictions, n: int) -> list[Disagreement]
 
 
 def disagreements_figure(
-    images: Sequence[Image.Image], found: Sequence[Disagreement], classes: Sequence[str]
+    images: Sequence[Image.Image], disagreements: Sequence[Disagreement], classes: Sequence[str]
 ) -> Figure:
-    """Draw one picture per disagreement with the model's probability of the class, and the labels."""
+    """Draw the image of each disagreement with the model's probability of the class and the labels as a caption."""
     captions = []
-    for mistake in found:
-        labels = ", ".join(shorten(classes[index], 12) for index in mistake.labels) or "none"
-        first_line = f"model: {shorten(classes[mistake.label])} {percent(mistake.probability, '.0f')}"
+    for disagreement in disagreements:
+        labels = ", ".join(shorten(classes[index], 12) for index in disagreement.labels) or "none"
+        first_line = f"model: {shorten(classes[disagreement.label])} {percent(disagreement.probability, '.0f')}"
         captions.append(f"{first_line}\nlabels: {labels[:34]}")
     return _draw_grid(images, captions)
 
 
 def mistakes_figure(images: Sequence[Image.Image], mistakes: Sequence[Mistake], classes: Sequence[str]) -> Figure:
-    """Draw one picture per mistake with its true class, the predicted class and the confidence."""
+    """Draw the image of each mistake with its label, the predicted class and the confidence as a caption."""
     captions = [
         f"predicted: {shorten(classes[mistake.predicted])}, {percent(mistake.confidence, '.0f')}\n"
         f"label: {shorten(classes[mistake.true])}"
@@ -279,7 +291,7 @@ def mistakes_figure(images: Sequence[Image.Image], mistakes: Sequence[Mistake], 
 def _draw_grid(images: Sequence[Image.Image], captions: Sequence[str]) -> Figure:
     if len(images) != len(captions) or not images:
         raise ValueError(f"expected as many images as mistakes, got {len(images)} and {len(captions)}")
-    n_columns = min(COLUMNS, len(images))
+    n_columns = min(MAX_COLUMNS, len(images))
     n_rows = -(-len(images) // n_columns)
     figure = Figure(figsize=(2.3 * n_columns, 2.75 * n_rows), layout="constrained")
     grid = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)

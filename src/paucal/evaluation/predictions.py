@@ -1,4 +1,4 @@
-"""The predictions of a model for every image of a set, gathered from all processes."""
+"""A model's predictions for all images of a set, gathered from all processes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,11 +21,11 @@ class Predictions:
     """The outputs of a model, one row per image, on the CPU.
 
     Attributes:
-        ids: (N,) int64, the index of each image in its image set, ascending.
-        logits: (N, K) float32.
-        labels: (N,) int64, -1 for an image without a label; or (N, K) of 1, 0 and -1 (unknown) if images may have
-            several labels.
-        groups: (N,) numbers of the groups of alike images; None for independent images.
+        ids: (N,) int64 indices of the images in their set, ascending.
+        logits: (N, K) float32 logits.
+        labels: (N,) int64 labels, -1 for an image without a label; or (N, K) labels 1, 0 or -1 (unknown) if images may
+            have several labels.
+        groups: (N,) numbers of the groups of similar images; None for independent images.
     """
 
     ids: Tensor
@@ -52,11 +52,11 @@ class Predictions:
 
     @property
     def probabilities(self) -> Tensor:
-        """(N, K) float32; softmax rows that sum to 1 if each image has one label, else a sigmoid for each class."""
+        """(N, K) float32: the softmax over classes if each image has one label, else the sigmoid of each class."""
         return self.logits.sigmoid() if self.several else self.logits.softmax(dim=1)
 
     def at_temperature(self, temperature: float) -> "Predictions":
-        """Return the predictions with all logits divided by a positive number, which only changes the confidence."""
+        """Return the predictions with all logits divided by a temperature, which changes only the confidence."""
         return self if temperature == 1.0 else replace(self, logits=self.logits / temperature)
 
     @property
@@ -65,12 +65,12 @@ class Predictions:
         return None if self.groups is None else len(np.unique(self.groups))
 
     def in_groups(self, groups: NDArray[np.int64] | None) -> "Predictions":
-        """Return the predictions with the groups of their images, from the groups of all images of the set."""
+        """Return the predictions with the groups of their images; `groups` has a number for each image of the set."""
         return replace(self, groups=None if groups is None else groups[self.ids.numpy()])
 
     @property
     def predicted(self) -> Tensor:
-        """(N,) int64, the class of the highest logit."""
+        """(N,) int64 classes with the highest logits."""
         return self.logits.argmax(dim=1)
 
 
@@ -82,17 +82,17 @@ def predict_all(
     autocast: torch.dtype | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Predictions:
-    """Run a classifier over a loader in evaluation mode and collect its outputs.
+    """Run a classifier on all batches of a loader in evaluation mode and return its outputs.
 
-    Each process runs over its share of the images and gets all outputs. Shares may differ in size or be empty, rows are
-    sorted by id, and an id in several shares (samplers pad) is kept once.
+    Each process runs on its share of the images and returns the outputs of all processes. Shares may differ in size or
+    be empty. Rows are sorted by id, and an id that several processes have, as samplers pad, is returned once.
 
     Args:
-        model: Model that gives (B, K) logits for (B, C, H, W) images; its training flags are restored afterwards.
-        loader: Batches, whose first view is used.
+        model: Model that returns (B, K) logits for (B, C, H, W) images; its training mode is restored afterwards.
+        loader: Batches, of which the first view is used.
         device: Device of the model.
         autocast: Lower precision for the forward pass, such as `torch.bfloat16`; None for the precision of the weights.
-        progress: Called after each batch with the number of images this process has done so far.
+        progress: Function called after each batch with the number of images that this process has done so far.
     """
     device = torch.device(device)
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -117,14 +117,14 @@ def predict_in_order(
     progress: Callable[[int, int], None] | None = None,
     autocast: torch.dtype | None = None,
 ) -> Tensor:
-    """Return the (N, D) float32 outputs of a model on the CPU in the order of the images' indices, see `predict_all`.
+    """Return the (N, D) float32 outputs of a model on the CPU, in the order of `indices`, see `predict_all`.
 
     Args:
-        model: Model that returns (B, D), such as the features before a classifier.
+        model: Model that returns (B, D) outputs, such as the features before a classifier.
         loader: Loader of the images.
         indices: (N,) different positions in the image set, in any order.
         device: Device of the model.
-        progress: Called with (images done, N).
+        progress: Function called with (images done, N).
         autocast: Lower precision for the forward pass, see `predict_all`.
     """
     advance = None if progress is None else lambda done: progress(done, len(indices))
@@ -135,20 +135,20 @@ def predict_in_order(
 
 
 def majority_classes(labels: Tensor) -> list[int]:
-    """Return the most frequent class of (N,) labels, or several in a tie; unlabelled rows do not count.
+    """Return the most frequent class of (N,) labels, or several in a tie; unlabelled images (-1) are ignored.
 
     >>> majority_classes(torch.tensor([2, 0, 2, 0, 1, -1, -1, -1]))
     [0, 2]
     """
     labels = labels[labels >= 0]
     if labels.numel() == 0:
-        raise ValueError("no label is known; expected at least one to find the majority class")
+        raise ValueError("no image has a label; expected at least one label to find the majority class")
     counts = torch.bincount(labels)
     return torch.nonzero(counts == counts.max())[:, 0].tolist()
 
 
 def require_classes(predictions: Predictions, classes: Sequence[str]) -> None:
-    """Refuse logits, or multi-labels, for another number of classes."""
+    """Raise a UserError if the logits, or the labels of images with several labels, are not for these K classes."""
     n_outputs = predictions.logits.shape[1]
     if n_outputs != len(classes) or (predictions.several and predictions.labels.shape != predictions.logits.shape):
         raise UserError(
@@ -158,18 +158,18 @@ def require_classes(predictions: Predictions, classes: Sequence[str]) -> None:
 
 
 def require_finite(predictions: Predictions) -> None:
-    """Refuse outputs that are NaN or infinite."""
-    broken = int((~torch.isfinite(predictions.logits).all(1)).sum())
-    if broken:
+    """Raise a UserError if outputs are NaN or infinite."""
+    n_broken = int((~torch.isfinite(predictions.logits).all(1)).sum())
+    if n_broken:
         raise UserError(
-            f"the model's outputs for {broken} of {len(predictions)} images are not finite numbers: its weights "
+            f"the model's outputs for {n_broken} of {len(predictions)} images are not finite numbers: its weights "
             "are damaged or training diverged; train again with a lower --lr or in full precision."
         )
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode; afterwards restore each module's own mode, since some modules are frozen."""
+    """Switch a model to evaluation mode; afterwards restore the mode of each module, as frozen modules may differ."""
     flags = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -192,9 +192,9 @@ def _checked_rows(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _gather_rows(rows: list[tuple[Tensor, Tensor, Tensor]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Join the batches of all processes; they are padded, since a collective needs equal shapes."""
-    nothing = torch.empty(0, dtype=torch.long), torch.empty(0, 0), torch.empty(0, dtype=torch.long)
-    ids, logits, labels = (torch.cat(column) for column in zip(*(rows or [nothing]), strict=True))
+    """Concatenate the batches of all processes; each process pads its own, since collectives need equal shapes."""
+    no_rows = torch.empty(0, dtype=torch.long), torch.empty(0, 0), torch.empty(0, dtype=torch.long)
+    ids, logits, labels = (torch.cat(column) for column in zip(*(rows or [no_rows]), strict=True))
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return ids, logits, labels
     own_shape = [*logits.shape, labels.shape[1] if labels.ndim == 2 else 0]
@@ -213,7 +213,7 @@ def _gather_rows(rows: list[tuple[Tensor, Tensor, Tensor]], device: torch.device
 
 
 def _all_gather(tensor: Tensor, device: torch.device) -> list[Tensor]:
-    # NCCL only moves tensors on the GPU; gloo moves tensors on the CPU.
+    # NCCL requires tensors on the GPU, gloo on the CPU.
     tensor = tensor.to(device if dist.get_backend() == "nccl" else "cpu").contiguous()
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor)
@@ -225,7 +225,7 @@ def _sorted_unique(ids: Tensor, logits: Tensor, labels: Tensor) -> Predictions:
         raise UserError("there are no images to evaluate: give a folder or a part of the split that has some.")
     order = torch.argsort(ids, stable=True)
     ordered = ids[order]
-    first = torch.ones_like(ordered, dtype=torch.bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    order = order[first]
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    order = order[is_first]
     return Predictions(ids[order], logits[order], labels[order])

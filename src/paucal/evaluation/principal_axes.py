@@ -5,19 +5,20 @@ from torch import Tensor
 
 from paucal.data.images import evenly_spaced
 
-MAX_DECOMPOSED = 3000  # largest matrix whose eigenvectors are computed, which takes seconds on a core
-SMALLEST = 1e-5  # smaller eigenvalues, relative to the largest, are rounding errors of float32
+MAX_SIZE = 3000  # rows of the largest matrix whose eigenvectors are computed, which takes seconds on a core
+MIN_EIGENVALUE = 1e-5  # smaller eigenvalues, relative to the largest, are rounding errors of float32
 
 
 def principal_axes(rows: Tensor, count: int) -> Tensor:
-    """Return the (D, R) principal axes of (N, D) centred features, R at most `count`, the strongest last.
+    """Return the (D, R) principal axes of (N, D) centred features, R at most `count`, in ascending order of variance.
 
-    The smaller of the D x D and N x N products is decomposed, the latter for a subset of many images: staged features
-    of a ResNet-50 have 9,216 dimensions, and decomposing their product takes minutes on a core.
+    The smaller of the D x D and N x N products is decomposed; if both are large, the N x N product of at most 3000
+    images. Features of all stages of a ResNet-50 have 9,216 dimensions, and decomposing their D x D product would take
+    minutes on a core.
     """
-    if rows.shape[1] <= min(len(rows), MAX_DECOMPOSED):
+    if rows.shape[1] <= min(len(rows), MAX_SIZE):
         return torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -count:]
-    sample = rows[evenly_spaced(len(rows), MAX_DECOMPOSED)]
+    sample = rows[evenly_spaced(len(rows), MAX_SIZE)]
     values, vectors = torch.linalg.eigh(sample @ sample.T)
-    varied = values > SMALLEST * values[-1]  # the images span fewer axes than there are images
-    return sample.T @ (vectors[:, varied] / values[varied].sqrt())[:, -count:]
+    is_significant = values > MIN_EIGENVALUE * values[-1]  # N centred images span at most N - 1 axes
+    return sample.T @ (vectors[:, is_significant] / values[is_significant].sqrt())[:, -count:]

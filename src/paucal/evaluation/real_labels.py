@@ -1,7 +1,7 @@
-"""Accuracy against several right answers per image, as in "Are we done with ImageNet?" (Beyer et al. 2020, ReaL).
+"""Accuracy against ReaL labels, which may be several per image ("Are we done with ImageNet?", Beyer et al. 2020).
 
-The published file is a JSON list with a list of class numbers for each of ImageNet's 50,000 validation images, in the
-order of the image numbers. Images whose list is empty do not count.
+The published file is a JSON list with a list of correct class numbers for each of ImageNet's 50,000 validation images,
+in the order of the image numbers. Images with an empty list are not scored.
 """
 
 import re
@@ -18,12 +18,18 @@ from paucal.wording import counted
 MAX_BYTES = 64 << 20
 _NUMBERED = re.compile(r"ILSVRC2012_val_(\d{8})(?:\.|_|$)")
 
-Answers = Sequence[Sequence[int]]
+RealLabels = Sequence[Sequence[int]]  # numbers of the correct classes of each image
 
 
 @dataclass(frozen=True)
 class RealAccuracy:
-    """How often a classifier's prediction is among the right classes of an image."""
+    """The share of predictions that are among the correct classes of their image.
+
+    Attributes:
+        top1: Accuracy with its interval.
+        images: Number of scored images.
+        skipped: Number of images without a correct class, which are not scored.
+    """
 
     top1: Score
     images: int
@@ -31,7 +37,7 @@ class RealAccuracy:
 
 
 def read_real_labels(path: str | Path, classes: int) -> list[list[int]]:
-    """Read the right answers of every image from a JSON list of lists of class numbers below `classes`."""
+    """Read the correct classes of each image from a JSON list of lists of class numbers below `classes`."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"--real-labels: there is no file {str(path)!r}; check the path.")
@@ -53,35 +59,35 @@ def read_real_labels(path: str | Path, classes: int) -> list[list[int]]:
     return content
 
 
-def answers_of(labels: Answers, keys: Sequence[str]) -> list[Sequence[int]]:
-    """Return the right answers of images by their keys.
+def match_labels(labels: RealLabels, keys: Sequence[str]) -> list[Sequence[int]]:
+    """Return the correct classes of the images with these keys.
 
-    ImageNet's validation images are found by the number in their names, in any folder. Other images are found by their
-    place in the order of file names; then there must be one answer list per image.
+    ImageNet's validation images are matched by the number in their file names. Other images are sorted by file name and
+    matched in this order; the numbers of images and lists must then be equal.
     """
     number_matches = [_NUMBERED.search(key) for key in keys]
     if keys and all(number_matches):
         numbers = [int(match[1]) - 1 for match in number_matches if match]
         if min(numbers) < 0 or max(numbers) >= len(labels):
             raise UserError(
-                f"--real-labels: the file has answers for {counted(len(labels), 'image')}, none for number "
-                f"{max(numbers) + 1}: it belongs to other images."
+                f"--real-labels: the file has labels for {counted(len(labels), 'image')}, none for number "
+                f"{max(numbers) + 1}: give the file of these images."
             )
         return [labels[number] for number in numbers]
     if len(labels) != len(keys):
         raise UserError(
-            f"--real-labels: the file has answers for {counted(len(labels), 'image')}, and {len(keys)} are evaluated: "
-            "give one list for each, in the order of their file names."
+            f"--real-labels: the file has labels for {counted(len(labels), 'image')}, but {len(keys)} are evaluated: "
+            "give one list of classes per image, in the order of the file names."
         )
     order = sorted(range(len(keys)), key=lambda index: (keys[index].rpartition("/")[2], keys[index]))
-    answers: list[Sequence[int]] = [()] * len(keys)
+    matched: list[Sequence[int]] = [()] * len(keys)
     for rank, index in enumerate(order):
-        answers[index] = labels[rank]
-    return answers
+        matched[index] = labels[rank]
+    return matched
 
 
-def real_accuracy(predictions: Predictions, answers: Answers) -> RealAccuracy:
-    """Score predictions against several right answers per image.
+def real_accuracy(predictions: Predictions, labels: RealLabels) -> RealAccuracy:
+    """Score predictions against the correct classes of each image.
 
     Example:
         >>> import torch
@@ -90,8 +96,8 @@ def real_accuracy(predictions: Predictions, answers: Answers) -> RealAccuracy:
         >>> score.top1.value, score.images, score.skipped
         (0.5, 2, 1)
     """
-    pairs = zip(predictions.predicted.tolist(), answers, strict=True)
-    hits = [guess in right for guess, right in pairs if right]
+    pairs = zip(predictions.predicted.tolist(), labels, strict=True)
+    hits = [predicted in correct_classes for predicted, correct_classes in pairs if correct_classes]
     if not hits:
-        raise UserError("--real-labels: no image has a right answer there; give the file of these images.")
-    return RealAccuracy(wilson(sum(hits), len(hits)), len(hits), len(answers) - len(hits))
+        raise UserError("--real-labels: the file has no label for any of the images; give the file of these images.")
+    return RealAccuracy(wilson(sum(hits), len(hits)), len(hits), len(labels) - len(hits))

@@ -1,4 +1,4 @@
-"""The results of one evaluation, written into a folder: numbers, tables and pictures."""
+"""Storage of the results of an evaluation in a folder: scores, tables and figures."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,17 +48,17 @@ def record_classification(
     train_labels: Tensor | None = None,
     repeated: tuple[NDArray[np.bool_], int] | None = None,
 ) -> ClassificationReport:
-    """Score predictions and write `metrics.json`, `per_class.csv`, `predictions.csv` and the pictures.
+    """Score predictions and write `metrics.json`, `per_class.csv`, `predictions.csv` and the figures.
 
     Args:
-        folder: Folder of the numbers, created if it is missing.
-        plots: Folder of the pictures, created if it is missing.
+        folder: Folder of `metrics.json` and the tables, created if it is missing.
+        plots: Folder of the figures, created if it is missing.
         predictions: Predictions for images of the set; their ids are positions in it.
-        images: Image set, for names and for pictures of mistakes.
-        classes: Names in the order of the logits.
-        train_labels: Labels of the training images, for the majority line.
-        repeated: (R, N) right answers in each repeat of a cross-validation, whose first repeat gave the predictions,
-            and its number of folds; None for test images.
+        images: Image set, for the keys of the images and the figure of mistakes.
+        classes: Class names in the order of the logits.
+        train_labels: Labels of the training images, for the baseline of the majority class.
+        repeated: For a cross-validation, whose first repeat gave the predictions: (R, N) booleans, whether each image
+            was classified correctly in each repeat, and the number of folds. None for test images.
     """
     report = classification_report(predictions, classes, train_labels)
     if repeated is not None:
@@ -93,7 +93,7 @@ def record_multi_label(
 
 
 def _write_report(folder: Path, plots: Path, report: Report, predictions: Predictions, images: ImageSet) -> list[str]:
-    """Write the numbers into new folders, remove any earlier picture of mistakes; return the keys of the images."""
+    """Create the folders, write `metrics.json`, remove an earlier `mistakes.png`; return the keys of the images."""
     folder.mkdir(parents=True, exist_ok=True)
     plots.mkdir(parents=True, exist_ok=True)
     write_text(folder / "metrics.json", json.dumps(report.to_dict(), indent=2) + "\n")
@@ -110,17 +110,17 @@ TITLES = {
     "calibration_error": ("calibration error", "mean difference of confidence and accuracy"),
     "loss": ("loss (nats)", "mean negative log-likelihood of the right class"),
 }
-TITLES_OF_SEVERAL = {
-    "map": ("mean average precision (mAP)", "how well images of a class rank above the others, mean over classes"),
+MULTI_LABEL_TITLES = {
+    "map": ("mean average precision (mAP)", "how well images of a class rank above other images, mean over classes"),
     "macro_f1": ("macro-F1", "mean F1 over classes, at thresholds chosen on validation images"),
     "loss": ("loss (nats)", "mean binary cross-entropy of an image and a class"),
 }
-UNKNOWN = "-"
+NO_INTERVAL = "-"
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table of scores, ready to be printed."""
+    """One row of the printed table of scores."""
 
     title: str
     value: str
@@ -129,9 +129,9 @@ class Line:
 
 
 def score_lines(report: Report) -> list[Line]:
-    """Return every score of a report as text: first accuracy or mAP, then the score of a trivial classifier."""
+    """Return the scores of a report as text, with the score of a trivial classifier below the accuracy or mAP."""
     if isinstance(report, MultiLabelReport):
-        score_rows = [_score_line(name, score, TITLES_OF_SEVERAL) for name, score in report.scores.items()]
+        score_rows = [_score_line(name, score, MULTI_LABEL_TITLES) for name, score in report.scores.items()]
         meaning = "mAP of a random order: the mean share of images of a class"
         return [score_rows[0], Line("by chance", percent(report.chance), "", meaning), *score_rows[1:]]
     lines = [_score_line(name, score) for name, score in report.scores.items()]
@@ -140,8 +140,8 @@ def score_lines(report: Report) -> list[Line]:
     return [lines[0], Line("majority class", percent(report.majority.top1), "", meaning), *lines[1:]]
 
 
-def due_line(report: Report, data: str) -> str | None:
-    """Return a published data set's usual score as a sentence; None for accuracy."""
+def usual_metric_line(report: Report, data: str) -> str | None:
+    """Return the score in the usual metric of a published data set as text; None if that metric is the accuracy."""
     metric = metric_of(data)
     name = {"mean_per_class": "balanced_accuracy", "roc_auc": "roc_auc"}.get(metric)
     if name is None or name not in report.scores:
@@ -157,7 +157,7 @@ def report_table(report: Report) -> Table:
 
 
 def lines_table(title: str, level: float, lines: Iterable[Line]) -> Table:
-    """Return lines of scores with intervals of a level as a table for the terminal."""
+    """Return scores as a table for the terminal; `level` is the confidence level of their intervals."""
     table = Table(title=title, title_justify="left")
     table.add_column("score")
     table.add_column("value", justify="right")
@@ -194,11 +194,19 @@ def write_predictions_multi_label(
     path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str], thresholds: Sequence[float]
 ) -> None:
     """Write one CSV row per image: key, labels, predicted classes, and a probability per class."""
-    shares = predictions.probabilities
-    columns = (predictions.labels == 1, reach_thresholds(shares, thresholds), shares)
+    columns = (
+        predictions.labels == 1,
+        reach_thresholds(predictions.probabilities, thresholds),
+        predictions.probabilities,
+    )
     rows = [
-        [key, *(";".join(compress(classes, values)) for values in (labels, predicted)), *_format_shares(values)]
-        for key, labels, predicted, values in zip(keys, *(column.tolist() for column in columns), strict=True)
+        [
+            key,
+            ";".join(compress(classes, labels)),
+            ";".join(compress(classes, predicted)),
+            *_format_probabilities(probabilities),
+        ]
+        for key, labels, predicted, probabilities in zip(keys, *(column.tolist() for column in columns), strict=True)
     ]
     write_text(path, csv_text(["key", "labels", "predicted", *(f"p_{name}" for name in classes)], *rows))
 
@@ -213,21 +221,21 @@ def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str],
             key,
             "" if label == UNLABELLED else classes[label],
             classes[predicted],
-            *_format_shares([shares[predicted], *shares]),
+            *_format_probabilities([probabilities[predicted], *probabilities]),
         ]
-        for key, label, predicted, shares in zip(keys, *(column.tolist() for column in columns), strict=True)
+        for key, label, predicted, probabilities in zip(keys, *(column.tolist() for column in columns), strict=True)
     ]
     header = ["key", "label", "predicted", "confidence", *(f"p_{name}" for name in classes)]
     write_text(path, csv_text(header, *rows))
 
 
-def _format_shares(shares: Iterable[float]) -> list[str]:
-    return [f"{share:.6g}" for share in shares]
+def _format_probabilities(probabilities: Iterable[float]) -> list[str]:
+    return [f"{probability:.6g}" for probability in probabilities]
 
 
 def _score_line(name: str, score: Score, titles: Mapping[str, tuple[str, str]] = TITLES) -> Line:
     format_value = percent if name != "loss" else "{:.3f}".format
     title, meaning = titles.get(name, (name, ""))
     if score.low is None or score.high is None:
-        return Line(title, format_value(score.value), UNKNOWN, meaning)
+        return Line(title, format_value(score.value), NO_INTERVAL, meaning)
     return Line(title, format_value(score.value), f"{format_value(score.low)} to {format_value(score.high)}", meaning)

@@ -1,4 +1,4 @@
-"""The results of a classification, with one or several labels per image, as plain values that survive a JSON file."""
+"""Results of a classification, with one or several labels per image, as plain values that can be stored as JSON."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from paucal.types import UserError
 from paucal.wording import percent
 
 R = TypeVar("R")
-KIND = "multi-label"  # marks stored reports on images with several labels
+MULTI_LABEL_KIND = "multi-label"  # "kind" of stored reports on images with several labels
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Majority:
     """The score of always predicting one class.
 
     Attributes:
-        name: Most frequent class of the training images, or of the test images; of several equally frequent ones the
-            one with the most test images.
+        name: Name of the most frequent class; of several equally frequent classes, the one with the most test images.
         top1: Share of the test images that are of this class.
-        from_train: Whether it is the majority of the training labels; if these are unknown, the test labels are used.
+        from_train: Whether the class is the most frequent among the training images; False if their labels are unknown,
+            so that the test images determine it.
         tied: Number of classes that are equally frequent, including this class.
     """
 
@@ -33,12 +33,12 @@ class Majority:
     from_train: bool
     tied: int = 1
 
-    def rank(self, classes: int) -> str:
-        """Return the beginning of a phrase such as "the most frequent class of the", for a number of classes."""
+    def rank(self, n_classes: int) -> str:
+        """Return a phrase such as "the most frequent class of the", which continues with the name of the images."""
         if self.tied == 1:
             return "the most frequent class of the"
-        if self.tied == classes:
-            return f"one of {classes} classes that are equally frequent in the"
+        if self.tied == n_classes:
+            return f"one of {n_classes} classes that are equally frequent in the"
         return f"one of the {self.tied} most frequent classes of the"
 
 
@@ -50,8 +50,9 @@ class ClassRow:
         name: Name of the class.
         images: Number of test images of the class.
         predicted: Number of test images predicted as this class.
-        precision: Share of these predictions that are right; None if there are none.
-        recall: Share of the class's images found, with the Wilson interval; None if it has no image.
+        precision: Share of these predictions that are correct; None without such predictions.
+        recall: Share of the class's images that are predicted as this class, with the Wilson interval; None without
+            images.
         f1: Harmonic mean of precision and recall; None if the class occurs among neither labels nor predictions.
     """
 
@@ -64,9 +65,9 @@ class ClassRow:
 
 
 class StoredReport:
-    """Common base of the reports for one label and for several labels per image."""
+    """Base class of the reports for one label and for several labels per image."""
 
-    REQUIRED: ClassVar[tuple[str, ...]]  # names of scores without which a stored report is damaged
+    REQUIRED: ClassVar[tuple[str, ...]]  # scores that every stored report has, unless it is damaged
     scores: Mapping[str, Score]
     per_class: Sequence[Any]
 
@@ -82,7 +83,7 @@ class StoredReport:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild a report from `to_dict`'s value."""
+        """Rebuild a report from the result of `to_dict`."""
         try:
             report = _read_fields(cls, data)
             _ = [report.scores[name] for name in cls.REQUIRED]
@@ -97,14 +98,14 @@ class ClassificationReport(StoredReport):
 
     Attributes:
         images: Number of images N.
-        level: Level of all intervals.
+        level: Confidence level of all intervals, such as 0.95.
         scores: "top1", "top5" (only for more than five classes), "balanced_accuracy", "roc_auc"
             (only for two classes), "macro_f1", "calibration_error" and "loss" (nats), in this order.
-        majority: Score of the majority class, as a baseline.
-        per_class: One row per class.
-        confusion: (K, K) counts; rows are true classes, columns predictions.
-        repeats: Repeats of the cross-validation that the scores come from; 0 for scores on test images.
-        folds: Folds of that cross-validation; 0 for scores on test images.
+        majority: Score of always predicting the majority class, as a baseline.
+        per_class: Scores of each class.
+        confusion: (K, K) counts; rows are true classes, columns predicted classes.
+        repeats: Number of repeats of the cross-validation; 0 for scores on test images.
+        folds: Number of folds of the cross-validation; 0 for scores on test images.
         groups: Number of groups of similar images, which the intervals resample whole; None without groups.
     """
 
@@ -120,21 +121,22 @@ class ClassificationReport(StoredReport):
     groups: int | None = None
 
     def cross_validated(self, hits: NDArray[np.bool_], folds: int) -> "ClassificationReport":
-        """Return the report on a cross-validation: accuracy averages all repeats, the rest is of the first.
+        """Return the report on a repeated cross-validation, made from the report on its first repeat.
 
-        Only accuracy has an interval: intervals of the other scores would assume independent images.
+        The accuracy becomes the mean over all repeats, given (R, N) booleans of correct predictions. Only the accuracy
+        keeps an interval, since intervals of the other scores would assume independent images.
         """
         scores = {name: Score(score.value) for name, score in self.scores.items()}
         scores["top1"] = cross_validated(hits, self.level, folds)
         return replace(self, scores=scores, repeats=len(hits), folds=folds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return nested dicts and lists that JSON can hold without loss."""
+        """Return the report as nested dicts and lists that can be stored as JSON without loss."""
         return {**asdict(self), "confusion": [list(row) for row in self.confusion]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild a report from `to_dict`'s value, whose confusion matrix must have a row and a column per class."""
+        """Rebuild a report from the result of `to_dict`; its confusion matrix needs a row and a column per class."""
         report = super().from_dict(data)
         if any(len(row) != len(report.per_class) for row in [report.confusion, *report.confusion]):
             raise UserError("the stored evaluation is damaged (confusion is not K x K): run `paucal eval` again.")
@@ -149,11 +151,11 @@ class MultiLabelRow:
         name: Name of the class.
         images: Number of test images of the class.
         share: Share of positives among the images whose label is known: the average precision of a random order.
-        ap: Average precision with its interval; None if no image is of the class.
+        ap: Average precision with its interval; None without images.
         threshold: Lowest probability at which the class is predicted.
         predicted: Number of test images predicted as this class at the threshold.
-        precision: Share of these predictions that are right; None if there are none.
-        recall: Share of the class's images found at the threshold; None if it has no image.
+        precision: Share of these predictions that are correct; None without such predictions.
+        recall: Share of the class's images that are predicted as this class at the threshold; None without images.
         f1: Harmonic mean of precision and recall; None if the class occurs among neither labels nor predictions.
     """
 
@@ -174,10 +176,10 @@ class MultiLabelReport(StoredReport):
 
     Attributes:
         images: Number of images N.
-        level: Level of all intervals.
+        level: Confidence level of all intervals, such as 0.95.
         scores: "map" (mean average precision), "macro_f1" (at the thresholds) and "loss" (nats for a class and an
             image), in this order.
-        per_class: One row per class.
+        per_class: Scores of each class.
         groups: Number of groups of similar images, which the intervals resample whole; None without groups.
     """
 
@@ -190,7 +192,7 @@ class MultiLabelReport(StoredReport):
 
     @property
     def scored(self) -> list[MultiLabelRow]:
-        """The classes that have a test image, over which the mean is taken."""
+        """The classes that have a test image; mean scores are means over these classes."""
         return [row for row in self.per_class if row.ap is not None]
 
     @property
@@ -199,26 +201,26 @@ class MultiLabelReport(StoredReport):
         return sum(row.share for row in self.scored) / max(1, len(self.scored))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return nested dicts and lists that JSON can hold without loss."""
-        return {"kind": KIND, **asdict(self)}
+        """Return the report as nested dicts and lists that can be stored as JSON without loss."""
+        return {"kind": MULTI_LABEL_KIND, **asdict(self)}
 
 
 Report = ClassificationReport | MultiLabelReport
 
 
 def scored_part(report: Report) -> str:
-    """Return a word for the images that were scored: "test", or "cross-validated" for training images."""
+    """Return an adjective for the scored images: "test", or "cross-validated" for training images."""
     return "cross-validated" if isinstance(report, ClassificationReport) and report.repeats else "test"
 
 
 def read_report(data: Mapping[str, Any]) -> Report:
     """Rebuild a report from the result of `to_dict`."""
-    is_multi_label = isinstance(data, Mapping) and data.get("kind") == KIND
+    is_multi_label = isinstance(data, Mapping) and data.get("kind") == MULTI_LABEL_KIND
     return MultiLabelReport.from_dict(data) if is_multi_label else ClassificationReport.from_dict(data)
 
 
 def stored_number(value: Any) -> float:
-    """Return a finite number read from a file; raises what `float` raises."""
+    """Convert a value read from a file to a finite number; raises the errors of `float`, and ValueError."""
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"expected a finite number, got {number}")
@@ -226,7 +228,7 @@ def stored_number(value: Any) -> float:
 
 
 def stored_count(value: Any) -> int:
-    """Return a count read from a file; raises what `int` raises."""
+    """Convert a value read from a file to an integer of at least 0; raises the errors of `int`, and ValueError."""
     number = int(value)
     if number < 0:
         raise ValueError(f"expected a count, got {number}")
@@ -234,18 +236,18 @@ def stored_count(value: Any) -> int:
 
 
 def stored_groups(data: Mapping[str, Any]) -> int | None:
-    """Return the number of groups of images that a report is about; None without groups."""
+    """Return the number of groups of images of a stored report; None without groups."""
     groups = data.get("groups")  # missing from older reports
     return None if groups is None else stored_count(groups)
 
 
 def stored_optional(value: Any) -> float | None:
-    """Return a number read from a file, or None."""
+    """Convert a value read from a file to a finite number; None stays None."""
     return None if value is None else stored_number(value)
 
 
 def stored_score(data: Mapping[str, Any]) -> Score:
-    """Return a score read from a file."""
+    """Convert a dict read from a file to a score."""
     return Score(stored_number(data["value"]), stored_optional(data["low"]), stored_optional(data["high"]))
 
 
@@ -266,7 +268,7 @@ _READERS: Mapping[Any, Callable[[Any], Any]] = {
 
 
 def _read_fields(kind: type[R], data: Mapping[str, Any]) -> R:
-    """Return a dataclass read from a file by the types of its fields; older files may lack fields with a default."""
+    """Build a dataclass from stored values, converted by field type; fields with a default may be missing."""
     hints = get_type_hints(kind)
     present = [field.name for field in fields(kind) if field.name in data or field.default is MISSING]  # type: ignore[arg-type]
     return kind(**{name: _READERS[hints[name]](data[name]) for name in present})
@@ -277,9 +279,9 @@ class PrimaryMetric:
     """The score by which models are selected.
 
     Attributes:
-        score: Name in reports; `metrics.csv` has it with "val_" before it.
+        score: Key of the score in reports; the column of `metrics.csv` has the prefix "val_".
         title: Name for messages.
-        short: Abbreviation in a line of several scores; "" for a share of images.
+        short: Abbreviation that is written before a value; "" for accuracy, which is written as a share of images.
     """
 
     score: str
@@ -292,11 +294,11 @@ class PrimaryMetric:
         return f"val_{self.score}"
 
     def format_score(self, value: float, images: str = "") -> str:
-        """Return a value in words.
+        """Return a value of the score as text.
 
         Args:
             value: Score in [0, 1].
-            images: Images that were scored, in words; "" for the number alone.
+            images: Name of the scored images, such as "validation images"; "" to return only the value.
 
         Example:
             >>> ACCURACY.format_score(0.5, "validation images"), MEAN_PRECISION.format_score(0.5, "validation images")
@@ -311,5 +313,5 @@ MEAN_PRECISION = PrimaryMetric("map", "mean average precision", "mAP")
 
 
 def primary_metric(several_labels: bool) -> PrimaryMetric:
-    """Return the score for images with one label each, or with several labels."""
+    """Return accuracy for images with one label each, mean average precision for images with several labels."""
     return MEAN_PRECISION if several_labels else ACCURACY

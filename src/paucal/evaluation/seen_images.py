@@ -25,23 +25,23 @@ from paucal.runs import RunFolder
 from paucal.runs.folder import run_behind, with_ancestors
 from paucal.types import UserError
 
-UNLABELLED_IMAGES = "unlabelled.csv"  # additional images without labels that a run learned from
-LEARNED = ("train", "val")  # splits that a model was trained on or selected by
+UNLABELLED_IMAGES = "unlabelled.csv"  # file of a run that lists its additional images without labels
+LEARNED_SPLITS = ("train", "val")  # splits that a model was trained on or selected by
 
 
 class Row(NamedTuple):
-    """One image in the split of a run."""
+    """One image of a run: its split, and the digest of its content, "" if it was not stored."""
 
     part: str
     digest: str
 
 
 class Identities:
-    """Digests and paths by which the images of a set are recognised.
+    """Digests and paths by which the images of a set are recognised in other sets.
 
     Args:
         images: Set of N images, opened from any folder, list or file.
-        streamed: Whether images in shards are read for their digests too, which takes as long as reading all shards.
+        streamed: Whether to compute digests of images in shards too, which takes as long as reading all shards.
     """
 
     def __init__(self, images: ImageSet, streamed: bool = False) -> None:
@@ -49,15 +49,15 @@ class Identities:
 
     @cached_property
     def digests(self) -> list[str]:
-        """The N digests in hexadecimal digits; "" for an image that is not read or cannot be read."""
+        """The N hexadecimal digests; "" for an image that is not read or cannot be read."""
         store = self.images.store
         return [(digest_or_none(store, index) if self._read else None) or "" for index in range(len(self.images))]
 
     @cached_property
     def paths(self) -> list[list[str]]:
-        """The full names of each image, one for each place where the set may lie."""
-        locations = _key_folders(self.images.location, self.images.name)
-        return [[f"{place}/{key}" for place in locations] for key in self.images.keys]
+        """The possible paths of each image: one for its set's location, one for the name of a published set."""
+        folders = _key_folders(self.images.location, self.images.name)
+        return [[f"{folder}/{key}" for folder in folders] for key in self.images.keys]
 
 
 @dataclass(frozen=True)
@@ -65,35 +65,35 @@ class LearnedImages:
     """Images that a run was trained on.
 
     Attributes:
-        run: Run folder.
-        labelled: Whether the run saw their labels.
-        places: Folders that the keys may be relative to, and the name of a published set.
-        rows: Split and digest of each image by its key; None if they are unknown.
-        step: Description of their use.
+        run: Folder of the run that used the images.
+        labelled: Whether the run used their labels.
+        folders: Folders that the keys may be relative to, and the name of a published set.
+        rows: Split and digest of each image by its key; None if the images are unknown.
+        step: What the run used the images for, as text for remarks.
     """
 
     run: RunFolder
     labelled: bool
-    places: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
     rows: Mapping[str, Row] | None = field(default=None, repr=False)
     step: str = "the pre-training"
 
     @cached_property
     def by_digest(self) -> dict[str, str]:
-        """Split by stored digest. If equal images are in several splits, it is the one that was trained on."""
+        """Split of the images with each stored digest; "train" if equal images are in several splits."""
         ranked = sorted((self.rows or {}).values(), key=lambda row: -PARTS.index(row.part))
         return {row.digest: row.part for row in ranked if row.digest}
 
     @cached_property
     def by_path(self) -> dict[str, Row]:
-        """Row of each image by its full names."""
-        return {f"{place}/{key}": row for place in self.places for key, row in (self.rows or {}).items()}
+        """Row of each image by its possible paths."""
+        return {f"{folder}/{key}": row for folder in self.folders for key, row in (self.rows or {}).items()}
 
     def parts_of(self, identities: Identities) -> NDArray[np.str_]:
-        """Return the split of each image of a set in the run, (N,); "" for images that are not in the run.
+        """Return the split that each image of a set had in the run, (N,); "" for images that are not in the run.
 
-        An image belongs to the run if its content is the same, whatever its name and folder. If no digest was stored or
-        the image has none, the same name at the same place is enough.
+        An image is in the run if an image of the run has the same content, whatever its name and folder. If no digest
+        was stored or the image has none, an equal path is enough.
         """
         rows, parts = self.rows or {}, np.full(len(identities.images), "", dtype="<U6")
         for index, key in enumerate(identities.images.keys):
@@ -115,23 +115,26 @@ class LearnedImages:
 
         Args:
             images: Image set, opened from any folder, list or file.
-            selected: Whether images that the model was selected by count too.
-            by_key: Whether the same key is enough, for example after the folder was copied or moved.
+            selected: Whether to include validation images, by which the model was selected.
+            by_key: Whether an equal key is enough, for example because the folder was copied or moved.
         """
         identities = images if isinstance(images, Identities) else Identities(images)
-        parts = LEARNED if selected else LEARNED[:1]
+        parts = LEARNED_SPLITS if selected else LEARNED_SPLITS[:1]
         is_seen = np.isin(self.parts_of(identities), parts)
         return is_seen | self.same_keys(identities, parts) if by_key else is_seen
 
-    def same_keys(self, identities: Identities, parts: tuple[str, ...] = LEARNED) -> NDArray[np.bool_]:
-        """Return which images have the same key as an image of the given splits, (N,), whatever they show."""
+    def same_keys(self, identities: Identities, parts: tuple[str, ...] = LEARNED_SPLITS) -> NDArray[np.bool_]:
+        """Return which images have the key of an image in these splits of the run, (N,), whatever their content."""
         rows = self.rows or {}
         return np.asarray([key in rows and rows[key].part in parts for key in identities.images.keys], dtype=bool)
 
 
 def training_history(run: RunFolder | None) -> Iterator[LearnedImages]:
-    """Yield the training images of a run, its additional images without labels, then those of its start, and so on."""
-    with suppress(UserError):  # of a damaged run, which was already yielded, with unknown images
+    """Yield the training images of a run and its additional images without labels, then those of its ancestors.
+
+    The ancestors are the run whose weights it started from, the run that this one started from, and so on.
+    """
+    with suppress(UserError):  # the ancestors of a damaged run are unknown
         for ancestor in with_ancestors(run):
             yield _read_learned(ancestor)
             if (unlabelled_images := _read_unlabelled(ancestor)) is not None:
@@ -139,7 +142,7 @@ def training_history(run: RunFolder | None) -> Iterator[LearnedImages]:
 
 
 def readable_history(run: RunFolder) -> list[LearnedImages]:
-    """Return the training images of a run and of the earlier runs whose weights it used."""
+    """Return the training images of a run and its ancestors; raise a UserError if a list of images is damaged."""
     history = list(training_history(run))
     for learned in history:
         _require_readable(learned)
@@ -147,10 +150,10 @@ def readable_history(run: RunFolder) -> list[LearnedImages]:
 
 
 def keys_with_seen_labels(run: RunFolder, images: ImageSet) -> frozenset[str]:
-    """Return the keys of the images whose labels were used to train a run or an earlier run whose weights it used.
+    """Return the keys of the images whose labels were used to train a run or its ancestors.
 
-    The run's own images are recognised by their keys, wherever the folder is now; the images of earlier runs, which may
-    come from other sets, by content or place.
+    Images of the run itself are also recognised by their keys, since the folder may have been moved; images of its
+    ancestors, which may come from other sets, only by content or path.
     """
     is_seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
     for position, learned in enumerate(training_history(run)):
@@ -162,7 +165,7 @@ def keys_with_seen_labels(run: RunFolder, images: ImageSet) -> frozenset[str]:
 
 
 def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> None:
-    """Refuse test images whose labels were used to train or select a model or an earlier run it started from."""
+    """Raise a UserError if labels of the test images were used to train or select a model or its ancestors."""
     identities = Identities(images)
     for index, learned in enumerate(training_history(run)):
         if not learned.labelled:
@@ -178,7 +181,7 @@ def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDA
 
 
 def seen_by_start(init: str | None, images: ImageSet, split: Split) -> list[str]:
-    """Return remarks if the runs that this run starts from were trained on its test images."""
+    """Return remarks if the run of the initial weights, or its ancestors, were trained on this run's test images."""
     test, history = split.indices("test"), list(training_history(run_behind(init)))
     remarks, identities = [], Identities(images)
     for labelled, label_text in (
@@ -187,12 +190,12 @@ def seen_by_start(init: str | None, images: ImageSet, split: Split) -> list[str]
     ):
         masks = [learned.contains(identities)[test] for learned in history if learned.labelled == labelled]
         if masks and (count := int(np.any(masks, axis=0).sum())):
-            remarks.append(f"the start has learned from {count} of the {len(test)} test images, {label_text}")
+            remarks.append(f"the initial weights were trained on {count} of the {len(test)} test images, {label_text}")
     return remarks
 
 
 def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> list[str]:
-    """Return remarks on test images used to pre-train a run or an earlier run it started from; often empty."""
+    """Return remarks on test images that were used without labels to train a run or its ancestors; may be empty."""
     remarks, identities = [], Identities(images)
     for index, learned in enumerate(training_history(run)):
         path = learned.run.path
@@ -212,7 +215,7 @@ def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.in
 
 
 def _read_unlabelled(run: RunFolder) -> LearnedImages | None:
-    """Return the images without labels that a run learned from beside its own; None for a run without them."""
+    """Return the additional images without labels that a run was trained on; None for a run without them."""
     if not (run.path / UNLABELLED_IMAGES).is_file():
         return None
     try:
@@ -220,14 +223,14 @@ def _read_unlabelled(run: RunFolder) -> LearnedImages | None:
     except UserError:
         rows, location = None, None
     table = None if rows is None else {row["key"]: Row(row["split"], row.get("digest") or "") for row in rows}
-    locations = _key_folders(location) if isinstance(location, str) else ()
-    return LearnedImages(run, False, locations, table, "the step on images without labels of")
+    folders = _key_folders(location) if isinstance(location, str) else ()
+    return LearnedImages(run, False, folders, table, "the step on images without labels of")
 
 
 def _read_learned(run: RunFolder) -> LearnedImages:
-    """Return the known images that a run was trained on."""
+    """Return the labelled or unlabelled images that a run was trained on, as far as they are known."""
     try:
-        # The folder of a shared model may contain its split but no settings.
+        # The folder of a shared model may contain the split without the settings.
         config = run.read_yaml(run.config.name) if run.config.is_file() or not run.split.is_file() else {}
     except UserError:
         return LearnedImages(run, labelled=False)
@@ -238,9 +241,9 @@ def _read_learned(run: RunFolder) -> LearnedImages:
         return LearnedImages(run, labelled)
     settings: Any = config.get("settings")
     data = settings.get("data") if isinstance(settings, dict) else None
-    locations = _key_folders(*(place for place in (location, data) if isinstance(place, str)))
+    folders = _key_folders(*(path for path in (location, data) if isinstance(path, str)))
     table = {row["key"]: Row(row["split"], row.get("digest") or "") for row in rows}
-    return LearnedImages(run, labelled, locations, table)
+    return LearnedImages(run, labelled, folders, table)
 
 
 def _require_readable(learned: LearnedImages) -> None:
@@ -249,11 +252,11 @@ def _require_readable(learned: LearnedImages) -> None:
         read_rows(learned.run.split)
 
 
-def _key_folders(*places: str) -> tuple[str, ...]:
-    """Return the folders that keys are relative to, in one spelling; for a Parquet file, the folder of the file."""
+def _key_folders(*locations: str) -> tuple[str, ...]:
+    """Return the folders that keys are relative to, with symbolic links resolved; for a Parquet file, its folder."""
     folders = []
-    for place in places:
-        if place.lower().endswith(PARQUET_SUFFIXES):
-            place = place.rpartition("/")[0] if is_remote(place) else str(Path(place).parent)
-        folders.append(os.path.realpath(place) if os.path.exists(place) else place)
+    for location in locations:
+        if location.lower().endswith(PARQUET_SUFFIXES):
+            location = location.rpartition("/")[0] if is_remote(location) else str(Path(location).parent)
+        folders.append(os.path.realpath(location) if os.path.exists(location) else location)
     return tuple(dict.fromkeys(folders))

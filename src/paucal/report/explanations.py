@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from paucal.evaluation.curves import SPEED, best_epoch, validation_score, with_speed
+from paucal.evaluation.curves import SPEED_COLUMN, best_epoch, validation_score, with_speed
 from paucal.evaluation.results import ClassificationReport, MultiLabelReport, Report
 from paucal.metrics.intervals import Score, images_needed
 from paucal.report.inputs import RunFiles, Summary
@@ -234,7 +234,7 @@ def _median_speed(files: RunFiles) -> str | None:
     """Return the images per second of the median epoch, including its validation."""
     images = training_images(files.summary)
     rows = [] if images is None else with_speed(files.rows, images)
-    speeds = [row[SPEED] for row in rows if SPEED in row]
+    speeds = [row[SPEED_COLUMN] for row in rows if SPEED_COLUMN in row]
     if not speeds:
         return None
     return f"{median(speeds):.3g} training images per second, including the validation of each epoch"

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from paucal.evaluation.record import UNKNOWN, score_lines
+from paucal.evaluation.record import NO_INTERVAL, score_lines
 from paucal.evaluation.results import MultiLabelReport, scored_part
 from paucal.report.explanations import confidence_sentence, headline, repeat_commands, trained, warnings
 from paucal.report.inputs import Part, RunFiles, read_run
@@ -76,7 +76,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["percent"] = percent
-    environment.filters["share"] = lambda value: UNKNOWN if value is None else percent(value)
+    environment.filters["share"] = lambda value: NO_INTERVAL if value is None else percent(value)
     environment.filters["capitalise"] = lambda text: text[:1].upper() + text[1:]
     environment.filters["unbroken"] = lambda text: text.replace(" ", "\u00a0")
     return environment

@@ -10,7 +10,7 @@ from typing import Literal
 from matplotlib.figure import Figure
 from PIL import Image
 
-from paucal.evaluation.curves import PANELS_ACROSS, curves_figure, drawn_columns, with_speed
+from paucal.evaluation.curves import PANELS_PER_ROW, curves_figure, drawn_columns, with_speed
 from paucal.evaluation.plots import class_precision_figure, confusion_figure, per_class_figure, png_of
 from paucal.evaluation.results import MultiLabelReport
 from paucal.report.explanations import kept_epoch, training_images
@@ -115,7 +115,7 @@ def _drawable_figures(files: RunFiles) -> Mapping[str, Callable[[], Figure]]:
     return draw
 
 
-def _draw_curves(files: RunFiles, columns: int = PANELS_ACROSS) -> Figure:
+def _draw_curves(files: RunFiles, columns: int = PANELS_PER_ROW) -> Figure:
     images = training_images(files.summary)
     rows = files.rows if images is None else with_speed(files.rows, images)
     return curves_figure(rows, best=kept_epoch(files) if files.summary.selected else None, columns=columns)

@@ -43,7 +43,7 @@ def test_folds__hold_every_image_out_once_and_spread_each_class():
 
 
 def test_folds__of_classes_with_one_image_are_refused():
-    with pytest.raises(UserError, match="two classes with two images or more: give more images, or --val-fraction"):
+    with pytest.raises(UserError, match="two classes with at least two images: give more images, or --val-fraction"):
         draw_folds(torch.tensor([0, 0, 0, 1, 2]))
 
 

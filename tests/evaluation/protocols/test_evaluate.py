@@ -152,7 +152,7 @@ def test_judge__holds_the_features_once(monkeypatch):
 def test_judge__augmented_probe_sees_views_that_change(monkeypatch):
     plain = evaluate_backbone(subject(), data_of(shades((8, 2, 3))), ["linear"], OPTIONS)
     augmented = evaluate_backbone(subject(), data_of(shades((8, 2, 3))), ["linear"], replace(OPTIONS, augment=True))
-    assert "plain images" in plain[0].note
+    assert "unaugmented images" in plain[0].note
     assert "augmented views" in augmented[0].note
 
 
@@ -165,7 +165,7 @@ def test_metrics__are_those_of_table_9_by_name():
     found = evaluate_backbone(subject(), two, ["logistic"], OPTIONS)[0]
     assert found.line.score == "ROC-AUC"
     assert value_of(found.measure, found.n_images) > 0.9
-    with pytest.raises(UserError, match="--metric roc_auc does not suit toy, which has 3 classes"):
+    with pytest.raises(UserError, match="--metric roc_auc is not defined for toy, which has 3 classes"):
         data_of(shades(), "roc_auc")
 
 

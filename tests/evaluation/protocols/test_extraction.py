@@ -115,7 +115,7 @@ def most_held(events):
 def test_extract__holds_every_feature_once(cached, tmp_path, monkeypatch):
     """Counted by allocations of torch and numpy: the memory of the process depends on the machine."""
     monkeypatch.setattr(module, "FeatureReader", WideReader)
-    monkeypatch.setattr(classifier, "CHUNK", 1 << 16)  # as small beside the features as in large sets
+    monkeypatch.setattr(classifier, "VALUES_PER_CHUNK", 1 << 16)  # as small beside the features as in large sets
     kept = Extraction(10, cache=FeatureCache(tmp_path if cached else None))
     images, indices, one = pictures(WIDE), np.random.default_rng(0).permutation(WIDE), subject()
     tracemalloc.start()
@@ -174,7 +174,7 @@ def test_cache__a_damaged_file_is_made_anew_and_anothers_is_refused(tmp_path):
     extract(subject(1), images, indices, [POOLED], settings(tmp_path))
     (other,) = (path for path in tmp_path.iterdir() if path != file)
     file.write_bytes(other.read_bytes())
-    with pytest.raises(UserError, match="holds features of another model or of other images"):
+    with pytest.raises(UserError, match="contains features of a different model or of different images"):
         extract(subject(), images, indices, [POOLED], settings(tmp_path))
 
 

@@ -103,7 +103,7 @@ def test_class_and_mean__where_the_class_token_comes_after_the_blocks():
     [("resnet18", {}), ("swin_tiny_patch4_window7_224", ESVIT_SWIN), ("esvit_vil_tiny", {})],
 )
 def test_class_and_mean__is_refused_without_a_class_token(name, arguments):
-    with pytest.raises(UserError, match=f"class\\+mean needs a class token, but {name} does not pool with one"):
+    with pytest.raises(UserError, match=f"class\\+mean needs a class token, but {name} does not use one"):
         FeatureReader(build(name, **arguments), [FeatureKind("class+mean")])
 
 
@@ -188,7 +188,7 @@ def test_parse__and_its_words():
     "text", ["last", "blocks", "blocks:0", "stages:-1", "blocks:4:2", "class+mean:0", "class", "pooled:2", ""]
 )
 def test_parse__refuses_what_is_no_kind(text):
-    with pytest.raises(UserError, match="expected auto, pooled, or the last few"):
+    with pytest.raises(UserError, match="expected auto or pooled, or last blocks"):
         parse_kind(text)
 
 

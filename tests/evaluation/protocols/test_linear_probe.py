@@ -97,7 +97,7 @@ def test_probe__refuses_missing_validation_images_other_models_and_broken_featur
     train, val = blobs(), blobs(seed=1)
     settings = ProbeSettings(epochs=1)
     alone = cached_batches(*train, settings)
-    with pytest.raises(UserError, match="no validation images to choose the learning rate with"):
+    with pytest.raises(UserError, match="no validation images to select the learning rate with"):
         fit_probe(alone, alone, (val[0][:0], val[1][:0]), 3, settings)
     val[0][0] = torch.nan
     with pytest.raises(UserError, match="the features of 1 of 90 validation images are not finite"):

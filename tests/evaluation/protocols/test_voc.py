@@ -46,7 +46,7 @@ def test_voc__has_several_labels_per_image_and_eleven_point_map(folder):
     (found,) = evaluate_backbone(subject(), data, ["logistic"], OPTIONS)
     assert found.line.score == "11-point mAP"
     assert 0 < value_of(found.measure, 12) <= 1
-    with pytest.raises(UserError, match="have several classes each: evaluate them with --protocol logistic"):
+    with pytest.raises(UserError, match="have several classes each, which only two protocols support"):
         evaluate_backbone(subject(), data, ["knn", "logistic"], OPTIONS)
 
 
@@ -55,10 +55,10 @@ def test_voc__says_what_is_missing_or_damaged(folder):
     with pytest.raises(UserError, match=r"200003.jpg is missing: unpack both archives"):
         data_module.open_voc(folder)
     (folder / "ImageSets" / "Main" / "cat_val.txt").write_text("../../secret 1\n")
-    with pytest.raises(UserError, match="does not name images of VOC2007"):
+    with pytest.raises(UserError, match="does not list images of VOC2007"):
         data_module.open_voc(folder)
     (folder / "ImageSets" / "Main" / "cat_val.txt").write_text("100000 7\n")
-    with pytest.raises(UserError, match="is not a list of VOC2007"):
+    with pytest.raises(UserError, match="is not a list file of VOC2007"):
         data_module.open_voc(folder)
 
 

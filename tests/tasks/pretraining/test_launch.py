@@ -60,13 +60,16 @@ def test_training__starts_from_it(finished, pictures, tmp_path):
     assert report["share"] == 1.0
     assert report["fresh"] == []
     # The start has seen these images under other names, and then under the same.
-    assert "the start has learned from 4 of the 4 test images, without labels" in summary_of(result.run)["remarks"]
+    assert (
+        "the initial weights were trained on 4 of the 4 test images, without labels"
+        in summary_of(result.run)["remarks"]
+    )
     unlabelled = start(tmp_path / "photos", tmp_path / "start", epochs=1)
     again = paucal.train(
         tmp_path / "photos", init=str(unlabelled.run), method="supervised", epochs=1, output=str(tmp_path / "again")
     )
     remarks = " ".join(summary_of(again.run)["remarks"])
-    assert "the start has learned from 4 of the 4 test images, without labels" in remarks
+    assert "the initial weights were trained on 4 of the 4 test images, without labels" in remarks
 
 
 def test_start__goes_into_student_and_teacher(finished, pictures, tmp_path):

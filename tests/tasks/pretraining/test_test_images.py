@@ -120,7 +120,9 @@ def test_eval__says_how_many_test_images_the_pretraining_has_seen(pictures, tmp_
     tuned = paucal.train(
         tmp_path / "set_train.txt", init=str(first), method="supervised", epochs=1, output=str(tmp_path / "tuned")
     ).run
-    assert "the start has learned from 11 of the 12 test images, without labels" in summary_of(tuned)["remarks"]
+    assert (
+        "the initial weights were trained on 11 of the 12 test images, without labels" in summary_of(tuned)["remarks"]
+    )
     again = paucal.train(
         tmp_path / "set_train.txt", init=str(tuned), method="supervised", epochs=1, output=str(tmp_path / "again")
     ).run

@@ -1,1 +1,1 @@
-"""Evaluation of frozen backbones as in the papers: k-NN, linear probe, logistic suite, correspondence, few labels."""
+"""Published evaluation protocols for frozen backbones: k-NN, linear probe, logistic regression, and more."""

@@ -1,4 +1,4 @@
-"""A linear classifier on frozen features, checks of its data, and folds for cross-validation."""
+"""A linear classifier on frozen features, checks of its features and labels, and folds for cross-validation."""
 
 from dataclasses import dataclass
 
@@ -11,19 +11,19 @@ from paucal.metrics.measures import MetricName, measure_of, value_of
 from paucal.types import UserError
 from paucal.wording import counted
 
-CHUNK = 1 << 22  # number of values checked or converted at once, which avoids a second copy of all features
+VALUES_PER_CHUNK = 1 << 22  # values that are checked or converted at once, which avoids a second copy of all features
 FOLDS = 5
 
 
 @dataclass(frozen=True)
 class LinearClassifier:
-    """Weights and biases.
+    """The weights and biases of a linear classifier of K classes, and how its solver ended.
 
     Attributes:
         weight: (K, D) weights.
         bias: (K,) biases; minus infinity for a class without training images.
-        iterations: Iterations of the solver.
-        converged: Whether the solver reached its tolerance before its limit of iterations.
+        iterations: Number of iterations of the solver.
+        converged: Whether the solver reached its tolerance within the maximum number of iterations.
     """
 
     weight: Tensor
@@ -33,52 +33,52 @@ class LinearClassifier:
 
     def scores(self, features: Tensor) -> Tensor:
         """Return (N, K) scores of (N, D) features, in the classifier's precision and on its device."""
-        # Move first, then convert, since MPS has no float64.
-        converted = (part.to(self.weight.device).to(self.weight.dtype) for part in pieces(features))
-        return torch.cat([part @ self.weight.T + self.bias for part in converted])
+        # Moved before the conversion, since MPS has no float64.
+        chunks = (chunk.to(self.weight.device).to(self.weight.dtype) for chunk in split_rows(features))
+        return torch.cat([chunk @ self.weight.T + self.bias for chunk in chunks])
 
 
 def validation_score(classifier: LinearClassifier, features: Tensor, labels: Tensor, metric: MetricName) -> float:
-    """Return the score of a classifier on (N, D) features; NaN if it has diverged."""
+    """Return the metric of a classifier on (N, D) features; NaN if its training diverged."""
     scores = classifier.scores(features).cpu()
-    trained = ~classifier.bias.isneginf().cpu()
-    if not bool(torch.isfinite(scores[:, trained]).all()):
+    is_trained = ~classifier.bias.isneginf().cpu()
+    if not bool(torch.isfinite(scores[:, is_trained]).all()):
         return float("nan")
     return value_of(measure_of(metric, scores, labels.cpu()), len(labels))
 
 
 def to_double(values: Tensor) -> Tensor:
-    """Return values in float64 on their device, or on the CPU if they are on MPS, which has no float64."""
+    """Return values in float64 on their device, or on the CPU instead of MPS, which has no float64."""
     return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 def draw_folds(
     labels: Tensor, seed: int = 0, folds: int = FOLDS, groups: Tensor | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return the rows to fit on and the rows to score on of each fold, both ascending.
+    """Return for each fold the rows to fit on and the rows to score on, both ascending.
 
     Each class is spread evenly over the folds (Kohavi 1995, "A study of cross-validation and bootstrap for accuracy
     estimation and model selection").
 
     Args:
-        labels: (N,) int64 classes; or (N, K) for several labels, then the folds are drawn without regard to classes.
+        labels: (N,) int64 classes; or (N, K) labels of images with several classes, which are folded at random.
         seed: Seed of the draw.
-        folds: Largest number of folds; small classes allow fewer.
-        groups: (N,) numbers of groups of alike images, which stay in one fold; ignored unless two classes have two
-            groups or more (`can_fold_groups`) and two classes are left to fit on. Classes with a single group are then
-            missing in the fit for their fold.
+        folds: Maximum number of folds; a set with fewer images has fewer.
+        groups: (N,) numbers of groups of similar images, which stay in one fold. They are ignored unless at least two
+            classes have at least two groups (`can_fold_groups`) and each fold leaves two classes to fit on. A class
+            with a single group is missing from the fit for its fold.
     """
     if labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2:
         raise UserError(
-            "without validation images the training images are cross-validated, which needs two classes with two "
-            "images or more: give more images, or --val-fraction 0.1."
+            "without validation images the training images are cross-validated, which needs at least two classes with "
+            "at least two images: give more images, or --val-fraction 0.1."
         )
     unit_of_row, unit_labels = torch.arange(len(labels)), labels.cpu()
     if groups is not None and can_fold_groups(labels, groups):
         _, first_rows, numbers = np.unique(groups.numpy(), return_index=True, return_inverse=True)
         unit_of_row, unit_labels = torch.from_numpy(numbers), unit_labels[torch.from_numpy(first_rows)]
     order = np.random.default_rng(derive_seed(seed, len(unit_labels))).permutation(len(unit_labels))
-    if labels.ndim == 1:  # class by class, so that each class is spread over the folds
+    if labels.ndim == 1:  # sorted by class, so that each class is spread evenly over the folds
         order = order[np.argsort(unit_labels.numpy()[order], kind="stable")]
     fold_of_unit = torch.empty(len(unit_labels), dtype=torch.int64)
     fold_of_unit[torch.from_numpy(order)] = torch.arange(len(unit_labels)) % min(folds, len(unit_labels))
@@ -93,7 +93,7 @@ def draw_folds(
 
 
 def can_fold_groups(labels: Tensor, groups: Tensor) -> bool:
-    """Return whether classes can be predicted from other groups: two classes, or several labels, have two groups."""
+    """Return whether two classes have at least two groups each; for (N, K) labels, whether there are two groups."""
     if labels.ndim == 2:
         return len(groups.unique()) > 1
     class_of_pair = torch.stack([labels, groups]).unique(dim=1)[0]
@@ -101,12 +101,12 @@ def can_fold_groups(labels: Tensor, groups: Tensor) -> bool:
 
 
 def even_folds(labels: Tensor, max_folds: int, groups: Tensor | None = None) -> int:
-    """Return the number of folds: 2 to `max_folds`, but no more than the median number of images of a class.
+    """Return the number of folds: the median number of images per class, but at least 2 and at most `max_folds`.
 
-    If groups of images stay in one fold, the groups of a class count instead of its images.
+    If groups of images stay in one fold, the groups of a class are counted instead of its images.
 
-    With more folds than images of a class, a fit would see fewer images of a held-out image's class than of the others,
-    and its biases would favour wrong classes: with two images per class, all predictions can be wrong.
+    With more folds than images of a class, a fit would see fewer images of a held-out image's class than of other
+    classes, and its biases would favour wrong classes: with two images per class, all predictions can be wrong.
     """
     if groups is not None and can_fold_groups(labels, groups):
         labels = torch.stack([labels, groups]).unique(dim=1)[0]
@@ -114,48 +114,48 @@ def even_folds(labels: Tensor, max_folds: int, groups: Tensor | None = None) -> 
 
 
 def take_rows(data: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the given rows of features and labels, which may be on any device."""
+    """Return rows of a pair of features and labels, each of which may be on any device."""
     features, labels = data
     return features[rows.to(features.device)], labels[rows.to(labels.device)]
 
 
-def require_classes(labels: Tensor, what: str = "the training images") -> None:
-    """Refuse (N,) labels of a single class."""
+def require_classes(labels: Tensor, images_text: str = "the training images") -> None:
+    """Raise a UserError if (N,) labels have fewer than two classes."""
     count = len(labels.unique())
     if count < 2:
         raise UserError(
-            f"{what} have {counted(count, 'class', 'classes')}, but a classifier needs at least two: add images "
-            "of others."
+            f"{images_text} have {counted(count, 'class', 'classes')}, but a classifier needs at least two: add images "
+            "of other classes."
         )
 
 
-def rows_at_once(dim: int) -> int:
+def rows_per_chunk(dim: int) -> int:
     """Return how many rows of `dim` channels are processed at once."""
-    return max(1, CHUNK // max(1, dim))
+    return max(1, VALUES_PER_CHUNK // max(1, dim))
 
 
-def pieces(features: Tensor) -> tuple[Tensor, ...]:
-    """Return (N, D) features as views of a few rows each."""
-    return features.split(rows_at_once(features.shape[1]))
+def split_rows(features: Tensor) -> tuple[Tensor, ...]:
+    """Return (N, D) features as chunks of rows, which are views."""
+    return features.split(rows_per_chunk(features.shape[1]))
 
 
-def count_broken(features: Tensor) -> int:
-    """Return how many rows of (N, D) features hold a value that is not finite."""
-    return sum(int((~torch.isfinite(part).all(1)).sum()) for part in pieces(features))
+def count_non_finite(features: Tensor) -> int:
+    """Return how many rows of (N, D) features contain NaN or infinite values."""
+    return sum(int((~torch.isfinite(chunk).all(1)).sum()) for chunk in split_rows(features))
 
 
-def require_finite(features: Tensor, what: str) -> None:
-    """Refuse features that are NaN or infinite."""
-    broken = count_broken(features)
-    if broken:
+def require_finite(features: Tensor, images_text: str) -> None:
+    """Raise a UserError if features are NaN or infinite."""
+    n_broken = count_non_finite(features)
+    if n_broken:
         raise UserError(
-            f"the features of {broken} of {len(features)} {what} are not finite numbers: the weights are damaged, or "
-            "the values overflow half precision; check the model, or give --feature-dtype float32."
+            f"the features of {n_broken} of {len(features)} {images_text} are not finite numbers: the weights are "
+            "damaged, or the values overflow half precision; check the model, or give --feature-dtype float32."
         )
 
 
 def require_same_width(train: Tensor, test: Tensor) -> None:
-    """Refuse features of two different models."""
+    """Raise a UserError if training and test features have different numbers of channels."""
     if train.shape[1] != test.shape[1]:
         raise UserError(
             f"the training features have {train.shape[1]} channels and the test features {test.shape[1]}: they "

@@ -1,9 +1,9 @@
-"""EsViT's measure of how well the cells of two views of an image are matched.
+"""EsViT's correspondence protocol: how well features match the cells of two views of an image.
 
-Each cell of the first view is matched with the cell of the second that has the highest cosine. The most certain pairs
-are scored: accuracy is the share of pairs with the true cell, the distance error is the distance in pixels between the
-centres of the matched and the true cell. The published measurement only covers a mirrored image and square grids; here
-the truth comes from the exact geometry of any two views, and grids may have any shape.
+Each cell of the first view is matched with the cell of the second view that has the highest cosine similarity. The most
+similar pairs are scored: the accuracy is the share of pairs with the true cell, the distance error is the distance in
+pixels between the centres of the matched and the true cell. The published code covers only a mirrored image and square
+grids; here the true cells come from the geometry of any two views, and grids may have any shape.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,19 +23,19 @@ from paucal.evaluation.protocols.classifier import to_double
 from paucal.types import Batch, UserError
 
 TOP = 10  # number of most similar pairs that are scored per image
-Size = tuple[int, int]
+Size = tuple[int, int]  # (height, width), or (rows, columns)
 
 
 @dataclass(frozen=True)
 class Matches:
-    """The matched cells of B images and their scores.
+    """The matched cells of two views of B images and their scores.
 
     Attributes:
-        cells: (B, N) most similar cell of the second view for each cell of the first, row by row.
-        similarity: (B, N) cosines of these pairs.
-        order: (B, N) cells of the first view by descending similarity; cells without a true match come last.
-        accuracy: (B,) share of the scored pairs that are right; NaN if no pair has a true match.
-        distance: (B,) mean distance of the scored pairs in pixels of the second view.
+        cells: (B, N) index of the most similar cell of the second view, for each of N cells of the first, row by row.
+        similarity: (B, N) cosine similarities of these pairs.
+        order: (B, N) cells of the first view by descending similarity; cells outside the second view come last.
+        accuracy: (B,) share of the scored pairs that are correct; NaN if no cell is inside the second view.
+        distance: (B,) mean distance of the scored pairs from the true cells, in pixels of the second view.
     """
 
     cells: Tensor
@@ -58,7 +58,7 @@ def cell_centres(rows: int, columns: int) -> Tensor:
 
 
 def true_positions(first: Tensor, second: Tensor, grid: Size) -> Tensor:
-    """Return the positions in the second view of the centres of the first view's cells.
+    """Map the centres of the first view's cells to positions in the second view.
 
     Args:
         first: (B, 2, 3) geometry of the first views, as `types.Batch.geometry` defines it.
@@ -66,7 +66,7 @@ def true_positions(first: Tensor, second: Tensor, grid: Size) -> Tensor:
         grid: (rows, columns) of the first views' cells.
 
     Returns:
-        (B, N, 2) positions (x, y) in the second view; outside [-1, 1] if the view does not show the position.
+        (B, N, 2) positions (x, y) in the second view; outside [-1, 1] if they are outside the view.
     """
     centres = cell_centres(*grid).to(first)
     source = centres @ first[:, :, :2].transpose(1, 2) + first[:, None, :, 2]
@@ -77,12 +77,12 @@ def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Si
     """Match the cells of two views and score the `top` most similar pairs of every image.
 
     Args:
-        first: (B, D, h, w) features.
-        second: (B, D, H, W) features of the other view.
+        first: (B, D, h, w) features of the first view.
+        second: (B, D, H, W) features of the second view.
         positions: (B, h * w, 2) positions of the first view's cells in the second view, from `true_positions`; the true
-            cell is the one that contains the position, and cells whose position lies outside are not scored.
+            cell is the cell at that position, and cells whose position is outside the view are not scored.
         image_size: (height, width) of the second view in pixels.
-        top: Number of pairs to score; fewer are scored if fewer have a true cell.
+        top: Number of pairs to score; fewer are scored if fewer cells are inside the second view.
     """
     rows, columns = second.shape[2:]
     cosine = _unit_cells(first) @ _unit_cells(second).transpose(1, 2)
@@ -93,15 +93,14 @@ def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Si
     is_visible = (true_column >= 0) & (true_column < columns) & (true_row >= 0) & (true_row < rows)
     order = similarity.masked_fill(~is_visible, -2.0).argsort(dim=1, descending=True, stable=True)
     top_rows = order[:, :top]
-    scored = is_visible.gather(1, top_rows)
-    across = (cells % columns - true_column).gather(1, top_rows) * (image_size[1] / columns)
-    down = (cells // columns - true_row).gather(1, top_rows) * (image_size[0] / rows)
-    distance = torch.hypot(to_double(across), to_double(down))
-    scored = scored.to(distance.device)
-    count = scored.sum(1)
-    return Matches(
-        cells, similarity, order, ((distance == 0) & scored).sum(1) / count, (distance * scored).sum(1) / count
-    )
+    is_scored = is_visible.gather(1, top_rows)
+    x_error = (cells % columns - true_column).gather(1, top_rows) * (image_size[1] / columns)
+    y_error = (cells // columns - true_row).gather(1, top_rows) * (image_size[0] / rows)
+    distance = torch.hypot(to_double(x_error), to_double(y_error))
+    is_scored = is_scored.to(distance.device)
+    count = is_scored.sum(1)
+    accuracy = ((distance == 0) & is_scored).sum(1) / count
+    return Matches(cells, similarity, order, accuracy, (distance * is_scored).sum(1) / count)
 
 
 def correspond(
@@ -111,14 +110,16 @@ def correspond(
     top: int = TOP,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the accuracy and the distance error in pixels of every image, using the last grid after the final norm.
+    """Match two views of each image; return the accuracies and the distance errors in pixels.
+
+    The features are those of the backbone's last grid, after the final norm.
 
     Args:
         backbone: Backbone in evaluation mode, on `device`.
         loader: Batches of two views with their geometry.
         device: Device to compute on.
         top: Number of pairs to score per image.
-        progress: Called with the number of images done.
+        progress: Function called with the number of images done.
 
     Returns:
         Two (N,) float64 tensors on the CPU.
@@ -133,7 +134,7 @@ def correspond(
             first, second = (backbone(view).grids[-1].float() for view in batch.to(device).views)
             if not bool(torch.isfinite(first).all() & torch.isfinite(second).all()):
                 raise UserError("the features are not finite numbers: the weights are damaged; check the model.")
-            # On the CPU, where torch can solve the 2 x 2 systems on every machine.
+            # Computed on the CPU, since not every device can solve the 2 x 2 systems.
             positions = true_positions(batch.geometry[0], batch.geometry[1], (first.shape[2], first.shape[3]))
             size = (batch.views[1].shape[2], batch.views[1].shape[3])
             matches = match_cells(first, second, positions.to(first.device), size, top)
@@ -143,7 +144,7 @@ def correspond(
             if progress is not None:
                 progress(n_done)
     if not accuracy:
-        raise UserError("there are no images to match: give some.")
+        raise UserError("there are no images to match: give at least one image.")
     return torch.cat(accuracy), torch.cat(distance)
 
 
@@ -156,9 +157,9 @@ def _unit_cells(grid: Tensor) -> Tensor:
 
 
 Change = Literal["mirror", "crop"]
-# Brightness, contrast, saturation and hue, and the probability of the jitter, as in the published code.
-_JITTER, _JITTERED = (0.4, 0.4, 0.2, 0.1), 0.8
-_CROPPED_AREA = (0.4, 0.6)
+# Strengths of brightness, contrast, saturation and hue, and probability of the jitter, as in the published code.
+_JITTER, _JITTER_PROBABILITY = (0.4, 0.4, 0.2, 0.1), 0.8
+_CROP_AREA = (0.4, 0.6)  # smallest and largest crop as a share of the image's area
 
 
 def second_view(change: Change, first: EvalTransform) -> ViewTransform:
@@ -166,15 +167,15 @@ def second_view(change: Change, first: EvalTransform) -> ViewTransform:
 
     Args:
         change: "mirror" is the published view: always mirrored, colours jittered with probability 0.8, always grey (as
-            in the published code; the paper does not say "always"). "crop" takes a box of 40 to 60 % of the image,
-            mirrored or not, jittered with probability 0.8, grey with probability 0.2.
-        first: The transform of the first view.
+            in the published code; the paper does not mention "always"). "crop" is a crop of 40 to 60 % of the image,
+            mirrored with probability 0.5, jittered with probability 0.8, grey with probability 0.2.
+        first: Transform of the first view.
     """
     return MirroredView(first) if change == "mirror" else CroppedView(first)
 
 
 class MirroredView:
-    """The first view, mirrored, with jittered colours; randomness from torch's global generator."""
+    """The first view, mirrored, with jittered colours, drawn from torch's global random generator."""
 
     def __init__(self, first: EvalTransform) -> None:
         self._first, self._colours = first, _colour_jitter(grey=1.0)
@@ -187,11 +188,11 @@ class MirroredView:
 
 
 class CroppedView:
-    """A crop of the image, possibly mirrored, with jittered colours; randomness from torch's global generator."""
+    """A crop of the image, possibly mirrored, with jittered colours, drawn from torch's global random generator."""
 
     def __init__(self, first: EvalTransform) -> None:
         self._first, self._colours = first, _colour_jitter(grey=0.2)
-        crop = Augmentation(scale=_CROPPED_AREA, rand_augment=None, erase_prob=0.0, interpolation=first.interpolation)
+        crop = Augmentation(scale=_CROP_AREA, rand_augment=None, erase_prob=0.0, interpolation=first.interpolation)
         self._crop = TrainTransform(first.size, crop, first.normalisation, resize=first.resize)
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
@@ -200,11 +201,11 @@ class CroppedView:
 
 
 def _colour_jitter(grey: float) -> v2.Compose:
-    return v2.Compose([v2.RandomApply([v2.ColorJitter(*_JITTER)], p=_JITTERED), v2.RandomGrayscale(grey)])
+    return v2.Compose([v2.RandomApply([v2.ColorJitter(*_JITTER)], p=_JITTER_PROBABILITY), v2.RandomGrayscale(grey)])
 
 
 def _shrink(image: Image.Image, first: EvalTransform) -> Image.Image:
-    """Shrink a large photo to twice the size of the view: colour jitter then takes a tenth of the time."""
+    """Reduce a large photo to twice the size of the view, so that colour jitter takes a tenth of the time."""
     height, width = cover_size(image, (2 * first.size[0], 2 * first.size[1]))
     if height >= image.height:
         return image

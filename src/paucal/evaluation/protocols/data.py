@@ -31,9 +31,9 @@ class EvaluationData:
 
     Attributes:
         name: Name of the set.
-        images: All images of the set.
-        labels: (N,) int64 in [0, K); or (N, K) of 1, 0 and -1 (ignored) where an image has several classes.
-        parts: (n,) positions of the images of "train", "val" and "test".
+        images: All N images of the set.
+        labels: (N,) int64 labels in [0, K); or (N, K) labels 1, 0 or -1 (ignored) if images may have several classes.
+        parts: Positions of the images of "train", "val" and "test".
         n_classes: Number of classes K.
         metric: Reported metric.
         how: Sentence on the origin of the splits.
@@ -49,11 +49,11 @@ class EvaluationData:
 
     @property
     def used(self) -> NDArray[np.int64]:
-        """The positions of all images of "train", "val" and "test", in this order; see `rows`."""
+        """Positions of the images of "train", then "val", then "test"; features are extracted in this order."""
         return np.concatenate([self.parts[part] for part in PARTS])
 
     def rows(self, part: str) -> slice:
-        """Return the slice of `used` with the images of a split or of the pool."""
+        """Return the slice of `used` with the images of a split, or of "pool", that is "train" and "val"."""
         train, val, test = (len(self.parts[name]) for name in PARTS)
         pool, total = train + val, train + val + test
         return slice(*{"train": (0, train), "val": (train, pool), "test": (pool, total), POOL: (0, pool)}[part])
@@ -68,31 +68,32 @@ class EvaluationData:
 
 
 def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fraction: float | None) -> Split:
-    """Split a set that does not belong to a run; the test images must be declared, published or requested.
+    """Split a set that does not belong to a run.
 
-    A model may have been trained on any of a folder's images. Test images drawn from it could therefore be training
-    images. For a set without official splits but with a published number of training images per class
-    (Caltech-101: 30), that number is drawn, and all other images are the test images.
+    The test images must be declared by the set or drawn on request (`test_fraction`): a model may have been trained on
+    any image of a folder, so test images are not drawn by default. An exception are published sets without official
+    splits but with a published number of training images per class (Caltech-101: 30): this number is drawn, and all
+    other images are test images.
     """
-    shares = {"val_fraction": val_fraction, "test_fraction": test_fraction}
-    given_shares = {name: value for name, value in shares.items() if value is not None}
+    fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
+    given_fractions = {name: value for name, value in fractions.items() if value is not None}
     if set(images.declared) <= {"", "train"} and test_fraction is None:
         if images.hints.train_per_class is not None and images.labelled:
-            return _few_train(images, images.hints.train_per_class, seed, given_shares)
+            return _draw_train_per_class(images, images.hints.train_per_class, seed, given_fractions)
         advice = images.hints.official_parts or "give a folder with train and test"
         raise UserError(
             f"{images.location} has no test part: {advice}, or draw one with --test-fraction 0.2 (only if the model "
-            "has not seen these images)."
+            "was not trained on these images)."
         )
-    return make_split(images, seed, **given_shares)  # type: ignore[arg-type]  # only shares
+    return make_split(images, seed, **given_fractions)  # type: ignore[arg-type]  # the fractions are numbers
 
 
-def _few_train(images: ImageSet, per_class: int, seed: int, shares: dict[str, float]) -> Split:
+def _draw_train_per_class(images: ImageSet, per_class: int, seed: int, fractions: dict[str, float]) -> Split:
     """Draw `per_class` training images of each class; all other images are test images."""
     all_training = Split(np.full(len(images), "train", dtype="<U6"), "")
     is_drawn = take_few(all_training, images.labels, per_class, seed).parts == "train"
     declared = np.where(is_drawn, "train", "test").tolist()
-    split = make_split(replace(images, declared=declared), seed, **shares)  # type: ignore[arg-type]  # only shares
+    split = make_split(replace(images, declared=declared), seed, **fractions)  # type: ignore[arg-type]  # numbers
     text = f"{counted(per_class, 'training image')} per class, drawn with seed {seed}; all others are test images"
     n_val = len(split.indices("val"))
     text += f"; {n_val} of the training images are used for validation" if n_val else ""
@@ -100,17 +101,19 @@ def _few_train(images: ImageSet, per_class: int, seed: int, shares: dict[str, fl
 
 
 def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = None) -> EvaluationData:
-    """Return the data of a split; by default the metric of Table 9 for its sets, else accuracy."""
+    """Return a split set with its metric: by default that of EsViT's Table 9 for its sets, accuracy for other sets."""
     parts = {part: split.indices(part) for part in PARTS}
     labels = torch.from_numpy(images.targets).long()
     for part in ("train", "test"):
         if not len(parts[part]):
-            raise UserError(f"{images.name} has no {part} images: give a data set that has some, or check its folders.")
+            raise UserError(
+                f"{images.name} has no {part} images: give a data set with {part} images, or check its folders."
+            )
     if labels.ndim == 2:
         if metric not in (None, "map", "map11"):
             raise UserError(
-                f"--metric {metric} needs one label per image, but {images.name} has several: leave it out to use the "
-                "mean average precision."
+                f"--metric {metric} needs one label per image, but {images.name} has several: leave --metric out to "
+                "use the mean average precision."
             )
         metric = metric or "map"
     else:
@@ -118,18 +121,18 @@ def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = 
         metric = metric or metric_of(images.name)
         if metric in ("map", "map11") or (metric == "roc_auc" and len(images.classes) != 2):
             raise UserError(
-                f"--metric {metric} does not suit {images.name}, which has {len(images.classes)} classes and one "
+                f"--metric {metric} is not defined for {images.name}, which has {len(images.classes)} classes and one "
                 "label per image: use accuracy or mean_per_class."
             )
     return EvaluationData(images.name, images, labels, parts, len(images.classes), metric, split.description)
 
 
 def limit(data: EvaluationData, max_images: int, seed: int) -> EvaluationData:
-    """Keep at most `max_images` images of every split, with class counts as equal as possible."""
+    """Return the set with at most `max_images` images in each split, with class counts as equal as possible."""
     if max_images < data.n_classes:
         raise UserError(
-            f"--max-images is {max_images}, but {data.name} has {counted(data.n_classes, 'class', 'classes')}: give at "
-            "least this number."
+            f"--max-images is {max_images}, but {data.name} has {counted(data.n_classes, 'class', 'classes')}: give a "
+            "number at least as large."
         )
     parts = {part: balanced_sample(data.labels, indices, max_images, seed) for part, indices in data.parts.items()}
     return replace(
@@ -138,13 +141,13 @@ def limit(data: EvaluationData, max_images: int, seed: int) -> EvaluationData:
 
 
 def balanced_sample(labels: Tensor, indices: NDArray[np.int64], max_images: int, seed: int) -> NDArray[np.int64]:
-    """Return at most `max_images` of the positions, ascending, with class counts as equal as possible.
+    """Draw at most `max_images` of the positions, with class counts as equal as possible; return them ascending.
 
     Args:
-        labels: (N,) labels of all images, or (N, K) where an image has several classes, then classes are ignored.
-        indices: (n,) positions.
-        max_images: Largest number of images to keep.
-        seed: Seed of the choice.
+        labels: (N,) labels of all images; or (N, K) labels of images with several classes, which are then ignored.
+        indices: (n,) positions to draw from.
+        max_images: Maximum number of images to draw.
+        seed: Seed of the draw.
     """
     if len(indices) <= max_images:
         return indices
@@ -168,17 +171,17 @@ _VOC_ARCHIVES = "VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar"
 _VOC_PAGE = "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/"
 _VOC_LISTS = Path("ImageSets") / "Main"
 _MAX_LIST_BYTES = 16 << 20
-# VOC writes 1 for present, -1 for absent, 0 for difficult; its own evaluation leaves out difficult images.
+# VOC's lists contain 1 for present, -1 for absent and 0 for difficult; its evaluation leaves out difficult images.
 _VOC_LABELS = {"1": 1, "-1": 0, "0": -1}
 
 
 def is_voc(folder: Path) -> bool:
-    """Return whether a folder has the layout of VOC2007: images, and a list per class and split."""
+    """Return whether a folder has the layout of VOC2007: images, and a list file for each class and split."""
     return (folder / "JPEGImages").is_dir() and (folder / _VOC_LISTS / f"{VOC_CLASSES[0]}_train.txt").is_file()
 
 
 def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
-    """Return the folder of VOC2007 below the data root, downloaded by torchvision on request."""
+    """Return the folder of VOC2007 below the data root; with `download`, torchvision downloads it if it is missing."""
     base = data_root(root)
     folder = base / VOC_FOLDER
     if all((folder / _VOC_LISTS / f"{VOC_CLASSES[0]}_{part}.txt").is_file() for part in ("train", "test")):
@@ -189,7 +192,7 @@ def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
     try:
         for part in ("trainval", "test"):
             VOCDetection(str(base), year="2007", image_set=part, download=True)
-    except Exception as problem:  # network, disk, archive: torchvision passes on any error of the layers below
+    except Exception as problem:  # torchvision passes on all errors of the network, the disk and the archives
         reason = " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
         raise UserError(
             f"the data set '{VOC_NAME}' could not be fetched ({reason}); try again, or {manual_advice}."
@@ -198,7 +201,7 @@ def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
 
 
 def open_voc(folder: Path) -> EvaluationData:
-    """Open `VOCdevkit/VOC2007`, into which both archives were unpacked, with its own train, val and test splits."""
+    """Open `VOCdevkit/VOC2007`, the folder of both unpacked archives, with its official train, val and test splits."""
     keys: list[str] = []
     rows: list[NDArray[np.int64]] = []
     parts: dict[str, NDArray[np.int64]] = {}
@@ -228,13 +231,13 @@ def open_voc(folder: Path) -> EvaluationData:
 
 
 def _read_voc_list(file: Path) -> dict[str, int]:
-    """Return the label of every image in a list."""
+    """Return the label of each image in a list file."""
     try:
         text = read_text(file, _MAX_LIST_BYTES, encoding="ascii")
         pairs = [line.split() for line in text.splitlines() if line.strip()]
         labels = {name: _VOC_LABELS[label] for name, label in pairs}
     except (OSError, ValueError, KeyError) as problem:
-        raise UserError(f"{file} is not a list of VOC2007 ({problem}): unpack both archives again.") from problem
+        raise UserError(f"{file} is not a list file of VOC2007 ({problem}): unpack both archives again.") from problem
     if not labels or any(not name.isalnum() for name in labels):
-        raise UserError(f"{file} does not name images of VOC2007: unpack both archives again.")
+        raise UserError(f"{file} does not list images of VOC2007: unpack both archives again.")
     return labels

@@ -1,7 +1,7 @@
 """The 18 data sets of EsViT's Table 9 (the public sets of CLIP's linear evaluation), with their sources.
 
-Counts are from the paper; a note gives the true number if the paper's is wrong. All sets open by name: VOC2007 by
-`open_voc`, since its images have several classes each, the others as published sets of `paucal.data.named`.
+The numbers of classes and images are from the paper; notes correct wrong numbers. All sets can be opened by name:
+VOC2007 by `open_voc`, since its images have several classes each, the other sets by `paucal.data.named`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,17 @@ from paucal.metrics.measures import MetricName
 
 @dataclass(frozen=True)
 class Table9Set:
-    """One of the data sets."""
+    """One of the data sets.
+
+    Attributes:
+        title: Name of the set as printed.
+        classes: Number of classes.
+        train: Number of training images, including validation images.
+        test: Number of test images.
+        metric: Metric that the paper reports.
+        source: Where the images come from.
+        note: Correction or remark.
+    """
 
     title: str
     classes: int

@@ -1,4 +1,4 @@
-"""Evaluation of a backbone on a data set by any of the protocols."""
+"""Evaluation of a frozen backbone on a data set with the published protocols."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -46,21 +46,21 @@ from paucal.wording import percent
 
 Protocol = Literal["knn", "linear", "logistic", "correspondence", "few-labels"]
 PROTOCOLS: tuple[Protocol, ...] = ("knn", "linear", "logistic", "correspondence", "few-labels")
-SEVERAL_CLASSES: frozenset[Protocol] = frozenset({"logistic", "correspondence"})  # protocols for multi-label images
-WIDE, TOP_5 = 5, "top-5"  # with more than WIDE classes, a second accuracy is reported under this name
-Bar = Callable[[str], AbstractContextManager[Advance]]
+MULTI_LABEL: frozenset[Protocol] = frozenset({"logistic", "correspondence"})  # protocols that allow several labels
+MAX_RANK, TOP_5 = 5, "top-5"  # with more than 5 classes, the top-5 accuracy is reported under this name
+Bar = Callable[[str], AbstractContextManager[Advance]]  # opens a progress bar with a title
 Rows = tuple[Tensor, Tensor]  # features and labels
 
 
 @dataclass(frozen=True)
 class Line:
-    """Key of a row of the table: protocol, setting and score.
+    """The key of a row of the table: protocol, setting and score.
 
     Attributes:
         protocol: Protocol of the score.
         setting: Setting of the protocol, such as "k = 20".
         score: Name of the score.
-        unit: "%" for shares, "px" for distances, where less is better.
+        unit: "%" for shares (higher is better), "px" for distances in pixels (lower is better).
         headline: Whether the row is printed; all rows are stored.
     """
 
@@ -77,9 +77,9 @@ class Outcome:
 
     Attributes:
         line: Protocol, setting and score.
-        measure: Score as a function of weights of the test images.
+        measure: Score as a function of the weights of the test images.
         n_images: Number of test images.
-        note: Hyperparameter chosen on validation images, or the spread over repeats.
+        note: Selected hyperparameter, or standard deviation over repeats; "" for none.
     """
 
     line: Line
@@ -93,16 +93,16 @@ class ProtocolOptions:
     """Options of the protocols.
 
     Attributes:
-        features: Features of k-NN, logistic regression and few labels.
-        probe_features: Features of the linear probe; None for the published features, the last four blocks.
-        extraction: How features are computed and kept.
+        features: Features for k-NN, logistic regression and few labels.
+        probe_features: Features for the linear probe; None for the published features, the last four blocks.
+        extraction: Batch size, precision and cache of the feature extraction.
         solver: Solver of logistic regression.
         probe: Schedule of the linear probe.
-        augment: Whether the linear probe sees new augmented views in every epoch, as published, instead of the plain
-            images.
-        changes: Second views of the correspondence protocol.
-        neighbours: Values of k.
-        seed: Seed of few labels and of second views.
+        augment: Whether the linear probe is trained on new augmented views in every epoch, as published, instead of the
+            unaugmented images.
+        changes: Kinds of second view of the correspondence protocol.
+        neighbours: Values of k for k-NN.
+        seed: Seed of the few-labels draws and of second views.
     """
 
     features: FeatureKind = POOLED
@@ -123,17 +123,17 @@ def evaluate_backbone(
     options: ProtocolOptions,
     bar: Bar | None = None,
 ) -> list[Outcome]:
-    """Evaluate a backbone on a data set.
+    """Evaluate a backbone on a data set; return the scores of each protocol.
 
-    Validation images choose lambda (logistic regression) and the learning rate (linear probe). Afterwards they are
-    added to the training images. Without validation images, cross-validation within the training images chooses. Test
-    images are never used for choices.
+    Lambda (logistic regression) and the learning rate (linear probe) are selected on the validation images, which are
+    then added to the training images. Without validation images, they are selected by cross-validation within the
+    training images. Test images are never used for a selection.
     """
     bar = bar or (lambda title: nullcontext(lambda done, total: None))
-    if data.labels.ndim == 2 and set(protocols) - SEVERAL_CLASSES:
+    if data.labels.ndim == 2 and set(protocols) - MULTI_LABEL:
         raise UserError(
-            f"the images of {data.name} have several classes each: evaluate them with --protocol logistic "
-            "correspondence."
+            f"the images of {data.name} have several classes each, which only two protocols support: give --protocol "
+            "logistic correspondence."
         )
     probe = options.probe_features or probe_kind(subject.backbone)
     kinds = [options.features] if set(protocols) & {"knn", "logistic", "few-labels"} else []
@@ -162,7 +162,7 @@ def evaluate_backbone(
 
 
 def _rows_by_part(features: Tensor, data: EvaluationData) -> dict[str, Rows]:
-    """Return features and labels of every split and of the pool, as views."""
+    """Return the features and labels of "train", "val", "test" and "pool" (train and val), as views."""
     labels = data.labels[torch.from_numpy(data.used)]
     return {part: (features[data.rows(part)], labels[data.rows(part)]) for part in (*PARTS, POOL)}
 
@@ -171,15 +171,15 @@ def _evaluate_knn(parts: dict[str, Rows], data: EvaluationData, options: Protoco
     (pool, labels), (test, truth) = parts[POOL], parts["test"]
     votes = knn_scores(pool, labels, test, data.n_classes, options.neighbours)
     headline = min(clamp_neighbours(options.neighbours, len(pool)), key=lambda k: abs(k - HEADLINE))
-    plain = data.metric == "accuracy"  # for other metrics, accuracy is stored but not printed
+    prints_accuracy = data.metric == "accuracy"  # for other metrics, accuracy is stored but not printed
     outcomes = []
     for k, scores in votes.items():
-        line = Line("knn", f"k = {k}", "top-1", headline=plain and k == headline)
+        line = Line("knn", f"k = {k}", "top-1", headline=prints_accuracy and k == headline)
         outcomes.append(Outcome(line, Mean(hits(scores, truth)), len(truth)))
-        if data.n_classes > WIDE:
-            line = Line("knn", f"k = {k}", TOP_5, headline=plain and k == headline)
-            outcomes.append(Outcome(line, Mean(hits(scores, truth, WIDE)), len(truth)))
-    if not plain:
+        if data.n_classes > MAX_RANK:
+            line = Line("knn", f"k = {k}", TOP_5, headline=prints_accuracy and k == headline)
+            outcomes.append(Outcome(line, Mean(hits(scores, truth, MAX_RANK)), len(truth)))
+    if not prints_accuracy:
         line = Line("knn", f"k = {headline}", METRIC_TITLES[data.metric])
         outcomes.append(Outcome(line, measure_of(data.metric, votes[headline], truth), len(truth)))
     return outcomes
@@ -209,7 +209,7 @@ def _evaluate_linear(
         probe = fit_probe_by_folds(parts["train"], batches("train"), data.n_classes, schedule, data.metric, advance)
     test, truth = parts["test"]
     scores = probe.classifier.scores(test).cpu()
-    views = "augmented views" if options.augment else "plain images"
+    views = "augmented views" if options.augment else "unaugmented images"
     note = f"rate {probe.rate:g} per 256 images{_selection_note(parts)}; {kind}; {views}"
     return _classifier_outcomes("linear", scores, truth, data, note)
 
@@ -221,7 +221,7 @@ def _evaluate_logistic(parts: dict[str, Rows], data: EvaluationData, options: Pr
         fit = fit_by_folds(parts["train"], data.n_classes, data.metric, options.solver)
     test, truth = parts["test"]
     scores = fit.classifier.scores(test).cpu()
-    stopped = "" if fit.classifier.converged else ", stopped at the limit of iterations"
+    stopped = "" if fit.classifier.converged else ", stopped at the maximum number of iterations"
     note = f"lambda {fit.search.strength:.2g} after {fit.fits} fits{_selection_note(parts)}{stopped}"
     return _classifier_outcomes("logistic", scores, truth, data, note)
 
@@ -229,17 +229,17 @@ def _evaluate_logistic(parts: dict[str, Rows], data: EvaluationData, options: Pr
 def _classifier_outcomes(
     protocol: Literal["linear", "logistic"], scores: Tensor, truth: Tensor, data: EvaluationData, note: str
 ) -> list[Outcome]:
-    """Return the data set's metric, and top-5 accuracy for more than 5 classes."""
+    """Return the score in the data set's metric, and the top-5 accuracy for more than 5 classes."""
     measure = measure_of(data.metric, scores, truth)
     outcomes = [Outcome(Line(protocol, "", METRIC_TITLES[data.metric]), measure, len(truth), note)]
-    if truth.ndim == 1 and data.n_classes > WIDE:
+    if truth.ndim == 1 and data.n_classes > MAX_RANK:
         line = Line(protocol, "", TOP_5, headline=data.metric == "accuracy")
-        outcomes.append(Outcome(line, Mean(hits(scores, truth, WIDE)), len(truth), note))
+        outcomes.append(Outcome(line, Mean(hits(scores, truth, MAX_RANK)), len(truth), note))
     return outcomes
 
 
 def _selection_note(parts: dict[str, Rows]) -> str:
-    """Return a note if a value was chosen by cross-validation; "" if on validation images, as usual."""
+    """Return a note if a hyperparameter was selected by cross-validation; "" if on validation images, as usual."""
     if len(parts["val"][1]):
         return ""
     return f" by {FOLDS}-fold cross-validation of the training images, as there are no validation images"
@@ -254,15 +254,15 @@ def _evaluate_few_labels(
     outcomes = []
     for point in curve:
         setting, n_images = f"{point.per_class} per class", point.hits.shape[1]
-        plain = data.metric == "accuracy"
-        line = Line("few-labels", setting, "accuracy", headline=plain)
+        prints_accuracy = data.metric == "accuracy"
+        line = Line("few-labels", setting, "accuracy", headline=prints_accuracy)
         outcomes.append(Outcome(line, Mean(point.hits.mean(0)), n_images, _describe_spread(point.accuracies)))
-        if not plain:
+        if not prints_accuracy:
             truth = parts["test"][1]
             if data.metric == "roc_auc":
                 measures: list[Measure] = [RocAuc(torch.from_numpy(margins), truth) for margins in point.margins]
             else:
-                measures = [MeanPerClass(row, truth.numpy(), data.n_classes) for row in point.hits]
+                measures = [MeanPerClass(draw_hits, truth.numpy(), data.n_classes) for draw_hits in point.hits]
             values = np.array([value_of(measure, n_images) for measure in measures])
             line = Line("few-labels", setting, METRIC_TITLES[data.metric])
             outcomes.append(Outcome(line, Average(measures), n_images, _describe_spread(values)))
@@ -294,10 +294,10 @@ def _evaluate_correspondence(
             TOP,
             lambda done, n_before=n_before: advance(n_before + done, len(indices) * len(options.changes)),
         )
-        scored = ~torch.isnan(accuracy)
+        is_scored = ~torch.isnan(accuracy)
         rows, columns = subject.backbone.grid
         note = f"{rows}x{columns} cells, by chance {percent(1 / (rows * columns))}"
         lines = Line("correspondence", change, "accuracy"), Line("correspondence", change, "distance error", "px")
         for line, values in zip(lines, (accuracy, distance), strict=True):
-            outcomes.append(Outcome(line, Mean(values[scored].numpy()), int(scored.sum()), note))
+            outcomes.append(Outcome(line, Mean(values[is_scored].numpy()), int(is_scored.sum()), note))
     return outcomes

@@ -1,4 +1,4 @@
-"""The reader of frozen features: the kinds of features, their computation in one pass, and the cache on disk."""
+"""Frozen features: which layers they are read from, their computation in one pass, and their cache on disk."""
 
 import hashlib
 import os
@@ -22,25 +22,25 @@ from paucal.backbones.probe import model_name
 from paucal.data.images import ImageSet
 from paucal.data.loader import MAX_INFERENCE_BATCH, make_eval_loader
 from paucal.data.stores import EncodedStore
-from paucal.evaluation.protocols.classifier import count_broken, require_finite, rows_at_once
+from paucal.evaluation.protocols.classifier import count_non_finite, require_finite, rows_per_chunk
 from paucal.models.frozen import FrozenBackbone
 from paucal.types import FeatureRequest, UserError
 from paucal.wording import counted
 
 LAST_BLOCKS = 4  # number of blocks that the published linear probe uses
 FORMAT = "2"  # version of the cache files; change it whenever the features of the same images change
-Advance = Callable[[int, int], None]
+Advance = Callable[[int, int], None]  # reports progress: steps done, total steps
 
 
 @dataclass(frozen=True)
 class FeatureKind:
-    """A kind of features.
+    """The layers that features are read from.
 
     Attributes:
-        levels: "pooled" (class token where the family has one, else the mean over the last grid, after the final norm),
-            "blocks" or "stages" (the last `count` of them, concatenated), or "class+mean" (class token and mean of the
-            patches of each of the last `count` blocks, after the final norm: EsViT's linear probe of ViT-B, DINO's
-            `avgpool_patchtokens`).
+        levels: "pooled" (the class token if the family has one, else the mean over the last grid, after the final
+            norm), "blocks" or "stages" (the last `count` of them, concatenated), or "class+mean" (class token and mean
+            of the patches of each of the last `count` blocks, after the final norm: EsViT's linear probe of ViT-B,
+            DINO's `avgpool_patchtokens`).
         count: Number of blocks or stages.
     """
 
@@ -59,7 +59,7 @@ _KIND = re.compile(r"(?P<alone>pooled|class\+mean)|(?P<levels>blocks|stages|clas
 
 
 def parse_kind(text: str) -> FeatureKind:
-    """Parse "pooled", "blocks:4", "stages:2", "class+mean" (of the last block) or "class+mean:4".
+    """Parse the value of --features: "pooled", "blocks:4", "stages:2", "class+mean" (last block) or "class+mean:4".
 
     Example:
         >>> parse_kind("blocks:4")
@@ -68,7 +68,8 @@ def parse_kind(text: str) -> FeatureKind:
     match = _KIND.fullmatch(text)
     if match is None:
         raise UserError(
-            f"--features is {text!r}; expected auto, pooled, or the last few as in blocks:4, stages:2 or class+mean:1."
+            f"--features is {text!r}; expected auto or pooled, or last blocks or stages such as blocks:4, stages:2 or "
+            "class+mean:1."
         )
     return FeatureKind(match["alone"] or match["levels"], int(match["count"] or 1))  # type: ignore[arg-type]
 
@@ -76,7 +77,7 @@ def parse_kind(text: str) -> FeatureKind:
 def probe_kind(backbone: FeatureBackbone) -> FeatureKind:
     """Return the features of the published linear probe: the last four blocks, each after the final norm.
 
-    A ResNet has no such norm and the published code does not support it; its pooled features are used.
+    A ResNet has no final norm, and the published code does not support it; its pooled features are returned.
     """
     plan = backbone.plan
     if plan.norm is None or not plan.blocks:
@@ -87,14 +88,14 @@ def probe_kind(backbone: FeatureBackbone) -> FeatureKind:
 class FeatureReader(nn.Module):
     """Reads several kinds of features from one forward pass.
 
-    The feature of a block or stage is its class token if the family's output has one (ViT, DeiT), or a token that the
-    stage itself adds (ViL), else the mean over its cells. Blocks of the last stage pass through the model's final norm
-    first. Earlier stages have another width and are not normalised. Blocks of a staged model are read before the
-    merging that follows them (EsViT, section 4.2). With "class+mean", the feature of a block is its class token
-    followed by the mean over its cells.
+    The feature of a block or stage is its class token if the model's output has one (ViT, DeiT), or a token that the
+    stage adds (ViL), else the mean over its cells. The final norm is applied to the blocks of the last stage, but not
+    to those of earlier stages, which have a different width. Blocks of a staged model are read before the patch merging
+    that follows them (EsViT, section 4.2). With "class+mean", the feature of a block is its class token followed by
+    the mean over its cells.
 
     Args:
-        backbone: Backbone to read from; hooks stay registered on it until `close`.
+        backbone: Backbone to read from; hooks stay registered on it until `close` is called.
         kinds: Kinds of features to return.
     """
 
@@ -119,7 +120,7 @@ class FeatureReader(nn.Module):
         for kind in self.kinds:
             if kind.levels == "pooled":
                 features.append(last.pooled)
-            elif kind.levels == "class+mean" and kind.count == 1:  # for families whose blocks lack the class token
+            elif kind.levels == "class+mean" and kind.count == 1:  # works even if blocks have no class token yet
                 features.append(torch.cat([last.pooled, last.grids[-1].mean((2, 3))], 1))
             elif kind.levels == "stages":
                 features.append(self._stage_features(kind, stages[0].grids, last.pooled))
@@ -133,15 +134,15 @@ class FeatureReader(nn.Module):
         return features
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks from the backbone."""
         for handle in self._handles:
             handle.remove()
 
     def _reads_blocks(self, kind: FeatureKind) -> bool:
         if kind.levels == "class+mean" and not self.backbone.plan.class_token:
             raise UserError(
-                f"--features class+mean needs a class token, but {model_name(self.backbone.model)} does not pool "
-                "with one: use pooled, blocks:4 or stages:2."
+                f"--features class+mean needs a class token, but {model_name(self.backbone.model)} does not use one: "
+                "use pooled, blocks:4 or stages:2."
             )
         return kind.levels == "blocks" or (kind.levels == "class+mean" and kind.count > 1)
 
@@ -157,8 +158,8 @@ class FeatureReader(nn.Module):
     def _require_enough(self, available: int, count: int, level: str) -> None:
         if available < count:
             raise UserError(
-                f"--features asks for the last {counted(count, level)}, but {model_name(self.backbone.model)} has "
-                f"{available} that can be read: use fewer, or pooled."
+                f"--features asks for the last {counted(count, level)}, but only {available} of "
+                f"{model_name(self.backbone.model)} can be read: use fewer, or pooled."
             )
 
     def _block_features(self, output: Any, images: Tensor, last: Tensor, with_mean: bool) -> Tensor:
@@ -169,16 +170,16 @@ class FeatureReader(nn.Module):
         grid = to_grid(output, size, plan.prefixes, hints)
         if layout is None or grid is None:
             raise ValueError(f"no grid for images of {size} pixels in a block of {model_name(self.backbone.model)}")
-        # A token of a stage that is missing in the final output summarises that stage (ViL's global token).
-        own_token = layout.prefix > 0 and (plan.class_token or plan.prefixes[0] == 0)
-        same_width = grid.shape[1] == last.shape[1] and plan.norm is not None
-        norm = self.backbone.model.get_submodule(plan.norm) if same_width and plan.norm else nn.Identity()
+        # A prefix token that the final output lacks summarises its stage (ViL's global token).
+        has_summary_token = layout.prefix > 0 and (plan.class_token or plan.prefixes[0] == 0)
+        is_normalised = grid.shape[1] == last.shape[1] and plan.norm is not None
+        norm = self.backbone.model.get_submodule(plan.norm) if is_normalised and plan.norm else nn.Identity()
         if with_mean and not layout.prefix:
             raise UserError(
                 "--features class+mean of several blocks needs a class token in each, but "
                 f"{model_name(self.backbone.model)} adds its class token later: use class+mean of only the last block."
             )
-        if own_token and not with_mean:
+        if has_summary_token and not with_mean:
             return _normed_tokens(norm, output[:, 0])
         mean = _normed_grid(norm, grid).mean((2, 3))
         return torch.cat([_normed_tokens(norm, output[:, 0]), mean], 1) if with_mean else mean
@@ -193,26 +194,26 @@ def _normed_grid(norm: nn.Module, grid: Tensor) -> Tensor:
 
 
 def _is_2d(norm: nn.Module) -> bool:
-    """Return whether a norm takes (B, C, H, W): the names of such norms in timm contain "2d"."""
+    """Return whether a norm expects (B, C, H, W): group norm, and norms of timm with "2d" in their names."""
     return "2d" in type(norm).__name__.lower() or isinstance(norm, nn.GroupNorm)
 
 
 class FeatureCache:
-    """A folder of features, one file per key; None stores nothing."""
+    """A folder of features with one file per key; with `folder` None, nothing is read or stored."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
     def path(self, key: str) -> Path | None:
-        """Return the file of a key."""
+        """Return the path of the file of a key; None without a folder."""
         return None if self.folder is None else self.folder / f"{key}.safetensors"
 
     def read(self, key: str, order: NDArray[np.int64]) -> Tensor | None:
-        """Return stored (N, D) features; None if the file is missing, damaged, or holds values that are not finite.
+        """Return stored (N, D) features; None if the file is missing or damaged, or a value is not finite.
 
         Args:
             key: Key of the features.
-            order: (N,) rows of the result, for the images in ascending order of their positions.
+            order: (N,) rows of the result that belong to the images in ascending order of their positions in the set.
         """
         path = self.path(key)
         if path is None or not path.is_file():
@@ -222,26 +223,26 @@ class FeatureCache:
                 stored_key = (file.metadata() or {}).get("key")
                 ranks, features = file.get_tensor("ranks"), file.get_slice("features")
                 shape, count = tuple(features.get_shape()), len(order)
-                in_order = ranks.dtype == torch.int64 and torch.equal(ranks.sort().values, torch.arange(count))
-                if stored_key != key or len(shape) != 2 or shape[0] != count or not in_order:
+                has_all_ranks = ranks.dtype == torch.int64 and torch.equal(ranks.sort().values, torch.arange(count))
+                if stored_key != key or len(shape) != 2 or shape[0] != count or not has_all_ranks:
                     raise UserError(
-                        f"{str(path)!r} holds features of another model or of other images than its name says: "
-                        "remove it."
+                        f"{str(path)!r} contains features of a different model or of different images than its name "
+                        "says: remove it."
                     )
                 return _place_rows(features, torch.from_numpy(order)[ranks], shape[1])
         except (SafetensorError, OSError):
             return None
 
     def write(self, key: str, features: Tensor, order: NDArray[np.int64]) -> None:
-        """Store (N, D) features; arguments as for `read`."""
+        """Store (N, D) features, see `read` for the other arguments."""
         path = self.path(key)
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         ranks = torch.from_numpy(np.argsort(order, kind="stable"))
         content = {"features": features.contiguous(), "ranks": ranks}
-        # Saved by name, since saving to an open file would copy everything first. After a crash of the machine an
-        # incomplete file may remain, which `read` treats as missing.
+        # Saved to a path, since saving to an open file would copy all features first. A crash of the machine may leave
+        # an incomplete file, which `read` treats as missing.
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             safetensors.torch.save_file(content, temporary, metadata={"key": key})
@@ -251,22 +252,22 @@ class FeatureCache:
 
 
 def _place_rows(stored: Any, rows: Tensor, dim: int) -> Tensor | None:
-    """Return stored features with each row at its position in `rows`; None if a value is not finite."""
-    features, step = None, rows_at_once(dim)
+    """Return stored features with row i moved to `rows[i]`; None if a value is not finite."""
+    features, step = None, rows_per_chunk(dim)
     for start in range(0, len(rows), step):
-        part = stored[start : start + step]
-        if count_broken(part):
+        chunk = stored[start : start + step]
+        if count_non_finite(chunk):
             return None
-        features = part.new_empty(len(rows), dim) if features is None else features
-        features[rows[start : start + step]] = part
+        features = chunk.new_empty(len(rows), dim) if features is None else features
+        features[rows[start : start + step]] = chunk
     return features
 
 
 def images_fingerprint(images: ImageSet, indices: NDArray[np.int64]) -> str:
-    """Return a digest of images, in their order.
+    """Return a digest of the images at these positions, in this order.
 
-    It covers the pixels of images in memory, the bytes of encoded images that are in memory, and the path, size and
-    modification time of files, so that a set too large for memory need not be read.
+    The digest covers the pixels or encoded bytes of images in memory, but only the path, size and modification time of
+    files, so that a set too large for memory need not be read.
     """
     digest, store = hashlib.blake2b(digest_size=16), images.store
     for index in indices.tolist():
@@ -285,13 +286,13 @@ def images_fingerprint(images: ImageSet, indices: NDArray[np.int64]) -> str:
 
 
 def feature_key(subject: str, images: str, kind: str, dtype: torch.dtype) -> str:
-    """Return the cache key of features: model with preprocessing, images, kind and precision."""
+    """Return the cache key of features: a hash of the digests of model and images, of the kind and the precision."""
     return hashlib.blake2b(" ".join((FORMAT, subject, images, kind, str(dtype))).encode(), digest_size=20).hexdigest()
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """How to compute and store features."""
+    """Settings of feature extraction: batch size, number of loader processes, precision, and cache."""
 
     batch_size: int = MAX_INFERENCE_BATCH
     workers: int = 0
@@ -313,13 +314,13 @@ def extract(
         subject: Backbone whose features are returned.
         images: Image set.
         indices: (N,) positions in the set.
-        kinds: Kinds of features; all that the cache lacks are computed in one pass.
-        extraction: Batches, precision and cache.
-        progress: Called with (images done, N).
+        kinds: Kinds of features; those missing from the cache are computed in one pass.
+        extraction: Batch size, precision and cache.
+        progress: Function called with (images done, N).
 
     Returns:
-        (N, D) on the CPU in the order of `indices`, always in the dtype of the cache, even if they were just computed.
-        The cache recognises the same images in any order.
+        (N, D) features of each kind on the CPU, in the order of `indices` and in the dtype of the cache. The cache
+        also recognises the same images in a different order.
     """
     order = np.argsort(indices, kind="stable")
     data = images_fingerprint(images, indices[order]) if extraction.cache.folder is not None else ""
@@ -354,9 +355,9 @@ def _compute_features(
             for batch in loader:
                 batch_features = reader(batch.to(subject.device, non_blocking=True).views[0])
                 if not columns:
-                    with torch.inference_mode(mode=False):  # otherwise autograd could not use the features
+                    with torch.inference_mode(mode=False):  # so that autograd can use the features
                         columns = [
-                            torch.empty(len(indices), part.shape[1], dtype=extraction.dtype) for part in batch_features
+                            torch.empty(len(indices), rows.shape[1], dtype=extraction.dtype) for rows in batch_features
                         ]
                 for column, features in zip(columns, batch_features, strict=True):
                     column[n_done : n_done + len(batch)] = features

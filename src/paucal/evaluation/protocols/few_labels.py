@@ -1,4 +1,4 @@
-"""Accuracy of features against the number of labelled images per class."""
+"""The few-labels protocol: accuracy of features as a function of the number of labelled images per class."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.data.randomness import derive_seed
-from paucal.evaluation.protocols.classifier import pieces, require_finite, require_same_width, to_double
+from paucal.evaluation.protocols.classifier import require_finite, require_same_width, split_rows, to_double
 from paucal.evaluation.protocols.logistic import DEFAULT, Solver, fit_logistic
 from paucal.metrics.measures import hits
 
-PER_CLASS = (1, 2, 5, 10, 50)
+PER_CLASS = (1, 2, 5, 10, 50)  # numbers of labels per class
 REPEATS = 5
-STRENGTH = 1.0
+LAMBDA = 1.0  # strength of the L2 penalty
 
 
 @dataclass(frozen=True)
-class Few:
-    """Results with one number of labels.
+class CurvePoint:
+    """Results for one number of labels per class.
 
     Attributes:
-        per_class: Number of labels per class; all labels of a class that has fewer.
+        per_class: Number of labels per class; of a class with fewer images, all labels are used.
         hits: (repeats, N) hits of the test images.
-        margins: (repeats, N) margins, the score of the second class minus the first, for two classes; else empty.
+        margins: (repeats, N) score of the second class minus that of the first for two classes; otherwise empty.
     """
 
     per_class: int
@@ -34,12 +34,12 @@ class Few:
 
     @property
     def accuracies(self) -> NDArray[np.float64]:
-        """(repeats,) accuracies."""
+        """(repeats,) accuracies on the test images."""
         return self.hits.mean(1)
 
 
 def draw_few(labels: Tensor, per_class: int, seed: int) -> Tensor:
-    """Return the rows of `per_class` images of each class; with one seed, smaller draws are subsets of larger draws."""
+    """Draw rows of `per_class` images of each class; with the same seed, a smaller draw is a subset of a larger one."""
     rows = []
     for label in labels.unique().tolist():
         members = (labels == label).nonzero()[:, 0]
@@ -57,11 +57,11 @@ def few_label_curve(
     seed: int = 0,
     solver: Solver = DEFAULT,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Few]:
+) -> list[CurvePoint]:
     """Fit a logistic regression to a few labels, repeatedly with different labels, and score the test images.
 
     No hyperparameter is selected, since with one label per class no image is left for validation: the labelled features
-    are centred and divided by their root mean square, and lambda is 1. Numbers of labels beyond the size of the largest
+    are centred and divided by their root mean square, and lambda is 1. Numbers of labels above the size of the largest
     class are left out.
 
     Args:
@@ -70,9 +70,9 @@ def few_label_curve(
         n_classes: Number of classes K.
         per_class: Numbers of labels per class.
         repeats: Number of draws for each number of labels.
-        seed: Seed of the draws; every model sees the same images.
+        seed: Seed of the draws; models are fitted to the same images if they use the same seed.
         solver: Backend and stopping rule.
-        progress: Called with (fits done, fits in all).
+        progress: Function called with (fits done, total fits).
     """
     require_same_width(train[0], test[0])
     require_finite(test[0], "test images")
@@ -80,15 +80,15 @@ def few_label_curve(
     numbers = [n for n in per_class if n <= largest_class] or [largest_class]
     curve = []
     for number in numbers:
-        rows, margins = [], []
+        all_hits, margins = [], []
         for repeat in range(repeats):
             drawn_rows = draw_few(train[1], number, derive_seed(seed, repeat)).to(train[0].device)
             scores = _test_scores(train, drawn_rows, test[0], n_classes, solver)
-            rows.append(hits(scores, test[1].cpu()))
+            all_hits.append(hits(scores, test[1].cpu()))
             margins += [(scores[:, 1] - scores[:, 0]).numpy()] if n_classes == 2 else []
             if progress is not None:
                 progress(len(curve) * repeats + repeat + 1, len(numbers) * repeats)
-        curve.append(Few(number, np.stack(rows), np.array(margins)))
+        curve.append(CurvePoint(number, np.stack(all_hits), np.array(margins)))
     return curve
 
 
@@ -98,6 +98,6 @@ def _test_scores(
     features, labels = to_double(train[0][drawn_rows]), train[1][drawn_rows.to(train[1].device)]
     centre = features.mean(0)
     scale = (features - centre).square().mean().sqrt().clamp(min=1e-12)
-    classifier = fit_logistic((features - centre) / scale, labels, n_classes, STRENGTH, solver)
-    scores = [classifier.scores((to_double(part) - centre) / scale) for part in pieces(test)]
+    classifier = fit_logistic((features - centre) / scale, labels, n_classes, LAMBDA, solver)
+    scores = [classifier.scores((to_double(chunk) - centre) / scale) for chunk in split_rows(test)]
     return torch.cat(scores).cpu()

@@ -1,9 +1,9 @@
 """Weighted k-nearest-neighbour classification of frozen features (Wu et al. 2018), as in EsViT's evaluation.
 
 Features are scaled to unit length; each of the k most similar training images votes for its class with weight
-exp(cosine / 0.07). Neither the matrix of all similarities nor a second copy of the training features is ever in memory,
-so a million training images fit, and sets of any size work (the published code needs at least 100 test images,
-and 1000 classes).
+exp(cosine / 0.07). Neither the matrix of all similarities nor a second copy of the training features is kept in memory,
+so that a million training images fit. Sets may have any size (the published code needs at least 100 test images and
+1000 classes).
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ from paucal.evaluation.protocols.classifier import to_double
 
 TEMPERATURE = 0.07
 NEIGHBOURS = (10, 20, 100, 200)
-HEADLINE = 20  # "usually works best" according to the published code; never selected on test images
+HEADLINE = 20  # k of the printed score: "usually works best" in the published code; not selected on test images
 CHUNK = 1 << 24  # similarities in memory at once: 64 MB
-TRAIN_ROWS = 1 << 14
+TRAIN_ROWS = 1 << 14  # training images whose similarities are computed at once
 
 
 def knn_scores(
     train: Tensor, labels: Tensor, test: Tensor, n_classes: int, neighbours: Sequence[int] = NEIGHBOURS
 ) -> dict[int, Tensor]:
-    """Return the summed votes per class for several numbers of neighbours.
+    """Return the sums of the votes for each class, for several numbers of neighbours k.
 
     Args:
         train: (N, D) features of any float type.
-        labels: (N,) in [0, n_classes).
+        labels: (N,) labels in [0, K).
         test: (M, D) features.
         n_classes: Number of classes K.
-        neighbours: Values of k; values above N become N, without duplicates.
+        neighbours: Values of k; values above N are replaced by N, duplicates are removed.
 
     Returns:
         (M, K) float64 votes for each k, on the CPU.
@@ -48,7 +48,7 @@ def knn_scores(
 
 
 def clamp_neighbours(neighbours: Sequence[int], n_train: int) -> list[int]:
-    """Return the values of k, reduced to the number of training images where they exceed it, ascending.
+    """Limit the values of k to the number of training images; return them in ascending order without duplicates.
 
     Example:
         >>> clamp_neighbours([10, 20, 100, 200], 60)
@@ -58,18 +58,18 @@ def clamp_neighbours(neighbours: Sequence[int], n_train: int) -> list[int]:
 
 
 def nearest(train: Tensor, test: Tensor, k: int, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
-    """Return the k largest cosines of each test row and their training rows, the largest first.
+    """Return the k training rows with the highest cosine similarity to each test row, the highest first.
 
-    Of equal cosines, the earlier training row comes first and is kept, whatever the chunk size.
+    Of equal cosines, the earlier training row comes first, whatever the chunk size.
 
     Args:
         train: (N, D) features, with k <= N.
         test: (M, D) features.
         k: Number of neighbours.
-        chunk: Similarities in memory at once.
+        chunk: Number of similarities in memory at once.
 
     Returns:
-        (M, k) float32 cosines and (M, k) int64 rows.
+        (M, k) float32 cosines and (M, k) int64 training rows.
     """
     device, queries = test.device, _normalise(test)
     best = torch.full((len(test), 0), -torch.inf, device=device)
@@ -78,9 +78,9 @@ def nearest(train: Tensor, test: Tensor, k: int, chunk: int = CHUNK) -> tuple[Te
         keys = _normalise(train[start : start + TRAIN_ROWS].to(device))
         n_kept = min(k, best.shape[1] + len(keys))
         new_best, new_rows = best.new_empty(len(test), n_kept), rows.new_empty(len(test), n_kept)
-        at_once = max(1, chunk // len(keys))
-        for first in range(0, len(test), at_once):
-            part = slice(first, first + at_once)
+        n_queries = max(1, chunk // len(keys))
+        for first in range(0, len(test), n_queries):
+            part = slice(first, first + n_queries)
             new_best[part], new_rows[part] = _keep_best(best[part], rows[part], queries[part] @ keys.T, start, n_kept)
         best, rows = new_best, new_rows
     return best, rows
@@ -91,7 +91,7 @@ def _normalise(features: Tensor) -> Tensor:
 
 
 def _keep_best(best: Tensor, rows: Tensor, similarity: Tensor, start: int, k: int) -> tuple[Tensor, Tensor]:
-    """Keep the k best of the previous cosines and of new cosines, whose training rows begin at `start`."""
+    """Merge the best cosines so far with new cosines, whose training rows begin at `start`, and keep the k best."""
     values, columns = _stable_topk(similarity, min(k, similarity.shape[1]))
     if not best.shape[1]:
         return values, columns + start
@@ -101,15 +101,15 @@ def _keep_best(best: Tensor, rows: Tensor, similarity: Tensor, start: int, k: in
 
 
 def _stable_topk(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest of each row; ties go to the earlier column, which torch's topk does not guarantee."""
-    # One extra value shows whether ties were cut off, without another pass over all similarities.
+    """Return the k largest values of each row, of ties the earlier column, which torch's topk does not guarantee."""
+    # One extra value shows whether a tie was cut off, without another pass over all similarities.
     values, columns = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
-    crowded = (values[:, k - 1 : k] == values[:, k:]).any(1).nonzero()[:, 0]
+    cut_ties = (values[:, k - 1 : k] == values[:, k:]).any(1).nonzero()[:, 0]
     values, columns = values[:, :k], columns[:, :k]
     columns, order = columns.sort(dim=1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
     columns = columns.gather(1, order)
-    if len(crowded):
-        exact, order = similarity[crowded].sort(dim=1, descending=True, stable=True)
-        values[crowded], columns[crowded] = exact[:, :k], order[:, :k]
+    if len(cut_ties):
+        all_values, order = similarity[cut_ties].sort(dim=1, descending=True, stable=True)
+        values[cut_ties], columns[cut_ties] = all_values[:, :k], order[:, :k]
     return values, columns

@@ -1,10 +1,10 @@
-"""The linear probe of EsViT: one linear layer on frozen features by SGD, several learning rates in one pass.
+"""EsViT's linear probe: a linear layer trained on frozen features with SGD, for several learning rates at once.
 
-The published code trains one rate per run (momentum 0.9, no weight decay, 100 epochs, cosine per epoch to 0, rate
-times batch / 256, weights from N(0, 0.01)) and reports the best epoch, chosen on the same images. Here all
-rates of a grid are trained on the same batches at once, the rate that is best at the last epoch is chosen on validation
-images (or by cross-validation), a layer with that rate is trained on training and validation images together, and the
-test images are used once.
+The published code trains with one rate per run (momentum 0.9, no weight decay, 100 epochs, cosine schedule per epoch to
+0, rate times batch / 256, weights from N(0, 0.01)) and reports the best epoch on the images on which it is selected.
+Here one layer per rate is trained on the same batches; the rate with the best score after the last epoch is selected on
+validation images (or by cross-validation); a layer with that rate is trained on training and validation images
+together; and the test images are used once.
 """
 
 import math
@@ -35,20 +35,20 @@ from paucal.metrics.measures import MetricName, nan_argmax
 from paucal.models.frozen import FrozenBackbone
 from paucal.types import UserError
 
-# The published runs used 0.001 (default, Swin-B), 0.003 (Swin-S) and 0.01 (ResNet-50) per 256 images.
+# Learning rates per 256 images; the published runs used 0.001 (default, Swin-B), 0.003 (Swin-S) and 0.01 (ResNet-50).
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 # The published augmentation: torchvision's crop of 8 to 100 % (bilinear) and mirroring, nothing else.
 PROBE_AUGMENTATION = Augmentation(rand_augment=None, erase_prob=0.0, interpolation="bilinear")
-Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # returns (B, D) features and (B,) labels of an epoch
+Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # yields (B, D) features and (B,) labels of an epoch
 
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """The published schedule.
+    """Schedule of the linear probe; the default is the published one.
 
     Attributes:
         rates: Peak learning rates per 256 images.
-        epochs: Passes over the training images.
+        epochs: Number of epochs.
         batch: Images per step; the published command uses 4 x 256.
         momentum: Momentum of SGD.
         deviation: Standard deviation of the initial weights.
@@ -67,9 +67,9 @@ PUBLISHED = ProbeSettings()
 
 
 def for_images(settings: ProbeSettings, n_images: int) -> ProbeSettings:
-    """Return the settings with a batch small enough for at least 16 steps per epoch, but of at least 32 images.
+    """Return the settings with a batch reduced to give at least 16 steps per epoch, but of at least 32 images.
 
-    The published schedule makes 125,000 steps on ImageNet; with its batch, 1,000 images would give only 100 steps.
+    The published schedule has 125,000 steps on ImageNet; with its batch, 1,000 images would give only 100 steps.
 
     Example:
         >>> [for_images(PUBLISHED, n).batch for n in (100, 1600, 1_281_167)]
@@ -80,7 +80,13 @@ def for_images(settings: ProbeSettings, n_images: int) -> ProbeSettings:
 
 @dataclass(frozen=True)
 class FittedProbe:
-    """A linear probe with the learning rate that scored highest."""
+    """A linear probe trained with the best learning rate.
+
+    Attributes:
+        classifier: Trained layer.
+        rate: Learning rate with the highest validation score.
+        scores: Validation score of each learning rate.
+    """
 
     classifier: LinearClassifier
     rate: float
@@ -88,7 +94,7 @@ class FittedProbe:
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """Return the seed for the order of the images in an epoch; `seed` may be of any size.
+    """Return the seed for the order of the images in an epoch; `seed` may be arbitrarily large.
 
     Example:
         >>> epoch_seed(3, 7), epoch_seed(2**62, 1) < 2**63
@@ -98,7 +104,7 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
 
 def cached_batches(features: Tensor, labels: Tensor, settings: ProbeSettings, rows: Tensor | None = None) -> Batches:
-    """Return shuffled batches of the given rows, or of all rows, of features that were extracted once."""
+    """Return shuffled batches of extracted features, of the given rows or of all rows."""
     labels = labels.to(features.device)
     rows = torch.arange(len(features)) if rows is None else rows
 
@@ -120,25 +126,25 @@ def train_probes(
         batches: Batches of each epoch.
         dim: Number of features D.
         n_classes: Number of classes K.
-        settings: Schedule; the rate is scaled by `settings.batch`, even for a smaller batch.
-        progress: Called after every epoch with (done, all).
+        settings: Schedule; the rates are scaled by `settings.batch`, even for a smaller last batch.
+        progress: Function called after each epoch with (epochs done, total epochs).
 
     Returns:
-        (G, K, D) weights and (G, K) biases of the G rates.
+        (G, K, D) weights and (G, K) biases for G learning rates.
     """
     generator = torch.Generator().manual_seed(settings.seed)
-    first = torch.randn(n_classes, dim, generator=generator) * settings.deviation
+    initial_weight = torch.randn(n_classes, dim, generator=generator) * settings.deviation
     state: _State | None = None
     for epoch in range(settings.epochs):
-        share = 0.5 * (1 + math.cos(math.pi * epoch / settings.epochs)) * settings.batch / 256
+        rate_factor = 0.5 * (1 + math.cos(math.pi * epoch / settings.epochs)) * settings.batch / 256
         for features, labels in batches(epoch):
             if state is None:
-                state = _State(first.to(features), settings)
-            state.step(features, labels, share)
+                state = _State(initial_weight.to(features), settings)
+            state.step(features, labels, rate_factor)
         if progress is not None:
             progress(epoch + 1, settings.epochs)
     if state is None:
-        raise UserError("there are no training images for the linear probe: give some.")
+        raise UserError("there are no training images for the linear probe: give a data set with training images.")
     return state.weight, state.bias
 
 
@@ -151,7 +157,7 @@ def fit_probe(
     metric: MetricName = "accuracy",
     progress: Advance | None = None,
 ) -> FittedProbe:
-    """Train all rates, choose the rate with the highest validation score, then train with it on both splits together.
+    """Train with all rates, select the rate with the highest validation score, then train with it on both splits.
 
     Args:
         train: Batches of the training images.
@@ -159,15 +165,15 @@ def fit_probe(
         val: (N, D) features and (N,) labels of the validation images.
         n_classes: Number of classes K.
         settings: Schedule of both trainings.
-        metric: Metric that is highest at the best rate; of equal scores the lower rate wins.
-        progress: Called after every epoch with (done, all).
+        metric: Metric by which the rate is selected; of equal scores the lower rate wins.
+        progress: Function called after each epoch with (epochs done, total epochs).
     """
     features = val[0]
     if not len(features):
-        raise UserError("there are no validation images to choose the learning rate with: give --val-fraction 0.1.")
+        raise UserError("there are no validation images to select the learning rate with: give --val-fraction 0.1.")
     require_finite(features, "validation images")
-    scores = _score_rates(train, val, n_classes, settings, metric, _progress_of_part(progress, 0, 2))
-    return _fit_best(both, features.shape[1], n_classes, settings, scores, _progress_of_part(progress, 1, 2))
+    scores = _score_rates(train, val, n_classes, settings, metric, _progress_of_training(progress, 0, 2))
+    return _fit_best(both, features.shape[1], n_classes, settings, scores, _progress_of_training(progress, 1, 2))
 
 
 def fit_probe_by_folds(
@@ -178,26 +184,26 @@ def fit_probe_by_folds(
     metric: MetricName = "accuracy",
     progress: Advance | None = None,
 ) -> FittedProbe:
-    """Choose the learning rate by cross-validation within the training images, then train with it on all of them.
+    """Select the learning rate by cross-validation within the training images, then train with it on all of them.
 
     Args:
-        train: (N, D) features of the unaugmented images and (N,) labels, on which the rate is chosen.
+        train: (N, D) features of the unaugmented images and (N,) labels, on which the rate is selected.
         batches: Batches of the final training, which may be augmented views.
         n_classes: Number of classes K.
         settings: Schedule.
-        metric: Metric whose mean over the folds is highest at the best rate; of equal scores the lower rate wins.
-        progress: Called after every epoch with (done, all).
+        metric: Metric whose mean over the folds selects the rate; of equal scores the lower rate wins.
+        progress: Function called after each epoch with (epochs done, total epochs).
     """
     features, labels = train
     require_finite(features, "training images")
     folds = draw_folds(labels, settings.seed)
-    trainings, scores = len(folds) + 1, []
+    n_trainings, scores = len(folds) + 1, []
     for number, (rows, held_out) in enumerate(folds):
         schedule, val = for_images(settings, len(rows)), take_rows(train, held_out)
-        fold = cached_batches(features, labels, schedule, rows)
-        advance = _progress_of_part(progress, number, trainings)
-        scores.append(_score_rates(fold, val, n_classes, schedule, metric, advance))
-    means, advance = np.mean(scores, axis=0).tolist(), _progress_of_part(progress, len(folds), trainings)
+        fold_batches = cached_batches(features, labels, schedule, rows)
+        advance = _progress_of_training(progress, number, n_trainings)
+        scores.append(_score_rates(fold_batches, val, n_classes, schedule, metric, advance))
+    means, advance = np.mean(scores, axis=0).tolist(), _progress_of_training(progress, len(folds), n_trainings)
     return _fit_best(batches, features.shape[1], n_classes, settings, means, advance)
 
 
@@ -209,7 +215,7 @@ def _score_rates(
     metric: MetricName,
     progress: Advance | None,
 ) -> list[float]:
-    """Train all rates; return the validation score of each."""
+    """Train with all rates; return the validation score of each rate."""
     probes = zip(*train_probes(train, val[0].shape[1], n_classes, settings, progress), strict=True)
     return [validation_score(LinearClassifier(weight, bias), *val, metric) for weight, bias in probes]
 
@@ -217,15 +223,15 @@ def _score_rates(
 def _fit_best(
     batches: Batches, dim: int, n_classes: int, settings: ProbeSettings, scores: list[float], progress: Advance | None
 ) -> FittedProbe:
-    """Train with the rate that has the highest of the scores."""
+    """Train with the rate that has the highest score; `scores` are those of `settings.rates`."""
     rate = settings.rates[nan_argmax(scores)]
     weight, bias = train_probes(batches, dim, n_classes, replace(settings, rates=(rate,)), progress)
     return FittedProbe(LinearClassifier(weight[0], bias[0]), rate, dict(zip(settings.rates, scores, strict=True)))
 
 
-def _progress_of_part(progress: Advance | None, number: int, trainings: int) -> Advance | None:
-    """Return a progress function for one of several trainings, which counts the earlier trainings as done."""
-    return progress and (lambda done, total: progress(number * total + done, trainings * total))
+def _progress_of_training(progress: Advance | None, number: int, n_trainings: int) -> Advance | None:
+    """Return a progress function for one of several trainings, which adds the epochs of the earlier trainings."""
+    return progress and (lambda done, total: progress(number * total + done, n_trainings * total))
 
 
 def augmented_batches(
@@ -236,10 +242,12 @@ def augmented_batches(
     settings: ProbeSettings,
     extraction: Extraction,
 ) -> Batches:
-    """Return batches of the features of new augmented views in every epoch; `rows` are positions and labels."""
+    """Return batches of features of augmented views, which are new in every epoch; `rows` are positions and labels."""
     indices, labels = rows
-    plain = subject.preprocessing.transform()
-    transform = TrainTransform(plain.size, PROBE_AUGMENTATION, plain.normalisation, resize=plain.resize)
+    eval_transform = subject.preprocessing.transform()
+    transform = TrainTransform(
+        eval_transform.size, PROBE_AUGMENTATION, eval_transform.normalisation, resize=eval_transform.resize
+    )
     dataset = ViewDataset(images, [(transform, 1)], settings.seed, labels=False)
     label_of = dict(zip(indices.tolist(), labels.tolist(), strict=True))
 
@@ -251,9 +259,9 @@ def augmented_batches(
         reader = FeatureReader(subject.backbone, [kind])
         try:
             for batch in loader:
-                parts = batch.views[0].split(extraction.batch_size)
+                chunks = batch.views[0].split(extraction.batch_size)
                 with torch.inference_mode():
-                    features = torch.cat([reader(part.to(subject.device))[0].float() for part in parts])
+                    features = torch.cat([reader(chunk.to(subject.device))[0].float() for chunk in chunks])
                 targets = torch.tensor([label_of[index] for index in batch.ids.tolist()], device=features.device)
                 yield features.clone(), targets
         finally:
@@ -263,22 +271,22 @@ def augmented_batches(
 
 
 class _State:
-    """Weights, biases and momentum of all rates; the gradient of softmax regression is written out."""
+    """Weights, biases and momentum buffers of the layers of all rates; gradients are computed without autograd."""
 
-    def __init__(self, first: Tensor, settings: ProbeSettings) -> None:
-        self.rates = torch.tensor(settings.rates, device=first.device, dtype=first.dtype)
+    def __init__(self, initial_weight: Tensor, settings: ProbeSettings) -> None:
+        self.rates = torch.tensor(settings.rates, device=initial_weight.device, dtype=initial_weight.dtype)
         self.momentum = settings.momentum
-        self.weight = first.expand(len(self.rates), *first.shape).clone()
-        self.bias = first.new_zeros(len(self.rates), len(first))
-        self._moved = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
+        self.weight = initial_weight.expand(len(self.rates), *initial_weight.shape).clone()
+        self.bias = initial_weight.new_zeros(len(self.rates), len(initial_weight))
+        self._momentum_buffers = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
 
-    def step(self, features: Tensor, labels: Tensor, share: float) -> None:
-        """Make a step of SGD with momentum for every rate, multiplied by `share`."""
-        count, width = self.bias.shape
-        logits = (features @ self.weight.flatten(0, 1).T).view(-1, count, width) + self.bias
-        error = (logits.softmax(2) - F.one_hot(labels, width)[:, None]) / len(features)
+    def step(self, features: Tensor, labels: Tensor, rate_factor: float) -> None:
+        """Make a step of SGD with momentum for each rate times `rate_factor`."""
+        n_rates, n_classes = self.bias.shape
+        logits = (features @ self.weight.flatten(0, 1).T).view(-1, n_rates, n_classes) + self.bias
+        error = (logits.softmax(2) - F.one_hot(labels, n_classes)[:, None]) / len(features)
         gradients = (error.flatten(1).T @ features).view_as(self.weight), error.sum(0)
-        rates = self.rates * share
-        for value, momentum, gradient in zip((self.weight, self.bias), self._moved, gradients, strict=True):
-            momentum.mul_(self.momentum).add_(gradient)
-            value.sub_(rates.view(-1, *[1] * (value.ndim - 1)) * momentum)
+        rates = self.rates * rate_factor
+        for value, buffer, gradient in zip((self.weight, self.bias), self._momentum_buffers, gradients, strict=True):
+            buffer.mul_(self.momentum).add_(gradient)
+            value.sub_(rates.view(-1, *[1] * (value.ndim - 1)) * buffer)

@@ -3,13 +3,13 @@
 The objective is the sum of cross-entropies + lambda / 2 * |W|^2 with an unpenalised bias, minimised by L-BFGS with at
 most 1000 iterations: by scikit-learn on the CPU (its C is 1 / lambda), or by torch, which can run on a GPU and reaches
 the same minimum. The torch solver divides the loss by the number of images, as scikit-learn does, so that tolerances
-agree. With two classes both solvers fit one vector of weights, since two vectors would be penalised
+have the same meaning. For two classes both solvers fit a single weight vector, since two vectors would be penalised
 differently.
 
-Lambda is chosen by the parametric binary search of the paper. The grid has 8 points per decade from 1e-6 to 1e6, 97 in
-all. Seven points, two decades apart, are tried first; then, repeatedly, the two points at half the distance on both
-sides of the best point so far, until its neighbours on the grid have been tried. That is at most 7 + 4 * 2 = 15 fits,
-and finds the best point of the grid if the score has a single peak.
+Lambda is selected by the parametric binary search of the paper. The grid has 8 points per decade from 1e-6 to 1e6, 97
+in total. Seven points, two decades apart, are tried first. Then the distance is halved repeatedly, and the two points
+at this distance from the best point so far are tried, until its neighbours on the grid have been tried. The search
+needs at most 7 + 4 * 2 = 15 fits, and finds the best point of the grid if the score has a single peak.
 """
 
 import warnings
@@ -37,12 +37,12 @@ from paucal.evaluation.protocols.classifier import (
 from paucal.metrics.measures import MetricName
 from paucal.types import UserError
 
-HISTORY = 10  # number of pairs of differences that L-BFGS keeps, as in SciPy
-_STALLED = 1e-16  # smaller changes of the mean loss are rounding errors
-PER_DECADE = 8
-LOWEST, HIGHEST = -6, 6  # decades of lambda
+HISTORY_SIZE = 10  # history size of L-BFGS, as in SciPy
+_MIN_CHANGE = 1e-16  # smaller changes of the mean loss are rounding errors
+PER_DECADE = 8  # points of the grid per decade of lambda
+LOWEST, HIGHEST = -6, 6  # log10 of the smallest and largest lambda
 POINTS = (HIGHEST - LOWEST) * PER_DECADE + 1
-COARSE = 2 * PER_DECADE
+COARSE_STEP = 2 * PER_DECADE  # points of the grid between the lambdas that are tried first
 
 Backend = Literal["sklearn", "torch"]
 Fit = tuple[Tensor, Tensor, int, bool]  # weights, biases, iterations, whether the tolerance was reached
@@ -50,12 +50,12 @@ Fit = tuple[Tensor, Tensor, int, bool]  # weights, biases, iterations, whether t
 
 @dataclass(frozen=True)
 class Solver:
-    """How a fit is computed.
+    """Backend and stopping rule of a fit.
 
     Attributes:
         backend: "sklearn" on the CPU, or "torch" on the device of the features.
         max_iterations: Maximum number of iterations of L-BFGS.
-        tolerance: Largest entry of the gradient of the mean loss at which the fit stops; scikit-learn's default.
+        tolerance: The fit stops when no entry of the gradient of the mean loss exceeds it; scikit-learn's default.
     """
 
     backend: Backend = "sklearn"
@@ -68,11 +68,11 @@ DEFAULT = Solver()
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The outcome of a search for lambda.
+    """The result of a search for lambda.
 
     Attributes:
-        best: Position of the best lambda on the grid.
-        scores: Scores of the tried points by position, in the order in which they were tried.
+        best: Position of the best lambda on the grid, from 0.
+        scores: Validation score of each tried position, in the order in which they were tried.
     """
 
     best: int
@@ -85,7 +85,7 @@ class SearchResult:
 
 
 def strength_at(position: int) -> float:
-    """Return lambda at a position of the grid, 0 to 96.
+    """Return lambda at a position on the grid, from 0 to 96.
 
     Example:
         >>> strength_at(0), strength_at(48), round(strength_at(49), 4), strength_at(96)
@@ -99,47 +99,48 @@ def strength_at(position: int) -> float:
 def search_strength(score: Callable[[float], float]) -> SearchResult:
     """Find the lambda with the highest validation score in at most 15 evaluations.
 
-    Of equal scores, the larger lambda wins, since its model is simpler. NaN loses.
+    Of equal scores, the larger lambda wins, since its model is simpler. NaN counts as the lowest score.
     """
-    score_of: dict[int, float] = {}
+    scores: dict[int, float] = {}
 
-    def best_after(positions: list[int]) -> int:
+    def try_positions(positions: list[int]) -> int:
+        """Score the positions that were not tried yet; return the best position so far."""
         for position in positions:
-            if 0 <= position < POINTS and position not in score_of:
+            if 0 <= position < POINTS and position not in scores:
                 value = float(score(strength_at(position)))
-                score_of[position] = value if value == value else float("-inf")
-        return max(score_of, key=lambda position: (score_of[position], position))
+                scores[position] = value if value == value else float("-inf")
+        return max(scores, key=lambda position: (scores[position], position))
 
-    peak = best_after(list(range(0, POINTS, COARSE)))
-    step = COARSE // 2
+    best = try_positions(list(range(0, POINTS, COARSE_STEP)))
+    step = COARSE_STEP // 2
     while step:
-        peak = best_after([peak - step, peak + step])
+        best = try_positions([best - step, best + step])
         step //= 2
-    return SearchResult(peak, score_of)
+    return SearchResult(best, scores)
 
 
 def fit_logistic(
     features: Tensor, labels: Tensor, n_classes: int, strength: float, solver: Solver = DEFAULT
 ) -> LinearClassifier:
-    """Fit a classifier.
+    """Fit a linear classifier by logistic regression.
 
     Args:
         features: (N, D) features.
-        labels: (N,) in [0, K), where classes may be missing; or (N, K) of 1, 0 and -1 (image ignored for that class),
-            then one regression is fitted per class.
+        labels: (N,) labels in [0, K), where classes may be missing; or (N, K) labels 1, 0 or -1 (image ignored for that
+            class), for which one regression is fitted per class.
         n_classes: Number of classes K.
         strength: Lambda.
         solver: Backend and stopping rule.
     """
     require_finite(features, "training images")
     if labels.ndim == 2:
-        return _fit_several(features, labels, strength, solver)
+        return _fit_per_class(features, labels, strength, solver)
     require_classes(labels)
-    class_numbers, compact = labels.unique(return_inverse=True)
+    class_numbers, compact_labels = labels.unique(return_inverse=True)
     if solver.backend == "torch":
-        fit = fit_softmax(features, compact, strength, solver)
+        fit = fit_softmax(features, compact_labels, strength, solver)
     else:
-        fit = _split_binary(_fit_by_sklearn(features, compact, strength, solver))
+        fit = _split_binary(_fit_by_sklearn(features, compact_labels, strength, solver))
     weight, bias, iterations, converged = fit
     all_weights = weight.new_zeros(n_classes, features.shape[1])
     all_biases = bias.new_full((n_classes,), -torch.inf)
@@ -147,7 +148,7 @@ def fit_logistic(
     return LinearClassifier(all_weights, all_biases, iterations, converged)
 
 
-def _fit_several(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> LinearClassifier:
+def _fit_per_class(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> LinearClassifier:
     """Fit one logistic function per class to (N, K) labels."""
     for number, column in enumerate(labels.T):
         require_classes(column[column >= 0], f"the images labelled for class {number}")
@@ -161,7 +162,7 @@ def _fit_several(features: Tensor, labels: Tensor, strength: float, solver: Solv
 def _fit_by_sklearn(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> Fit:
     model = LogisticRegression(C=1 / strength, max_iter=solver.max_iterations, tol=solver.tolerance)
     with warnings.catch_warnings():
-        # Separable classes with a small penalty have no minimum nearby; the limit of iterations is from the paper.
+        # For separable classes with a small penalty, the paper's maximum number of iterations is often not enough.
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(to_double(features).cpu().numpy(), labels.cpu().numpy())
     iterations = int(np.max(model.n_iter_))
@@ -174,14 +175,14 @@ def fit_softmax(features: Tensor, labels: Tensor, strength: float, solver: Solve
 
     Args:
         features: (N, D) features.
-        labels: (N,) with every class in [0, K) present, or (N, K) shares of the classes in each image; on any device.
+        labels: (N,) labels that include every class in [0, K), or (N, K) class probabilities; on any device.
         strength: Lambda.
         solver: Stopping rule.
 
     Returns:
         (K, D) weights and (K,) biases in float64, the number of iterations, and whether the tolerance was reached.
     """
-    # Read before moving to the device, to avoid waiting for it.
+    # Read before the labels are moved to the device, to avoid a synchronisation.
     n_classes = labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1
     features = to_double(features)
     labels = labels.to(features.device)
@@ -197,25 +198,25 @@ def fit_independent(features: Tensor, labels: Tensor, strength: float, solver: S
 
     Args:
         features: (N, D) features.
-        labels: (N, K) of 1, 0 and -1; -1 leaves the image out for that class.
+        labels: (N, K) labels 1, 0 or -1 (image ignored for that class).
         strength: Lambda.
         solver: Stopping rule.
 
     Returns:
-        Same as `fit_softmax`.
+        Weights, biases, number of iterations and whether the tolerance was reached, as from `fit_softmax`.
     """
     features = to_double(features)
     labels = labels.to(features.device)
-    targets, labelled = (labels > 0).to(features), (labels >= 0).to(features)
+    targets, is_labelled = (labels > 0).to(features), (labels >= 0).to(features)
 
     def loss(logits: Tensor) -> Tensor:
-        return (F.binary_cross_entropy_with_logits(logits, targets, reduction="none") * labelled).sum() / len(labels)
+        return (F.binary_cross_entropy_with_logits(logits, targets, reduction="none") * is_labelled).sum() / len(labels)
 
     return _minimise(features, labels.shape[1], strength, loss, solver)
 
 
 def _split_binary(fit: Fit) -> Fit:
-    """Split the one vector that two classes share into one per class."""
+    """Convert the single weight vector of two classes to one vector per class; leave other fits unchanged."""
     weight, bias, iterations, converged = fit
     if len(bias) == 1:
         weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
@@ -229,8 +230,8 @@ def _minimise(inputs: Tensor, outputs: int, strength: float, loss: Callable[[Ten
         [weight, bias],
         max_iter=solver.max_iterations,
         tolerance_grad=solver.tolerance,
-        tolerance_change=_STALLED,
-        history_size=HISTORY,
+        tolerance_change=_MIN_CHANGE,
+        history_size=HISTORY_SIZE,
         line_search_fn="strong_wolfe",
     )
 
@@ -243,14 +244,20 @@ def _minimise(inputs: Tensor, outputs: int, strength: float, loss: Callable[[Ten
     with torch.enable_grad():
         optimizer.step(closure)  # type: ignore[arg-type]
         closure()  # computes the gradient at the final point
-    steepest = max(float(p.grad.abs().max()) for p in (weight, bias))  # type: ignore[union-attr]
+    max_gradient = max(float(p.grad.abs().max()) for p in (weight, bias))  # type: ignore[union-attr]
     iterations = int(optimizer.state[weight]["n_iter"])
-    return weight.detach(), bias.detach(), iterations, steepest <= solver.tolerance
+    return weight.detach(), bias.detach(), iterations, max_gradient <= solver.tolerance
 
 
 @dataclass(frozen=True)
 class SelectedClassifier:
-    """A classifier with the lambda that scored highest."""
+    """A classifier that was fitted with the best lambda.
+
+    Attributes:
+        classifier: Fitted classifier.
+        search: Result of the search for lambda.
+        fits: Number of fits, including those of the search.
+    """
 
     classifier: LinearClassifier
     search: SearchResult
@@ -266,19 +273,20 @@ def fit_selected(
     search: Callable[[Callable[[float], float]], SearchResult] = search_strength,
     both: tuple[Tensor, Tensor] | None = None,
 ) -> SelectedClassifier:
-    """Choose lambda on the validation images, then fit to both splits together; test images are never used.
+    """Select lambda on the validation images, then fit to training and validation images together.
 
     Args:
-        train: (N, D) features and labels as `fit_logistic` takes them.
+        train: (N, D) features and the labels of the training images, see `fit_logistic`.
         val: Features and labels of the validation images.
         n_classes: Number of classes K.
-        metric: Metric that is highest at the best lambda.
+        metric: Metric by which lambda is selected.
         solver: Backend and stopping rule.
-        search: Search for lambda.
-        both: Rows of `train` and then of `val`, if they already lie in one tensor, which saves a copy.
+        search: Function that searches for the lambda with the highest score.
+        both: Features and labels of the training, then the validation images, if they are already in one tensor; this
+            saves a copy.
     """
     if not len(val[0]):
-        raise UserError("there are no validation images to choose lambda with: give --val-fraction 0.1.")
+        raise UserError("there are no validation images to select lambda with: give --val-fraction 0.1.")
     require_same_width(train[0], val[0])
     require_finite(val[0], "validation images")
 
@@ -295,7 +303,7 @@ def fit_selected(
 def fit_by_folds(
     train: tuple[Tensor, Tensor], n_classes: int, metric: MetricName = "accuracy", solver: Solver = DEFAULT
 ) -> SelectedClassifier:
-    """Choose lambda by cross-validation within the training images, then fit to all of them."""
+    """Select lambda by cross-validation within the training images, then fit to all of them."""
     folds = draw_folds(train[1])
 
     def score(strength: float) -> float:

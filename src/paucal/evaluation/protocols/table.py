@@ -1,4 +1,4 @@
-"""The table of frozen features: every model's scores, printed, drawn, and stored as CSV and JSON."""
+"""The table of frozen features: the scores of all models, printed, drawn, and stored as CSV and JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ COLUMNS = (
 )
 CSV_NAME, JSON_NAME = "table.csv", "results.json"
 FOLDER = "frozen-features"  # in the evaluation folder of a run
-MAX_MODELS = 16  # maximum number of columns of a table
+MAX_MODELS = 16  # each model has a column in the table
 _DIGITS = {"%": 3, "px": 2}  # decimals: a tenth of a percentage point, as in papers, or a hundredth of a pixel
-MARKERS = "osD^v"  # a different marker each time the colours are reused
+MARKERS = "osD^v"  # each time the colours are reused, the next marker is used
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Row:
         data: Name of the data set.
         line: Protocol, setting and name of the score.
         images: Number of test images.
-        scores: Score by model; shares in [0, 1], distances in pixels.
-        notes: Note by model.
-        gains: Score of the first model minus that of each other model on the same images, by the other model.
+        scores: Score of each model; shares in [0, 1], distances in pixels.
+        notes: Note on each model's score.
+        gains: For each model but the first, the first model's score minus its score on the same images.
     """
 
     data: str
@@ -54,7 +54,7 @@ class Row:
     gains: Mapping[str, Score]
 
     def verdict(self, other: str) -> Verdict:
-        """Return whether the first model wins against another, compared at the printed precision, as in papers."""
+        """Return the result of the first model against another, compared at the printed precision, as in papers."""
         first, *_ = self.scores.values()
         digits = _DIGITS[self.line.unit]
         gain = round(first.value, digits) - round(self.scores[other].value, digits)
@@ -67,7 +67,7 @@ class Row:
         return self.gains[other].excludes_zero
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the row as values that can be stored as JSON."""
         return {
             "data": self.data,
             **asdict(self.line),
@@ -94,7 +94,7 @@ class Row:
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
             raise UserError(
-                f"expected a line of a table of frozen features ({problem!r}): evaluate again."
+                f"a row of the stored table of frozen features is damaged ({problem!r}): evaluate again."
             ) from problem
 
 
@@ -106,12 +106,12 @@ def _parse_line(content: Mapping[str, Any]) -> Line:
 
 
 def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Bootstrap) -> list[Row]:
-    """Return the rows of a data set from the outcomes by model; the first model is the baseline of the gains."""
+    """Return the rows of a data set from each model's outcomes; gains are those of the first model over the others."""
     first, *other_names = outcomes
     rows = []
     for first_outcome in outcomes[first]:
         line, count = first_outcome.line, first_outcome.n_images
-        by_model = {name: outcome for name, found in outcomes.items() for outcome in found if outcome.line == line}
+        by_model = {name: outcome for name, group in outcomes.items() for outcome in group if outcome.line == line}
         if any(outcome.n_images != count for outcome in by_model.values()):
             numbers = ", ".join(f"{name}: {outcome.n_images}" for name, outcome in by_model.items())
             raise UserError(f"models can only be compared on the same test images, but these were scored on {numbers}.")
@@ -127,31 +127,31 @@ def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Boo
 
 
 def tally(rows: Sequence[Row], other: str) -> dict[str, int]:
-    """Count wins, ties and losses against another model over the printed rows, and how many of them are clear.
+    """Count the first model's wins, ties and losses against another model over the printed rows, and the clear ones.
 
-    A data set counts once for each protocol and setting, as in papers: top-5 accuracy does not count again.
+    A data set counts once for each protocol and setting, as in papers, so that top-5 accuracy is not counted.
     """
-    counted = [row for row in rows if row.line.headline and row.line.score != TOP_5 and other in row.gains]
-    verdicts = [row.verdict(other) for row in counted]
+    counted_rows = [row for row in rows if row.line.headline and row.line.score != TOP_5 and other in row.gains]
+    verdicts = [row.verdict(other) for row in counted_rows]
     names: tuple[Verdict, ...] = ("win", "tie", "loss")
     return {
         **{name: verdicts.count(name) for name in names},
-        "clear_wins": sum(row.clear(other) and row.verdict(other) == "win" for row in counted),
-        "clear_losses": sum(row.clear(other) and row.verdict(other) == "loss" for row in counted),
+        "clear_wins": sum(row.clear(other) and row.verdict(other) == "win" for row in counted_rows),
+        "clear_losses": sum(row.clear(other) and row.verdict(other) == "loss" for row in counted_rows),
     }
 
 
 def averages(rows: Sequence[Row], protocol: str) -> dict[str, float]:
-    """Return each model's unweighted mean over data sets of a protocol's first printed score (Table 10, last row)."""
-    firsts: dict[str, Row] = {}
+    """Return each model's mean of a protocol's first printed score over all data sets (Table 10, last row)."""
+    first_rows: dict[str, Row] = {}
     for row in rows:
         if row.line.protocol == protocol and row.line.headline:
-            firsts.setdefault(row.data, row)
-    names = [name for row in list(firsts.values())[:1] for name in row.scores]
+            first_rows.setdefault(row.data, row)
+    names = [name for row in list(first_rows.values())[:1] for name in row.scores]
     return {
-        name: sum(row.scores[name].value for row in firsts.values()) / len(firsts)
+        name: sum(row.scores[name].value for row in first_rows.values()) / len(first_rows)
         for name in names
-        if all(name in row.scores for row in firsts.values())
+        if all(name in row.scores for row in first_rows.values())
     }
 
 
@@ -174,9 +174,9 @@ def format_score(score: Score, unit: str, sign: bool = False) -> str:
 
 
 def protocol_table(rows: Sequence[Row], level: float) -> Table:
-    """Return the printed rows as a table: a column per model, and the first model's gain over each of the others."""
+    """Return the printed rows as a table with a column per model and a column per gain of the first model."""
     sets = list(dict.fromkeys(row.data for row in rows))
-    has_several = len(sets) > 1  # a single name does not need a column
+    has_several = len(sets) > 1  # the name of a single set is in the title instead of a column
     set_name = "" if has_several else f" of {escape(''.join(sets))}"
     table = Table(title=f"frozen features{set_name}; in brackets {percent(level, 'g')} intervals", title_justify="left")
     names = list(rows[0].scores) if rows else []
@@ -198,7 +198,7 @@ def protocol_table(rows: Sequence[Row], level: float) -> Table:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """Return sentences on averages, wins, ties and losses, and on the values chosen for each model."""
+    """Return sentences on averages, on wins, ties and losses, and on the selected hyperparameters of each model."""
     lines = []
     sets = len({row.data for row in rows})
     for protocol in PROTOCOLS if sets > 1 else ():
@@ -209,7 +209,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     names = list(rows[0].scores) if rows else []
     for other in names[1:]:
         lines.append(f"{names[0]} against {other}: {_verdicts(tally(rows, other))}")
-    return lines + _chosen_values(rows)
+    return lines + _selected_values(rows)
 
 
 def _verdicts(counts: Mapping[str, int]) -> str:
@@ -229,8 +229,8 @@ def _verdicts(counts: Mapping[str, int]) -> str:
     return f"{text}; the interval of the difference leaves out 0 {' and '.join(parts)}" if parts else text
 
 
-def _chosen_values(rows: Sequence[Row]) -> list[str]:
-    """Return the chosen values, once for all scores and models of a protocol that share them."""
+def _selected_values(rows: Sequence[Row]) -> list[str]:
+    """Return the notes on selected hyperparameters, each once for all scores and models of a protocol that share it."""
     lines_by_note: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if not row.line.headline or not any(row.notes.values()):
@@ -268,12 +268,12 @@ def _as_csv(rows: Sequence[Row]) -> str:
 
 
 def shown_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that the picture can show: the first 60 printed rows whose scores are shares."""
+    """Return the rows that the figure shows: the first 60 printed rows whose scores are shares."""
     return [row for row in rows if row.line.headline and row.line.unit == "%"][:60]
 
 
 def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
-    """Draw all models' scores with intervals for each printed row, in per cent, the first model at the top."""
+    """Draw the scores of all models with intervals for each row, in per cent, the first model at the top."""
     names = list(rows[0].scores)
     row_height = max(0.42, 0.14 * len(names))  # inches per row
     figure = Figure(figsize=(5.4, 1.5 + row_height * max(len(rows), 2)), layout="constrained")
@@ -282,7 +282,7 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
     max_offset = 0.2 if len(names) < 4 else 0.34
     offsets = np.linspace(-max_offset, max_offset, len(names)) if len(names) > 1 else np.zeros(1)
     for number, (name, offset) in enumerate(zip(names, offsets, strict=True)):
-        # No two models look alike; random weights are grey.
+        # Each model has its own combination of colour and marker; random weights are grey.
         colour, marker = (GREY if name == FLOOR else COLOURS[number % len(COLOURS)]), MARKERS[number // len(COLOURS)]
         model_scores = [(index, row.scores[name]) for index, row in enumerate(rows) if name in row.scores]
         x = np.array([index for index, _ in model_scores]) + offset

@@ -12,7 +12,13 @@ from paucal.evaluation.calibration import MIN_IMAGES, Calibration, calibration
 from paucal.evaluation.classification import classification_report, multi_label_report
 from paucal.evaluation.curves import save_curves
 from paucal.evaluation.predictions import Predictions
-from paucal.evaluation.record import due_line, record_classification, record_multi_label, report_table, score_lines
+from paucal.evaluation.record import (
+    record_classification,
+    record_multi_label,
+    report_table,
+    score_lines,
+    usual_metric_line,
+)
 from paucal.evaluation.results import MultiLabelReport, Report, scored_part
 from paucal.methods.training import method_of, unused_by
 from paucal.methods.training_settings import TrainSettings
@@ -207,7 +213,7 @@ def closing_lines(
     baseline_score = percent(report.chance) if is_multi_label else percent(report.majority.top1)
     baseline = "a random order" if is_multi_label else f"always predicting {report.majority.name!r}"
     kept_text = describe_kept_model(setup.tune_record, outcome, evaluation.finish, _is_selected(setup))
-    due_note = due_line(report, setup.data.images.name)
+    due_note = usual_metric_line(report, setup.data.images.name)
     return [
         "",
         f"{scored_part(report)} {setup.data.primary_metric.title}: {score.value} (95 % interval {score.interval}, "

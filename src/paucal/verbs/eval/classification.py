@@ -11,8 +11,8 @@ from paucal.data.images import ImageSet
 from paucal.data.loader import inference_batch_size, make_eval_loader
 from paucal.data.splits.split_csv import read_split
 from paucal.evaluation.predictions import Predictions, predict_all
-from paucal.evaluation.real_labels import Answers, RealAccuracy, answers_of, read_real_labels, real_accuracy
-from paucal.evaluation.record import due_line, record_classification, record_multi_label, report_table
+from paucal.evaluation.real_labels import RealAccuracy, RealLabels, match_labels, read_real_labels, real_accuracy
+from paucal.evaluation.record import record_classification, record_multi_label, report_table, usual_metric_line
 from paucal.evaluation.results import Report, primary_metric
 from paucal.evaluation.seen_images import seen_unlabelled
 from paucal.models.precision import GIVEN, IMAGES, bfloat16_flags
@@ -75,7 +75,7 @@ def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, c
 def _evaluate_set(
     model: TrainedModel,
     selection: Selection,
-    real_answers: Answers | None,
+    real_answers: RealLabels | None,
     output: Path,
     settings: EvalSettings,
     console: Console,
@@ -91,7 +91,7 @@ def _evaluate_set(
     metric = primary_metric(model.card.several)
     value = report.scores[metric.score].value
     console.say(f"{images.name}: {metric.title} {percent(value)}; tables and pictures are in {output}")
-    if due_note := due_line(report, images.name):
+    if due_note := usual_metric_line(report, images.name):
         console.say(due_note)
     if real_answers is None:
         return ClassifiedSet(images.name, report, output)
@@ -123,9 +123,9 @@ def _predict(model: TrainedModel, selection: Selection, settings: EvalSettings, 
 
 
 def _score_real_labels(
-    predictions: Predictions, real_answers: Answers, images: ImageSet, output: Path, console: Console
+    predictions: Predictions, real_answers: RealLabels, images: ImageSet, output: Path, console: Console
 ) -> RealAccuracy:
-    answers = answers_of(real_answers, [images.keys[int(position)] for position in predictions.ids])
+    answers = match_labels(real_answers, [images.keys[int(position)] for position in predictions.ids])
     real_score = real_accuracy(predictions, answers)
     write_text(output / "real_labels.json", json.dumps(asdict(real_score), indent=2) + "\n")
     images_scored, skipped = counted(real_score.images, "image"), real_score.skipped

@@ -19,7 +19,7 @@ from paucal.evaluation.plots import save_figure
 from paucal.evaluation.protocols.correspondence import TOP, Change, second_view, true_positions
 from paucal.evaluation.protocols.data import EvaluationData, balanced_sample
 from paucal.evaluation.protocols.datasets import TABLE9
-from paucal.evaluation.protocols.evaluate import SEVERAL_CLASSES, Protocol, ProtocolOptions, evaluate_backbone
+from paucal.evaluation.protocols.evaluate import MULTI_LABEL, Protocol, ProtocolOptions, evaluate_backbone
 from paucal.evaluation.protocols.features import POOLED, Extraction, FeatureCache, FeatureReader, parse_kind
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.logistic import Solver
@@ -104,7 +104,7 @@ def evaluate_frozen(
         images = _without_seen(opened_data, model, console)
         remarks_on_seen = _report_seen(images, names, console)
         # The suite has sets whose images have several classes each, which some protocols do not support.
-        supported: list[Protocol] = [name for name in protocols if images.labels.ndim == 1 or name in SEVERAL_CLASSES]
+        supported: list[Protocol] = [name for name in protocols if images.labels.ndim == 1 or name in MULTI_LABEL]
         applied: Sequence[Protocol] = supported if SUITE in data else protocols
         outcomes = {
             subject.name: evaluate_backbone(subject, images, applied, options, console.progress) for subject in subjects

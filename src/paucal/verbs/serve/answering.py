@@ -13,7 +13,7 @@ from paucal.data.channels.decoding import decode_image, image_shape
 from paucal.data.channels.pixel_format import describe_depth, has_other_depth
 from paucal.data.decode import UnreadableImage
 from paucal.evaluation.calibration import reach_thresholds
-from paucal.evaluation.familiarity import INSIDE, Familiarity
+from paucal.evaluation.familiarity import SIMILAR_SHARE, Familiarity
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import scale_of
 from paucal.explain.figures.pictures import overlay
@@ -125,7 +125,7 @@ class Answerer:
             "unlike": distance > limit,
             "distance": round(distance, 4),
             "limit": round(limit, 4),
-            "inside": INSIDE,
+            "inside": SIMILAR_SHARE,
         }
 
     def _explanation(self, picture: Image.Image, name: str, says: str | None) -> dict[str, Any]:
