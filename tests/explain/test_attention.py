@@ -11,7 +11,7 @@ import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones.attention_layout import Call, Tokens
 from paucal.explain.attention.heads import entropy, entropy_over, mass_mask, mean_entropy, view_heads
 from paucal.explain.attention.maps import AttentionMap, averaged, fold_head_tokens, head_token_maps
-from paucal.explain.attention.reading import place, read_attention
+from paucal.explain.attention.reading import add_positions, read_attention
 from paucal.explain.attention.rollout import attention_rollout
 from paucal.explain.prepared import explainable
 from paucal.types import UserError
@@ -133,7 +133,7 @@ def test_padded_windows__point_to_the_place_that_was_meant(name: str) -> None:
     targets = torch.randint(16, (down * across, 16), generator=generator)
     weights[:, 0].scatter_(2, targets[:, :, None], 1.0)
     call = Call((block.attn, block, model), (), (torch.zeros(1, height, width, 8),))  # type: ignore[arg-type]
-    found = place("attn", weights, call, images((20, 28), 1))
+    found = add_positions("attn", weights, call, images((20, 28), 1))
     assert found is not None
 
     def cell(window: int, slot: int) -> tuple[int, int] | None:
@@ -242,7 +242,7 @@ def test_bad_input__is_told_in_one_sentence() -> None:
     model = build(name, **FULL[name])
     with pytest.raises(UserError, match="resnet18 has no attention that can be read"):
         read_attention(build("resnet18", num_classes=2), images())
-    with pytest.raises(UserError, match="does not take images of 40x48 pixels"):
+    with pytest.raises(UserError, match="does not support images of 40x48 pixels"):
         read_attention(model, images((40, 48)))
     with pytest.raises(UserError, match=r"expected float \(B, 3, height, width\)"):
         read_attention(model, torch.zeros(1, 1, *SIZE))

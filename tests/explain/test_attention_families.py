@@ -324,5 +324,5 @@ def test_attention_without_places__is_refused_in_one_sentence() -> None:
     with pytest.raises(UserError, match="efficientvit_b0 has no attention that can be read"):
         read_attention(build("efficientvit_b0"), images(64, 64))
     channels = {"img_size": 64, "depth": 1, "embed_dim": 24, "num_heads": 2, "cls_attn_layers": 0}
-    with pytest.raises(UserError, match="is not between positions of the image"):
+    with pytest.raises(UserError, match="is not between positions in the image"):
         read_attention(build("xcit_nano_12_p16_224", **channels), images(64, 64))

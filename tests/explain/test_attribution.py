@@ -230,7 +230,7 @@ def test_bad_input__is_told_in_one_sentence() -> None:
         attribute(model, images(), torch.tensor([0, 1, 2]), "libra")
     with pytest.raises(UserError, match="the method is 'gradcam'; expected one of relevance"):
         attribute(model, images(), torch.tensor(0), "gradcam")
-    with pytest.raises(UserError, match="rules of relevance for ViT, DeiT, LV-ViT and DHVT"):
+    with pytest.raises(UserError, match="relevance rules for ViT, DeiT, LV-ViT and DHVT"):
         attribute(build("resnet18"), images("resnet18"), torch.tensor(0), "relevance")
     with pytest.raises(UserError, match="resnet18 has no attention that can be read"):
         attribute(build("resnet18"), images("resnet18"), torch.tensor(0), "gradient-rollout")
@@ -242,7 +242,7 @@ def test_bad_input__is_told_in_one_sentence() -> None:
 def test_models_without_a_classifier__have_no_class_to_explain(name: str) -> None:
     model = timm.create_model(name, **{**MODELS[name], "num_classes": 0}).eval()
     for method in methods_of(model):
-        if METHODS[method].is_class_specific and (methods.has_captum() or method not in methods.OF_CAPTUM):
+        if METHODS[method].is_class_specific and (methods.has_captum() or method not in methods.CAPTUM_METHODS):
             with pytest.raises(UserError, match="has no classifier, so there is no class to explain"):
                 attribute(model, images(), CLASSES, method)
 
@@ -260,7 +260,7 @@ def test_auto__takes_what_scored_best_and_can_be_had(monkeypatch: pytest.MonkeyP
     for installed in (True, False):
         monkeypatch.setattr(methods, "has_captum", lambda installed=installed: installed)
         method, reason = methods.best_method(model)
-        usable = [name for name in methods.BEST["dhvt"] if installed or name not in methods.OF_CAPTUM]
+        usable = [name for name in methods.BEST["dhvt"] if installed or name not in methods.CAPTUM_METHODS]
         assert method == usable[0]
         assert "DHVT" in reason
     assert methods.family_of(build("swin_tiny_patch4_window7_224")) == "staged"

@@ -39,7 +39,7 @@ def test_nearest_cells__are_row_and_column() -> None:
 
 def test_matches__refuse_images_that_do_not_fit() -> None:
     image = torch.zeros(3, 32, 48)
-    with pytest.raises(UserError, match="does not take an image of 48x32 pixels"):
+    with pytest.raises(UserError, match="does not support an image of 48x32 pixels"):
         match_images(patches_only(), image, image.transpose(1, 2))
 
 

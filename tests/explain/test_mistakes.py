@@ -33,7 +33,7 @@ def test_mistakes__are_explained_for_both_classes(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(mistakes, "mistakes_attribution_figure", lambda found, method: drawn.extend(found))
     monkeypatch.setattr(mistakes, "save_figure", lambda path, figure: None)
     mistakes.draw_mistakes(tmp_path, Predictions(torch.arange(3), shares.log(), labels), images, model, print)
-    assert [one.shares[0] for one in drawn] == pytest.approx([0.8 / 0.89, 0.7 / 0.79])
+    assert [one.probabilities[0] for one in drawn] == pytest.approx([0.8 / 0.89, 0.7 / 0.79])
     classes = images.classes
     assert drawn[0].classes == (classes[int(answers[2])], classes[int(labels[2])])
     assert all(one.maps.shape[0] == 2 and not torch.equal(one.maps[0], one.maps[1]) for one in drawn)
@@ -112,5 +112,5 @@ def test_mistakes__take_the_next_method_where_the_best_has_no_grids(tmp_path: Pa
         images = open_images("digits")
         known = predictions_of(torch.tensor([0, 1]), 2, classes=2)
         mistakes.draw_mistakes(tmp_path, known, images, model, pytest.fail)
-    ranked = [name for name in methods.ranked_methods(model.module) if name not in methods.OF_CAPTUM]
+    ranked = [name for name in methods.ranked_methods(model.module) if name not in methods.CAPTUM_METHODS]
     assert tried == [ranked[0], ranked[1], ranked[1]]

@@ -1,4 +1,4 @@
-"""Features of cells: features as colours, and matching cells of two images."""
+"""Features of the cells of the last grid: drawn as colours, and matched between two images."""
 
 from dataclasses import dataclass
 
@@ -13,13 +13,13 @@ from paucal.types import UserError
 
 @torch.no_grad()
 def feature_colours(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the three principal components of the cells' last features as colours (B, rows, columns, 3) from 0 to 1.
+    """Return the cells' last features as colours: their three principal components, (B, rows, columns, 3) in [0, 1].
 
-    The components are computed from all images together, so that a colour means the same in each; every channel is
-    stretched between its 1st and 99th percentile. The sign of a component makes its largest entry positive.
+    The components are computed from all images together, so that equal colours mean similar features in all of them.
+    Each component is scaled to map its 1st and 99th percentile to 0 and 1; its sign makes its largest entry positive.
 
     Args:
-        model: A timm model with a grid.
+        model: A timm model with a grid of features.
         images: (B, C, H, W), normalised.
 
     Raises:
@@ -39,19 +39,20 @@ def feature_colours(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def nearest_cells(grid: Tensor, pooled: Tensor) -> Tensor:
-    """Return the cell (row, column) of each image with the largest cosine similarity to a global feature, (B, 2).
+    """Return the cell (row, column) of each image with the highest cosine similarity to a global feature, (B, 2).
 
-    EsViT's figure marks the cells of each view that are nearest to its own global feature and to the other view's.
+    EsViT's figure marks two cells of each view: the nearest to the view's global feature, and the nearest to the global
+    feature of the other view.
 
     Args:
-        grid: (B, D, rows, columns).
-        pooled: (B, D) global features of the same view or of the other view.
+        grid: (B, D, rows, columns) features of the cells.
+        pooled: (B, D) global features.
     """
     cosine = (F.normalize(grid.flatten(2), dim=1) * F.normalize(pooled, dim=1)[:, :, None]).sum(1)
     return _cell_positions(cosine.argmax(1), grid.shape[3])
 
 
-TOP = 10  # number of pairs to draw
+TOP = 10  # default number of pairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +60,12 @@ class Correspondence:
     """The most similar pairs of cells of two images.
 
     Attributes:
-        first: (n, 2) cells (row, column) of the first image, most similar first.
-        second: (n, 2) cells of the second image that match them.
-        similarity: (n,) cosine similarities.
+        first: (n, 2) cells (row, column) of the first image, in descending order of similarity.
+        second: (n, 2) cells (row, column) of the second image that match them.
+        similarity: (n,) cosine similarities of the pairs.
         grids: (rows, columns) of both images.
-        own: (2, 2) cell of each image nearest to its own global feature.
-        other: (2, 2) cell of each image nearest to the other's global feature.
+        own: (2, 2) cell (row, column) of each image that is nearest to the image's global feature.
+        other: (2, 2) cell (row, column) of each image that is nearest to the other image's global feature.
     """
 
     first: Tensor
@@ -77,30 +78,30 @@ class Correspondence:
 
 @torch.no_grad()
 def match_images(model: nn.Module, first: Tensor, second: Tensor, top: int = TOP) -> Correspondence:
-    """Match the cells of two images by the cosine of their last features.
+    """Match the cells of two images by the cosine similarity of their last features.
 
-    Each cell of the first image is matched with the most similar one of the second; the `top` best pairs are returned
-    (Li et al. 2022, section 4 and appendix). The images may have different shapes if the model accepts that.
+    Each cell of the first image is matched with the most similar cell of the second image; the `top` most similar pairs
+    are returned (Li et al. 2022, section 4 and appendix). The images may differ in size if the model supports both.
 
     Args:
-        model: A timm model with a grid.
-        first: (C, H, W), normalised.
-        second: (C, H', W').
-        top: Number of pairs; fewer if there are fewer cells.
+        model: A timm model with a grid of features.
+        first: (C, H, W) image, normalised.
+        second: (C, H', W') image, normalised.
+        top: Number of pairs; fewer if the first image has fewer cells.
 
     Raises:
-        UserError: the model does not take images of that size, or its grid has a single cell.
+        UserError: the model does not support an image's size, or its grid has a single cell.
     """
     with explainable(model) as module:
         (grid, pooled), (other_grid, other_pooled) = (_last_features(module, image[None]) for image in (first, second))
     if grid.shape[2:].numel() == 1 or other_grid.shape[2:].numel() == 1:
         raise UserError("the last grid has a single cell, so there is nothing to match: use a larger image size.")
     cosine = _unit_cells(grid) @ _unit_cells(other_grid).T
-    similarity, partner = cosine.max(1)
+    similarity, match = cosine.max(1)
     order = similarity.argsort(descending=True, stable=True)[:top]
     return Correspondence(
         _cell_positions(order, grid.shape[3]),
-        _cell_positions(partner[order], other_grid.shape[3]),
+        _cell_positions(match[order], other_grid.shape[3]),
         similarity[order],
         grids=((grid.shape[2], grid.shape[3]), (other_grid.shape[2], other_grid.shape[3])),
         own=torch.cat((nearest_cells(grid, pooled), nearest_cells(other_grid, other_pooled))),
@@ -114,8 +115,8 @@ def _last_features(module: nn.Module, image: Tensor) -> tuple[Tensor, Tensor]:
     except (RuntimeError, AssertionError, ValueError) as problem:
         reason = str(problem).split("\n")[0].rstrip(".")
         raise UserError(
-            f"the model does not take an image of {image.shape[2]}x{image.shape[3]} pixels ({reason}): prepare both "
-            "images as for training."
+            f"the model does not support an image of {image.shape[2]}x{image.shape[3]} pixels ({reason}): prepare "
+            "both images as for training."
         ) from problem
     return features.grids[-1].float(), features.pooled.float()
 

@@ -1,4 +1,4 @@
-"""Prepare a model for reading its inner tensors, and restore it afterwards."""
+"""Preparation of a model for reading its intermediate tensors, and runs of the prepared model."""
 
 import copy
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from paucal.wording import counted
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """Return a model without the wrapper of `torch.compile` and in float32: a copy if it is in half precision.
+    """Return the uncompiled model in full precision: a float32 copy of a model in half precision, else the model.
 
     Example:
         >>> import timm
@@ -21,18 +21,18 @@ def plain(model: nn.Module) -> nn.Module:
         >>> next(plain(model).parameters()).dtype, next(model.parameters()).dtype
         (torch.float32, torch.float16)
     """
-    module = getattr(model, "_orig_mod", model)  # what `torch.compile` wraps
+    module = getattr(model, "_orig_mod", model)  # `torch.compile` stores the uncompiled model as `_orig_mod`
     floats = {p.dtype for p in module.parameters() if p.is_floating_point()}
     return module if floats <= {torch.float32, torch.float64} else copy.deepcopy(module).float()
 
 
 @contextmanager
 def explainable(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield a module with readable inner tensors: in evaluation mode, float32, uncompiled, without checkpointing.
+    """Yield the model in evaluation mode, in float32, uncompiled and without gradient checkpointing, for using hooks.
 
-    Parameters require no gradients, so that only tensors that depend on the image have one. A compiled model is run
-    uncompiled, since compiled code calls no hooks. A model in half precision is replaced by a copy in float32, since
-    products of small gradients vanish in float16. Afterwards the model is restored.
+    Parameters do not require gradients, so that only tensors that depend on the image do. A compiled model is run
+    uncompiled, since compiled code does not call hooks. A model in half precision is replaced by a copy in float32,
+    since products of small gradients underflow in float16. Afterwards the state of the model is restored.
 
     Example:
         >>> import timm
@@ -44,23 +44,23 @@ def explainable(model: nn.Module) -> Iterator[nn.Module]:
         (torch.float16, True)
     """
     module = plain(model)
-    training = [part for part in module.modules() if part.training]
+    in_training_mode = [submodule for submodule in module.modules() if submodule.training]
     trainable = [p for p in module.parameters() if p.requires_grad]
-    checkpointed = bool(getattr(module, "grad_checkpointing", False))
+    uses_checkpointing = bool(getattr(module, "grad_checkpointing", False))
     try:
         module.eval()
         for parameter in trainable:
             parameter.requires_grad_(False)
-        if checkpointed:
+        if uses_checkpointing:
             module.set_grad_checkpointing(False)  # type: ignore[operator]
         with torch.compiler.set_stance("force_eager"):
             yield module
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
-        for part in training:
-            part.training = True
-        if checkpointed:
+        for submodule in in_training_mode:
+            submodule.training = True
+        if uses_checkpointing:
             module.set_grad_checkpointing(True)  # type: ignore[operator]
 
 
@@ -89,30 +89,30 @@ def forward(module: nn.Module, images: Tensor) -> Tensor:
     except (RuntimeError, AssertionError, ValueError, TypeError) as problem:
         reason = str(problem).split("\n")[0].rstrip(".")
         raise UserError(
-            f"{model_name(module)} does not take images of {images.shape[2]}x{images.shape[3]} pixels ({reason}): "
+            f"{model_name(module)} does not support images of {images.shape[2]}x{images.shape[3]} pixels ({reason}): "
             "prepare them as for training."
         ) from problem
 
 
 def with_gradient(module: nn.Module, images: Tensor) -> Tensor:
-    """Return images in the precision of a model, as a leaf of the graph of gradients."""
+    """Return a copy of images in the precision of a model, which requires a gradient."""
     return images.detach().to(next(module.parameters()).dtype).requires_grad_()
 
 
 def one_hot_classes(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return (B, K): 1 for the class of each image, else 0; classes as for `require_classes`."""
+    """Return one-hot vectors (B, K) of the images' classes, which are given as for `require_classes`."""
     indices = require_classes(classes, logits.shape[1], len(logits)).to(logits.device)
     return torch.zeros_like(logits).scatter(1, indices[:, None], 1.0)
 
 
 def require_classes(classes: Tensor, count: int, images: int) -> Tensor:
-    """Return class indices (B,) for B images; a single index applies to all of them."""
+    """Check class indices and return one for each of B images, (B,); a single index is used for all images."""
     indices = torch.as_tensor(classes).reshape(-1)
     if len(indices) == 1:
         indices = indices.expand(images)
     if len(indices) != images:
         classes_text = counted(len(indices), "class", "classes")
-        raise UserError(f"got {classes_text} for {counted(images, 'image')}: give one, or one for each.")
+        raise UserError(f"got {classes_text} for {counted(images, 'image')}: give one class, or one for each image.")
     invalid = indices[(indices < 0) | (indices >= count)]
     if len(invalid):
         raise UserError(f"class {int(invalid[0])} does not exist: the model has classes 0 to {count - 1}.")

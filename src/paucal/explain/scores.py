@@ -1,9 +1,10 @@
-"""Scores that compare methods of attribution on a set of images.
+"""Scores that compare attribution methods on a set of images.
 
 Deletion and insertion (Petsiuk et al. 2018, "RISE") test whether the regions that a map highlights are important to the
-model: pixels are removed from an image in the order of the map, or put into a blurred copy of it, and the
-probability of the class is measured. With a good map it falls early, or rises early. Removed pixels become 0, which is
-the mean colour after normalisation. All maps are compared on the same grid, so that a finer map has no advantage.
+model: cells are deleted from an image in descending order of the map, or inserted into a blurred copy of the image, and
+the probability of the class is measured. With a good map the probability falls or rises early. Deleted pixels become 0,
+which is the mean colour after normalisation. All maps are compared on the same grid, so that a finer map has no
+advantage.
 
 Pointing tests whether a map finds an object at a known position (Zhang et al. 2018, "Top-down Neural Attention by
 Excitation Backprop"; pasted objects as in the grid pointing game of Böhle et al. 2021). Here the object is a reduced
@@ -21,9 +22,9 @@ from torch import Tensor, nn
 from paucal.explain.attribution.methods import RANDOM, attribute, methods_of, random_maps
 from paucal.explain.prepared import explainable, run
 
-STEPS = 10
-CELLS = 8  # along each side of the grid on which maps are compared
-BLUR = 8  # half the side, in pixels, of the squares whose mean colours `blur` interpolates
+STEPS = 10  # of deletion and insertion
+CELLS = 8  # rows and columns of the grid on which maps are compared
+BLUR_RADIUS = 8  # pixels; `blur` interpolates the mean colours of squares of twice this side
 
 
 def on_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
@@ -34,7 +35,7 @@ def on_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
 
 
 def cells_by_rank(maps: Tensor, cells: int = CELLS) -> Tensor:
-    """Return the rank of every cell, (B, cells, cells) int64, 0 for the highest value; ties by position."""
+    """Return the rank of each cell, (B, cells, cells) int64, 0 for the highest value; ties in order of position."""
     flat = on_cells(maps.float(), cells).flatten(1)
     order = flat.argsort(dim=1, descending=True, stable=True)
     ranks = torch.empty_like(order).scatter(1, order, torch.arange(flat.shape[1], device=flat.device).expand_as(order))
@@ -42,9 +43,9 @@ def cells_by_rank(maps: Tensor, cells: int = CELLS) -> Tensor:
 
 
 def blur(images: Tensor) -> Tensor:
-    """Return images (B, C, H, W) reduced to their coarse colours."""
+    """Return strongly blurred images (B, C, H, W)."""
     height, width = images.shape[2:]
-    reduced = F.adaptive_avg_pool2d(images, (math.ceil(height / BLUR / 2), math.ceil(width / BLUR / 2)))
+    reduced = F.adaptive_avg_pool2d(images, (math.ceil(height / BLUR_RADIUS / 2), math.ceil(width / BLUR_RADIUS / 2)))
     return F.interpolate(reduced, (height, width), mode="bilinear", align_corners=False)
 
 
@@ -56,11 +57,11 @@ def perturbation_curve(
 
     Args:
         model: A classifier.
-        images: (B, C, H, W), normalised.
-        maps: (B, h, w), of any size.
-        classes: (B,).
-        insert: Put cells into the blurred image; else remove them from the image.
-        steps: Number of equal steps from no cells to all.
+        images: (B, C, H, W) images, normalised.
+        maps: (B, h, w) attribution maps, on a grid of any size.
+        classes: (B,) classes whose probabilities are returned.
+        insert: Whether cells are inserted into the blurred image, instead of deleted from the image.
+        steps: Number of equal steps from no cells to all cells.
     """
     ranks = cells_by_rank(maps.to(images.device))
     total, base = ranks[0].numel(), blur(images) if insert else torch.zeros_like(images)
@@ -70,13 +71,13 @@ def perturbation_curve(
             is_changed = (ranks < round(total * step / steps))[:, None].float()
             mask = F.interpolate(is_changed, images.shape[2:], mode="nearest")
             mixed = mask * images + (1 - mask) * base if insert else (1 - mask) * images
-            shares = run(module, mixed.to(next(module.parameters()).dtype)).float().softmax(1)
-            probabilities.append(shares.gather(1, classes.to(shares.device)[:, None])[:, 0])
+            all_classes = run(module, mixed.to(next(module.parameters()).dtype)).float().softmax(1)
+            probabilities.append(all_classes.gather(1, classes.to(all_classes.device)[:, None])[:, 0])
     return torch.stack(probabilities, 1)
 
 
 def area(curve: Tensor) -> Tensor:
-    """Return the area under (B, points) curves over equal steps from 0 to 1, (B,).
+    """Return the areas (B,) under curves given by (B, n) values at n equally spaced points from 0 to 1.
 
     Example:
         >>> area(torch.tensor([[1.0, 0.5, 0.0]]))
@@ -85,17 +86,17 @@ def area(curve: Tensor) -> Tensor:
     return (curve[:, 1:] + curve[:, :-1]).mean(1) / 2
 
 
-SIDE = 0.5  # side of the pasted image as a share of the image's; a quarter of the area
+PASTED_SIDE = 0.5  # side of the pasted image as a share of the image's side; a quarter of the area
 
 
 @dataclass(frozen=True, eq=False)
 class PastedImages:
-    """Images with an image of another class in them.
+    """Images with a pasted image of another class.
 
     Attributes:
-        images: (B, C, H, W).
+        images: (B, C, H, W) images with the pasted images.
         classes: (B,) classes of the pasted images.
-        boxes: (B, 4) top, left, bottom, right in pixels.
+        boxes: (B, 4) top, left, bottom and right of the pasted images in pixels.
     """
 
     images: Tensor
@@ -103,16 +104,18 @@ class PastedImages:
     boxes: Tensor
 
 
-def paste_objects(images: Tensor, classes: Tensor, generator: torch.Generator, side: float = SIDE) -> PastedImages:
+def paste_objects(
+    images: Tensor, classes: Tensor, generator: torch.Generator, side: float = PASTED_SIDE
+) -> PastedImages:
     """Paste a reduced image of another class into each image, at a random position.
 
-    Images of a batch with a single class are left out.
+    If all images of a batch are of one class, the result is empty.
 
     Args:
-        images: Images (B, C, H, W).
-        classes: (B,) true classes of the images.
-        generator: Generator for partners and positions.
-        side: Side of the pasted image, as a share of the image's.
+        images: (B, C, H, W) images.
+        classes: (B,) labels of the images.
+        generator: Random generator that draws the pasted images and their positions.
+        side: Side of the pasted image, as a share of the image's side.
     """
     height, width = images.shape[2:]
     rows, columns = max(1, round(side * height)), max(1, round(side * width))
@@ -124,9 +127,9 @@ def paste_objects(images: Tensor, classes: Tensor, generator: torch.Generator, s
             continue
         other = int(candidates[_draw_index(len(candidates), generator)])
         top, left = _draw_index(height - rows + 1, generator), _draw_index(width - columns + 1, generator)
-        picture = images[index].clone()
-        picture[:, top : top + rows, left : left + columns] = reduced[other]
-        pasted.append(picture)
+        image = images[index].clone()
+        image[:, top : top + rows, left : left + columns] = reduced[other]
+        pasted.append(image)
         labels.append(int(classes[other]))
         boxes.append([top, left, top + rows, left + columns])
     if not pasted:
@@ -135,11 +138,11 @@ def paste_objects(images: Tensor, classes: Tensor, generator: torch.Generator, s
 
 
 def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return whether each map has its maximum in the box, and the share of its positive values inside it; both (B,).
+    """Return whether each map has its maximum inside the box, and the share of its positive values inside; both (B,).
 
     Args:
-        maps: (B, h, w) cells of equal size; a cell is weighted by the share of its area in the box.
-        boxes: (B, 4) in pixels.
+        maps: (B, h, w) attribution maps; a cell counts as inside by the share of its area that is inside the box.
+        boxes: (B, 4) top, left, bottom and right of the boxes in pixels.
         size: (height, width) of the images in pixels.
     """
     share_inside = torch.stack([_share_inside(box, (maps.shape[1], maps.shape[2]), size) for box in boxes.tolist()])
@@ -155,13 +158,13 @@ def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[T
 def _share_inside(box: list[int], grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """Return the share of each cell of a grid that lies inside a box (top, left, bottom, right) in pixels."""
     top, left, bottom, right = box
-    down = _overlap(top, bottom, grid[0], size[0])
-    across = _overlap(left, right, grid[1], size[1])
-    return down[:, None] * across
+    row_shares = _overlap(top, bottom, grid[0], size[0])
+    column_shares = _overlap(left, right, grid[1], size[1])
+    return row_shares[:, None] * column_shares
 
 
 def _overlap(start: float, end: float, cells: int, length: int) -> Tensor:
-    """Return the share of each of `cells` equal parts of a length that lies between two points on it."""
+    """Divide [0, length] into `cells` equal intervals; return the share of each that is between `start` and `end`."""
     edges = torch.arange(cells + 1) * (length / cells)
     shared = torch.minimum(edges[1:], torch.tensor(float(end))) - torch.maximum(edges[:-1], torch.tensor(float(start)))
     return shared.clamp(min=0) / (length / cells)
@@ -171,22 +174,22 @@ def _draw_index(count: int, generator: torch.Generator) -> int:
     return int(torch.randint(count, (1,), generator=generator))
 
 
-ERROR = 1.96  # standard errors on either side of a 95 % interval
+Z_95 = 1.96  # standard errors in half a 95 % interval
 
 
 @dataclass(frozen=True)
 class MethodScore:
-    """The scores of a method over a set of images; areas and shares are from 0 to 1.
+    """The scores of an attribution method over a set of images; areas and shares are from 0 to 1.
 
     Attributes:
-        deletion: Mean area under the probability while cells are deleted, important ones first; lower is better.
-        insertion: Mean area under the probability while cells are inserted, important ones first; higher is better.
-        faithfulness: Insertion - deletion, higher is better.
+        deletion: Mean area under the curve of the probability while cells are deleted; lower is better.
+        insertion: Mean area under the curve of the probability while cells are inserted; higher is better.
+        faithfulness: Insertion minus deletion; higher is better.
         faithfulness_error: Half the width of the 95 % interval of the faithfulness over images.
-        pointing: Share of pasted objects that the highest cell hits; a quarter by chance.
-        mass: Mean share of a map that lies on the object; a quarter by chance.
+        pointing: Share of maps whose highest cell is on the pasted object; a quarter by chance.
+        mass: Mean share of a map's positive values on the pasted object; a quarter by chance.
         images: Number of images.
-        pasted: Number of images into which another class could be pasted.
+        pasted: Number of images with a pasted object.
     """
 
     deletion: float
@@ -207,22 +210,22 @@ def score_methods(
     steps: int = STEPS,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, MethodScore]:
-    """Score methods on images: deletion and insertion for the predicted class, pointing for a pasted class.
+    """Score attribution methods: deletion and insertion for the predicted class, pointing for a pasted class.
 
     Args:
         model: A classifier.
-        batches: (images (B, C, H, W) normalised, labels (B,)), several classes in each: partners for pasting are taken
-            from the same batch.
-        methods: Keys of `METHODS`, by default all that work with the model; a random map is added.
+        batches: Pairs of normalised images (B, C, H, W) and labels (B,). A batch needs several classes, since the
+            pasted images are drawn from it.
+        methods: Keys of `METHODS`, by default all that work with the model; random maps are added as a baseline.
         seed: Seed of the random maps and of the pasting.
-        steps: Steps of deletion and insertion.
-        progress: Function that is called with the number of images done.
+        steps: Number of steps of deletion and insertion.
+        progress: Function called with the number of images done.
 
     Raises:
-        UserError: the model lacks what a method needs, or its extra is not installed.
+        UserError: a method does not work with the model, or needs a package that is not installed.
     """
     names = [*(methods_of(model) if methods is None else methods), RANDOM]
-    rows: dict[str, list[Tensor]] = {name: [] for name in names}
+    scores: dict[str, list[Tensor]] = {name: [] for name in names}
     n_done = 0
     for images, labels in batches:
         generator = torch.Generator().manual_seed(seed + n_done)
@@ -230,24 +233,26 @@ def score_methods(
             predicted = run(module, images).argmax(1)
         pasted = paste_objects(images, labels, generator)
         for name in names:
-            rows[name].append(_scores_of(model, name, images, predicted, pasted, seed + n_done, steps))
+            scores[name].append(_score_images(model, name, images, predicted, pasted, seed + n_done, steps))
         n_done += len(images)
         if progress is not None:
             progress(n_done)
-    return {name: _mean_scores(torch.cat(parts, 1)) for name, parts in rows.items()}
+    return {name: _mean_scores(torch.cat(batch_scores, 1)) for name, batch_scores in scores.items()}
 
 
-def _scores_of(model: nn.Module, name: str, images: Tensor, predicted: Tensor, pasted, seed: int, steps: int) -> Tensor:
-    """Return (4, B): deletion, insertion, hit, mass; NaN where nothing could be pasted."""
+def _score_images(
+    model: nn.Module, name: str, images: Tensor, predicted: Tensor, pasted: PastedImages, seed: int, steps: int
+) -> Tensor:
+    """Return deletion, insertion, hit and mass of B images, (4, B); NaN where nothing could be pasted."""
     maps = _class_maps(model, name, images, predicted, seed)
     deletion = area(perturbation_curve(model, images, maps, predicted, steps=steps))
     insertion = area(perturbation_curve(model, images, maps, predicted, insert=True, steps=steps))
-    points = torch.full((2, len(images)), torch.nan)
+    pointing = torch.full((2, len(images)), torch.nan)
     if len(pasted.images):
         pasted_maps = _class_maps(model, name, pasted.images, pasted.classes, seed + 1)
         size = (images.shape[2], images.shape[3])
-        points[:, : len(pasted_maps)] = torch.stack(pointing_hits(pasted_maps, pasted.boxes, size)).cpu()
-    return torch.cat((torch.stack((deletion, insertion)).cpu(), points))
+        pointing[:, : len(pasted_maps)] = torch.stack(pointing_hits(pasted_maps, pasted.boxes, size)).cpu()
+    return torch.cat((torch.stack((deletion, insertion)).cpu(), pointing))
 
 
 def _class_maps(model: nn.Module, name: str, images: Tensor, classes: Tensor, seed: int) -> Tensor:
@@ -256,16 +261,17 @@ def _class_maps(model: nn.Module, name: str, images: Tensor, classes: Tensor, se
     return attribute(model, images, classes, name)
 
 
-def _mean_scores(rows: Tensor) -> MethodScore:
-    deletion, insertion, hit, mass = rows.double()
-    gain = insertion - deletion
-    error = ERROR * float(gain.std()) / max(1, len(gain)) ** 0.5 if len(gain) > 1 else 0.0
-    values = (deletion.mean(), insertion.mean(), gain.mean(), error, hit.nanmean(), mass.nanmean())
+def _mean_scores(scores: Tensor) -> MethodScore:
+    deletion, insertion, hit, mass = scores.double()
+    faithfulness = insertion - deletion
+    n_images = len(faithfulness)
+    error = Z_95 * float(faithfulness.std()) / n_images**0.5 if n_images > 1 else 0.0
+    values = (deletion.mean(), insertion.mean(), faithfulness.mean(), error, hit.nanmean(), mass.nanmean())
     pasted = int(hit.isfinite().sum())
-    return MethodScore(*(float(value) for value in values), images=len(gain), pasted=pasted)
+    return MethodScore(*(float(value) for value in values), images=n_images, pasted=pasted)
 
 
 def as_rows(scores: dict[str, MethodScore]) -> list[dict[str, float | str]]:
-    """Return the scores as rows of a table, the most faithful first."""
+    """Return the scores of each method as rows of a table, in descending order of faithfulness."""
     ordered = sorted(scores.items(), key=lambda item: -item[1].faithfulness)
     return [{"method": name, **{f.name: getattr(score, f.name) for f in fields(score)}} for name, score in ordered]

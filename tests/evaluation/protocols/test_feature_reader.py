@@ -194,7 +194,7 @@ def test_parse__refuses_what_is_no_kind(text):
 
 def test_reader__refuses_more_blocks_or_stages_than_there_are():
     backbone = build("vit_mini", (16, 16), img_size=16, depth=2)
-    with pytest.raises(UserError, match="the last 5 blocks, but vit_mini has 2"):
+    with pytest.raises(UserError, match="the last 5 blocks, but only 2 of vit_mini"):
         FeatureReader(backbone, [FeatureKind("blocks", 5)])
-    with pytest.raises(UserError, match="the last 9 stages, but vit_mini has 2"), torch.no_grad():
+    with pytest.raises(UserError, match="the last 9 stages, but only 2 of vit_mini"), torch.no_grad():
         FeatureReader(backbone, [FeatureKind("stages", 9)])(images((16, 16)))

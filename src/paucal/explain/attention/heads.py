@@ -1,8 +1,8 @@
-"""The attention of single heads: its entropy, and the few cells that receive most of it.
+"""The attention of single heads: its entropy, and a mask of the few cells that receive most of it.
 
-As in EsViT's figures (Li et al. 2022, section 4 and appendix): the heads of the last layer by descending entropy, each
-with a mask of the cells that receive 60 % of its attention, for one query. The authors' code marks the query with row
-and column exchanged, and its entropy is NaN if a weight underflows; this module does neither.
+As in EsViT's figures (Li et al. 2022, section 4 and appendix), the heads of the last layer are shown for one query, in
+descending order of entropy, each with a mask of the cells that receive 60 % of its attention. The authors' code
+exchanges row and column of the query's mark, and its entropy is NaN if a weight underflows; both are corrected here.
 """
 
 import math
@@ -15,24 +15,24 @@ from torch import Tensor, nn
 from paucal.explain.attention.maps import AttentionMap
 from paucal.explain.attention.reading import read_attention
 
-MASS = 0.6  # share of a head's attention within its mask, in EsViT's figures
+MASS = 0.6  # share of a head's attention that its mask contains, as in EsViT's figures
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """Return the entropy in bits of (..., K) weights, normalised to sum 1 first.
+    """Return the entropy in bits of (..., K) weights, which are first divided by their sum.
 
     Example:
         >>> entropy(torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]]))
         tensor([2., 0.])
     """
-    share = weights.float() / weights.float().sum(-1, keepdim=True)
-    return -torch.xlogy(share, share).sum(-1) / torch.log(torch.tensor(2.0)) + 0.0
+    shares = weights.float() / weights.float().sum(-1, keepdim=True)
+    return -torch.xlogy(shares, shares).sum(-1) / torch.log(torch.tensor(2.0)) + 0.0
 
 
 def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
-    """Return a mask of the largest of (..., K) weights, with a share `mass` of their sum, bool (..., K).
+    """Return a mask of the largest of (..., K) weights that together have a share `mass` of the sum, bool (..., K).
 
-    As in EsViT's code, the other weights have at most 1 - mass.
+    As in EsViT's code, the weights outside the mask have at most a share of 1 - mass.
 
     Example:
         >>> mass_mask(torch.tensor([0.1, 0.5, 0.05, 0.35]))
@@ -41,20 +41,20 @@ def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
     if not 0 < mass <= 1:
         raise ValueError(f"mass is {mass}, expected a share above 0 and up to 1")
     ordered, order = weights.float().sort(-1)
-    share = (ordered / ordered.sum(-1, keepdim=True)).cumsum(-1)
-    is_kept = share > 1 - mass + 1e-6
+    cumulative_share = (ordered / ordered.sum(-1, keepdim=True)).cumsum(-1)
+    is_kept = cumulative_share > 1 - mass + 1e-6
     return torch.zeros_like(is_kept).scatter(-1, order, is_kept)
 
 
 @dataclass(frozen=True, eq=False)
 class HeadView:
-    """The heads of a layer for one query and one image, by descending entropy.
+    """The attention of a layer's heads for one query and one image, in descending order of entropy.
 
     Attributes:
-        heads: (heads,) their numbers, from 0.
-        entropy: (heads,) in bits, over the cells.
-        maps: (heads, rows, columns) weights of the cells; the rest up to 1 belongs to other tokens.
-        masks: (heads, rows, columns) bool, the cells with a share `mass` of the sum of `maps`.
+        heads: (heads,) numbers of the heads, from 0.
+        entropy: (heads,) entropies in bits of the attention to cells.
+        maps: (heads, rows, columns) attention to the cells; it sums to less than 1 if there are other tokens.
+        masks: (heads, rows, columns) bool, the cells that together have a share `mass` of the sum of `maps`.
     """
 
     heads: Tensor
@@ -64,16 +64,16 @@ class HeadView:
 
 
 def view_heads(attention: AttentionMap, token: str | tuple[int, int], image: int = 0, mass: float = MASS) -> HeadView:
-    """Return the heads of a layer for one query, by descending entropy as in EsViT's figures.
+    """Return the attention of a layer's heads for one query, in descending order of entropy as in EsViT's figures.
 
     Args:
         attention: Attention of a layer.
-        token: The query, (row, column) or a name.
-        image: Position of the image in the batch.
-        mass: Share of a head's attention to cells that its mask must contain.
+        token: Query: a cell (row, column), or the name of a token.
+        image: Index of the image in the batch.
+        mass: Share of a head's attention to cells that its mask contains.
 
     Raises:
-        UserError: there is no such token.
+        UserError: the layer has no such token.
     """
     maps = attention.cell_map(token)[image]
     bits = entropy(maps.flatten(1))
@@ -85,26 +85,26 @@ def view_heads(attention: AttentionMap, token: str | tuple[int, int], image: int
 def mean_entropy(attention: AttentionMap) -> Tensor:
     """Return the entropy in bits of each head, averaged over all queries and images, (heads,).
 
-    All windows are included (EsViT's code takes only the first of the batch), padded queries are not.
+    All windows are included (EsViT's code uses only the first window of the batch); padded queries are left out.
     """
     bits = entropy(attention.weights)  # (B, groups, heads, Q)
     is_query = (attention.queries >= 0).to(bits)[None, :, None]
     return (bits * is_query).sum((0, 1, 3)) / (is_query.sum() * bits.shape[0])
 
 
-def most_entropy(attention: AttentionMap) -> float:
+def max_entropy(attention: AttentionMap) -> float:
     """Return the entropy in bits of uniform attention over all keys that a query can attend to."""
     return math.log2(max(1, int((attention.keys >= 0).sum(1).max())))
 
 
 def entropy_over(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Return the mean entropy in bits of every head of every layer over a set of images: layer -> (heads,).
+    """Return for each layer the mean entropies (heads,) in bits of its heads over a set of images.
 
-    Used for EsViT's figure of the spread of its heads. Each image passes through the model once.
+    They are drawn in EsViT's figure of the heads' entropies. Each image passes through the model once.
 
     Args:
         model: A timm transformer.
-        batches: (B, C, H, W) tensors, normalised.
+        batches: Batches (B, C, H, W) of normalised images.
 
     Raises:
         UserError: the model has no attention between cells.

@@ -1,4 +1,4 @@
-"""The attention of one layer, with the position of every query and key in the image."""
+"""The attention weights of one layer, with the positions of all queries and keys in the image."""
 
 from dataclasses import dataclass, replace
 
@@ -8,23 +8,23 @@ from torch import Tensor
 from paucal.backbones.attention_layout import Token, Tokens
 from paucal.types import UserError
 
-MAX_ENTRIES = 1 << 27  # entries of a dense matrix, half a GiB
+MAX_ENTRIES = 1 << 27  # largest dense attention: half a GiB of float32
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """The weights of one attention layer, in groups of queries that share their keys.
+    """The weights of one attention layer, in groups of queries that attend to the same keys.
 
-    Full attention is one group; windowed attention has a group per window. Where keys are pooled (PVT), they lie on a
-    coarser grid of their own.
+    Full attention has one group; windowed attention has a group per window. Pooled keys (PVT) have a coarser grid than
+    the queries.
 
     Attributes:
-        layer: Dotted name of the layer.
-        weights: (B, groups, heads, Q, K) after the softmax, before dropout.
+        layer: Dotted name of the layer in the model.
+        weights: (B, groups, heads, Q, K) attention weights after the softmax, before dropout.
         tokens: Tokens of the queries.
-        key_tokens: Tokens of the keys; the same tokens, except in layers that pool keys.
-        queries: (groups, Q) indices among `tokens`, -1 for padding.
-        keys: (groups, K) indices among `key_tokens`, -1 for padding.
+        key_tokens: Tokens of the keys; equal to `tokens`, except in layers that pool keys.
+        queries: (groups, Q) indices of the queries in `tokens`, -1 for padding.
+        keys: (groups, K) indices of the keys in `key_tokens`, -1 for padding.
     """
 
     layer: str
@@ -40,20 +40,23 @@ class AttentionMap:
         return self.weights.shape[2]
 
     def with_weights(self, weights: Tensor) -> "AttentionMap":
-        """Return a copy with other weights (B, groups, heads, Q, K) at the same positions."""
+        """Return a copy with different weights (B, groups, heads, Q, K)."""
         return replace(self, weights=weights)
 
     def asks(self) -> Tensor:
-        """Return which tokens are queries of this layer, bool (tokens,): all, only a class token (CaiT), or cells."""
+        """Return which tokens are queries of this layer, bool (tokens,).
+
+        These may be all tokens, only the class token (CaiT), or only cells.
+        """
         is_query = torch.zeros(len(self.tokens), dtype=torch.bool, device=self.queries.device)
         is_query[self.queries[self.queries >= 0]] = True
         return is_query
 
     def row(self, token: Token) -> Tensor:
-        """Return how much a token attends to every key, (B, heads, keys); padded keys are left out.
+        """Return the attention of a token to each key, (B, heads, keys), without padded keys.
 
         Raises:
-            UserError: there is no such token, or it is not a query of this layer.
+            UserError: the layer has no such token, or the token is not a query.
         """
         query_positions = (self.queries == self.tokens.place(token)).nonzero()
         if not len(query_positions):
@@ -62,7 +65,7 @@ class AttentionMap:
         return self._sum_by_key(self.weights[:, group, :, query], self.keys[group])
 
     def cell_map(self, token: Token) -> Tensor:
-        """Return how much a token attends to every cell, (B, heads, rows, columns) of the keys' grid."""
+        """Return the attention of a token to each cell of the keys' grid, (B, heads, rows, columns)."""
         return self.key_tokens.to_grid(self.row(token))
 
     def dense(self) -> Tensor:
@@ -82,23 +85,23 @@ class AttentionMap:
         for group in range(groups):
             queries, keys = self.queries[group], self.keys[group]
             rows, columns = (queries >= 0).nonzero()[:, 0], (keys >= 0).nonzero()[:, 0]
-            part = self.weights[:, group][:, :, rows][..., columns]
-            all_weights[:, :, queries[rows][:, None], keys[columns]] = part
+            group_weights = self.weights[:, group][:, :, rows][..., columns]
+            all_weights[:, :, queries[rows][:, None], keys[columns]] = group_weights
         return all_weights
 
     def flow(self, share: Tensor) -> Tensor:
-        """Propagate shares (B, queries) of the tokens back to (B, keys) by the mean attention of the heads.
+        """Distribute the share (B, queries) of each token among the keys (B, keys) by the heads' mean attention.
 
-        The result is `share @ dense().mean(1)`, without a matrix between all tokens.
+        The result is `share @ dense().mean(1)`, computed without a matrix between all tokens.
         """
         weights = self.weights.mean(2)
-        padded = share.new_zeros(share.shape[0], len(self.tokens) + 1)  # the last position is padding
+        padded = share.new_zeros(share.shape[0], len(self.tokens) + 1)  # index -1 (padding) reads the additional 0
         padded[:, :-1] = share
-        sent = torch.einsum("bgq,bgqk->bgk", padded[:, self.queries], weights)
-        return self._sum_by_key(sent.flatten(1), self.keys.flatten())
+        key_shares = torch.einsum("bgq,bgqk->bgk", padded[:, self.queries], weights)
+        return self._sum_by_key(key_shares.flatten(1), self.keys.flatten())
 
     def _sum_by_key(self, values: Tensor, keys: Tensor) -> Tensor:
-        """Add up values (..., K) at the positions (K,) of their keys."""
+        """Sum values (..., K) of the same key; return (..., keys). `keys` are (K,) indices, -1 for padding."""
         count = len(self.key_tokens)
         positions = torch.where(keys < 0, count, keys)
         sums = values.new_zeros(*values.shape[:-1], count + 1)
@@ -106,15 +109,15 @@ class AttentionMap:
 
 
 def averaged(attention: AttentionMap) -> Tensor:
-    """Return the attention between all tokens, averaged over heads, (B, tokens, tokens): DHVT's Figure 3 (a).
+    """Return the attention between all tokens, averaged over heads, (B, tokens, tokens), as in DHVT's Figure 3 (a).
 
-    Rows attend to columns; the order is class token, cells, head tokens.
+    Rows are queries, columns are keys, both in the order class token, cells, head tokens.
     """
     return attention.dense().mean(1)
 
 
 def head_token_maps(attention: AttentionMap) -> Tensor:
-    """Return how each head token attends to the cells in its own head, (B, heads, rows, columns): Figure 3 (b).
+    """Return each head token's attention to the cells in its head, (B, heads, rows, columns), as in Figure 3 (b).
 
     Raises:
         UserError: the layer has no head tokens.
@@ -124,27 +127,27 @@ def head_token_maps(attention: AttentionMap) -> Tensor:
         raise UserError(
             f"the layer {attention.layer!r} has no head tokens, which only DHVT has: choose another --show."
         )
-    rows = [attention.cell_map(name)[:, head] for head, name in enumerate(names)]
-    return torch.stack(rows, 1)
+    maps = [attention.cell_map(name)[:, head] for head, name in enumerate(names)]
+    return torch.stack(maps, 1)
 
 
 def fold_head_tokens(attention: AttentionMap, average: bool) -> AttentionMap:
-    """Return a layer without head tokens, which are replaced by their sources and targets.
+    """Return a layer's attention without its head tokens; a layer without head tokens is returned unchanged.
 
-    As a source, a head token represents the mean of all tokens. As a target, its row is given to the class token:
-    shares of attention are averaged over head tokens (`average`), as the layer does, while relevances are summed, since
-    they were already divided on the way back. A layer without head tokens is unchanged.
+    As a key, a head token is the mean of all tokens, so attention to it is divided among them. As a query, its row is
+    added to the row of the class token: attention is averaged over head tokens (`average`), as in the layer; relevance
+    is summed, since the backward pass has already divided it.
     """
     tokens = attention.tokens
     if not tokens.suffix:
         return attention
     n_kept = len(tokens) - len(tokens.suffix)
     weights = attention.weights
-    via_heads = weights[..., n_kept:].sum(-1, keepdim=True) / n_kept
-    folded = weights[..., :n_kept] + via_heads
-    token_rows, heads = folded[..., :n_kept, :], folded[..., n_kept:, :]
-    head_row = heads.mean(-2) if average else heads.sum(-2)
+    weight_via_heads = weights[..., n_kept:].sum(-1, keepdim=True) / n_kept
+    folded = weights[..., :n_kept] + weight_via_heads
+    token_rows, head_rows = folded[..., :n_kept, :], folded[..., n_kept:, :]
+    head_row = head_rows.mean(-2) if average else head_rows.sum(-2)
     all_rows = torch.cat((token_rows[..., :1, :] + head_row.unsqueeze(-2), token_rows[..., 1:, :]), -2)
-    tokens_left = Tokens(tokens.grid, tokens.prefix)
+    kept_tokens = Tokens(tokens.grid, tokens.prefix)
     positions = torch.arange(n_kept, device=weights.device)[None]
-    return AttentionMap(attention.layer, all_rows, tokens_left, tokens_left, positions, positions)
+    return AttentionMap(attention.layer, all_rows, kept_tokens, kept_tokens, positions, positions)

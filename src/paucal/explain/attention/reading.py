@@ -1,8 +1,8 @@
-"""Read the attention maps of any layer of a transformer, with the positions of its tokens in the image.
+"""Reading of the attention of any layer of a transformer, with the positions of its tokens in the image.
 
-A layer gives only weights (batch, heads, queries, keys). The positions follow from the layout that its family declares
-(`AttentionLayout`) and from the inputs of its module and the block around it: in full attention there are as many
-queries as tokens in the input.
+A layer only computes weights (batch, heads, queries, keys). The positions are derived from the layout that the model's
+family declares (`AttentionLayout`), and from the inputs of the layer and of the block around it: in full attention, the
+number of queries equals the number of input tokens.
 """
 
 from collections.abc import Sequence
@@ -20,22 +20,23 @@ from paucal.explain.attention.maps import AttentionMap
 from paucal.explain.prepared import explainable, forward
 from paucal.types import UserError
 
-MAX_PREFIX = 9  # 8 registers and a class token
+MAX_PREFIX = 9  # largest number of tokens before the cells: 8 registers and a class token
 
 
 @torch.no_grad()
 def read_attention(model: nn.Module, images: Tensor, layers: Sequence[str] | None = None) -> list[AttentionMap]:
-    """Run a model without fused kernels and return its attention, shallow to deep.
+    """Run a model on images and return the attention of its layers, from the first to the last.
 
-    Fused kernels are off only during the call. `explainable` prepares compiled models and models in half precision.
+    Fused kernels, which do not return attention weights, are disabled during the call. Compiled models and models in
+    half precision work too.
 
     Args:
-        model: A timm transformer, in any mode.
-        images: (B, C, H, W), normalised as the model expects.
-        layers: Dotted names, by default all.
+        model: A timm transformer, in training or evaluation mode.
+        images: (B, C, H, W) images, normalised as the model expects.
+        layers: Dotted names of the layers, by default all layers.
 
     Raises:
-        UserError: the model has no attention between cells, there is no such layer, or the images do not fit.
+        UserError: the model has no attention between cells or no such layer, or does not support the images' size.
 
     Example:
         >>> import timm
@@ -58,12 +59,12 @@ def read_attention(model: nn.Module, images: Tensor, layers: Sequence[str] | Non
 
 
 class AttentionRecord(NamedTuple):
-    """One forward pass with its attention.
+    """The outputs and the attention of one forward pass.
 
     Attributes:
-        logits: (B, K); features if the model has no classifier.
-        maps: Attention of the layers whose positions are known, shallow to deep.
-        raw: Attention weights of these layers as used in the forward pass, for gradients; `maps` holds views of them.
+        logits: (B, K) logits; features if the model has no classifier.
+        maps: Attention of the layers whose token positions are known, from the first to the last.
+        raw: Attention weights of these layers as the forward pass used them, for gradients; `maps` contains views.
         layers: Modules that computed the weights.
     """
 
@@ -73,7 +74,7 @@ class AttentionRecord(NamedTuple):
     layers: list[nn.Module]
 
     def gradients(self, output_gradient: Tensor) -> list[Tensor]:
-        """Return the gradients of the weights, shaped as in `maps`, from a gradient (B, K) of the logits."""
+        """Return the gradients of the weights, in the shapes of `maps`, for a gradient (B, K) of the logits."""
         gradients = torch.autograd.grad(self.logits, self.raw, output_gradient, allow_unused=True, retain_graph=True)
         return [
             torch.zeros_like(attention.weights)
@@ -91,7 +92,7 @@ def run_recorded(module: nn.Module, images: Tensor) -> AttentionRecord:
     inputs: dict[str, tuple[Any, ...]] = {}
     handles = []
     for name, layer in layers.items():
-        # The layer, its parent, and so on up to the model.
+        # The layer, its parent module, and so on up to the model.
         name_parts = name.split(".")
         modules = tuple(module.get_submodule(".".join(name_parts[:end])) for end in range(len(name_parts), -1, -1))
 
@@ -109,11 +110,11 @@ def run_recorded(module: nn.Module, images: Tensor) -> AttentionRecord:
     finally:
         for handle in handles:
             handle.remove()
-    placed = (place(name, weights[name], calls[name], images) for name in layers if name in weights)
-    maps = [attention for attention in placed if attention is not None]
+    candidates = (add_positions(name, weights[name], calls[name], images) for name in layers if name in weights)
+    maps = [attention for attention in candidates if attention is not None]
     if not maps:
         raise UserError(
-            f"the attention of {model_name(module)} is not between positions of the image: use integrated-gradients or "
+            f"the attention of {model_name(module)} is not between positions in the image: use integrated-gradients or "
             "grad-cam."
         )
     names = [attention.layer for attention in maps]
@@ -128,8 +129,8 @@ def require_attention(module: nn.Module) -> None:
         )
 
 
-def place(name: str, weights: Tensor, call: Call, images: Tensor) -> AttentionMap | None:
-    """Return the attention with the positions of its queries and keys, or None if these are unknown."""
+def add_positions(name: str, weights: Tensor, call: Call, images: Tensor) -> AttentionMap | None:
+    """Return a layer's attention with the positions of its queries and keys; None if these are unknown."""
     size, positions = (images.shape[-2], images.shape[-1]), None
     for declared in map(layout_of, call.modules):
         if positions is None and declared.places is not None:
@@ -142,8 +143,8 @@ def as_groups(weights: Tensor, layer: nn.Module, batch_size: int) -> Tensor:
     """Reshape the attention weights of a layer, or their gradients, to (B, groups, heads, queries, keys).
 
     Args:
-        weights: As the layer computes them: (B, heads, Q, K), or (B * windows, heads, Q, K), or with the windows in a
-            dimension of their own, or (B * windows * heads, Q, K).
+        weights: Weights as the layer computes them: (B, heads, Q, K), (B * windows, heads, Q, K), with a separate
+            dimension of windows, or (B * windows * heads, Q, K).
         layer: Module that computed the weights.
         batch_size: Number of images B.
     """
@@ -153,7 +154,7 @@ def as_groups(weights: Tensor, layer: nn.Module, batch_size: int) -> Tensor:
 
 
 def _with_heads(weights: Tensor, layer: nn.Module) -> Tensor:
-    """Return weights (N, heads, Q, K) from (N * heads, Q, K), as in SAM and, with a single head, in SHViT."""
+    """Reshape weights (N * heads, Q, K), as in SAM and SHViT (which has a single head), to (N, heads, Q, K)."""
     return weights.unflatten(0, (-1, int(getattr(layer, "num_heads", 1)))) if weights.ndim == 3 else weights  # type: ignore[arg-type]
 
 
@@ -161,7 +162,7 @@ def _global_places(weights: Tensor, call: Call, images: Tensor) -> Places | None
     layer, layout = call.layer, layout_of(call.layer)
     inputs, weights = call.inputs[0], _with_heads(weights, layer)
     if weights.ndim != 4 or len(weights) != len(images) or not layout.between_cells:
-        return None  # the windows are unknown, or channels attend to each other
+        return None  # windows of unknown positions, or attention between channels
     suffix, pools_queries = layout.suffix(layer), layout.pools == "queries"
     size = (images.shape[-2], images.shape[-1])
     queries, keys = weights.shape[2], weights.shape[3]
@@ -181,7 +182,7 @@ def _global_places(weights: Tensor, call: Call, images: Tensor) -> Places | None
 
 
 def _token_counts(inputs: Tensor) -> tuple[int, ...]:
-    """Return how many tokens an input may have: (B, N, C), or a map of cells with channels last or first."""
+    """Return the possible numbers of tokens of an input (B, N, C), (B, H, W, C) or (B, C, H, W)."""
     if inputs.ndim == 3:
         return (inputs.shape[1],)
     return (inputs.shape[1] * inputs.shape[2], inputs.shape[2] * inputs.shape[3]) if inputs.ndim == 4 else ()
@@ -190,14 +191,14 @@ def _token_counts(inputs: Tensor) -> tuple[int, ...]:
 def tokens_of(
     count: int, model: nn.Module, image_size: Size, suffix: tuple[str, ...] = (), prefix: int | None = None
 ) -> Tokens | None:
-    """Return the names and the grid of `count` tokens of a model, or None if they do not form a grid of the image.
+    """Return the names and the grid of `count` tokens of a model; None if they do not form a grid of the image.
 
     Args:
         count: Number of all tokens.
-        model: Model, which determines the number of tokens before the cells.
-        image_size: (height, width) in pixels.
-        suffix: Names of the tokens behind the cells.
-        prefix: Number of tokens before the cells; None if unknown.
+        model: Model that the tokens belong to.
+        image_size: (height, width) of the image in pixels.
+        suffix: Names of the tokens after the cells.
+        prefix: Number of tokens before the cells; None to derive it from the model or the image's aspect ratio.
     """
     declared = int(getattr(model, "num_prefix_tokens", 0) or 0)
     for n_prefix in (declared, *range(MAX_PREFIX)) if prefix is None else (prefix,):

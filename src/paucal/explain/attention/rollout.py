@@ -1,9 +1,9 @@
-"""Attention rollout: which cells the information in the last tokens comes from, traced back through all layers.
+"""Attention rollout: from which cells the information in the last tokens comes, traced back through all layers.
 
 Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers": each layer mixes tokens by its mean attention,
-the residual connection keeps half of every token, and the layers are multiplied. Here the product is applied to the
-requested row only, from the last layer to the first. This needs no matrix between all tokens, and works with windows
-(Swin), pooled keys and merged cells.
+the residual connection keeps half of each token, and the matrices of all layers are multiplied. Here the product is
+computed for one row only, from the last layer to the first. This needs no matrix between all tokens, and works with
+windows (Swin), pooled keys and merged cells.
 
 For attribution, the rollout starts from the contributions of the last tokens to a class (`class_contributions`).
 """
@@ -26,16 +26,21 @@ from paucal.explain.attention.reading import AttentionRecord, read_attention, ru
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """Shares of the tokens of one layer, while they are traced back through a network."""
+    """The shares of a layer's tokens in the result, while they are traced back through a network.
+
+    Attributes:
+        values: (B, tokens) shares.
+        tokens: Tokens of the layer.
+    """
 
     values: Tensor
     tokens: Tokens
 
     def on(self, tokens: Tokens) -> "Flow":
-        """Return the shares on the tokens of an earlier stage, whose grid may be finer.
+        """Return the shares of the tokens of an earlier stage, whose grid may be finer.
 
-        A cell's share is divided among the cells it was merged from. Tokens before the cells keep their
-        share if the earlier stage has them, else it is lost.
+        A cell's share is divided among the cells from which it was merged. A token before the cells keeps its share if
+        the earlier stage has it; otherwise its share is dropped.
         """
         if tokens == self.tokens:
             return self
@@ -51,26 +56,26 @@ class Flow:
 
 
 def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, move: float = 1.0) -> Flow:
-    """Follow shares from the end of a network to its first layer.
+    """Trace shares back from the last tokens of a network to the tokens of its first layer.
 
-    In each layer, the residual connection keeps a token's share with the factor `keep`, and the attention moves it with
-    the factor `move` to the tokens it attends to. The share of a token without a query (a cell, if only the class token
-    attends) is unchanged.
+    In each layer, a token keeps its share times `keep`, by the residual connection, and passes on its share times
+    `move` to the tokens that it attends to. A token that is not a query keeps its whole share (cells, if only the class
+    token attends).
     """
     flow = start
-    for parts in reversed(_group_steps(layers)):
-        flow = flow.on(parts[0].tokens)
-        is_query = torch.stack([part.asks() for part in parts]).any(0)
-        skip_flow = Flow(torch.where(is_query, keep, 1.0) * flow.values, flow.tokens)
-        # Layers that pool their queries (MViT, Hiera, LeViT) attend to the cells of a finer grid.
-        finest = max((flow.tokens, *(part.key_tokens for part in parts)), key=lambda tokens: tokens.cells)
-        attention_flows = [Flow(part.flow(flow.values), part.key_tokens).on(finest).values for part in parts]
-        flow = Flow(skip_flow.on(finest).values + move * torch.stack(attention_flows).sum(0), finest)
+    for step in reversed(_group_steps(layers)):
+        flow = flow.on(step[0].tokens)
+        is_query = torch.stack([attention.asks() for attention in step]).any(0)
+        residual_flow = Flow(torch.where(is_query, keep, 1.0) * flow.values, flow.tokens)
+        # In layers that pool their queries (MViT, Hiera, LeViT), the keys have a finer grid.
+        finest = max((flow.tokens, *(attention.key_tokens for attention in step)), key=lambda tokens: tokens.cells)
+        moved = [Flow(attention.flow(flow.values), attention.key_tokens).on(finest).values for attention in step]
+        flow = Flow(residual_flow.on(finest).values + move * torch.stack(moved).sum(0), finest)
     return flow
 
 
 def _group_steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
-    """Group layers into successive steps; in ViL a step has two parts, one for the global tokens and one for cells."""
+    """Group layers into successive steps; a step of ViL has two layers, one for its global tokens and one for cells."""
     steps: list[list[AttentionMap]] = []
     for layer in layers:
         if steps and layer.layer.startswith(f"{steps[-1][0].layer}."):
@@ -81,10 +86,10 @@ def _group_steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
 
 
 def pooling_weights(model: nn.Module, tokens: Tokens, batch_size: int, like: Tensor) -> Flow:
-    """Return the weights of the last tokens in the classifier's input, with sum 1.
+    """Return the weights with which the classifier averages the last tokens; they sum to 1.
 
-    The class token has weight 1, or each of two tokens has half in a distilled model. If the classifier reads no
-    class token, all cells have equal weights.
+    The class token has weight 1; in a distilled model, the class token and the distillation token have 1/2 each. If the
+    classifier uses no class token, all cells have equal weights.
     """
     count = len(tokens)
     values = like.new_zeros(batch_size, count)
@@ -99,14 +104,14 @@ def pooling_weights(model: nn.Module, tokens: Tokens, batch_size: int, like: Ten
 
 @torch.no_grad()
 def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -> Tensor:
-    """Return attention rollout (B, rows, columns) on the cells of the first layer, with sum at most 1.
+    """Return the attention rollout (B, rows, columns) on the cells of the first layer; an image's sum is at most 1.
 
-    It shows where information could come from, independent of any class. In models that average cells (Swin), the
-    rollout starts from all cells of the last layer, with equal weights.
+    The map shows where information may come from and does not depend on a class. In models that average cells (Swin),
+    the rollout starts from all cells of the last layer, with equal weights.
 
     Args:
         model: A timm transformer.
-        images: (B, C, H, W), normalised.
+        images: (B, C, H, W) images, normalised.
         residual: Share of each token that the residual connection keeps in each layer.
 
     Raises:
@@ -119,7 +124,7 @@ def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -
 
 
 def fold_normalised(attention: AttentionMap) -> AttentionMap:
-    """Return the attention without head tokens; rows are normalised to sum 1, since the class token's row sums to 2."""
+    """Return the attention without head tokens, rows scaled to sum 1, as that of the class token would sum to 2."""
     folded = fold_head_tokens(attention, average=True)
     if folded is attention:
         return attention
@@ -127,7 +132,7 @@ def fold_normalised(attention: AttentionMap) -> AttentionMap:
 
 
 def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[AttentionRecord, dict[str, Any]]:
-    """Run a model as `run_recorded` does; also return the outputs of its attention blocks and final norms by name."""
+    """Run `run_recorded`; also return the outputs of the model's attention blocks and final norms, by module name."""
     names = {name.rpartition(".")[0] for name in attention_layers(module)} | set(final_norm_names(module))
     with recorded_outputs(module, sorted(names)) as outputs:
         return run_recorded(module, images), outputs
@@ -136,18 +141,18 @@ def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[AttentionRecord,
 def class_contributions(
     module: nn.Module, recorded: AttentionRecord, outputs: dict[str, Any], one_hot: Tensor, relevances: bool = False
 ) -> Flow:
-    """Return the shares of the last tokens in the logit of a class, with sum 1.
+    """Return the shares of the last tokens in the logit of a class; they sum to 1.
 
-    If the classifier reads a class token, this token has the whole share. If it reads the mean of the cells, the share
-    of each cell is the positive part of its gradient times feature, or of its relevance, after the final norm: before
-    the norm, whose output does not depend on the length of its input, gradient times feature is 0.
+    If the classifier uses a class token, this token's share is 1. If it uses the mean of the cells, a cell's share is
+    proportional to the positive part of its gradient times feature, or of its relevance. These are read after the final
+    norm: before the norm, whose output does not depend on the length of its input, gradient times feature is 0.
 
     Args:
         module: Model.
-        recorded: Its forward pass.
-        outputs: Outputs of its blocks, as returned by `run_with_blocks`.
-        one_hot: (B, K) classes.
-        relevances: Whether the graph of the pass carries relevance instead of gradients.
+        recorded: Forward pass of the model.
+        outputs: Outputs of the model's blocks, as returned by `run_with_blocks`.
+        one_hot: (B, K) one-hot classes.
+        relevances: Whether backward passes compute relevances (`RelevanceMode`) instead of gradients.
     """
     last = recorded.maps[-1]
     layer = fold_head_tokens(last, average=False)
@@ -166,6 +171,6 @@ def class_contributions(
 
 
 def rolled_out(layers: list[AttentionMap], start: Flow) -> Tensor:
-    """Return `start` times (1 + A_L) ... (1 + A_1), on the cells."""
+    """Return the product `start` (1 + A_L) ... (1 + A_1) of the layers' matrices A on the cells, (B, rows, columns)."""
     flow = follow_back(start, [fold_head_tokens(layer, average=False) for layer in layers])
     return flow.tokens.to_grid(flow.values)

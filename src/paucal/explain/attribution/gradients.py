@@ -1,6 +1,6 @@
-"""Attribution by gradients, for any model: gradient times feature, gradient rollout, Grad-CAM, integrated gradients.
+"""Attribution methods based on gradients: gradient times feature, gradient rollout, Grad-CAM, integrated gradients.
 
-The last two come from captum (the extra `explain`).
+Grad-CAM and integrated gradients use captum (the extra `explain`).
 """
 
 from contextlib import nullcontext
@@ -27,17 +27,17 @@ from paucal.explain.prepared import (
 )
 from paucal.types import UserError
 
-STEPS = 32  # points on the path from the mean colour to the image
+STEPS = 32  # points of integrated gradients on the path from the mean colour to the image
 
 
 def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: bool = False) -> Tensor:
-    """Return gradient x attention rollout for a class, (B, rows, columns) on the cells of the first layer, >= 0.
+    """Return the gradient x attention rollout for a class, (B, rows, columns) on the cells of the first layer, >= 0.
 
     Chefer et al. 2021, "Generic Attention-model Explainability": each layer adds the positive part of gradient times
-    attention, averaged over heads, to the residual connection. Here single rows are traced back instead of whole
-    matrices, so that windows (Swin) and merged cells work as well. In a model that averages its cells, which has no
-    class token, the rollout starts from the positive part of gradient times feature of the last cells; the original
-    would weight all cells equally.
+    attention, averaged over heads, to the residual connection. Here a single row is traced back instead of the product
+    of whole matrices, so that windows (Swin) and merged cells work as well. In a model without a class token, which
+    averages its cells, the rollout starts from the positive part of gradient times feature of the last cells; the
+    original would weight all cells equally. With `pruned`, the gradients are LibraGrad's.
     """
     with explainable(model) as module, torch.enable_grad():
         require_attention(module)
@@ -58,10 +58,9 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
 def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned: bool = True) -> Tensor:
     """Return gradient times feature for a class, averaged over all blocks, (B, rows, columns).
 
-    Negative values are evidence against the class.
-
-    With LibraGrad's gradients (attention weights as constants) each block's map adds up to the logit without biases.
-    Maps of later stages are enlarged to the finest grid, each cell's share divided among its parts.
+    Negative values are evidence against the class. With LibraGrad's gradients (`pruned`, attention weights constant),
+    each block's map sums to the logit without the contributions of biases. Maps of later stages are enlarged to the
+    finest grid; each cell's value is divided among the finer cells.
     """
     size = (images.shape[-2], images.shape[-1])
     with explainable(model) as module, torch.enable_grad():
@@ -71,7 +70,7 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
             logits = run(module, with_gradient(module, images))
         outputs = {name: last_tensor(block_outputs[name]) for name in plan.blocks if name in block_outputs}
         if not outputs:
-            raise UserError(f"{model_name(module)} has no blocks that output grids: use integrated-gradients.")
+            raise UserError(f"{model_name(module)} has no blocks with a grid of cells: use integrated-gradients.")
         one_hot = one_hot_classes(logits, classes)
         gradients = torch.autograd.grad(logits, list(outputs.values()), one_hot, allow_unused=True)
     hints = Hints(plan.channels_last, (plan.last[1], plan.last[2]))
@@ -83,7 +82,7 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
 
 
 def _average_maps(maps: list[Tensor]) -> Tensor:
-    """Return the mean of maps (B, h, w) on the finest grid, where a cell's value is divided among its parts."""
+    """Return the mean of maps (B, h, w) on the finest grid; values of coarser cells are divided among finer cells."""
     finest = max((values.shape[1:] for values in maps), key=lambda sides: sides[0] * sides[1])
     total = maps[0].new_zeros(len(maps[0]), *finest)
     for values in maps:
@@ -93,11 +92,10 @@ def _average_maps(maps: list[Tensor]) -> Tensor:
 
 
 def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, steps: int = STEPS) -> Tensor:
-    """Return integrated gradients for a class, (B, H, W), summed over channels.
+    """Return integrated gradients for a class, (B, H, W), summed over channels (Sundararajan et al. 2017).
 
-    Negative values are evidence against the class. Sundararajan et al. 2017. The path starts at 0, which is the
-    mean colour of the training images after normalisation; the sum over an image is nearly the difference between its
-    logit and that of the mean colour.
+    Negative values are evidence against the class. The path starts at 0, which is the mean colour of the training
+    images after normalisation. The sum over an image is approximately its logit minus the logit of the mean colour.
     """
     captum = _import_captum()
     with explainable(model) as module, torch.enable_grad():
@@ -109,11 +107,11 @@ def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, step
 
 
 def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    """Return Grad-CAM for a class, (B, rows, columns), not below 0.
+    """Return Grad-CAM for a class, (B, rows, columns), >= 0.
 
-    Selvaraju et al. 2017: the channels of a grid, weighted with their mean gradients. The grid is the last one of a
-    convolutional network or a Swin; in a model with a class token, which reads the cells in the last block, it is the
-    input of that block.
+    Selvaraju et al. 2017: the positive part of the sum of a grid's channels, weighted with their mean gradients. The
+    grid is the last one of a convolutional network or a Swin. In a model with a class token, the grid is the input of
+    the last block, in which the class token attends to the cells.
     """
     captum = _import_captum()
     size = (images.shape[-2], images.shape[-1])
@@ -129,12 +127,12 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
 
 
 class _GridLayer:
-    """Passes a grid of cells through a module as (B, C, rows, columns), so that captum can hook that module."""
+    """Passes a block's output through an identity module as (B, C, rows, columns), which captum can hook."""
 
     def __init__(self, module: nn.Module, plan: Plan, size: tuple[int, int]) -> None:
         blocks = [name for name in block_names(module) if name in plan.blocks]
         if not blocks:
-            raise UserError(f"{model_name(module)} has no blocks that output grids: use integrated-gradients.")
+            raise UserError(f"{model_name(module)} has no blocks with a grid of cells: use integrated-gradients.")
         self.plan, self.size, self.grid = plan, size, nn.Identity()
         name = blocks[-2] if plan.class_token and len(blocks) > 1 else blocks[-1]
         self.handle = module.get_submodule(name).register_forward_hook(self._pass_as_grid)

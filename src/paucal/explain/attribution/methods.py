@@ -1,4 +1,4 @@
-"""The methods of attribution by name, and the best one for a model."""
+"""The attribution methods by name, and the choice of the best method for a model."""
 
 import importlib.util
 from collections.abc import Callable, Collection, Mapping
@@ -19,12 +19,12 @@ from paucal.types import UserError
 
 
 class Method(NamedTuple):
-    """A method that shows which parts of an image are evidence for a class.
+    """An attribution method, which shows which regions of an image are evidence for a class.
 
     Attributes:
         title: Name of the method in figures and messages.
         compute: Function of (model, images, classes) that returns maps (B, rows, columns).
-        needs: What the model must have: "nothing", "attention", or "rules" (of relevance).
+        needs: Requirement for a model: "nothing", "attention", or "rules" (relevance rules for its family).
         is_class_specific: Whether the map depends on the class.
     """
 
@@ -35,14 +35,14 @@ class Method(NamedTuple):
 
 
 def last_attention(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
-    """Return how much the last layer's class token attends to the cells, mean over heads, (B, rows, columns).
+    """Return the last layer's attention of the class token to the cells, averaged over heads, (B, rows, columns).
 
-    For a model that averages its cells, this is how much all its cells together attend to each cell. The map does not
-    depend on the class.
+    For a model that averages its cells, it is the mean attention of all cells to each cell. The map does not depend on
+    the class.
     """
     last = read_attention(model, images)[-1]
-    row = pooling_weights(model, last.tokens, len(images), last.weights)
-    queries = F.pad(row.values, (0, len(last.tokens) - row.values.shape[1]))
+    pooling = pooling_weights(model, last.tokens, len(images), last.weights)
+    queries = F.pad(pooling.values, (0, len(last.tokens) - pooling.values.shape[1]))
     return last.key_tokens.to_grid(last.flow(queries))
 
 
@@ -64,16 +64,16 @@ RANDOM = "random"
 
 
 def attribute(model: nn.Module, images: Tensor, classes: Tensor, method: str) -> Tensor:
-    """Return which parts of images are evidence for a class, (B, rows, columns), on the method's own grid.
+    """Return maps of the evidence for a class, (B, rows, columns); the grid depends on the method.
 
     Args:
-        model: A timm model, in any mode.
-        images: (B, C, H, W), normalised as the model expects.
-        classes: (B,) indices, or a single one for all.
-        method: A key of `METHODS`, or "random", a random map as the baseline of the others.
+        model: A timm model, in training or evaluation mode.
+        images: (B, C, H, W) images, normalised as the model expects.
+        classes: (B,) class indices, or a single index for all images.
+        method: A key of `METHODS`, or "random" for random maps, as a baseline.
 
     Raises:
-        UserError: there is no such method or class, or the model lacks what the method needs.
+        UserError: the method or class does not exist, or the method does not work with the model.
 
     Example:
         >>> import timm
@@ -99,13 +99,13 @@ def methods_of(model: nn.Module) -> list[str]:
 
 
 def random_maps(count: int, grid: tuple[int, int], seed: int) -> Tensor:
-    """Return (count, rows, columns) uniform values from a seed: maps without information, as a baseline."""
+    """Return random maps (count, rows, columns) of uniform values in [0, 1), as a baseline."""
     return torch.rand(count, *grid, generator=torch.Generator().manual_seed(seed))
 
 
-# Methods sorted by the mean of their ranks in two scores on 200 photographs: insertion minus deletion, and the share of
-# a map on a pasted object; in a tie, the faster method comes first. The first method that the model and the
-# installation support is used. Models without scores use those of the most similar family.
+# Best methods of each family first, by the mean of their ranks in two scores on 200 photographs: insertion minus
+# deletion, and the share of a map on a pasted object; in a tie, the faster method comes first. The first method that
+# the model and the installation support is used. Families without scores use those of the most similar family.
 BEST: Mapping[str, tuple[str, ...]] = {
     "vit": ("gradient-rollout", "libra-rollout", "libra"),
     "dhvt": ("libra", "integrated-gradients", "gradient-rollout"),
@@ -130,7 +130,7 @@ def family_of(model: nn.Module) -> str:
 def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str, str]:
     """Return the method that scored best for a model's family, and the reason as the end of a sentence.
 
-    Methods that need captum are skipped where it is not installed.
+    Methods that need captum are skipped if it is not installed.
 
     Args:
         model: A timm model.
@@ -138,15 +138,15 @@ def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str
     """
     family, applicable = family_of(model), [name for name in methods_of(model) if name in among]
     ranked = [name for name in BEST[family] if name in applicable]
-    method = next(name for name in ranked if has_captum() or name not in OF_CAPTUM)
-    reason = f"it scored best on {_SCORED_ON[family]}"
+    method = next(name for name in ranked if has_captum() or name not in CAPTUM_METHODS)
+    reason = f"it scored best on {_SCORED_MODELS[family]}"
     if method != ranked[0]:
         reason += f" among methods without captum; {ranked[0]} scored better (pip install 'paucal[explain]')"
     return method, reason
 
 
 def ranked_methods(model: nn.Module) -> list[str]:
-    """Return the class-specific methods that work with a model, the best ones for its family first."""
+    """Return the class-specific methods that work with a model, those that scored best for its family first."""
     applicable = [name for name in methods_of(model) if METHODS[name].is_class_specific]
     best = [name for name in BEST[family_of(model)] if name in applicable]
     return [*best, *(name for name in applicable if name not in best)]
@@ -157,8 +157,8 @@ def has_captum() -> bool:
     return importlib.util.find_spec("captum") is not None
 
 
-OF_CAPTUM = ("integrated-gradients", "grad-cam")
-_SCORED_ON = {
+CAPTUM_METHODS = ("integrated-gradients", "grad-cam")
+_SCORED_MODELS = {
     "vit": "a small DeiT",
     "dhvt": "DHVT",
     "lvvit": "a small LV-ViT",

@@ -1,10 +1,10 @@
 """LibraGrad's pruning and scaling of gradients, for any model.
 
 Mehri et al. 2025, "LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions" (CVPR,
-arXiv 2411.16760). Gradient times input adds up to the output only if an operation is linear in the inputs that get a
-gradient. So no gradient flows through the divisor of a norm, only through its mean, nor through the gate of GELU and
-similar functions (x times a gate of x). In a product of two tensors either each factor gets half of the gradient, or
-the attention weights get none. Values do not change. Written from the paper, without the authors' code.
+arXiv 2411.16760). Gradient times input sums to the output only if an operation is linear in the inputs that receive a
+gradient. Therefore no gradient flows through the divisor of a norm (but through its mean), or through the gate of GELU
+and similar functions (x times a gate of x). In a product of two tensors, either each factor gets half of its gradient,
+or attention weights get no gradient. Values do not change. Implemented from the paper, without the authors' code.
 """
 
 from collections.abc import Callable
@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from paucal.explain.attribution.relevance_mode import MATRIX_PRODUCTS, PRODUCTS, carries, explicit_attention
+from paucal.explain.attribution.relevance_mode import MATRIX_PRODUCTS, PRODUCTS, explicit_attention, gets_relevance
 
 Products = Literal["halved", "values"]
 _GATED = {"gelu", "silu", "hardswish", "mish"}
-NEAR_ZERO = 1e-6
+NEAR_ZERO = 1e-6  # inputs of a gate below this absolute value count as 0
 
 
 class PrunedGradients(TorchFunctionMode):
-    """Mode in which computed tensors have LibraGrad's gradients and their usual values.
+    """Mode in which torch functions compute their usual values, but have LibraGrad's gradients.
 
     Args:
-        products: "halved" gives each factor of a product half of its gradient; "values" stops the gradient at the
-            soft-max, so that attention weights are constants.
+        products: "halved" halves the gradients of both factors of a product; "values" stops the gradient at the
+            softmax, so that attention weights are constants.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0, 4.0]], requires_grad=True)
@@ -44,7 +44,7 @@ class PrunedGradients(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         keywords, name = kwargs or {}, func.__name__
-        if not args or not carries(args[0]):
+        if not args or not gets_relevance(args[0]):
             return func(*args, **keywords)
         if name == "scaled_dot_product_attention":
             with self:
@@ -55,7 +55,7 @@ class PrunedGradients(TorchFunctionMode):
             return _gated_product(args[0], func(args[0].detach().clone(), *args[1:], **keywords))
         if name in ("layer_norm", "group_norm", "rms_norm"):
             return _rescale(func, name, args, keywords)
-        if name in MATRIX_PRODUCTS | PRODUCTS and len(args) > 1 and carries(args[1]):
+        if name in MATRIX_PRODUCTS | PRODUCTS and len(args) > 1 and gets_relevance(args[1]):
             multiply = torch.matmul if name in MATRIX_PRODUCTS else torch.mul
             return (multiply(args[0], args[1].detach()) + multiply(args[0].detach(), args[1])) / 2
         return func(*args, **keywords)
@@ -68,7 +68,7 @@ def _gated_product(x: Tensor, value: Tensor) -> Tensor:
 
 
 def _rescale(func: Callable[..., Any], name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
-    """Return the normalised x; its gradient is that of (x - mean) * constant."""
+    """Return the normalised x with the gradient of (x - mean) times a constant."""
     x = args[0]
     with torch.no_grad():
         value = func(*args, **keywords)
@@ -94,7 +94,7 @@ def _centre_groups(x: Tensor, dims: tuple[int, ...], name: str) -> Tensor:
 def _normed_dims(
     name: str, x: Tensor, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[tuple[int, ...], Tensor | float]:
-    """Return the normalised dimensions (the number of groups for `group_norm`), and the bias added at the end."""
+    """Return the normalised dimensions (for `group_norm`, the number of groups), and the bias that the norm adds."""
     positional = dict(zip(("input", "shape", "weight", "bias", "eps"), args, strict=False))
     bias = positional.get("bias", keywords.get("bias"))
     if name == "group_norm":

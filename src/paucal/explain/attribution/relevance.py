@@ -1,12 +1,12 @@
 """Relevance of the cells for a class: the method of Chefer et al. for ViT, DeiT, LV-ViT and DHVT.
 
 Chefer et al. 2021, "Transformer Interpretability Beyond Attention Visualization": the relevance of the class is
-propagated back to every attention matrix (`relevance_mode`), weighted with the gradient of the class there, and the
-layers' matrices are multiplied as in rollout, without normalising rows.
+propagated back to each attention matrix (`relevance_mode`), multiplied by the gradient of the class's logit for that
+matrix, and the matrices of all layers are multiplied as in rollout, without normalising rows.
 
-Differences from the authors' code: it handles any number of images at once; in models that average their cells, it
-starts from the cells' relevance before the mean instead of a class token; DHVT's head tokens are folded into the other
-tokens. As in that code, LV-ViT's class logit is explained without the auxiliary maximum.
+Differences from the authors' code: several images are processed at once; for models that average their cells, the
+rollout starts from the cells' relevance before the mean instead of a class token; DHVT's head tokens are folded into
+the other tokens. As in that code, LV-ViT's logit is explained without the maximum over its auxiliary head.
 """
 
 from collections.abc import Iterator
@@ -32,8 +32,8 @@ class LayerRelevance:
 
     Attributes:
         attention: Attention of the layer in the forward pass.
-        gradient: (B, 1, heads, Q, K) of the class's logit.
-        relevance: (B, 1, heads, Q, K), the relevance that reaches the weights.
+        gradient: (B, 1, heads, Q, K) gradient of the class's logit with respect to the attention weights.
+        relevance: (B, 1, heads, Q, K) relevance of the attention weights.
     """
 
     attention: AttentionMap
@@ -42,7 +42,7 @@ class LayerRelevance:
 
 
 def has_relevance(model: nn.Module) -> bool:
-    """Return whether there are rules for a model."""
+    """Return whether there are relevance rules for a model's family."""
     return relevance_family(getattr(model, "_orig_mod", model)) is not None
 
 
@@ -51,8 +51,8 @@ class Relevances:
     """The relevance of a model's layers for a class.
 
     Attributes:
-        layers: Relevance of each layer, shallow to deep.
-        start: Relevance of the last tokens, with sum 1.
+        layers: Relevance of each layer, from the first to the last.
+        start: Relevance of the last tokens; it sums to 1.
     """
 
     layers: list[LayerRelevance]
@@ -60,40 +60,40 @@ class Relevances:
 
 
 def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relevances:
-    """Return gradient and relevance of every layer's attention.
+    """Return the gradient and the relevance of each layer's attention for a class.
 
     Args:
         model: A ViT, DeiT, LV-ViT or DHVT.
-        images: (B, C, H, W), normalised.
-        classes: (B,) or a single one.
+        images: (B, C, H, W) images, normalised.
+        classes: (B,) class indices, or a single index for all images.
 
     Raises:
-        UserError: there are no rules for the model, or no such class.
+        UserError: there are no relevance rules for the model, or the class does not exist.
     """
     if not has_relevance(model):
         raise UserError(
-            f"there are rules of relevance for ViT, DeiT, LV-ViT and DHVT, but not for {model_name(model)}: "
+            f"there are relevance rules for ViT, DeiT, LV-ViT and DHVT, but not for {model_name(model)}: "
             "use --method gradient-rollout."
         )
     require_classifier(model)
     with explainable(model) as module, _class_head_alone(module), torch.enable_grad():
         tracked = with_gradient(module, images)
-        plain = run_recorded(module, tracked)
-        one_hot = one_hot_classes(plain.logits, classes)
-        gradients = plain.gradients(one_hot)
+        gradient_run = run_recorded(module, tracked)
+        one_hot = one_hot_classes(gradient_run.logits, classes)
+        gradients = gradient_run.gradients(one_hot)
         with RelevanceMode():
-            carried, outputs = run_with_blocks(module, tracked)
-        start = class_contributions(module, carried, outputs, one_hot, relevances=True)
-        relevances = carried.gradients(one_hot)
+            relevance_run, outputs = run_with_blocks(module, tracked)
+        start = class_contributions(module, relevance_run, outputs, one_hot, relevances=True)
+        relevances = relevance_run.gradients(one_hot)
     layers = [
         LayerRelevance(attention.with_weights(attention.weights.detach()), gradient, relevance)
-        for attention, gradient, relevance in zip(plain.maps, gradients, relevances, strict=True)
+        for attention, gradient, relevance in zip(gradient_run.maps, gradients, relevances, strict=True)
     ]
     return Relevances(layers, start)
 
 
 def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: int = 0) -> Tensor:
-    """Return the relevance of every cell for a class, (B, rows, columns), not below 0."""
+    """Return the relevance of each cell for a class, (B, rows, columns), >= 0."""
     relevances = layer_relevances(model, images, classes)
     weighted = [
         layer.attention.with_weights((layer.gradient * layer.relevance).clamp(min=0).mean(2, keepdim=True))
@@ -104,7 +104,7 @@ def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: in
 
 @contextmanager
 def _class_head_alone(module: nn.Module) -> Iterator[None]:
-    """Remove the maximum over an auxiliary classifier (LV-ViT's) from the logits within the block."""
+    """Temporarily exclude the auxiliary head (LV-ViT's) from the logits."""
     weight = getattr(module, "aux_weight", None)
     if weight is None:
         yield

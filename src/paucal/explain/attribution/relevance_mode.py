@@ -1,13 +1,14 @@
-"""Propagate relevance instead of gradients by autograd, through an unmodified model.
+"""Propagation of relevance instead of gradients by autograd, through an unmodified model.
 
-While the mode is on, every torch function that a model calls is looked up by its name and replaced by a rule. So models
-need no second version of their layers, unlike in the authors' code.
+While `RelevanceMode` is active, each torch function that a model calls is replaced by a rule, which is found by the
+function's name. So models need no second version of their layers, unlike in the authors' code.
 
 The rules are those of Chefer et al. 2021, "Transformer Interpretability Beyond Attention Visualization", section 3, as
-implemented in its code and LV-ViT's (alpha = 1). Each is the backward pass of an autograd function: it computes the
-relevance of the inputs from that of the output, with the same sum if the original rule preserves it. Operations that
-only move values (views, indices, concatenation) need no rule, and the relevances of a tensor that is used twice add up.
-Parameters get no relevance: if one of two summands or factors is a parameter, the other gets all of it.
+implemented in its code and LV-ViT's (alpha = 1). Each rule is the backward pass of an autograd function: it computes
+the relevance of the inputs from the relevance of the output, and conserves the sum if the original rule does.
+Operations that only move values (views, indexing, concatenation) need no rule, and if a tensor is used twice, its
+relevances are summed. Parameters get no relevance: if one of two summands or factors is a parameter, the other operand
+gets all of the relevance.
 """
 
 import math
@@ -19,21 +20,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-TINY = 1e-9
+EPSILON = 1e-9  # added to denominators
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Return the quotient with 1e-9 added to the denominator, and 0 where the denominator is 0.
+    """Return numerator / (denominator + 1e-9), and 0 where the denominator is 0.
 
     Example:
         >>> safe_divide(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0]))
         tensor([0.5000, 0.0000])
     """
-    return numerator / (denominator + torch.where(denominator == -TINY, 2 * TINY, TINY)) * (denominator != 0)
+    return numerator / (denominator + torch.where(denominator == -EPSILON, 2 * EPSILON, EPSILON)) * (denominator != 0)
 
 
 def _positive_part(x: Tensor, weight: Tensor, relevance: Tensor, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Share relevance among inputs by their positive products with the weights (alpha = 1, bias ignored)."""
+    """Divide relevance among the inputs x in proportion to their positive products with the weights, without biases."""
     with torch.enable_grad():
         positive = x.detach().clamp(min=0).requires_grad_()
         negative = x.detach().clamp(max=0).requires_grad_()
@@ -43,7 +44,7 @@ def _positive_part(x: Tensor, weight: Tensor, relevance: Tensor, apply: Callable
 
 
 class Linear(torch.autograd.Function):
-    """The alpha-beta rule with alpha = 1: only positive contributions to an output share its relevance."""
+    """The alpha-beta rule with alpha = 1 for linear layers: only positive contributions share an output's relevance."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -59,10 +60,10 @@ class Linear(torch.autograd.Function):
 
 
 class Convolution(torch.autograd.Function):
-    """The same rule for convolutions.
+    """The alpha-beta rule with alpha = 1 for convolutions.
 
-    The original divides the contributions of positive and of negative inputs by separate sums, so that negative inputs
-    double the relevance; here they share one sum as in linear layers, and the relevance is conserved.
+    The authors' code divides the contributions of positive and of negative inputs by separate sums, which doubles the
+    relevance if there are negative inputs. Here, as in linear layers, a common sum conserves the relevance.
     """
 
     @staticmethod
@@ -84,11 +85,11 @@ class Convolution(torch.autograd.Function):
 
 
 class Unchanged(torch.autograd.Function):
-    """Pass relevance unchanged: for norms, activations, soft-max, dropout, constant factors and constant summands."""
+    """Pass relevance unchanged through norms, activations, softmax, dropout, and constant factors and summands."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor) -> Tensor:
-        """Return `value`, the result of the operation on x, of the same shape."""
+        """Return `value`, the result of the operation on x, which has the shape of x."""
         return value.view_as(value)
 
     @staticmethod
@@ -98,7 +99,7 @@ class Unchanged(torch.autograd.Function):
 
 
 class Product(torch.autograd.Function):
-    """The z-rule for a product of two tensors (matrix or elementwise), in which each factor gets half."""
+    """The z-rule for a matrix or elementwise product of two tensors; each factor gets half of the relevance."""
 
     @staticmethod
     def forward(ctx: Any, first: Tensor, second: Tensor, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -119,11 +120,11 @@ class Product(torch.autograd.Function):
 
 
 class Mean(torch.autograd.Function):
-    """The z-rule for a mean or a sum: each summand gets its share of the total."""
+    """The z-rule for a mean or a sum: each element gets relevance in proportion to its share of the total."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return apply(x), linear in x."""
+        """Return apply(x); `apply` must be linear."""
         ctx.save_for_backward(x)
         ctx.apply_to = apply
         return apply(x)
@@ -139,9 +140,10 @@ class Mean(torch.autograd.Function):
 
 
 class Sum(torch.autograd.Function):
-    """The rule for residual connections: the z-rule for both summands, then each image's total relevance is restored.
+    """The rule for residual connections: the z-rule, scaled to conserve the total relevance of each image.
 
-    The summands share the total in proportion to the absolute values that the z-rule gives them.
+    The total is divided between the two summands in proportion to the absolute values of their relevances by the
+    z-rule.
     """
 
     @staticmethod
@@ -154,16 +156,16 @@ class Sum(torch.autograd.Function):
     def backward(ctx: Any, *relevance: Tensor) -> Any:
         """Return the relevance of both summands."""
         first, second = ctx.saved_tensors
-        share = safe_divide(relevance[0], first + second)
-        parts = [summand * share for summand in (first, second)]
-        part_sums = [_to_image_shape(part.sum(tuple(range(1, part.ndim))), part) for part in parts]
+        quotient = safe_divide(relevance[0], first + second)
+        by_z_rule = [summand * quotient for summand in (first, second)]
+        image_sums = [_to_image_shape(values.sum(tuple(range(1, values.ndim))), values) for values in by_z_rule]
         total = _to_image_shape(relevance[0].sum(tuple(range(1, relevance[0].ndim))), relevance[0])
-        absolute_sum = part_sums[0].abs() + part_sums[1].abs()
-        restored = [
-            part * safe_divide(safe_divide(part_sum.abs(), absolute_sum) * total, part_sum)
-            for part, part_sum in zip(parts, part_sums, strict=True)
+        absolute_sum = image_sums[0].abs() + image_sums[1].abs()
+        scaled = [
+            values * safe_divide(safe_divide(image_sum.abs(), absolute_sum) * total, image_sum)
+            for values, image_sum in zip(by_z_rule, image_sums, strict=True)
         ]
-        return restored[0].sum_to_size(first.shape), restored[1].sum_to_size(second.shape)
+        return scaled[0].sum_to_size(first.shape), scaled[1].sum_to_size(second.shape)
 
 
 def _to_image_shape(values: Tensor, like: Tensor) -> Tensor:
@@ -180,9 +182,9 @@ def explicit_attention(
     scale: float | None = None,
     **others: Any,
 ) -> Tensor:
-    """Compute `scaled_dot_product_attention` in single operations, without dropout."""
+    """Compute `scaled_dot_product_attention` with separate operations, without dropout."""
     if is_causal or others.get("enable_gqa"):
-        raise ValueError("causal attention and shared keys are not written out")
+        raise ValueError("causal attention and grouped-query attention are not supported")
     weights = (query * (1 / math.sqrt(query.shape[-1]) if scale is None else float(scale))) @ key.transpose(-2, -1)
     if attn_mask is not None:
         is_boolean = attn_mask.dtype == torch.bool
@@ -200,10 +202,10 @@ MATRIX_PRODUCTS = {"matmul", "__matmul__", "bmm"}
 
 
 class RelevanceMode(TorchFunctionMode):
-    """Mode in which `backward` returns relevance by the rules of Chefer et al. 2021.
+    """Mode in which backward passes compute relevance by the rules of Chefer et al. 2021 instead of gradients.
 
-    Only tensors that require gradients carry relevance; freeze the parameters. Functions without a rule keep their
-    gradient, which is correct for functions that only move values.
+    Only tensors that require gradients get relevance; the parameters must be frozen. Functions without a rule keep
+    their gradient, which is correct for functions that only move values.
     """
 
     def __torch_function__(
@@ -214,13 +216,13 @@ class RelevanceMode(TorchFunctionMode):
             with self:
                 return explicit_attention(*args, **keywords)
         rule = _RULES.get(func.__name__)
-        if rule is None or not any(carries(value) for value in (*args, *keywords.values())):
+        if rule is None or not any(gets_relevance(value) for value in (*args, *keywords.values())):
             return func(*args, **keywords)
         return rule(func, args, keywords)
 
 
-def carries(value: Any) -> bool:
-    """Return whether a value carries relevance."""
+def gets_relevance(value: Any) -> bool:
+    """Return whether a value is a tensor that gets relevance, since it requires a gradient."""
     return isinstance(value, Tensor) and value.requires_grad
 
 
@@ -246,25 +248,25 @@ def _sum_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[st
     first, second = args[0], args[1]
     if "alpha" in keywords:
         alpha = keywords["alpha"]
-        second = Unchanged.apply(second, second.detach() * alpha) if carries(second) else second * alpha
-    if carries(first) and carries(second):
+        second = Unchanged.apply(second, second.detach() * alpha) if gets_relevance(second) else second * alpha
+    if gets_relevance(first) and gets_relevance(second):
         return Sum.apply(first, second)  # type: ignore[return-value]
-    return _one_carrier_rule(torch.add, first, second)
+    return _single_operand_rule(torch.add, first, second)
 
 
 def _product_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     first, second = args[0], args[1]
-    matrix = func.__name__ in MATRIX_PRODUCTS
-    if carries(first) and carries(second):
+    is_matrix_product = func.__name__ in MATRIX_PRODUCTS
+    if gets_relevance(first) and gets_relevance(second):
         # As in the authors' code, queries are scaled after their product with the keys. This matters if the product is
         # so small that the 1e-9 added in `safe_divide` is noticeable.
-        plain, factor = getattr(first, "unscaled", (first, None)) if matrix else (first, None)
-        product = Product.apply(plain, second, torch.matmul if matrix else torch.mul)
+        unscaled, factor = getattr(first, "unscaled", (first, None)) if is_matrix_product else (first, None)
+        product = Product.apply(unscaled, second, torch.matmul if is_matrix_product else torch.mul)
         return product if factor is None else Unchanged.apply(product, product.detach() * factor)  # type: ignore
-    if matrix:
+    if is_matrix_product:
         return func(*args, **keywords)
-    scaled = _one_carrier_rule(torch.mul, first, second)
-    if carries(first) and isinstance(second, float):
+    scaled = _single_operand_rule(torch.mul, first, second)
+    if gets_relevance(first) and isinstance(second, float):
         scaled.unscaled = (first, second)  # type: ignore[attr-defined]
     return scaled
 
@@ -273,14 +275,14 @@ def _mean_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[s
     return Mean.apply(args[0], lambda x: func(x, *args[1:], **keywords))  # type: ignore[return-value]
 
 
-def _one_carrier_rule(apply: Callable[[Any, Any], Tensor], first: Any, second: Any) -> Tensor:
-    """Give all relevance to the operand that carries any."""
-    carrying = first if carries(first) else second
+def _single_operand_rule(apply: Callable[[Any, Any], Tensor], first: Any, second: Any) -> Tensor:
+    """Give all relevance to one of two operands, as the other is constant."""
+    operand = first if gets_relevance(first) else second
     with torch.no_grad():
         value = apply(first, second)
-    if value.shape != carrying.shape:  # broadcast: the gradient of an expansion adds up
-        carrying = carrying.expand(value.shape)
-    return Unchanged.apply(carrying, value)  # type: ignore[return-value]
+    if value.shape != operand.shape:  # a broadcast operand: the backward pass of `expand` sums the relevance
+        operand = operand.expand(value.shape)
+    return Unchanged.apply(operand, value)  # type: ignore[return-value]
 
 
 _RULES: dict[str, Callable[..., Any]] = {

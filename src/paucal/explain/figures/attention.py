@@ -1,4 +1,4 @@
-"""Pictures of attention: maps side by side, single heads, entropies of heads, averaged attention, features."""
+"""Figures of attention: maps, single heads, entropies of heads, averaged attention; and of features of cells."""
 
 from collections.abc import Mapping, Sequence
 
@@ -29,16 +29,20 @@ from paucal.explain.figures.pictures import (
 )
 from paucal.wording import counted
 
-# Colours of classes: matplotlib's tab10 without its grey, which would be invisible on a grey picture. Further classes
-# are grey.
+# Colours of classes: matplotlib's tab10 with yellow instead of its grey, which would be invisible on a grey picture.
+# Further classes are grey.
 TOKEN_COLOURS = [*colormaps["tab10"].colors[:7], "#fff35c", *colormaps["tab10"].colors[8:]]  # type: ignore[attr-defined]
-WEAKEST, STRONGEST = 0.3, 0.8  # opacity of a colour at a probability of 0 and of 1
+MIN_OPACITY, MAX_OPACITY = 0.3, 0.8  # of a class's colour at a probability of 0 and 1
 
 
 def maps_figure(
     picture: Picture, maps: Sequence[Tensor], titles: Sequence[str], label: str, smooth: bool = False
 ) -> Figure:
-    """Draw a picture and maps (h, w) over it, each on its own scale from 0, or from its minimum if `smooth`."""
+    """Draw a picture, and each map (h, w) over it with its own colour scale.
+
+    With `smooth`, maps are interpolated and scales begin at a map's minimum, otherwise cells are drawn as squares and
+    scales begin at 0.
+    """
     columns = columns_for(len(maps) + 1)
     figure, axes = panels(-(-(len(maps) + 1) // columns), columns, picture.shape[:2], extra=0.35)
     flat = [panel for row in axes for panel in row]
@@ -55,16 +59,17 @@ def maps_figure(
 
 
 def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence[str]) -> Figure:
-    """Draw averaged attention between all tokens, layer by layer, with lines between the kinds of tokens.
+    """Draw the averaged attention between all tokens for each layer; lines separate class token, cells and head tokens.
 
-    DHVT's Figures 3 (a) and 7: rows attend to columns; class token, cells, head tokens.
+    As in DHVT's Figures 3 (a) and 7, rows are queries and columns are keys.
     """
     is_large = len(tokens) > MAX_SMALL
     columns = min(columns_for(len(matrices), 4), 2 if is_large else 4)
-    figure, axes = panels(-(-len(matrices) // columns), columns, (1, 1), extra=0.5, scale=ENLARGED if is_large else 1.0)
+    scale = LARGE_SCALE if is_large else 1.0
+    figure, axes = panels(-(-len(matrices) // columns), columns, (1, 1), extra=0.5, scale=scale)
     flat = [panel for row in axes for panel in row]
     for panel, values, text in zip(flat, matrices, titles, strict=False):
-        # A few tokens get most of the attention: the colours end at the 99th percentile, else the rest would be black.
+        # A few tokens get most of the attention; a scale up to the 99th percentile makes the other tokens visible.
         top = float(np.quantile(values.numpy(), 0.99))
         image = panel.imshow(values.numpy(), cmap=HEAT_OF_MATRICES, vmin=0, vmax=top)
         for edge in (len(tokens.prefix), len(tokens.prefix) + tokens.cells):
@@ -79,11 +84,11 @@ def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence
 
 
 HEAT_OF_MATRICES = "viridis"
-MAX_SMALL, ENLARGED = 100, 1.9  # tokens of a small panel; scale of a larger panel
+MAX_SMALL, LARGE_SCALE = 100, 1.9  # tokens that fit into a small panel; scale of panels with more tokens
 
 
 def features_figure(picture: Picture, colours: Tensor) -> Figure:
-    """Draw a picture beside its cells' features as colours (h, w, 3)."""
+    """Draw a picture, and beside it the features of its cells as colours (h, w, 3)."""
     figure, axes = panels(1, 2, picture.shape[:2], extra=0.3)
     axes[0][0].imshow(picture)
     draw_cells(axes[0][1], picture, colours.numpy())
@@ -94,11 +99,11 @@ def features_figure(picture: Picture, colours: Tensor) -> Figure:
 
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-SMALL = 0.6  # factor on the usual side of a panel if all heads are in one row
+SMALL_SCALE = 0.6  # scale of panels if all heads are in one row
 
 
 def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mass: float) -> Figure:
-    """Draw all heads of a layer for one query, by descending entropy, with the cells of largest attention outlined."""
+    """Draw all heads of a layer for one query, in descending order of entropy, with their masks as outlines."""
     count = len(view.heads)
     columns = columns_for(count + 1)
     figure, axes = panels(-(-(count + 1) // columns), columns, picture.shape[:2], extra=0.4)
@@ -113,7 +118,7 @@ def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mas
         title(panel, f"head {head + 1}, {bits:.1f} bits")
     _mark_token(flat[: count + 1], token, (view.maps.shape[1], view.maps.shape[2]), picture)
     colour_bar(figure, flat, 0.0, top, "attention", 0.6)
-    caption(figure, f"{layer}; outlined: the cells with {mass:.0%} of a head's attention")
+    caption(figure, f"{layer}; outlined: the cells that get {mass:.0%} of a head's attention")
     return figure
 
 
@@ -122,12 +127,12 @@ def queries_figure(
 ) -> Figure:
     """Draw all heads of a layer for several queries: a row for each query, a column for each head.
 
-    Heads are sorted by their mean entropy over the queries, so that each column shows one head. (EsViT's Figures 10 to
-    12 show one query each.)
+    Heads are sorted by their mean entropy over the queries, so that a column shows the same head in all rows. (EsViT's
+    Figures 10 to 12 show one query each.)
     """
     bits = torch.stack([view.entropy[view.heads.argsort()] for view in views])  # (queries, heads)
     order = bits.mean(0).argsort(descending=True, stable=True).tolist()
-    figure, axes = panels(len(views), 1 + len(order), picture.shape[:2], extra=0.4, scale=SMALL)
+    figure, axes = panels(len(views), 1 + len(order), picture.shape[:2], extra=0.4, scale=SMALL_SCALE)
     top = max(float(view.maps.max()) for view in views)
     for row, view, token, query_bits in zip(axes, views, tokens, bits, strict=True):
         row[0].imshow(picture)
@@ -139,12 +144,12 @@ def queries_figure(
             title(panel, f"head {head + 1}, {float(query_bits[head]):.1f} bits", 7)
         _mark_token(row, token, (view.maps.shape[1], view.maps.shape[2]), picture)
     colour_bar(figure, [panel for row in axes for panel in row], 0.0, top, "attention", 0.6)
-    caption(figure, f"{layer}; a row for each query; heads by mean entropy; outlined: the cells with {mass:.0%}")
+    caption(figure, f"{layer}; a row per query; heads by mean entropy; outlined: the cells that get {mass:.0%}")
     return figure
 
 
 def entropy_figure(entropies: Mapping[str, Tensor], uniform: Mapping[str, float], images: int) -> Figure:
-    """Draw the entropy of every head of every layer over a set of images, beside the largest possible entropy."""
+    """Draw the mean entropy of each head of each layer over a set of images, and the entropy of uniform attention."""
     figure = Figure(figsize=(max(5.0, 0.45 * len(entropies) + 2.5), 3.6), layout="constrained")
     axes = figure.subplots()
     low = min(float(bits.min()) for bits in entropies.values())
@@ -209,20 +214,26 @@ def _describe_token(token: Token) -> str:
 
 
 def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes: Sequence[str]) -> Figure:
-    """Draw an image, and beside it a grey copy with the class of each cell as a colour, stronger with confidence."""
+    """Draw an image, and beside it grey copies with the class of each cell as a colour; opacity shows the probability.
+
+    Args:
+        picture: (H, W, 3) image.
+        maps: Title and (K, h, w) class probabilities of each copy.
+        classes: K class names.
+    """
     figure, axes = panels(1, 1 + len(maps), picture.shape[:2], extra=0.7)
     axes[0][0].imshow(picture)
     title(axes[0][0], "image")
     height, width = picture.shape[:2]
-    shown_classes = _frequent_classes([shares.argmax(0).numpy() for _, shares in maps])
-    for panel, (name, shares) in zip(axes[0][1:], maps, strict=True):
-        best, place = shares.max(0)
-        painted = np.full((*best.shape, 4), 0.5)
+    shown_classes = _frequent_classes([probabilities.argmax(0).numpy() for _, probabilities in maps])
+    for panel, (name, probabilities) in zip(axes[0][1:], maps, strict=True):
+        best, likeliest = probabilities.max(0)
+        rgba = np.full((*best.shape, 4), 0.5)
         for colour, number in enumerate(shown_classes):
-            painted[place.numpy() == number, :3] = to_rgb(TOKEN_COLOURS[colour])
-        painted[..., 3] = WEAKEST + best.numpy() * (STRONGEST - WEAKEST)
+            rgba[likeliest.numpy() == number, :3] = to_rgb(TOKEN_COLOURS[colour])
+        rgba[..., 3] = MIN_OPACITY + best.numpy() * (MAX_OPACITY - MIN_OPACITY)
         panel.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2))
-        draw_cells(panel, picture, painted)
+        draw_cells(panel, picture, rgba)
         panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
         title(panel, f"{name}\nprobability {float(best.min()):.0%} to {float(best.max()):.0%}")
     patches = [
@@ -233,7 +244,8 @@ def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes:
 
 
 def _printable(name: str) -> str:
-    return name[:20].replace("$", r"\$").lstrip("_")  # "$" would begin a formula, and "_" would hide an entry
+    # matplotlib reads "$" as the start of a formula, and leaves labels that begin with "_" out of a legend.
+    return name[:20].replace("$", r"\$").lstrip("_")
 
 
 def _frequent_classes(maps: Sequence[np.ndarray]) -> list[int]:

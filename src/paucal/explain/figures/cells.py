@@ -1,4 +1,4 @@
-"""Figures of cells: matching cells of two images, and predicted offsets between the cells of one image."""
+"""Figures of matched cells of two images, and of predicted offsets between the cells of one image."""
 
 import math
 from collections.abc import Sequence
@@ -16,39 +16,48 @@ from torch import Tensor
 from paucal.explain.features import Correspondence
 from paucal.explain.figures.pictures import PANEL, Picture, caption, cell_centre, cell_heat, colour_bar, panels, title
 
-TRUE, PREDICTED = "#00b4d8", "#f77f00"
-MARGIN, BEYOND = 0.03, 0.5  # shares of the picture: margin around an arrow's end, and the furthest that an edge moves
+TRUE_COLOUR, PREDICTED_COLOUR = "#00b4d8", "#f77f00"
+# Shares of the picture's side: margin around the end of an arrow, and largest extension of a panel on each side.
+MARGIN, MAX_EXTENSION = 0.03, 0.5
 YELLOW, BLUE, RED = "#f5d400", "#1f77ff", "#e3342f"
-ENLARGED = 1.4  # factor on a panel's side, to make room for the numbers
-SMALLEST, LARGEST = 5.0, 7.0  # font sizes in points of the numbers, which shrink with the cells
-# A ring around a number.
+PANEL_SCALE = 1.4  # larger than usual, to make room for the numbers
+MIN_FONT_SIZE, MAX_FONT_SIZE = 5.0, 7.0  # points; the numbers are smaller if the cells are small
+# Style of the mark of a nearest cell, large enough to surround a number.
 _MARK: dict[str, Any] = {"fillstyle": "none", "markersize": 15, "markeredgewidth": 1.8, "zorder": 4}
 
 
 @dataclass(frozen=True, eq=False)
 class MatchedPair:
-    """Two images whose cells were matched, for one row of a sheet."""
+    """Two images whose cells were matched, for one row of a sheet.
+
+    Attributes:
+        pictures: Both images.
+        matches: Matched cells.
+        names: Titles of the images.
+        is_correct: (n,) bool, whether each match is correct; None if unknown.
+    """
 
     pictures: tuple[Picture, Picture]
-    found: Correspondence
+    matches: Correspondence
     names: tuple[str, str]
-    right: Tensor | None = None
+    is_correct: Tensor | None = None
 
 
 def matches_figure(
     pictures: tuple[Picture, Picture],
-    found: Correspondence,
+    matches: Correspondence,
     names: tuple[str, str] = ("first", "second"),
-    right: Tensor | None = None,
+    is_correct: Tensor | None = None,
 ) -> Figure:
-    """Draw two images with numbered lines from cell centre to cell centre, as EsViT's figures do.
+    """Draw two images with numbered lines between the centres of matched cells, as in EsViT's figures.
 
-    A blue ring marks the cell nearest to the global feature of its own image, a red triangle the cell nearest to that
-    of the other. (The authors' code exchanges row and column of the right image's marks.)
+    A blue ring marks the cell that is nearest to the global feature of its own image, a red triangle the cell that is
+    nearest to the global feature of the other image. (The authors' code exchanges row and column of the right image's
+    marks.)
     """
-    cosines = ", ".join(f"{value:.2f}" for value in found.similarity.tolist()[:3])
-    wrong_note = "" if right is None else ", dashed and red where wrong"
-    pair = MatchedPair(pictures, found, names, right)
+    cosines = ", ".join(f"{value:.2f}" for value in matches.similarity.tolist()[:3])
+    wrong_note = "" if is_correct is None else ", dashed and red where wrong"
+    pair = MatchedPair(pictures, matches, names, is_correct)
     return _pairs_sheet([pair], f"lines: most similar cells (cosine {cosines}, ...){wrong_note}")
 
 
@@ -59,15 +68,15 @@ def matches_sheet(pairs: Sequence[MatchedPair]) -> Figure:
 
 def _pairs_sheet(pairs: Sequence[MatchedPair], lines: str) -> Figure:
     shapes = [picture.shape[:2] for pair in pairs for picture in pair.pictures]
-    figure, axes = panels(len(pairs), 2, max(shapes, key=max), extra=0.6, scale=ENLARGED)
+    figure, axes = panels(len(pairs), 2, max(shapes, key=max), extra=0.6, scale=PANEL_SCALE)
     for row, pair in zip(axes, pairs, strict=True):
         _draw_pair(figure, row, pair)
-    caption(figure, f"{lines}\nring: nearest to its own image's feature; triangle: to the other's", 7)
+    caption(figure, f"{lines}\nring: nearest to its image's global feature; triangle: to the other image's", 7)
     return figure
 
 
 def _draw_pair(figure: Figure, axes: Sequence[Axes], pair: MatchedPair) -> None:
-    matches = pair.found
+    matches = pair.matches
     for side, (panel, picture, name) in enumerate(zip(axes, pair.pictures, pair.names, strict=True)):
         panel.imshow(picture)
         title(panel, name)
@@ -75,29 +84,29 @@ def _draw_pair(figure: Figure, axes: Sequence[Axes], pair: MatchedPair) -> None:
             x, y = cell_centre(_to_cell(cells[side]), matches.grids[side], picture.shape)
             white = [withStroke(linewidth=3.4, foreground="white")]
             ring = Line2D([x], [y], marker=mark, color=colour, transform=panel.transData, path_effects=white, **_MARK)
-            figure.add_artist(ring)  # added to the figure, like the lines, so that it lies above them
+            figure.add_artist(ring)  # part of the figure, like the lines, so that it is drawn above them
         _write_numbers(figure, panel, picture, matches.grids[side], (matches.first, matches.second)[side])
-    truths = [True] * len(matches.first) if pair.right is None else pair.right.tolist()
-    for first, second, right in zip(matches.first, matches.second, truths, strict=True):
+    are_correct = [True] * len(matches.first) if pair.is_correct is None else pair.is_correct.tolist()
+    for first, second, is_correct in zip(matches.first, matches.second, are_correct, strict=True):
         start = cell_centre(_to_cell(first), matches.grids[0], pair.pictures[0].shape)
         end = cell_centre(_to_cell(second), matches.grids[1], pair.pictures[1].shape)
-        style: dict[str, Any] = {"color": YELLOW} if right else {"color": RED, "linestyle": (0, (3, 2))}
+        style: dict[str, Any] = {"color": YELLOW} if is_correct else {"color": RED, "linestyle": (0, (3, 2))}
         figure.add_artist(ConnectionPatch(start, end, "data", "data", axesA=axes[0], axesB=axes[1], lw=1.2, **style))
 
 
 def _write_numbers(figure: Figure, panel: Axes, picture: Picture, grid: tuple[int, int], cells: Tensor) -> None:
-    """Write the numbers of a cell's pairs at the cell, as one text."""
+    """Write the numbers of the pairs that a cell belongs to at the cell."""
     numbers: dict[tuple[int, int], list[int]] = {}
     for number, cell in enumerate(cells, start=1):
         numbers.setdefault(_to_cell(cell), []).append(number)
-    size = min(LARGEST, max(SMALLEST, 0.45 * 72 * ENLARGED * PANEL / max(grid)))
+    size = min(MAX_FONT_SIZE, max(MIN_FONT_SIZE, 0.45 * 72 * PANEL_SCALE * PANEL / max(grid)))
     box = {"boxstyle": "round,pad=0.2", "color": "black", "alpha": 0.65}
     for cell, pair_numbers in numbers.items():
         x, y = cell_centre(cell, grid, picture.shape)
-        text, across = _format_ranges(pair_numbers), x / picture.shape[1]
-        side = "center" if len(text) < 3 or 0.3 <= across <= 0.7 else "left" if across < 0.3 else "right"
-        place = {"ha": side, "va": "center", "transform": panel.transData, "zorder": 5}
-        figure.text(x, y, text, color=YELLOW, fontsize=size, bbox=box, **place)
+        text, x_share = _format_ranges(pair_numbers), x / picture.shape[1]
+        alignment = "center" if len(text) < 3 or 0.3 <= x_share <= 0.7 else "left" if x_share < 0.3 else "right"
+        position = {"ha": alignment, "va": "center", "transform": panel.transData, "zorder": 5}
+        figure.text(x, y, text, color=YELLOW, fontsize=size, bbox=box, **position)
 
 
 def _format_ranges(numbers: Sequence[int]) -> str:
@@ -125,10 +134,10 @@ class OffsetView:
     """Predicted and true offsets between all pairs of cells of one image, in cells.
 
     Attributes:
-        predicted: (N, N, 2) rows and columns, first cell minus second.
-        true: (N, N, 2) true offsets in the same form; absolute values if the head predicts no directions.
-        grid: (rows, columns) with N cells.
-        signed: Whether the head predicts directions as well.
+        predicted: (N, N, 2) predicted offsets (rows, columns), position of the first cell minus that of the second.
+        true: (N, N, 2) true offsets; absolute values if the head predicts only distances.
+        grid: (rows, columns) of the N cells.
+        signed: Whether the head predicts signed offsets instead of distances.
     """
 
     predicted: Tensor
@@ -137,7 +146,7 @@ class OffsetView:
     signed: bool
 
     def error_map(self) -> Tensor:
-        """Return a (rows, columns) map: the mean error, in cells, over the pairs in which each cell comes first."""
+        """Return each cell's mean error over the pairs in which it comes first, (rows, columns), in cells."""
         return (self.predicted - self.true).abs().sum(2).mean(1).unflatten(0, self.grid)
 
     def mean_error(self) -> float:
@@ -151,7 +160,7 @@ class OffsetView:
 
 
 def all_pairs(grid: tuple[int, int]) -> Tensor:
-    """Return all ordered pairs of cells (1, N * N, 2, 2), as `paucal.losses.drloc_targets` defines them.
+    """Return all ordered pairs of the N cells, (1, N * N, 2, 2), in the form that `paucal.losses.drloc_targets` takes.
 
     Example:
         >>> all_pairs((1, 2))[0].tolist()
@@ -166,23 +175,23 @@ def all_pairs(grid: tuple[int, int]) -> Tensor:
 
 
 def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], second: tuple[int, int]) -> Figure:
-    """Draw the predicted position of one cell relative to another, and the mean error for every cell."""
+    """Draw the true and predicted offset from the second to the first cell, and the mean error of each cell."""
     figure, axes = panels(1, 2, picture.shape[:2], extra=0.55)
     axes[0][0].imshow(picture)
     true, predicted = _true_and_predicted(view, first, second)
     ends = [
-        _draw_arrow(axes[0][0], picture, view, second, true, TRUE, 3.0),
-        _draw_arrow(axes[0][0], picture, view, second, predicted, PREDICTED, 1.6),
+        _draw_arrow(axes[0][0], picture, view, second, true, TRUE_COLOUR, 3.0),
+        _draw_arrow(axes[0][0], picture, view, second, predicted, PREDICTED_COLOUR, 1.6),
     ]
-    _make_room(axes[0][0], picture, ends)
+    _extend_limits(axes[0][0], picture, ends)
     title(axes[0][0], f"from {second} to {first}\nblue: true, orange: predicted")
     errors = view.error_map()
-    worst = float(errors.max())
-    cell_heat(axes[0][1], picture, errors, 0.0, worst)
+    max_error = float(errors.max())
+    cell_heat(axes[0][1], picture, errors, 0.0, max_error)
     title(axes[0][1], f"mean error {view.mean_error():.2f} cells\n(best constant {view.chance_error():.2f})")
-    colour_bar(figure, axes[0], 0.0, worst, "error in cells")
+    colour_bar(figure, axes[0], 0.0, max_error, "error in cells")
     note = "" if view.signed else ";\nthe head predicts only distances, so the arrow has the true direction"
-    caption(figure, f"error: rows and columns added, mean over a cell's partners{note}", 7)
+    caption(figure, f"error: sum of the errors in rows and columns, mean over all pairs of a cell{note}", 7)
     return figure
 
 
@@ -190,12 +199,12 @@ def _true_and_predicted(
     view: OffsetView, first: tuple[int, int], second: tuple[int, int]
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     columns = view.grid[1]
-    place = (first[0] * columns + first[1], second[0] * columns + second[1])
+    pair_index = (first[0] * columns + first[1], second[0] * columns + second[1])
     true = (float(first[0] - second[0]), float(first[1] - second[1]))
-    rows, across = view.predicted[place].tolist()
+    row_offset, column_offset = view.predicted[pair_index].tolist()
     if not view.signed:
-        rows, across = math.copysign(rows, true[0]), math.copysign(across, true[1])
-    return true, (rows, across)
+        row_offset, column_offset = math.copysign(row_offset, true[0]), math.copysign(column_offset, true[1])
+    return true, (row_offset, column_offset)
 
 
 def _draw_arrow(
@@ -208,19 +217,21 @@ def _draw_arrow(
     line_width: float,
 ) -> tuple[float, float]:
     x, y = cell_centre(start, view.grid, picture.shape)
-    across, down = offset[1] * picture.shape[1] / view.grid[1], offset[0] * picture.shape[0] / view.grid[0]
-    end = (x + across, y + down)
+    end = (
+        x + offset[1] * picture.shape[1] / view.grid[1],
+        y + offset[0] * picture.shape[0] / view.grid[0],
+    )
     style = {"color": colour, "lw": line_width, "mutation_scale": 14, "shrinkA": 0, "shrinkB": 0}
     axes.add_patch(FancyArrowPatch((x, y), end, arrowstyle="-|>", **style))
     return end
 
 
-def _make_room(axes: Axes, picture: Picture, points: Sequence[tuple[float, float]]) -> None:
-    """Widen a panel to the ends of arrows, by at most `BEYOND` of the picture on each side."""
+def _extend_limits(axes: Axes, picture: Picture, points: Sequence[tuple[float, float]]) -> None:
+    """Extend a panel to include the ends of arrows, by at most `MAX_EXTENSION` of the picture on each side."""
     limits = []
     for axis, length in ((0, picture.shape[1]), (1, picture.shape[0])):
         coordinates = [point[axis] for point in points]
         margin = MARGIN * length
         low, high = min(-0.5, *(p - margin for p in coordinates)), max(length - 0.5, *(p + margin for p in coordinates))
-        limits.append((max(low, -BEYOND * length), min(high, (1 + BEYOND) * length)))
+        limits.append((max(low, -MAX_EXTENSION * length), min(high, (1 + MAX_EXTENSION) * length)))
     axes.set(xlim=limits[0], ylim=limits[1][::-1])

@@ -1,4 +1,4 @@
-"""Common parts of figures: the image as the model sees it, panels, colour bars, names of classes."""
+"""Functions for figures: the region of an image that the model sees, panels, maps, colour bars, class names."""
 
 import io
 import math
@@ -20,26 +20,26 @@ from PIL import Image
 from timm.data.imagenet_info import ImageNetInfo
 from torch import Tensor
 
-PANEL = 2.4  # inches, the longer side of a picture
-SHOWN = 336  # pixels, the longer side of a picture
-HEAT = "inferno"
-LONGEST_TITLE = 34
+PANEL = 2.4  # inches, the longer side of a panel
+PICTURE_SIDE = 336  # pixels, the longer side of a picture
+HEAT = "inferno"  # colour map of attribution and attention
+MAX_TITLE_LENGTH = 34  # characters per line
 
-Picture = NDArray[np.float32]
+Picture = NDArray[np.float32]  # (H, W, 3) RGB in [0, 1]
 
 
 def visible_part(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture:
-    """Return the part of an image that a model sees, (height, width, 3) from 0 to 1, at a resolution fit for viewing.
+    """Return the region of an image that a model sees, at a resolution fit for viewing, (H, W, 3) in [0, 1].
 
     Args:
         image: Upright RGB image.
         geometry: (2, 3) map from the model's view to the image, see `types.Batch.geometry`.
-        size: (height, width) of the model's input; only the proportion matters.
+        size: (height, width) of the model's input, which determines the aspect ratio.
     """
-    scale = SHOWN / max(size)
+    scale = PICTURE_SIDE / max(size)
     height, width = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
     image = image.convert("RGB")
-    image.thumbnail((3 * SHOWN, 3 * SHOWN))  # first reduces images that are much larger than the picture
+    image.thumbnail((3 * PICTURE_SIDE, 3 * PICTURE_SIDE))  # so that `grid_sample` does not alias large images
     pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255).permute(2, 0, 1)[None]
     grid = F.affine_grid(geometry[None].float(), [1, 3, height, width], align_corners=False)
     view = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)
@@ -49,7 +49,15 @@ def visible_part(image: Image.Image, geometry: Tensor, size: tuple[int, int]) ->
 def panels(
     rows: int, columns: int, shape: tuple[int, int], extra: float = 0.0, scale: float = 1.0
 ) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure of rows x columns panels for pictures of a given shape, with room for titles."""
+    """Return a figure with a grid of panels for pictures of a (height, width), with room for titles.
+
+    Args:
+        rows: Number of rows of panels.
+        columns: Number of columns of panels.
+        shape: (height, width) of the pictures in pixels, of which only the aspect ratio matters.
+        extra: Additional height of the figure in inches.
+        scale: Factor of the size of the panels.
+    """
     longest = max(shape)
     width, height = scale * PANEL * shape[1] / longest, scale * PANEL * shape[0] / longest
     figure = Figure(
@@ -62,25 +70,25 @@ def panels(
 
 
 def title(axes: Axes, text: str, size: float = 9) -> None:
-    """Write a title, cut to the width of the panel; a "$" in it does not start a formula."""
-    lines = [line if len(line) <= LONGEST_TITLE else line[: LONGEST_TITLE - 1] + "…" for line in text.split("\n")]
+    """Write a title above a panel, with lines cut to the panel's width; "$" is not read as the start of a formula."""
+    lines = [line if len(line) <= MAX_TITLE_LENGTH else line[: MAX_TITLE_LENGTH - 1] + "…" for line in text.split("\n")]
     axes.set_title("\n".join(lines), fontsize=size, loc="left", parse_math=False)
 
 
 def caption(figure: Figure, text: str, size: float = 8, x: float = 0.02) -> None:
-    """Write a line below the panels, at the left."""
+    """Write text below the panels, aligned left."""
     figure.supxlabel(text, fontsize=size, x=x, ha="left")
 
 
 def heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> None:
-    """Draw a map (h, w) over a grey picture."""
+    """Draw an interpolated map (h, w) over a grey picture."""
     draw_grey(axes, picture)
     style = {"cmap": HEAT, "vmin": low, "vmax": high, "alpha": 0.6, "interpolation": "nearest"}
     axes.imshow(_enlarge(values, picture), **style)
 
 
 def overlay(picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> Image.Image:
-    """Return what `heat` draws, without axes: a map (h, w) over a grey picture (H, W, 3)."""
+    """Return the image that `heat` draws, without axes: an interpolated map (h, w) over a grey picture (H, W, 3)."""
     colours = matplotlib.colormaps[HEAT](Normalize(low, high, clip=True)(_enlarge(values, picture)))[..., :3]
     blended = 0.6 * colours + 0.4 * picture.mean(2, keepdims=True)
     return Image.fromarray((255 * blended).round().astype(np.uint8))
@@ -92,30 +100,30 @@ def _enlarge(values: NDArray[Any] | Tensor, picture: Picture) -> NDArray[np.floa
 
 
 def cell_heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> None:
-    """Draw a map (h, w) over a grey picture, cell by cell."""
+    """Draw a map (h, w) over a grey picture, with each cell as a square."""
     draw_grey(axes, picture)
     draw_cells(axes, picture, np.asarray(values), cmap=HEAT, vmin=low, vmax=high, alpha=0.6)
 
 
 def draw_grey(axes: Axes, picture: Picture) -> None:
-    """Draw a picture without its colours."""
+    """Draw a picture in shades of grey."""
     axes.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2), interpolation="nearest")
 
 
 def draw_cells(axes: Axes, picture: Picture, values: NDArray[Any], **style: Any) -> None:
-    """Draw values or colours of cells over the area of a picture, in the style that `Axes.imshow` takes."""
+    """Draw values or colours of cells over the area of a picture; `style` is passed to `Axes.imshow`."""
     height, width = picture.shape[:2]
     axes.imshow(values, interpolation="nearest", extent=(-0.5, width - 0.5, height - 0.5, -0.5), **style)
 
 
 def colour_bar(figure: Figure, axes: Any, low: float, high: float, label: str = "", shrink: float = 0.75) -> None:
-    """Draw the colours of `heat` between two values beside one or more panels."""
+    """Draw the colour scale of `heat` between two values, beside one or more panels."""
     colours = ScalarMappable(Normalize(low, high), HEAT)
     figure.colorbar(colours, ax=axes, shrink=shrink, label=label).ax.tick_params(labelsize=7)
 
 
 def cell_centre(cell: tuple[int, int], grid: tuple[int, int], shape: Sequence[int]) -> tuple[float, float]:
-    """Return (x, y) of a cell's centre in a picture of (height, width) pixels.
+    """Return the centre (x, y) of a cell (row, column) in a picture of `shape` (height, width) pixels.
 
     Example:
         >>> cell_centre((0, 1), (2, 2), (100, 200))
@@ -126,7 +134,7 @@ def cell_centre(cell: tuple[int, int], grid: tuple[int, int], shape: Sequence[in
 
 
 def as_bytes(figure: Figure, kind: str) -> bytes:
-    """Return a figure as PNG or SVG; the same figure always gives the same SVG."""
+    """Return a figure as PNG or SVG (`kind` "png" or "svg"); equal figures give equal SVGs."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "paucal", "svg.fonttype": "none"}):
         metadata = {"Date": None} if kind == "svg" else {}
@@ -135,7 +143,7 @@ def as_bytes(figure: Figure, kind: str) -> bytes:
 
 
 def columns_for(count: int, max_columns: int = 6) -> int:
-    """Return the number of columns that gives a figure of `count` panels a sensible shape.
+    """Return a suitable number of columns for a figure of `count` panels.
 
     >>> columns_for(3), columns_for(24), columns_for(8)
     (3, 6, 4)
@@ -143,11 +151,11 @@ def columns_for(count: int, max_columns: int = 6) -> int:
     return count if count <= 4 else min(max_columns, math.ceil(math.sqrt(count) * 1.25))
 
 
-_SYNSET = re.compile(r"n\d{8}")  # a WordNet number, which ImageNet uses as the name of a class
+_SYNSET = re.compile(r"n\d{8}")  # WordNet ids, the names of ImageNet's class folders
 
 
 def readable_name(name: str) -> str:
-    """Return the first English word for an ImageNet class given by its WordNet number; other names stay as they are.
+    """Return the first English name of an ImageNet class given by its WordNet id; other names are not changed.
 
     Example:
         >>> readable_name("n03680355"), readable_name("cat")
@@ -160,7 +168,7 @@ def readable_name(name: str) -> str:
 def _synset_name(synset: str) -> str:
     try:
         return _imagenet_info("imagenet-22k").label_name_to_description(synset, detailed=False).split(",")[0]
-    except (KeyError, IndexError):  # the number is not one of ImageNet's
+    except (KeyError, IndexError):  # not a class of ImageNet
         return synset
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from paucal.data.images import ImageSet
 from paucal.evaluation.plots import Mistake, save_figure, worst_mistakes
 from paucal.evaluation.predictions import Predictions
-from paucal.explain.attribution.methods import METHODS, OF_CAPTUM, attribute, ranked_methods
+from paucal.explain.attribution.methods import CAPTUM_METHODS, METHODS, attribute, ranked_methods
 from paucal.explain.figures.attribution import AttributedImage, mistakes_attribution_figure
 from paucal.explain.figures.pictures import readable_name, visible_part
 from paucal.models.trained import TrainedModel
@@ -75,7 +75,7 @@ def _attribution_maps(model: TrainedModel, batch: Tensor, targets: list[Tensor])
     """
     problem = None
     for method in ranked_methods(model.module):
-        if method in OF_CAPTUM:  # needs an optional package, and is slower
+        if method in CAPTUM_METHODS:  # needs an optional package, and is slower
             continue
         try:
             return method, [attribute(model.module, batch, classes, method).float().cpu() for classes in targets]

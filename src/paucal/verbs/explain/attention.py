@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from paucal.backbones.attention_layout import Token
-from paucal.explain.attention.heads import MASS, entropy_over, most_entropy, view_heads
+from paucal.explain.attention.heads import MASS, entropy_over, max_entropy, view_heads
 from paucal.explain.attention.maps import AttentionMap, averaged, head_token_maps
 from paucal.explain.attention.reading import read_attention
 from paucal.explain.attention.rollout import attention_rollout
@@ -161,7 +161,7 @@ class Entropies:
                 totals[layer] = totals.get(layer, 0) + bits.cpu() * len(batch)
             if name not in self._most:
                 layers = read_attention(model.module, inputs[:1])
-                self._most[name] = {attention.layer: most_entropy(attention) for attention in layers}
+                self._most[name] = {attention.layer: max_entropy(attention) for attention in layers}
         self.images += len(batch)
 
     def means(self) -> dict[str, dict[str, Tensor]]:
