@@ -26,6 +26,7 @@ NEEDS = {
     r"imagenet/|coco/|flowers102|svhn|cifar10 |/mnt/|project-1": "a set of the reader's",
     r"weights\.pth": "a published checkpoint",
     r"--format (openvino|html)": "a package; tests/export compares such files",
+    r"--logger .*(mlflow|wandb)": "a package; tests/runner/loggers has these loggers",
     r"^weights (pack|add|remove)": "weights of the reader's; tests/verbs/weights packs and adds some",
     r"\.mp4|--watch|camera": "a video, a camera, a folder that fills; tests/verbs/predict/test_moving.py has them",
     r"^serve ": "a browser; tests/cli/test_cli_serve.py serves",
