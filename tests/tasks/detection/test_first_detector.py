@@ -17,13 +17,13 @@ from paucal.runs.weights import read_weights
 from paucal.tasks.detection.assembly import DetectionSetup, assemble
 from paucal.tasks.detection.batches import BoxBatch
 from paucal.tasks.detection.first_detector import (
-    GridCache,
+    FeatureMapCache,
     fit_heads_steps,
     frozen_backbone_detection,
     loader,
     train_first,
 )
-from paucal.tasks.detection.first_record import BACKBONE, read_first
+from paucal.tasks.detection.first_record import BACKBONE_PREFIX, read_first
 from paucal.tasks.detection.job import DetectionJob, detect
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import Progress, UserError
@@ -43,7 +43,7 @@ def setup_of(images: Path, **changes) -> DetectionSetup:
 
 
 def layers_behind(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in weights.items() if not name.startswith(BACKBONE)}
+    return {name: value for name, value in weights.items() if not name.startswith(BACKBONE_PREFIX)}
 
 
 def test_grids__of_a_mixed_batch_do_not_depend_on_what_is_kept():
@@ -54,7 +54,7 @@ def test_grids__of_a_mixed_batch_do_not_depend_on_what_is_kept():
     nothing = [torch.zeros(0, 4)] * 2
     sizes = torch.tensor([[64, 64], [40, 64]])
     batch = BoxBatch(torch.tensor([5, 9]), pixels, sizes, nothing, [torch.zeros(0, dtype=torch.int64)] * 2, sizes)
-    roomy, small = GridCache(stages, 10**9), GridCache(stages, 0)
+    roomy, small = FeatureMapCache(stages, 10**9), FeatureMapCache(stages, 0)
     first, again, without = roomy.maps(batch), roomy.maps(batch), small.maps(batch)
     assert [tuple(grid.shape[-2:]) for grid in first] == [(8, 8), (4, 4)]
     for one, two, three in zip(first, again, without, strict=True):
@@ -73,8 +73,8 @@ def test_stage__changes_everything_but_the_backbone(images: Path):
     objective(next(iter(loader(setup_of(images), 1))), Progress(0, 1, 1)).total.backward()
     graded = {name.removeprefix("detector.") for name, p in objective.named_parameters() if p.grad is not None}
     assert graded
-    assert not any(name.startswith(BACKBONE) for name in graded)
-    trained = {name for name, p in objective.detector.named_parameters() if not name.startswith(BACKBONE)}
+    assert not any(name.startswith(BACKBONE_PREFIX) for name in graded)
+    trained = {name for name, p in objective.detector.named_parameters() if not name.startswith(BACKBONE_PREFIX)}
     assert graded == trained
 
 
@@ -97,7 +97,7 @@ def test_stopped_stage__ends_with_the_weights_of_one_that_was_not(images: Path, 
     before = setup_of(images).objective.deployable().state_dict()
     changed = {name for name, value in weights[0].items() if not torch.equal(value, before[name])}
     assert changed
-    assert not any(name.startswith(BACKBONE) for name in changed)
+    assert not any(name.startswith(BACKBONE_PREFIX) for name in changed)
 
 
 def test_run__tunes_from_the_first_detector_and_keeps_what_validation_prefers(images: Path, tmp_path: Path):

@@ -6,7 +6,7 @@ from PIL import Image
 
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.images import Boxes
-from paucal.tasks.detection.pictures import COLOURS, TILE, at_width, draw_detections, sheet
+from paucal.tasks.detection.pictures import COLOURS, TILE_WIDTH, draw_detections, resize_to_width, sheet
 
 GREY = (90, 90, 90)
 
@@ -30,13 +30,13 @@ def test_names__are_as_large_on_small_and_on_large_images_of_a_page():
     sizes = []
     for size in ((42, 42), (420, 420), (2100, 2100), (160, 720)):
         found, truth = found_in(size)
-        picture = draw_detections(at_width(Image.new("RGB", size, GREY)), found, ("cell",), truth)
-        assert picture.size == (TILE, round(size[1] * TILE / size[0]))
-        left, top, right, bottom = (float(value) * TILE / size[0] for value in truth.corners[0])
+        picture = draw_detections(resize_to_width(Image.new("RGB", size, GREY)), found, ("cell",), truth)
+        assert picture.size == (TILE_WIDTH, round(size[1] * TILE_WIDTH / size[0]))
+        left, top, right, bottom = (float(value) * TILE_WIDTH / size[0] for value in truth.corners[0])
         assert picture.getpixel((round(left), round((top + bottom) / 2))) != GREY
         assert picture.getpixel((round((left + right) / 2), round((top + bottom) / 2))) == GREY
         sizes.append(label_size(picture))
-        assert sheet([picture]).width >= TILE
+        assert sheet([picture]).width >= TILE_WIDTH
     assert len(set(sizes)) == 1
     assert 6 <= sizes[0][1] <= 20
 
@@ -46,7 +46,9 @@ def test_predicted_pictures__keep_their_size_or_are_enlarged_until_names_fit(wid
     from paucal.verbs.predict.detection import enlarge
 
     picture = enlarge(Image.new("RGB", (width, height), GREY))
-    assert picture.size == ((width, height) if width >= TILE else (TILE, round(height * TILE / width)))
+    assert picture.size == (
+        (width, height) if width >= TILE_WIDTH else (TILE_WIDTH, round(height * TILE_WIDTH / width))
+    )
     found, truth = found_in((width, height))
     drawn = draw_detections(picture, found, ("cell",), truth)
     assert 0.015 < label_size(drawn)[1] / drawn.width < 0.05

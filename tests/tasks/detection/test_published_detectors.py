@@ -14,7 +14,13 @@ from paucal.runs import RunFolder
 from paucal.tasks.detection.assembly import assemble, detector_backbone
 from paucal.tasks.detection.job import DetectionJob
 from paucal.tasks.detection.network.detector import build_detector
-from paucal.tasks.detection.published import MOBILENET, PUBLISHED, RESNET, adopt_published, load_published
+from paucal.tasks.detection.published import (
+    MOBILENET_SETTINGS,
+    PUBLISHED,
+    RESNET_SETTINGS,
+    adopt_published,
+    load_published,
+)
 from paucal.tasks.detection.settings import DetectSettings, detector_options
 from paucal.types import UserError
 from tasks.detection.made import write_coco
@@ -115,7 +121,18 @@ def test_classes__are_replaced_and_those_of_coco_keep_their_weights():
 def test_run__starts_from_the_detector_and_is_opened_again(tmp_path: Path):
     published_file(MOBILE)
     data, run = write_coco(tmp_path / "set", 20).parent, tmp_path / "run"
-    words = ["detect", str(data), "--init", "coco", "--model", MOBILENET["model"], "--img-size", "96", "--steps", "2"]
+    words = [
+        "detect",
+        str(data),
+        "--init",
+        "coco",
+        "--model",
+        MOBILENET_SETTINGS["model"],
+        "--img-size",
+        "96",
+        "--steps",
+        "2",
+    ]
     flags = ["--workers", "0", "--device", "cpu", "--output", str(run), "--batch-size", "2", "--regions", "16"]
     assert main([*words, *flags]) == 0
     stored = RunFolder(run)
@@ -127,7 +144,7 @@ def test_run__starts_from_the_detector_and_is_opened_again(tmp_path: Path):
 
 def test_without_the_file_and_a_network__says_what_to_copy_where(tmp_path: Path):
     data = write_coco(tmp_path / "set", 6).parent
-    settings = DetectSettings(data=str(data), init="coco", model=MOBILENET["model"], steps=2, device="cpu")
+    settings = DetectSettings(data=str(data), init="coco", model=MOBILENET_SETTINGS["model"], steps=2, device="cpu")
     with pytest.raises(UserError, match=r"74 MB, BSD-3-Clause.*no network here.*copy https://.*907ea3f9\.pth to"):
         assemble(settings, {}, SilentConsole().progress)
 
@@ -144,7 +161,7 @@ def test_damaged_file__is_refused():
 def test_layers__follow_from_the_published_detector():
     """Masks take Mask R-CNN where objects have outlines, and other layers are refused."""
     settings, origin = adopt_published(DetectSettings(data="x", init="coco"), {"init": "flag"}, outlined=True)
-    assert (settings.masks, settings.mask_norm, settings.model) == ("on", "batch", RESNET["model"])
+    assert (settings.masks, settings.mask_norm, settings.model) == ("on", "batch", RESNET_SETTINGS["model"])
     assert origin["head"] == "auto: as in Mask R-CNN with ResNet-50 FPN v2"
     assert adopt_published(DetectSettings(data="x", init="coco"), {}, outlined=False)[0].masks == "off"
     with pytest.raises(UserError, match="--pyramid-channels is 64"):

@@ -31,7 +31,7 @@ class BoxSample(NamedTuple):
         image: (3, H, W) float.
         boxes: (N, 4) float, corners in pixels of `image`.
         labels: (N,) int64, from 0.
-        size: (height, width) in pixels of the annotated image.
+        size: (height, width) of the annotated image in pixels.
         masks: (N, H, W) uint8 of 0 and 1; None if unknown.
     """
 
@@ -69,9 +69,9 @@ class BoxBatch:
         return len(self.ids)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "BoxBatch":
-        """Return the batch on another device; the sizes stay on the CPU so that reading them does not block."""
-        ahead = non_blocking and str(device).startswith("cuda")
-        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=ahead))
+        """Return the batch on another device; sizes stay on the CPU, where they are read without synchronisation."""
+        is_async = non_blocking and str(device).startswith("cuda")
+        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=is_async))
 
     def pin_memory(self) -> "BoxBatch":
         """Return the batch in page-locked memory."""
@@ -95,8 +95,8 @@ class BoxedDataset(Dataset[BoxSample]):
         view: Transform of an image and its boxes. It draws from torch's global generator, seeded from (seed, epoch,
             index, repeat) as for all other images.
         seed: Seed of the run.
-        pasting: Copy-paste, drawn from the same generator; None for no copy-paste.
-        min_side: Shortest side of a box that is kept, in pixels of the annotated image.
+        pasting: Copy-paste augmentation; None for no copy-paste.
+        min_side: Minimum side of a box, in pixels of the annotated image; smaller boxes are left out.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class BoxedDataset(Dataset[BoxSample]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[SampleKey]) -> list[BoxSample]:
-        """Return several samples; the global generators are restored once at the end."""
+        """Return several samples; the global random generators are restored at the end."""
         with preserve_generators():
             return [self._sample(key) for key in keys]
 

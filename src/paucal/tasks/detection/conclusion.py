@@ -21,14 +21,14 @@ from paucal.runs import RunFolder, write_atomically, write_text
 from paucal.tasks.detection.assembly import DetectionSetup
 from paucal.tasks.detection.batches import evaluation_loader
 from paucal.tasks.detection.detections import Detections, coco_document, detect_all, read_detections
-from paucal.tasks.detection.evaluation import MASKS, DetectionScores, evaluate_detections, format_score
+from paucal.tasks.detection.evaluation import MASK_PREFIX, DetectionScores, evaluate_detections, format_score
 from paucal.tasks.detection.model import load_detector
 from paucal.tasks.detection.pictures import (
-    SHOWN,
-    at_width,
+    MIN_SHOWN_SCORE,
     count_mistakes,
     draw_detections,
     precision_recall_figure,
+    resize_to_width,
     sheet,
 )
 from paucal.training import Outcome
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SCORE_COLUMN = "val_ap"
 EVALUATION_NAME = "detection"
 MAX_DRAWN = 9  # images per page
-MASK_TITLES = ((f"{MASKS}ap", "AP"), (f"{MASKS}ap50", "AP50"))
+MASK_TITLES = ((f"{MASK_PREFIX}ap", "AP"), (f"{MASK_PREFIX}ap50", "AP50"))
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _draw_images(run: RunFolder, setup: DetectionSetup, indices: list[int], dete
         pictures, captions = [], []
         for position in positions:
             index, (missed, false) = indices[position], mistakes[position]
-            image = at_width(images.images.store.read(index))
+            image = resize_to_width(images.images.store.read(index))
             pictures.append(draw_detections(image, detections[position], images.classes, truth[position]))
             captions.append(f"{missed} missed, {false} wrong: {images.images.keys[index].rpartition('/')[2]}")
         page = sheet(pictures, captions)
@@ -169,7 +169,7 @@ def _summary(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> d
         **({} if setup.first is None else {"first_detector": asdict(setup.first)}),
         "test_ap": result.metrics["ap"],
         "test_ap50": result.metrics["ap50"],
-        **{f"test_{name}": score.value for name, score in result.scores.items() if name.startswith(MASKS)},
+        **{f"test_{name}": score.value for name, score in result.scores.items() if name.startswith(MASK_PREFIX)},
     }
 
 
@@ -198,7 +198,7 @@ def closing_lines(run: RunFolder, setup: DetectionSetup, outcome: Outcome, resul
         f"trained: {setup.describe()}, {counted(outcome.step, 'step')}, {outcome.seconds:.0f} s; kept: {kept_text}",
         f"results are in {run.path}: report.html (open it in a browser), {run.weights.name}, "
         f"evaluation/{EVALUATION_NAME}/detections.json (COCO), "
-        f"plots/detections.png (objects with a score from {SHOWN:g}), "
+        f"plots/detections.png (objects with a score from {MIN_SHOWN_SCORE:g}), "
         "plots/worst_detections.png",
         "try next:",
         f"  paucal predict {path} new_images/ --pictures found/     # boxes as CSV, and drawn",

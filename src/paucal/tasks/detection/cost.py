@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds of a detector, counted on the meta device, where nothing is computed."""
+"""Numbers of parameters and multiply-adds of a detector, counted on the meta device without computation."""
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,12 @@ OBJECTS = 100  # objects per image whose mask is predicted, as in published coun
 def detector_cost(
     spec: BackboneSpec, classes: int, options: DetectorOptions | DetectSettings, regions: int = REGIONS
 ) -> dict[str, PartCost]:
-    """Count a detector by its parts: "backbone", "pyramid", "proposals", "heads", and "masks" if it predicts them.
+    """Return the costs of "backbone", "pyramid", "proposals" and "heads" of a detector; also "masks" if it has masks.
 
-    Selecting proposals and pooling regions take few multiplications and are not counted.
+    Non-maximum suppression and the pooling of regions take few multiplications, and are not counted.
 
     Args:
-        spec: Backbone; its image size is that of the image, in pixels.
+        spec: Backbone, with the image size in pixels.
         classes: Number of classes of objects.
         options: Options of the detector, or the settings that determine them.
         regions: Proposals per image that each head scores.

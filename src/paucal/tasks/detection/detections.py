@@ -1,4 +1,4 @@
-"""The objects that a detector finds in images, and COCO's JSON of them."""
+"""The detections of a detector in images, and their storage as COCO's JSON."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,11 +22,12 @@ EDGES = ("left", "top", "right", "bottom")  # columns of the corners of a box
 
 @dataclass(frozen=True)
 class Detections:
-    """The objects found in one image, in descending order of the score.
+    """The detected objects in one image, in descending order of the score.
 
     Attributes:
-        boxes: (N, 4) float32, corners in pixels of the annotated image.
+        boxes: (N, 4) float32, left, top, right and bottom in pixels of the annotated image.
         scores: (N,) float32.
+        labels: (N,) int64, from 0.
         masks: Masks in pixels of the annotated image; None if the detector predicts none.
     """
 
@@ -39,13 +40,13 @@ class Detections:
         return len(self.scores)
 
     def above(self, score: float) -> "Detections":
-        """Return the objects with at least this score."""
+        """Return the detections with at least this score."""
         is_kept = self.scores >= score
         masks = None if self.masks is None else tuple(self.masks[int(index)] for index in np.flatnonzero(is_kept))
         return Detections(self.boxes[is_kept], self.scores[is_kept], self.labels[is_kept], masks)
 
     def mask(self, index: int) -> NDArray[np.bool_]:
-        """Return the (H, W) mask of the object at a position."""
+        """Return the (H, W) mask of the detection at a position."""
         if self.masks is None:
             raise UserError("this detector predicts boxes only: train one with --masks on.")
         return unpack_mask(self.masks[index]).astype(bool)
@@ -58,7 +59,10 @@ def detect_all(
     device: torch.device,
     progress: Callable[[int], None] | None = None,
 ) -> dict[int, Detections]:
-    """Return the objects that a detector finds, by the position of each image; report the images done to `progress`."""
+    """Return the detections in each image, by its position in the set.
+
+    `progress` is called with the number of finished images.
+    """
     detections: dict[int, Detections] = {}
     with evaluation_mode(detector):
         for batch in batches:
@@ -71,13 +75,19 @@ def detect_all(
     return detections
 
 
-def rescale(answer: Mapping[str, Tensor], sides: tuple[int, int], size: tuple[int, int]) -> Detections:
-    """Return a detector's output for an image of (height, width) `sides`, in the pixels of an image of `size`."""
-    order = answer["scores"].argsort(descending=True).cpu()
-    scale = torch.tensor([size[1] / sides[1], size[0] / sides[0]]).repeat(2)
-    boxes = (answer["boxes"].float().cpu() * scale)[order].float()
-    scores, labels = answer["scores"].float().cpu()[order], answer["labels"].cpu()[order]
-    masks = paste_masks(answer["masks"].float().cpu()[order], boxes, size) if "masks" in answer else None
+def rescale(output: Mapping[str, Tensor], input_size: tuple[int, int], size: tuple[int, int]) -> Detections:
+    """Convert a detector's output for one image from pixels of the network's input to pixels of another image size.
+
+    Args:
+        output: "boxes", "scores", "labels" and, if the detector predicts masks, "masks" in the network's input.
+        input_size: (height, width) of the image in the network's input.
+        size: (height, width) of the image in which the detections are returned.
+    """
+    order = output["scores"].argsort(descending=True).cpu()
+    scale = torch.tensor([size[1] / input_size[1], size[0] / input_size[0]]).repeat(2)
+    boxes = (output["boxes"].float().cpu() * scale)[order].float()
+    scores, labels = output["scores"].float().cpu()[order], output["labels"].cpu()[order]
+    masks = paste_masks(output["masks"].float().cpu()[order], boxes, size) if "masks" in output else None
     return Detections(boxes.numpy(), scores.numpy(), labels.numpy(), masks)
 
 
@@ -107,7 +117,7 @@ def coco_document(
 
 
 def read_detections(file: Path) -> pa.Table:
-    """Return the objects of a file that `coco_document` wrote as a table: key, class, score and corners in pixels."""
+    """Read a file that `coco_document` wrote into a table of image key, class, score and corners in pixels."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         keys = {image["id"]: image["file_name"] for image in content["images"]}
@@ -123,7 +133,7 @@ def read_detections(file: Path) -> pa.Table:
             }
         )
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise UserError(f"{str(file)!r} cannot be read ({problem}): run 'paucal eval'.") from None
+        raise UserError(f"{str(file)!r} cannot be read ({problem}): write it again with 'paucal eval'.") from None
 
 
 def _annotation(detections: Detections, index: int, category_ids: Sequence[int]) -> dict[str, Any]:

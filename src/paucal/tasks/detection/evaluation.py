@@ -1,7 +1,7 @@
-"""COCO's scores of detections: average precision by torchmetrics, and its intervals and curves by our own matching.
+"""COCO's scores of detections, with confidence intervals and precision-recall curves.
 
-Matches are stored per image, so that resampled images need no new matching; on the whole set they agree with
-torchmetrics.
+torchmetrics computes the scores. The intervals and curves come from matches that are computed here and stored per
+image, so that bootstrap draws of images need no new matching. On all images they agree with torchmetrics.
 """
 
 import warnings
@@ -20,14 +20,14 @@ from paucal.metrics.measures import Weights, precision_at
 from paucal.runs import csv_text
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.images import Boxes
-from paucal.tasks.detection.masks import BACKEND, EXTRA, mask_overlaps, stack_masks
+from paucal.tasks.detection.masks import BACKEND, INSTALL_COMMAND, mask_overlaps, stack_masks
 from paucal.types import UserError
 
-DRAWS = 300  # resampled sets of images
-MASKS = "mask_"  # prefix of the names of mask scores
+BOOTSTRAP_DRAWS = 300
+MASK_PREFIX = "mask_"  # prefix of the names of mask scores
 MAX_DETECTIONS = 100  # detections per image and class that count
-# COCO's thresholds in double precision; torchmetrics rounds them, and overlaps are often exactly at a threshold.
-OVERLAPS, RECALLS = np.linspace(0.5, 0.95, 10), np.linspace(0, 1, 101)
+# COCO's thresholds in double precision: torchmetrics rounds its own, and an IoU is often exactly at a threshold.
+IOU_THRESHOLDS, RECALL_LEVELS = np.linspace(0.5, 0.95, 10), np.linspace(0, 1, 101)
 SCORES = {"map": "ap", "map_50": "ap50", "map_75": "ap75", "mar_100": "recall"}
 BY_SIZE = {"map_small": "ap_small", "map_medium": "ap_medium", "map_large": "ap_large"}
 ByClass = Mapping[str, float | None]
@@ -35,13 +35,13 @@ ByClass = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class ClassMatches:
-    """All detections of one class in descending order of the score, and whether each is a hit.
+    """The D detections of one class in I images, in descending order of their scores, and their matches.
 
     Attributes:
-        images: (D,) int64, image of each detection.
+        images: (D,) int64, position of each detection's image.
         scores: (D,) float32.
-        hits: (T, D) bool, at each of ten overlaps.
-        ignored: (T, D) bool, True for detections on a crowd, which are not counted.
+        hits: (T, D) bool, whether a detection is a true positive at each of T IoU thresholds.
+        ignored: (T, D) bool, whether a detection is not counted, because it overlaps only a crowd.
         objects: (I,) int64, number of objects of the class in each image.
     """
 
@@ -52,9 +52,9 @@ class ClassMatches:
     objects: NDArray[np.int64]
 
     def precisions(self, weights: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """Return (T, 101) precisions at rising recall, given the weight of each image; None without objects.
+        """Return (T, 101) precisions at recall levels from 0 to 1, for (I,) image weights; None without objects.
 
-        As in COCO, each precision is the highest at this recall or a higher one, and 0 if none is reached.
+        As in COCO, the precision at a level is the highest at this or a higher recall, or 0 if it is not reached.
         """
         total = float(weights @ self.objects)
         if total <= 0:
@@ -62,27 +62,27 @@ class ClassMatches:
         detection_weights = weights[self.images]
         hits = np.cumsum(self.hits * detection_weights, axis=1)
         counted = np.cumsum(~self.ignored * detection_weights, axis=1)
-        return precision_at(RECALLS, hits / np.maximum(counted, 1e-12), hits / total)
+        return precision_at(RECALL_LEVELS, hits / np.maximum(counted, 1e-12), hits / total)
 
 
 class MeanPrecision:
-    """COCO's average precision: the mean over classes that have an object, and over overlaps.
+    """COCO's average precision: the mean over classes with an object, and over IoU thresholds.
 
     Args:
         matches: Matches per class.
-        overlaps: Slice of the ten overlaps; `slice(0, 1)` for AP50.
+        thresholds: Slice of the ten IoU thresholds; `slice(0, 1)` for AP50.
     """
 
-    def __init__(self, matches: Sequence[ClassMatches], overlaps: slice = slice(None)) -> None:
-        self._matches, self._overlaps = matches, overlaps
+    def __init__(self, matches: Sequence[ClassMatches], thresholds: slice = slice(None)) -> None:
+        self._matches, self._thresholds = matches, thresholds
 
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
-        """Return (D,) scores for (D, I) weights; 0 for a draw without objects."""
+        """Return (B,) scores for (B, I) image weights of B bootstrap draws; 0 for a draw without objects."""
         return np.asarray([self._score_draw(row) for row in weights])
 
     def _score_draw(self, weights: NDArray[np.float64]) -> float:
         curves = [curve for matches in self._matches if (curve := matches.precisions(weights)) is not None]
-        return float(np.mean([curve[self._overlaps].mean() for curve in curves])) if curves else 0.0
+        return float(np.mean([curve[self._thresholds].mean() for curve in curves])) if curves else 0.0
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,12 @@ class DetectionScores:
     """Scores of a detector on some images.
 
     Attributes:
+        images: Number of images.
         scores: "ap" and "ap50" with their 95 % intervals; with masks also "mask_ap" and "mask_ap50".
-        per_class: Average precision by class name; None for classes without an object.
+        metrics: All scores as plain numbers, by name.
+        per_class: Average precision of boxes by class name; None for classes without an object.
         matches: Matches of each class, by prefix: "" for boxes, "mask_" for masks.
-        mask_per_class: Average precision of masks as in `per_class`; empty without masks.
+        mask_per_class: Average precision of masks by class name; empty without masks.
     """
 
     images: int
@@ -104,15 +106,15 @@ class DetectionScores:
     mask_per_class: ByClass = field(default_factory=dict)
 
     def content(self) -> dict[str, Any]:
-        """Return plain values for a file."""
+        """Return the content of `metrics.json`."""
         masks = {"mask_per_class": self.mask_per_class} if self.mask_per_class else {}
         intervals = {name: vars(score) for name, score in self.scores.items()}
         scores = {"scores": dict(self.metrics), "intervals": intervals, "per_class": self.per_class}
         return {"images": self.images, **scores, **masks}
 
     def table(self) -> str:
-        """Return objects, AP and AP50 of each class as CSV, followed by AP and AP50 of masks."""
-        averages = {"": self.per_class, MASKS: self.mask_per_class}
+        """Return a CSV with the number of objects, AP and AP50 of each class; with masks also mask AP and AP50."""
+        averages = {"": self.per_class, MASK_PREFIX: self.mask_per_class}
         headings = [f"{kind}{name}" for kind in self.matches for name in ("ap", "ap50")]
         rows: list[list[object]] = [["class", "objects", *headings]]
         for label, name in enumerate(self.per_class):
@@ -127,24 +129,26 @@ class DetectionScores:
 
 
 def require_metrics() -> None:
-    """Refuse to evaluate detectors without the package that computes COCO's scores."""
+    """Raise a UserError if faster-coco-eval, which computes COCO's scores, is not installed."""
     if find_spec(BACKEND) is None:
-        raise UserError(f"detectors are scored by faster-coco-eval, which is not installed: {EXTRA}.")
+        raise UserError(
+            f"the evaluation of detectors needs faster-coco-eval, which is not installed: {INSTALL_COMMAND}."
+        )
 
 
 def evaluate_detections(
     detections: Sequence[Detections], truth: Sequence[Boxes], classes: Sequence[str]
 ) -> DetectionScores:
-    """Score detections with intervals: boxes, and masks if all detections and objects have them."""
+    """Return the scores of detections with intervals; also of masks if all detections and objects have masks."""
     values = coco_scores(detections, truth, len(classes))
-    kinds = {"": False, MASKS: True} if f"{MASKS}ap" in values else {"": False}
+    kinds = {"": False, MASK_PREFIX: True} if f"{MASK_PREFIX}ap" in values else {"": False}
     matches = {kind: match_detections(detections, truth, len(classes), masks) for kind, masks in kinds.items()}
     measures = {
         f"{kind}{name}": MeanPrecision(kind_matches, overlaps)
         for kind, kind_matches in matches.items()
         for name, overlaps in (("ap", slice(None)), ("ap50", slice(0, 1)))
     }
-    draws = zip(measures, Bootstrap(draws=DRAWS).scores([*measures.values()], len(truth)), strict=True)
+    draws = zip(measures, Bootstrap(draws=BOOTSTRAP_DRAWS).scores([*measures.values()], len(truth)), strict=True)
     scores = {name: percentile(values[name], column) for name, column in draws}
     by_class = [dict(zip(classes, values.pop(f"{kind}per_class"), strict=True)) for kind in kinds]
     return DetectionScores(len(truth), scores, values, by_class[0], matches, *by_class[1:])
@@ -161,11 +165,14 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
     """Return COCO's scores as torchmetrics and faster-coco-eval compute them.
 
     Returns:
-        "ap" (the mean over ten overlaps from 0.5 to 0.95 and all classes with an object), "ap50", "ap75", "recall" (of
-        100 detections per image), "ap_small", "ap_medium" and "ap_large" if there are objects of this size (area in
-        pixels of the annotated image: under 32 x 32, under 96 x 96, above; as in COCO, of the mask if known), and
-        "per_class", a list of K average precisions, None for classes without an object. If all detections and objects
-        have masks, also "mask_ap" and so on, from overlaps of masks.
+        A mapping with these keys; if all detections and objects have masks, also the same with the prefix "mask_".
+
+        - "ap": mean over IoU thresholds from 0.5 to 0.95 and over classes with an object
+        - "ap50" and "ap75": AP at a single IoU threshold
+        - "recall": average recall with 100 detections per image
+        - "ap_small", "ap_medium" and "ap_large": AP of objects with an area below 32 x 32, below 96 x 96, and above, in
+          pixels of the annotated image (the area of the mask if known, as in COCO); missing without such objects
+        - "per_class": list of K average precisions; None for classes without an object
     """
     require_metrics()
     from torchmetrics.detection import MeanAveragePrecision
@@ -173,10 +180,12 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
     with_masks = all(objects_of_image.masks is not None for objects_of_image in (*detections, *truth))
     kinds = ("bbox", "segm") if with_masks else ("bbox",)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns of more than 100 detections, which detectors do not return
-        thresholds = {"iou_thresholds": OVERLAPS.tolist(), "rec_thresholds": RECALLS.tolist()}
+        warnings.simplefilter(
+            "ignore"
+        )  # it warns that detections after the hundredth are ignored, but detectors return at most 100
+        thresholds = {"iou_thresholds": IOU_THRESHOLDS.tolist(), "rec_thresholds": RECALL_LEVELS.tolist()}
         metric = MeanAveragePrecision("xyxy", iou_type=kinds, backend=BACKEND, class_metrics=True, **thresholds)
-        for detected, boxes in zip(detections, truth, strict=True):  # image by image: all masks would not fit in memory
+        for detected, boxes in zip(detections, truth, strict=True):  # one image at a time, to save memory of masks
             predicted = {
                 "boxes": torch.from_numpy(detected.boxes),
                 "scores": torch.from_numpy(detected.scores),
@@ -194,12 +203,12 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
         values = metric.compute()
     scores = _named_scores(values, "bbox_" if with_masks else "", n_classes)
     if with_masks:
-        scores |= {MASKS + name: value for name, value in _named_scores(values, "segm_", n_classes).items()}
+        scores |= {MASK_PREFIX + name: value for name, value in _named_scores(values, "segm_", n_classes).items()}
     return scores
 
 
 def _named_scores(values: Mapping[str, Tensor], prefix: str, n_classes: int) -> dict[str, Any]:
-    """Return torchmetrics' scores of boxes or of masks under our names."""
+    """Return torchmetrics' scores of boxes or of masks under this library's names."""
     scores = {name: float(values[prefix + key]) for key, name in SCORES.items()}
     scores |= {name: float(values[prefix + key]) for key, name in BY_SIZE.items() if float(values[prefix + key]) >= 0}
     per_class: list[float | None] = [None] * n_classes
@@ -214,8 +223,8 @@ def match_detections(
 ) -> list[ClassMatches]:
     """Match the detections of each class with its objects, as COCO's evaluation does.
 
-    In descending order of the score, each detection takes the free object that it overlaps most. A detection that
-    overlaps only a crowd is ignored.
+    In descending order of the score, each detection is matched with the unmatched object of highest IoU. A detection
+    that overlaps only a crowd is ignored.
     """
     return [_match_class(detections, truth, label, masks) for label in range(n_classes)]
 
@@ -252,17 +261,22 @@ def _match_class(detections: Sequence[Detections], truth: Sequence[Boxes], label
 def match_overlaps(
     overlaps: NDArray[np.float64], crowd: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two (T, D) bool arrays: whether each detection of a class in one image is a hit, and whether ignored.
+    """Match detections and objects of one class in one image.
 
-    Overlaps are (D, G), of detections in descending order of their scores with objects; `crowd` tells the crowds.
+    Args:
+        overlaps: (D, G) IoU of detections, in descending order of their scores, with objects.
+        crowd: (G,) bool, whether an object is a crowd.
+
+    Returns:
+        Two (T, D) bool arrays: whether a detection is a true positive, and whether it is ignored.
     """
-    hits = np.zeros((len(OVERLAPS), len(overlaps)), dtype=bool)
+    hits = np.zeros((len(IOU_THRESHOLDS), len(overlaps)), dtype=bool)
     ignored = np.zeros_like(hits)
     if not len(crowd):
         return hits, ignored
-    unmatched = np.ones((len(OVERLAPS), len(crowd)), dtype=bool)
-    min_overlaps = OVERLAPS[:, None] - 1e-10
-    rows = np.arange(len(OVERLAPS))
+    unmatched = np.ones((len(IOU_THRESHOLDS), len(crowd)), dtype=bool)
+    min_overlaps = IOU_THRESHOLDS[:, None] - 1e-10
+    rows = np.arange(len(IOU_THRESHOLDS))
     for number, row in enumerate(overlaps):
         candidates = np.where(unmatched & ~crowd & (row >= min_overlaps), row, -1.0)
         best = candidates.argmax(1)
@@ -275,11 +289,11 @@ def match_overlaps(
 def box_overlaps(
     boxes: NDArray[np.float32], objects: NDArray[np.float32], crowd: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return (D, G) intersection over union; for a crowd, intersection over the area of the detection."""
+    """Return (D, G) IoU of boxes with objects; for a crowd, the intersection over the area of the detection."""
     first, second = boxes.astype(np.float64), objects.astype(np.float64)
     corner = np.maximum(first[:, None, :2], second[None, :, :2])
     sides = np.minimum(first[:, None, 2:], second[None, :, 2:]) - corner
-    shared = np.prod(np.maximum(sides, 0), axis=2)
-    first_areas, second_areas = (np.prod(part[:, 2:] - part[:, :2], axis=1) for part in (first, second))
-    union = np.where(crowd[None], first_areas[:, None], first_areas[:, None] + second_areas[None] - shared)
-    return shared / np.maximum(union, 1e-12)
+    intersection = np.prod(np.maximum(sides, 0), axis=2)
+    first_areas, second_areas = (np.prod(corners[:, 2:] - corners[:, :2], axis=1) for corners in (first, second))
+    union = np.where(crowd[None], first_areas[:, None], first_areas[:, None] + second_areas[None] - intersection)
+    return intersection / np.maximum(union, 1e-12)

@@ -1,8 +1,7 @@
-"""The first detector of a run: only the new layers are trained; the backbone is frozen.
+"""The first detector of a run: the layers after the backbone are trained, and the backbone is frozen.
 
-The backbone's feature maps are computed once per image, as in a linear probe of a classifier, so images are neither
-mirrored nor resized in this stage. The maps are rounded to half precision and computed one image at a time, so that a
-resumed run computes exactly the same maps again.
+Feature maps of the backbone are computed once per image, so the images are not augmented in this stage. The maps are
+rounded to half precision and computed one image at a time, so that a resumed run computes exactly the same maps again.
 """
 
 import math
@@ -35,25 +34,25 @@ from paucal.tasks.detection.views import evaluation_view
 from paucal.training import CosineWarmup, Optimization, Records, Watch, checkpoint_step, fit
 from paucal.types import LossTerms, Progress
 
-FOLDER = "first_detector"  # folder in the run for the checkpoints of the stage
-SHARE = 0.2  # share of a run's time for the steps of the stage
-PASSES = 12  # over the training images; more do not help while the backbone is frozen
+FOLDER = "first_detector"  # folder in the run for the checkpoints of this stage
+TIME_SHARE = 0.2  # share of the time budget for this stage
+MAX_EPOCHS = 12  # more do not help while the backbone is frozen
 MIN_STEPS = 20
-WARMUP = 0.1  # share of the steps
-RATE = 4.0  # factor on the learning rate of tuning
-MEMORY_SHARE = 0.25  # share of the free memory for feature maps
+WARMUP_SHARE = 0.1  # of the steps
+LR_FACTOR = 4.0  # on the learning rate of the run
+MAX_MEMORY_SHARE = 0.25  # of the free memory, for feature maps
 TIMED_STEPS = 2  # after one warm-up step
 
 
-class GridCache:
-    """Feature maps of a frozen backbone for the images of a batch, kept while they fit in the memory."""
+class FeatureMapCache:
+    """Computes feature maps of a frozen backbone, and caches them per image up to a number of bytes."""
 
     def __init__(self, stages: StageMaps, max_bytes: int) -> None:
-        self._stages, self._left = stages, max_bytes
-        self._kept: dict[int, list[Tensor]] = {}
+        self._stages, self._free_bytes = stages, max_bytes
+        self._cached: dict[int, list[Tensor]] = {}
 
     def maps(self, batch: BoxBatch) -> list[Tensor]:
-        """Return the maps of a batch; only layers after the backbone get a gradient."""
+        """Return the feature maps of a batch, one per level, without a gradient to the backbone."""
         images = batch.images
         per_image = [
             self._maps_of(key, image[:, :height, :width])
@@ -65,32 +64,32 @@ class GridCache:
 
     @torch.no_grad()
     def _maps_of(self, key: int, image: Tensor) -> list[Tensor]:
-        cached = self._kept.get(key)
+        cached = self._cached.get(key)
         if cached is not None:
             return cached
         grids = [grid[0].half() for grid in self._stages.grids(image[None])]
         size = sum(grid.nbytes for grid in grids)
-        if size <= self._left:
-            grids = self._kept[key] = [grid.cpu() for grid in grids]
-            self._left -= size
+        if size <= self._free_bytes:
+            grids = self._cached[key] = [grid.cpu() for grid in grids]
+            self._free_bytes -= size
         return grids
 
 
 def _stack_maps(grids: Sequence[Tensor]) -> Tensor:
-    """Stack (channels, rows, columns) feature maps, padded with zeros to the most rows and columns."""
+    """Stack (C, H, W) feature maps of several images, padded with zeros on the right and bottom to equal sizes."""
     rows, columns = (max(grid.shape[axis] for grid in grids) for axis in (1, 2))
     return torch.stack([F.pad(grid, (0, columns - grid.shape[2], 0, rows - grid.shape[1])) for grid in grids])
 
 
 class FrozenBackboneDetection(Detection):
-    """The losses of a detector with a frozen backbone, which sees each image once; `max_bytes` limits the kept maps."""
+    """The losses of a detector with a frozen backbone, whose feature maps are cached in up to `max_bytes` bytes."""
 
     def __init__(self, detector: Detector, max_bytes: int) -> None:
         super().__init__(detector, FineTuning(freeze="backbone", eval_mode=True))
-        self._cache = GridCache(detector.stages, max_bytes)
+        self._cache = FeatureMapCache(detector.stages, max_bytes)
 
     def forward(self, batch: BoxBatch, progress: Progress) -> LossTerms:  # type: ignore[override]
-        """Return the losses of proposals and regions."""
+        """Return the losses of the proposal network and of the heads, with their weights."""
         self.tuner.set_modes(progress)
         maps = self._cache.maps(batch)
         values = self.detector.losses(batch.images, batch.image_sizes(), batch.boxes, batch.labels, batch.masks, maps)
@@ -98,15 +97,15 @@ class FrozenBackboneDetection(Detection):
 
 
 def frozen_backbone_detection(setup: DetectionSetup) -> FrozenBackboneDetection:
-    """Return the objective of the stage, with a copy of the detector of a run."""
+    """Return the objective of this stage, with a copy of the run's detector."""
     with torch.random.fork_rng(devices=[]):
         detector = setup.card.build()
     detector.load_state_dict(setup.objective.deployable().state_dict())
-    return FrozenBackboneDetection(detector, int(MEMORY_SHARE * available_memory()))
+    return FrozenBackboneDetection(detector, int(MAX_MEMORY_SHARE * available_memory()))
 
 
 def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
-    """Return the training images as a deployed detector sees them, from a forward pass on."""
+    """Return a loader of the training images without augmentation, from forward pass `start` on."""
     settings, preprocessing = setup.settings, setup.card.preprocessing
     view = evaluation_view(setup.card.resize_to, preprocessing.mean, preprocessing.std)
     dataset = BoxedDataset(setup.images, view, settings.seed, min_side=settings.least_box)
@@ -117,25 +116,25 @@ def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
 
 
 def fit_heads_steps(setup: DetectionSetup, seconds: float) -> int:
-    """Return the steps of the stage that fit in some seconds; 0 if these are too few to be useful."""
+    """Return the number of steps of this stage that fit in the seconds; 0 if they are too few to be useful."""
     settings, objective, device = setup.settings, frozen_backbone_detection(setup), torch.device(setup.settings.device)
     batches, accumulate = loader(setup, TIMED_STEPS + 1), settings.accumulate
     with trial_steps(objective.train(), device):
-        first = seconds_per_step(objective, batches, device, settings.precision, accumulate, threads=True)
+        first_seconds = seconds_per_step(objective, batches, device, settings.precision, accumulate, threads=True)
         # Later steps read the cached feature maps.
         later_seconds = seconds_per_step(objective, batches, device, settings.precision, accumulate)
-    each_pass = max(1, len(setup.data.part("train")) // settings.effective_batch)
-    later_steps = max(0.0, seconds - each_pass * first) / later_seconds
-    steps = min(int(min(seconds / first, each_pass) + later_steps), PASSES * each_pass)
+    steps_per_epoch = max(1, len(setup.data.part("train")) // settings.effective_batch)
+    later_steps = max(0.0, seconds - steps_per_epoch * first_seconds) / later_seconds
+    steps = min(int(min(seconds / first_seconds, steps_per_epoch) + later_steps), MAX_EPOCHS * steps_per_epoch)
     return steps if steps >= MIN_STEPS else 0
 
 
 def train_first(
     run: RunFolder, setup: DetectionSetup, watch: Watch | None, console: Console, callbacks: Sequence[Callback] = ()
 ) -> FirstDetector | None:
-    """Train the first detector, validate it and save it as the model of the run; continue a stopped stage.
+    """Train the first detector, evaluate it on validation images, and save it as the model of the run.
 
-    The stage keeps its checkpoints in a subfolder of the run. Returns None if a signal stopped it.
+    Checkpoints are in a subfolder of the run, from which a stopped stage resumes. Returns None if a signal stopped it.
     """
     settings, steps = setup.settings, setup.settings.heads_steps
     assert steps is not None
@@ -147,7 +146,7 @@ def train_first(
         save_layers(run, detector)
         save_trained(run, detector, setup.card)
 
-    schedule = CosineWarmup(RATE * settings.lr, steps, math.ceil(WARMUP * steps))
+    schedule = CosineWarmup(LR_FACTOR * settings.lr, steps, math.ceil(WARMUP_SHARE * steps))
     outcome = fit(
         frozen_backbone_detection(setup),
         lambda: loader(setup, steps, start),

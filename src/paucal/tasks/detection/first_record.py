@@ -1,4 +1,4 @@
-"""Storage of a run's first detector: the layers trained on the frozen backbone, and their score."""
+"""Storage of a run's first detector: its record, and its layers after the frozen backbone."""
 
 from dataclasses import asdict, dataclass
 
@@ -8,13 +8,20 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights, save_weights
 from paucal.types import UserError
 
-FILE, WEIGHTS = "first_detector.json", "first_detector.safetensors"
-BACKBONE = "stages.backbone."
+RECORD_FILE, WEIGHTS_FILE = "first_detector.json", "first_detector.safetensors"
+BACKBONE_PREFIX = "stages.backbone."
 
 
 @dataclass(frozen=True)
 class FirstDetector:
-    """The first detector of a run, its AP on validation images, and the seconds of the command until it was saved."""
+    """Record of the first detector of a run, which is trained on the frozen backbone.
+
+    Attributes:
+        steps: Number of optimizer steps.
+        score: AP on the validation images; None without validation images.
+        ap50: AP50 on the validation images; None without validation images.
+        seconds: Time from the start of the command until this detector was saved.
+    """
 
     steps: int
     score: float | None
@@ -23,21 +30,21 @@ class FirstDetector:
 
     def write(self, run: RunFolder) -> None:
         """Store the record in the run folder."""
-        run.write_json(FILE, asdict(self))
+        run.write_json(RECORD_FILE, asdict(self))
 
 
 def save_layers(run: RunFolder, detector: nn.Module) -> None:
     """Store the layers of a detector that follow its backbone."""
-    save_weights(run.path / WEIGHTS, _layers_after_backbone(detector))
+    save_weights(run.path / WEIGHTS_FILE, _layers_after_backbone(detector))
 
 
 def _layers_after_backbone(detector: nn.Module) -> dict[str, Tensor]:
-    return {name: value for name, value in detector.state_dict().items() if not name.startswith(BACKBONE)}
+    return {name: value for name, value in detector.state_dict().items() if not name.startswith(BACKBONE_PREFIX)}
 
 
 def load_layers(run: RunFolder, detector: nn.Module) -> None:
-    """Put the stored layers into a detector."""
-    layers, path = read_weights(run.path / WEIGHTS), str(run.path / WEIGHTS)
+    """Load the stored layers after the backbone into a detector."""
+    layers, path = read_weights(run.path / WEIGHTS_FILE), str(run.path / WEIGHTS_FILE)
     expected = {name: value.shape for name, value in _layers_after_backbone(detector).items()}
     if {name: value.shape for name, value in layers.items()} != expected:
         raise UserError(f"{path!r} does not fit the detector of this run: restore it or train again.")
@@ -46,11 +53,13 @@ def load_layers(run: RunFolder, detector: nn.Module) -> None:
 
 def read_first(run: RunFolder | None) -> FirstDetector | None:
     """Read the record of a run's first detector; None if it has none yet."""
-    if run is None or not (run.path / FILE).is_file():
+    if run is None or not (run.path / RECORD_FILE).is_file():
         return None
-    record = run.read_json(FILE)
+    record = run.read_json(RECORD_FILE)
     try:
         ap, ap50 = (None if record[name] is None else float(record[name]) for name in ("score", "ap50"))
         return FirstDetector(int(record["steps"]), ap, ap50, float(record["seconds"]))
     except (KeyError, TypeError, ValueError) as problem:
-        raise UserError(f"{str(run.path / FILE)!r} is damaged ({problem!r}): restore it or train again.") from problem
+        raise UserError(
+            f"{str(run.path / RECORD_FILE)!r} is damaged ({problem!r}): restore it or train again."
+        ) from problem

@@ -1,4 +1,4 @@
-"""Images with boxes: annotation files checked against the images and converted to one form."""
+"""Images with boxes: open annotation files of any format, and check them against the images."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +23,8 @@ from paucal.tasks.detection.masks import RunLengths, masks_of_outlines
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, first_few
 
-SMALLEST = 1e-3  # pixels; a box with a shorter side has no area
-OFF_BY_ONE = 1  # allowed difference of sizes in pixels, since some programs count from 0 and others from 1
+MIN_BOX_SIDE = 1e-3  # pixels; a box with a shorter side has no area
+SIZE_TOLERANCE = 1  # pixels, since some annotation programs count pixels from 0 and others from 1
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Boxes:
 
 @dataclass(frozen=True)
 class BoxedImages:
-    """A set of images, and the boxes of each by its key.
+    """A set of images with their boxes.
 
     Attributes:
-        images: The images; their `multi_hot` rows name the classes with a box, so that they can be split by class.
-        boxes: Boxes by image key; empty for an image without objects, which is a negative.
+        images: The images; `multi_hot` has the classes of their boxes, so that images can be split by class.
+        boxes: Boxes by image key; empty for a negative image, which has no object.
         category_ids: Number of each class in the annotation files, for predictions in the same format.
-        without_outline: Number of boxes without an outline, crowds not counted.
+        without_outline: Number of boxes without an outline, not counting crowds.
     """
 
     images: ImageSet
@@ -85,24 +85,24 @@ class BoxedImages:
 
 
 def open_boxed(location: str | Path, outlines: bool = True) -> BoxedImages:
-    """Open a folder, zip or tar file, or annotation file of images with boxes, and with outlines if wanted."""
+    """Open a folder, zip or tar file, or annotation file of images with boxes; `outlines=False` ignores outlines."""
     path = named_path(str(location), "DATA")
     if not path.exists():
         raise UserError(f"there is no file or folder {str(location)!r}: give a folder of images with boxes.")
     with other_kinds_named(path, "detect"):
         tree, annotations = read_boxes(path)
         if not any(image.boxes for image in annotations.images) and any(image.tags for image in annotations.images):
-            raise NoLabelsError(f"{path} has labels of whole images, and no boxes: use `paucal train`.")
+            raise NoLabelsError(f"{path} has image labels, but no boxes: use 'paucal train'.")
     if not outlines:
         annotations = replace(annotations, images=[replace(image, outlines=[]) for image in annotations.images])
     return check_annotations(tree, annotations)
 
 
 def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
-    """Check annotations against the images themselves.
+    """Check annotations against the sizes of the images, and convert them.
 
-    Boxes without an area are dropped and boxes across an edge are cut there; notes count both. Classes without a box
-    are left out. Images have masks if each of their boxes has an outline.
+    Boxes without an area are dropped, and boxes are clipped to their image; notes say how many. Classes without a box
+    are left out. An image has masks if each of its boxes has an outline.
     """
     annotated, numbers = annotations.images, annotations.numbers
     if not annotated:
@@ -123,8 +123,8 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
             "pixels: multiply x by the width, and y by the height."
         )
     tally: Counter[str] = Counter()
-    cut_boxes = [_cut_boxes(image, size, tally) for image, size in zip(annotated, sizes, strict=True)]
-    used_names = {box.name for image_boxes in cut_boxes for box in image_boxes if not box.crowd}
+    clipped_boxes = [_clip_boxes(image, size, tally) for image, size in zip(annotated, sizes, strict=True)]
+    used_names = {box.name for image_boxes in clipped_boxes for box in image_boxes if not box.crowd}
     classes = tuple(name for name, _ in sorted(numbers.items(), key=lambda item: item[1]) if name in used_names)
     if not classes:
         if tally["crowd"]:
@@ -138,7 +138,7 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
     labels = {name: label for label, name in enumerate(classes)}
     boxes = {
         key: _stack_boxes(image_boxes, labels, size, tally)
-        for key, image_boxes, size in zip(keys, cut_boxes, sizes, strict=True)
+        for key, image_boxes, size in zip(keys, clipped_boxes, sizes, strict=True)
     }
     presence = np.zeros((len(keys), len(classes)), dtype=np.int8)
     for row, key in enumerate(keys):
@@ -160,9 +160,9 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
 
 
 def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous: list[str]) -> tuple[int, int]:
-    """Return an image's own (height, width), which must be the size that its boxes were drawn on.
+    """Return the (height, width) of an image file; refuse a file whose size differs from that in its annotations.
 
-    `ambiguous` collects images whose size does not show whether the boxes were drawn before or after the EXIF rotation.
+    If it is unknown whether the boxes were drawn before or after an EXIF rotation, the key is added to `ambiguous`.
     """
     shape, is_turned = array_shape(store.source(index), image.key), False
     if shape is not None:
@@ -173,7 +173,7 @@ def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous
         if image.boxes and (orientation.is_ambiguous or (image.size is None and is_turned)):
             ambiguous.append(image.key)
     stated_size = image.size
-    if stated_size is None or all(abs(a - b) <= OFF_BY_ONE for a, b in zip(stated_size, size, strict=True)):
+    if stated_size is None or all(abs(a - b) <= SIZE_TOLERANCE for a, b in zip(stated_size, size, strict=True)):
         return size
     stated_pixels = f"{stated_size[1]}x{stated_size[0]} pixels"
     problem = f"{image.source} says that {image.key!r} has {stated_pixels}, but it has {size[1]}x{size[0]}"
@@ -187,7 +187,7 @@ def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous
 
 
 class _Box(NamedTuple):
-    """A box within its image; messages about its outline begin with `where`."""
+    """A box that is clipped to its image; `where` is the beginning of error messages on its outline."""
 
     corners: Corners
     name: str
@@ -196,10 +196,10 @@ class _Box(NamedTuple):
     where: str
 
 
-def _cut_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str]) -> list[_Box]:
-    """Return the boxes of an image, cut at its edges; `tally` counts the changes."""
+def _clip_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str]) -> list[_Box]:
+    """Return the boxes of an image, clipped to its edges; `tally` counts dropped, clipped and crowd boxes."""
     height, width = size
-    cut_boxes: list[_Box] = []
+    clipped_boxes: list[_Box] = []
     outlines = image.outlines or [None] * len(image.boxes)
     for box, name, crowd, outline in zip(image.boxes, image.names, image.crowd, outlines, strict=True):
         left, top, right, bottom = box
@@ -210,17 +210,17 @@ def _cut_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str]
             raise UserError(f"{where} whose corners {corners} are not numbers: correct it.")
         if right < left or bottom < top:
             raise UserError(f"{where} that ends before it begins ({corners}, left top right bottom): correct it.")
-        if right - left < SMALLEST or bottom - top < SMALLEST:
+        if right - left < MIN_BOX_SIDE or bottom - top < MIN_BOX_SIDE:
             tally["empty"] += 1
             continue
-        cut_box = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
-        if cut_box[2] - cut_box[0] < SMALLEST or cut_box[3] - cut_box[1] < SMALLEST:
+        clipped_box = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
+        if clipped_box[2] - clipped_box[0] < MIN_BOX_SIDE or clipped_box[3] - clipped_box[1] < MIN_BOX_SIDE:
             raise UserError(f"{where} outside of the image ({corners}, left top right bottom): correct it.")
-        tally["cut"] += max(abs(a - b) for a, b in zip(box, cut_box, strict=True)) > OFF_BY_ONE
+        tally["cut"] += max(abs(a - b) for a, b in zip(box, clipped_box, strict=True)) > SIZE_TOLERANCE
         tally["crowd"] += crowd
         tally[f"marked as {image.mark}: neither trained on nor counted"] += crowd
-        cut_boxes.append(_Box(cut_box, name, crowd, outline, f"{subject} an outline of {name!r}"))
-    return cut_boxes
+        clipped_boxes.append(_Box(clipped_box, name, crowd, outline, f"{subject} an outline of {name!r}"))
+    return clipped_boxes
 
 
 def _stack_boxes(boxes: Sequence[_Box], labels: Mapping[str, int], size: tuple[int, int], tally: Counter[str]) -> Boxes:

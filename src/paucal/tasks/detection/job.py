@@ -34,8 +34,8 @@ from paucal.tasks.detection.assembly import DetectionSetup, assemble, check
 from paucal.tasks.detection.batches import BoxedDataset, collate_boxes, evaluation_loader
 from paucal.tasks.detection.conclusion import SCORE_COLUMN, DetectResult, conclude
 from paucal.tasks.detection.detections import detect_all
-from paucal.tasks.detection.evaluation import MASKS, coco_scores
-from paucal.tasks.detection.first_detector import SHARE as FIRST_SHARE
+from paucal.tasks.detection.evaluation import MASK_PREFIX, coco_scores
+from paucal.tasks.detection.first_detector import TIME_SHARE as FIRST_SHARE
 from paucal.tasks.detection.first_detector import fit_heads_steps, train_first
 from paucal.tasks.detection.first_record import load_layers
 from paucal.tasks.detection.pictures import batch_sheet
@@ -224,7 +224,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
 
         def evaluate(detector: nn.Module, device: torch.device) -> Mapping[str, float]:
             scores = _detect(setup, detector, indices, device)()
-            masks = {f"val_{MASKS}ap": scores[f"{MASKS}ap"]} if f"{MASKS}ap" in scores else {}
+            masks = {f"val_{MASK_PREFIX}ap": scores[f"{MASK_PREFIX}ap"]} if f"{MASK_PREFIX}ap" in scores else {}
             return {
                 SCORE_COLUMN: scores["ap"],
                 "val_ap50": scores["ap50"],

@@ -1,7 +1,7 @@
-"""Masks of objects: packed run lengths as in COCO's files, and conversion of outlines to masks.
+"""Masks of objects as COCO's compressed run lengths, and conversion of outlines to masks.
 
-faster-coco-eval, of the extra `detection`, draws polygons, packs masks and measures overlaps. Packed text from files is
-unpacked and checked here first.
+faster-coco-eval (the extra `detection`) draws polygons, compresses masks and computes their IoU. Run lengths from files
+are decompressed and checked here first.
 """
 
 import math
@@ -22,15 +22,15 @@ from paucal.data.boxes.annotations import Corners, unpack_run_lengths
 from paucal.types import UserError
 from paucal.wording import brief, counted
 
-BACKEND, EXTRA = "faster_coco_eval", 'pip install "paucal[detection]"'
+BACKEND, INSTALL_COMMAND = "faster_coco_eval", 'pip install "paucal[detection]"'
 MIN_POINTS, MAX_POLYGONS = 3, 10_000
 MAX_PERIMETER = 1_000_000  # pixels; drawing an outline of this length takes some 100 MB
-MIN_MASK_PROBABILITY = 0.5  # from which a pixel belongs to the object
+MIN_MASK_PROBABILITY = 0.5  # of a pixel that belongs to the object
 REMEDY = "correct it, or ignore the outlines with paucal detect --masks off"
 
 
 class RunLengths(TypedDict):
-    """A mask: its (height, width) in pixels, and the packed text of its run lengths."""
+    """A mask: its [height, width] in pixels, and its run lengths as COCO's compressed string."""
 
     size: list[int]
     counts: bytes
@@ -39,17 +39,19 @@ class RunLengths(TypedDict):
 def mask_functions() -> ModuleType:
     """Return faster-coco-eval's functions for masks."""
     if find_spec(BACKEND) is None:
-        raise UserError(f"reading outlines of objects needs faster-coco-eval, which is not installed: {EXTRA}.")
+        raise UserError(
+            f"reading outlines of objects needs faster-coco-eval, which is not installed: {INSTALL_COMMAND}."
+        )
     return import_module(f"{BACKEND}.core.mask")
 
 
 def pack_mask(mask: NDArray) -> RunLengths:
-    """Return an (H, W) mask of 0 and 1 or of bool as run lengths."""
+    """Compress an (H, W) mask of 0 and 1, or of bool, to run lengths."""
     return mask_functions().encode(np.asfortranarray(mask, dtype=np.uint8))
 
 
 def unpack_mask(runs: RunLengths) -> NDArray[np.uint8]:
-    """Return valid run lengths as an (H, W) mask of 0 and 1."""
+    """Decompress valid run lengths to an (H, W) mask of 0 and 1."""
     counts = unpack_run_lengths(runs["counts"])
     values = np.arange(len(counts), dtype=np.uint8) % 2
     height, width = runs["size"]
@@ -59,29 +61,29 @@ def unpack_mask(runs: RunLengths) -> NDArray[np.uint8]:
 def stack_masks(masks: Sequence[RunLengths], size: tuple[int, int]) -> Tensor:
     """Return masks as one (N, H, W) uint8 tensor, each resized to a (height, width) by the nearest pixel."""
     stacked = torch.zeros((len(masks), *size), dtype=torch.uint8)
-    for place, runs in zip(stacked, masks, strict=True):
+    for target, runs in zip(stacked, masks, strict=True):
         mask = unpack_mask(runs)
-        if mask.shape != size:  # one by one, since masks of the annotated image may be much larger
+        if mask.shape != size:  # resize one at a time, since masks of the annotated image may be much larger
             sides = zip(size, mask.shape, strict=True)
             rows, columns = (((np.arange(new) + 0.5) * old / new).astype(np.int64) for new, old in sides)
             mask = mask[rows][:, columns]
-        place.copy_(torch.from_numpy(np.ascontiguousarray(mask)))
+        target.copy_(torch.from_numpy(np.ascontiguousarray(mask)))
     return stacked
 
 
-def paste_masks(shares: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[RunLengths, ...]:
-    """Return masks in the pixels of an image from (N, 1, 28, 28) probabilities within (N, 4) boxes in pixels."""
-    # One by one: a hundred objects of a photograph at once would take gigabytes.
+def paste_masks(probabilities: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[RunLengths, ...]:
+    """Return the masks in an image of `size`, from (N, 1, 28, 28) probabilities within (N, 4) boxes in pixels."""
+    # One at a time: a hundred objects of a photograph at once would take gigabytes.
     return tuple(
-        pack_mask((paste_masks_in_image(share[None], box[None], size)[0, 0] >= MIN_MASK_PROBABILITY).numpy())
-        for share, box in zip(shares, boxes, strict=True)
+        pack_mask((paste_masks_in_image(cells[None], box[None], size)[0, 0] >= MIN_MASK_PROBABILITY).numpy())
+        for cells, box in zip(probabilities, boxes, strict=True)
     )
 
 
 def mask_overlaps(
     masks: Sequence[RunLengths], objects: Sequence[RunLengths], crowd: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return (D, G) intersection over union; for a crowd, intersection over the area of the mask."""
+    """Return (D, G) IoU of masks with objects; for a crowd, the intersection over the area of the mask."""
     if not len(masks) or not len(objects):
         return np.zeros((len(masks), len(objects)))
     overlaps = mask_functions().iou(list(masks), list(objects), crowd.astype(int).tolist())
@@ -96,17 +98,17 @@ def masks_of_outlines(
     where: Sequence[str],
     tally: Counter[str],
 ) -> tuple[RunLengths, ...] | None:
-    """Return the mask of each box of an image; None if a box used in training has no outline.
+    """Return the mask of each box of an image; None if a box that is not a crowd has no outline.
 
-    The mask is the box itself for a crowd without an outline, and for an outline that covers no pixel.
+    A crowd without an outline, or an outline that covers no pixel, gets its box as the mask.
 
     Args:
         outlines: "segmentation" of each box, as in the file.
-        boxes: (left, top, right, bottom) of each in pixels.
-        crowd: Flag per box, True if it covers many objects.
-        size: (height, width) of the image.
-        where: Beginning of messages per box: the file, the image and the class.
-        tally: Counter of "bare" boxes, without an outline, and "pixelless" ones, whose outline covers no pixel.
+        boxes: (left, top, right, bottom) of each box in pixels.
+        crowd: Whether a box covers a crowd of objects.
+        size: (height, width) of the image in pixels.
+        where: Beginning of error messages on each box, with the file, the image and the class.
+        tally: Counter, in which "bare" counts boxes without an outline, and "pixelless" outlines that cover no pixel.
     """
     masks: list[RunLengths] = []
     missing = 0
@@ -136,7 +138,7 @@ def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengt
         outline: Polygons as x, y, x, y, ..., or {"size": [height, width], "counts": ...} with run lengths as a
             list or as COCO's compressed string.
         size: (height, width) of the image in pixels.
-        where: Beginning of messages.
+        where: Beginning of error messages.
     """
     if isinstance(outline, dict):
         return _mask_of_runs(outline, size, where)
@@ -145,7 +147,7 @@ def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengt
 
 
 def check_outline(outline: Any, size: tuple[int, int], where: str) -> None:
-    """Refuse an invalid outline; see `mask_of_outline`."""
+    """Raise a UserError for an invalid outline; arguments as in `mask_of_outline`."""
     if isinstance(outline, dict):
         _check_runs(outline, size, where)
     else:
@@ -174,7 +176,7 @@ def _check_polygon(values: list[Any], size: tuple[int, int], where: str) -> list
         raise UserError(f"{where} with a polygon of {points}, expected 3 or more: {REMEDY}.")
     height, width = size
     for x, y in zip(values[::2], values[1::2], strict=True):
-        # Points just outside the image are common and get cut off; points further out belong to another image.
+        # Points just outside the image are common, and are cut off. Points far outside belong to another image.
         if not (-width <= x <= 2 * width and -height <= y <= 2 * height):
             raise UserError(f"{where} with a point at {brief(x)} {brief(y)}, far outside of it: {REMEDY}.")
     return [float(value) for value in values]
@@ -212,14 +214,14 @@ def _run_lengths(counts: Any) -> np.ndarray:
     if isinstance(counts, str):
         return unpack_run_lengths(counts.encode("utf-8", "surrogatepass"))
     if not isinstance(counts, list) or not counts or any(type(count) is not int for count in counts):
-        raise ValueError("expected whole numbers, or the text that they are packed into")
+        raise ValueError("expected integers, or COCO's compressed string")
     if max(map(abs, counts)) >= 1 << 35:
-        raise ValueError("it has a number that is too large for any image")
+        raise ValueError("a number is too large for any image")
     return np.asarray(counts, dtype=np.int64)
 
 
 def _mask_of_box(box: Corners, size: tuple[int, int]) -> RunLengths:
-    """Return the pixels of a box, at least one."""
+    """Return a mask of the pixels of a box; at least one pixel is set."""
     left, top = min(round(box[0]), size[1] - 1), min(round(box[1]), size[0] - 1)
     right, bottom = max(round(box[2]), left + 1), max(round(box[3]), top + 1)
     mask = np.zeros(size, dtype=np.uint8)

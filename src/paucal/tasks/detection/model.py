@@ -23,8 +23,10 @@ from paucal.wording import counted
 class DetectorCard(ModelCard):
     """How to build a detector, and what its classes mean.
 
-    `category_ids` are the numbers of the classes in the annotation files, and `resize_to` is the largest shorter and
-    longer side of an image in pixels.
+    Attributes:
+        options: Structure of the detector.
+        category_ids: Number of each class in the annotation files.
+        resize_to: Maximum shorter and maximum longer side of an input image, in pixels.
     """
 
     task: ClassVar[str] = DETECTION
@@ -43,12 +45,16 @@ class DetectorCard(ModelCard):
     def _read_task_fields(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
         numbers, sides = stored["category_ids"], stored["resize_to"]
         if not _are_whole_numbers(numbers) or not numbers:
-            raise UserError("model.json must have a whole number for each class of its detector: restore it.")
+            raise UserError(
+                "model.json must have an integer in 'category_ids' for each class of its detector: restore it."
+            )
         if not _are_whole_numbers(sides) or len(sides) != 2 or not all(8 <= side <= MAX_SIDE for side in sides):
-            raise UserError(f"model.json resizes images to {sides!r}, expected two sides up to {MAX_SIDE}: restore it.")
+            raise UserError(
+                f"'resize_to' in model.json is {sides!r}, expected two sides from 8 to {MAX_SIDE}: restore it."
+            )
         if spec.num_classes:
             count = counted(spec.num_classes, "class", "classes")
-            raise UserError(f"model.json gives the backbone of a detector {count}: restore it.")
+            raise UserError(f"model.json gives the backbone of a detector {count}, expected none: restore it.")
         return len(numbers), {
             "options": DetectorOptions.from_dict(stored.get("options")),
             "category_ids": tuple(numbers),
@@ -67,7 +73,7 @@ def _are_whole_numbers(values: Any) -> TypeGuard[list[int]]:
 def load_detector(
     run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu"
 ) -> tuple[Detector, DetectorCard, torch.device]:
-    """Load the detector of a run for predictions, with its card and its device as torch names it."""
+    """Load the detector of a run for predictions; return it with its card and its torch device."""
     with torch.random.fork_rng(devices=[]):
         detector, card, target = load_saved(run, DetectorCard, device)
     assert isinstance(detector, Detector)

@@ -10,7 +10,7 @@ from paucal.tasks.detection.batches import BoxBatch
 from paucal.tasks.detection.network.detector import Detector
 from paucal.types import DataRequest, LossTerms, Progress
 
-PREFIX = "detector.stages.backbone.model."  # beginning of the names of the backbone's parameters
+PREFIX = "detector.stages.backbone.model."  # of the names of the backbone's parameters
 
 
 class Detection(TunedObjective):
@@ -30,19 +30,19 @@ class Detection(TunedObjective):
         self.tuner = BackboneTuner(detector.stages.backbone.model, tuning, PREFIX, backbone_lr)
 
     def forward(self, batch: BoxBatch, progress: Progress) -> LossTerms:  # type: ignore[override]
-        """Return the losses of proposals and regions: objectness, class, box and mask."""
+        """Return the losses of the proposal network and of the heads, with their weights."""
         self.tuner.set_modes(progress)
         values = self.detector.losses(batch.images, batch.image_sizes(), batch.boxes, batch.labels, batch.masks)
         return LossTerms(values, self.detector.loss_weights())
 
     def deployable(self) -> nn.Module:
-        """Return the whole detector."""
+        """Return the detector."""
         return self.detector
 
     def backbones(self) -> Sequence[FeatureBackbone]:
-        """Return the one backbone."""
+        """Return a list with the detector's backbone."""
         return [self.detector.stages.backbone]
 
     def compilable(self) -> Iterable[nn.Module]:
-        """Return no modules, since each of many image sizes would be compiled anew."""
+        """Return no modules, since each of the many image sizes would need a new compilation."""
         return []

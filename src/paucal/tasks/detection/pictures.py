@@ -1,4 +1,4 @@
-"""Images with boxes and masks drawn on them, and curves of precision over recall."""
+"""Pictures of images with boxes and masks, and plots of precision over recall."""
 
 import math
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from torchvision.transforms.functional import to_pil_image
 from paucal.evaluation.plots import shorten
 from paucal.tasks.detection.batches import BoxBatch
 from paucal.tasks.detection.detections import Detections
-from paucal.tasks.detection.evaluation import RECALLS, ClassMatches, box_overlaps, match_overlaps
+from paucal.tasks.detection.evaluation import RECALL_LEVELS, ClassMatches, box_overlaps, match_overlaps
 from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.masks import unpack_mask
 from paucal.wording import drawable
 
-SHOWN = 0.5  # smallest score of a detection that is drawn and counted
+MIN_SHOWN_SCORE = 0.5  # of a detection that is drawn, and counted as a mistake if it is wrong
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")  # Okabe and Ito
-TRUTH = "#ffffff"
-TILE, GAP, COLUMNS = 420, 6, 3  # width and distance of pictures in pixels, pictures per row
-LETTERS = TILE / 11  # ratio of a picture's width to its font size
+TRUTH_COLOUR = "#ffffff"
+TILE_WIDTH, GAP, COLUMNS = 420, 6, 3  # width and distance of pictures in pixels, pictures per row
+WIDTH_PER_FONT_SIZE = TILE_WIDTH / 11
 MAX_CURVES = 20
 
 
@@ -32,7 +32,7 @@ def draw_detections(
     detections: Detections,
     classes: Sequence[str],
     truth: Boxes | None = None,
-    min_score: float = SHOWN,
+    min_score: float = MIN_SHOWN_SCORE,
 ) -> Image.Image:
     """Return a copy of an image with the detections drawn on it, with half-transparent masks.
 
@@ -47,20 +47,20 @@ def draw_detections(
     draw = _drawing_context(picture)
     width = max(1, round(picture.width / 300))
     for corners in [] if truth is None else truth.corners:
-        draw.rectangle([float(value) * scale for value in corners], outline=TRUTH, width=1)
+        draw.rectangle([float(value) * scale for value in corners], outline=TRUTH_COLOUR, width=1)
     for corners, score, label in zip(visible.boxes, visible.scores, visible.labels.tolist(), strict=True):
         text, colour = f"{classes[label]} {score:.2f}", COLOURS[label % len(COLOURS)]
         _draw_box(draw, [float(value) * scale for value in corners], text, colour, width)
     return picture
 
 
-def at_width(image: Image.Image, width: int = TILE) -> Image.Image:
-    """Return an image resized to a width in pixels, so that lines and letters have the same size on all pictures."""
+def resize_to_width(image: Image.Image, width: int = TILE_WIDTH) -> Image.Image:
+    """Resize an image to a width in pixels, so that lines and letters have the same size on all pictures."""
     return image.resize((width, max(1, round(image.height * width / image.width))))
 
 
 def tint(picture: Image.Image, mask: NDArray[np.uint8], colour: str) -> None:
-    """Mix a colour half and half into the pixels of a mask, which is resized to the picture."""
+    """Blend a colour with the pixels under a mask, half and half; the mask is resized to the picture."""
     stencil = Image.fromarray(mask * np.uint8(128)).resize(picture.size, Image.Resampling.NEAREST)
     picture.paste(colour, (0, 0), stencil)
 
@@ -75,8 +75,8 @@ def batch_sheet(batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], 
         for mask, label in zip([] if masks is None else masks, labels.tolist(), strict=False):
             padded = F.pad(mask, (0, view.shape[-1] - mask.shape[-1], 0, view.shape[-2] - mask.shape[-2]))
             tint(picture, padded.numpy(), COLOURS[label % len(COLOURS)])
-        zoom = TILE / picture.width  # before writing the names, which would be resized too
-        picture = picture.resize((TILE, max(1, round(picture.height * zoom))))
+        zoom = TILE_WIDTH / picture.width  # before the names are drawn, which should not be resized
+        picture = picture.resize((TILE_WIDTH, max(1, round(picture.height * zoom))))
         draw = _drawing_context(picture)
         for corners, label in zip((boxes * zoom).tolist(), labels.tolist(), strict=True):
             _draw_box(draw, corners, str(classes[label]), COLOURS[label % len(COLOURS)], 1)
@@ -85,24 +85,26 @@ def batch_sheet(batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], 
 
 
 def sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Image.Image:
-    """Put pictures of one width on a page, with a line of text under each."""
-    tiles = [at_width(picture) for picture in pictures]
+    """Arrange pictures in rows on one page, with a caption under each."""
+    tiles = [resize_to_width(picture) for picture in pictures]
     columns = min(COLUMNS, max(len(tiles), 1))
     line = 16 if captions else 0
     heights = [max(t.height for t in tiles[i : i + columns]) + line + GAP for i in range(0, len(tiles), columns)]
-    page = Image.new("RGB", (columns * (TILE + GAP) + GAP, sum(heights) + GAP), "white")
+    page = Image.new("RGB", (columns * (TILE_WIDTH + GAP) + GAP, sum(heights) + GAP), "white")
     draw = ImageDraw.Draw(page)
     for number, tile in enumerate(tiles):
         row, column = divmod(number, columns)
-        corner = (GAP + column * (TILE + GAP), GAP + sum(heights[:row]))
+        corner = (GAP + column * (TILE_WIDTH + GAP), GAP + sum(heights[:row]))
         page.paste(tile, corner)
         if captions:
-            draw.text((corner[0], corner[1] + tile.height + 2), drawable(captions[number])[: TILE // 6], fill="black")
+            draw.text(
+                (corner[0], corner[1] + tile.height + 2), drawable(captions[number])[: TILE_WIDTH // 6], fill="black"
+            )
     return page
 
 
-def count_mistakes(detections: Detections, truth: Boxes, min_score: float = SHOWN) -> tuple[int, int]:
-    """Return the numbers of missed objects and of false detections of an image, at an overlap of 0.5."""
+def count_mistakes(detections: Detections, truth: Boxes, min_score: float = MIN_SHOWN_SCORE) -> tuple[int, int]:
+    """Return the numbers of missed objects and of false positives in an image, at an IoU threshold of 0.5."""
     confident = detections.above(min_score)
     missed = false = 0
     for label in np.union1d(confident.labels, truth.labels):
@@ -115,7 +117,7 @@ def count_mistakes(detections: Detections, truth: Boxes, min_score: float = SHOW
 
 
 def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[str], weights: NDArray) -> Figure:
-    """Draw the precision of each class over its recall, at an overlap of 0.5."""
+    """Plot the precision of each class over its recall, at an IoU threshold of 0.5."""
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
     for label, (class_matches, name) in enumerate(list(zip(matches, classes, strict=True))[:MAX_CURVES]):
@@ -123,8 +125,8 @@ def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[s
         if precisions is not None:
             style = ("-", "--", ":")[label // len(COLOURS) % 3]
             text = f"{shorten(name)} ({precisions[0].mean():.2f})"
-            axes.plot(RECALLS, precisions[0], style, color=COLOURS[label % len(COLOURS)], label=text)
-    axes.set(xlabel="recall: share of the objects that were found")
+            axes.plot(RECALL_LEVELS, precisions[0], style, color=COLOURS[label % len(COLOURS)], label=text)
+    axes.set(xlabel="recall: share of the objects that are detected")
     axes.set(ylabel="precision: share of the detections that are right")
     axes.set(xlim=(0, 1), ylim=(0, 1.02), title="AP50 of each class in brackets")
     axes.legend(fontsize=8, ncols=math.ceil(min(len(classes), MAX_CURVES) / 10))
@@ -134,7 +136,7 @@ def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[s
 def _drawing_context(picture: Image.Image) -> ImageDraw.ImageDraw:
     """Return a drawing context for a picture, with a font size in proportion to its width."""
     draw = ImageDraw.Draw(picture)
-    draw.font = ImageFont.load_default(max(10, round(picture.width / LETTERS)))
+    draw.font = ImageFont.load_default(max(10, round(picture.width / WIDTH_PER_FONT_SIZE)))
     return draw
 
 

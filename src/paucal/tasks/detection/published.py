@@ -1,7 +1,8 @@
-"""Detectors that torchvision publishes, trained on COCO, as the start of a run: `--init coco`.
+"""torchvision's detectors trained on COCO, as initial weights of a run (`--init coco`).
 
-A run gets their backbone, pyramid, proposals and heads. Classes are replaced: classes that COCO also has keep their
-weights; others start with COCO's mean box and mask, and a random score.
+A run starts with their backbone, feature pyramid, proposal network and heads. In the class layers, classes that COCO
+also has keep their weights. Other classes get the mean of COCO's weights for boxes and masks, and random weights for
+the class score.
 """
 
 import urllib.request
@@ -28,34 +29,40 @@ from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import UserError
 
 LICENCE = "BSD-3-Clause"
-SECONDS = 5.0  # timeout of the server
-PARTS = {
+TIMEOUT_SECONDS = 5.0
+PREFIXES = {  # in torchvision's state dict: in ours
     "backbone.body.": "stages.backbone.model.",
     "backbone.fpn.": "pyramid.",
     "rpn.": "proposals.",
     "roi_heads.": "heads.",
 }
-# Layers of the heads whose rows belong to classes, with the number of rows per class.
+# Layers of the heads whose output rows belong to classes, with the number of rows per class.
 PER_CLASS = {
     "roi_heads.box_predictor.cls_score": 1,
     "roi_heads.box_predictor.bbox_pred": 4,
     "roi_heads.mask_predictor.mask_fcn_logits": 1,
 }
-SCORES = "roi_heads.box_predictor.cls_score"
-SHARED = {"pyramid_channels": 256, "head_dim": 1024, "cascade": False}
-RESNET = {
+CLASS_LAYER = "roi_heads.box_predictor.cls_score"
+SHARED_SETTINGS = {"pyramid_channels": 256, "head_dim": 1024, "cascade": False}
+RESNET_SETTINGS = {
     **{"model": "resnet50", "finest": 4, "anchor": 8, "pyramid_norm": "batch", "proposal_layers": 2},
-    **{"head": "4conv1fc", "mask_norm": "batch", **SHARED},
+    **{"head": "4conv1fc", "mask_norm": "batch", **SHARED_SETTINGS},
 }
-MOBILENET = {
+MOBILENET_SETTINGS = {
     **{"model": "mobilenetv3_large_100", "maps": "last-blocks", "anchor_sides": "five", "pyramid_norm": "none"},
-    **{"head": "2fc", "masks": "off", "finest": 32, "anchor": 1, **SHARED},
+    **{"head": "2fc", "masks": "off", "finest": 32, "anchor": 1, **SHARED_SETTINGS},
 }
 
 
 @dataclass(frozen=True)
 class PublishedDetector:
-    """A published detector: torchvision's entry of its weights, and settings of a run that builds the same layers."""
+    """A published detector.
+
+    Attributes:
+        title: Name in messages.
+        weights: torchvision's enumeration member of the weights.
+        settings: Settings of a run whose detector has the same layers.
+    """
 
     title: str
     weights: Any
@@ -63,11 +70,11 @@ class PublishedDetector:
 
     @property
     def path(self) -> Path:
-        """Place of the weights in the cache of torch."""
+        """Path of the weights in the cache of torch."""
         return Path(torch.hub.get_dir()) / "checkpoints" / self.weights.url.rpartition("/")[2]
 
     def describe(self) -> str:
-        """Return the name with the size and the licence of the file."""
+        """Return the title with the size and the licence of the file."""
         return f"torchvision's {self.title}, trained on COCO ({self.weights.meta['_file_size']:.0f} MB, {LICENCE})"
 
 
@@ -75,24 +82,24 @@ PUBLISHED = (
     PublishedDetector(
         "Mask R-CNN with ResNet-50 FPN v2",
         detection.MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1,
-        {**RESNET, "masks": "on"},
+        {**RESNET_SETTINGS, "masks": "on"},
     ),
     PublishedDetector(
         "Faster R-CNN with ResNet-50 FPN v2",
         detection.FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1,
-        {**RESNET, "masks": "off"},
+        {**RESNET_SETTINGS, "masks": "off"},
     ),
     PublishedDetector(
         "Faster R-CNN with MobileNetV3-Large 320 FPN",
         detection.FasterRCNN_MobileNet_V3_Large_320_FPN_Weights.COCO_V1,
-        MOBILENET,
+        MOBILENET_SETTINGS,
     ),
 )
 
 
 def choose_published(settings: DetectSettings, outlined: bool) -> PublishedDetector:
-    """Return the published detector of some settings: ResNet-50 by default, with masks if the objects have outlines."""
-    masks = settings.masks == "on" or (settings.masks in (None, "auto") and outlined)
+    """Return the published detector for these settings: ResNet-50 by default, with masks if objects have outlines."""
+    needs_masks = settings.masks == "on" or (settings.masks in (None, "auto") and outlined)
     candidates = [candidate for candidate in PUBLISHED if settings.model in (None, candidate.settings["model"])]
     if not candidates:
         models = " or ".join(dict.fromkeys(candidate.settings["model"] for candidate in PUBLISHED))
@@ -100,7 +107,7 @@ def choose_published(settings: DetectSettings, outlined: bool) -> PublishedDetec
             f"--init {COCO} has detectors with {models}, but --model is {settings.model}: give one of them."
         )
     return next(
-        (candidate for candidate in candidates if candidate.settings["masks"] == ("on" if masks else "off")),
+        (candidate for candidate in candidates if candidate.settings["masks"] == ("on" if needs_masks else "off")),
         candidates[-1],
     )
 
@@ -121,7 +128,7 @@ def adopt_published(
 
 
 def start_of(settings: DetectSettings, run: RunFolder | None) -> Start:
-    """Find the weights that `--init` names; those of a published detector are read by `load_published`."""
+    """Find the initial weights of a run; the weights of a published detector are read later, by `load_published`."""
     if settings.init != COCO or (run is not None and run.last.exists()):
         return find_start(settings, run)
     facts = StartFacts("torchvision's detector", settings.model, normalise="model")
@@ -129,53 +136,71 @@ def start_of(settings: DetectSettings, run: RunFolder | None) -> Start:
 
 
 def load_published(detector: Detector, settings: DetectSettings, classes: Sequence[str], bars: Bars) -> LoadReport:
-    """Load the published detector of some settings, fetched if it is not in the cache."""
+    """Load the published detector for these settings into `detector`; download it if it is not in the cache."""
     published = choose_published(settings, settings.masks == "on")
     names = published.weights.meta["categories"]
     tree = read_foreign(_cached_file(published, bars))
     state, coco_classes = _convert_names(tree, detector.state_dict(), names, classes)
     own_state = detector.state_dict()
     needed = [name for name in own_state if not name.endswith("num_batches_tracked")]
-    misfits = [name for name in needed if name not in state or state[name].shape != own_state[name].shape]
-    if misfits or not all(value.isfinite().all() for value in state.values()):
+    mismatched = [name for name in needed if name not in state or state[name].shape != own_state[name].shape]
+    if mismatched or not all(value.isfinite().all() for value in state.values()):
         raise UserError(
-            f"{str(published.path)!r} is not {published.title}, or is damaged ({', '.join(misfits[:3])}): remove "
+            f"{str(published.path)!r} is not {published.title}, or is damaged ({', '.join(mismatched[:3])}): remove "
             "it to fetch it again."
         )
     detector.load_state_dict({name: value for name, value in state.items() if name in own_state}, strict=False)
-    class_text = f"those of {', '.join(coco_classes)} from COCO" if coco_classes else "fresh, as COCO has none of them"
+    class_text = (
+        f"those of {', '.join(coco_classes)} from COCO"
+        if coco_classes
+        else "random, since COCO has none of these classes"
+    )
     return LoadReport(published.describe(), "", 1.0, class_text, loaded=tuple(state), input=vars(ImageInput()))
 
 
 def _convert_names(
     tree: Mapping[str, Any], own_state: Mapping[str, Tensor], names: Sequence[str], classes: Sequence[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the tensors under our detector's names, with a row for each of its classes, and its classes in COCO."""
+    """Convert a published state dict to the names and classes of our detector.
+
+    Args:
+        tree: Published state dict.
+        own_state: State dict of our detector.
+        names: Names of COCO's categories.
+        classes: Names of our classes.
+
+    Returns:
+        The converted state dict, and the names of our classes that are also in COCO.
+    """
     index_of = {name.lower(): index for index, name in enumerate(names)}
     rows = [index_of.get(name.strip().lower().replace("_", " ")) for name in classes]
-    body = [name for name in own_state if name.startswith(PARTS["backbone.body."]) and not name.endswith("_tracked")]
+    body = [name for name in own_state if name.startswith(PREFIXES["backbone.body."]) and not name.endswith("_tracked")]
     state: dict[str, Tensor] = {}
     body_names = iter(body)
     for name, value in tree.items():
-        prefix = next((prefix for prefix in PARTS if name.startswith(prefix)), None)
+        prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
         if prefix is None or not isinstance(value, Tensor) or name.endswith("_tracked"):
             continue
-        renamed = PARTS[prefix] + name.removeprefix(prefix)
-        # MobileNet's names differ, but the order is the same.
+        renamed = PREFIXES[prefix] + name.removeprefix(prefix)
+        # MobileNet's layers have other names, but the same order.
         if prefix == "backbone.body." and renamed not in own_state:
             renamed = next(body_names, renamed)
         layer = name.rpartition(".")[0]
         if layer in PER_CLASS:
-            fresh = own_state[renamed] if layer == SCORES and renamed in own_state else None
-            value = _take_classes(value, PER_CLASS[layer], rows, fresh)
+            random_rows = own_state[renamed] if layer == CLASS_LAYER and renamed in own_state else None
+            value = _take_classes(value, PER_CLASS[layer], rows, random_rows)
         state[renamed] = value.float()
     return state, [name for name, index in zip(classes, rows, strict=True) if index is not None]
 
 
 def _take_classes(value: Tensor, rows_per_class: int, rows: Sequence[int | None], fresh: Tensor | None) -> Tensor:
-    """Return the rows of the background and of classes, each with `rows_per_class` of them, at places in COCO.
+    """Return the rows of a class layer for the background and for our classes.
 
-    Classes without a place keep the fresh rows of our detector, or get the mean of COCO's classes.
+    Args:
+        value: Weights or biases of COCO's layer, with `rows_per_class` rows for the background and for each category.
+        rows_per_class: Number of rows per class.
+        rows: Category of each of our classes; None for a class that COCO lacks.
+        fresh: Randomly initialised weights for classes that COCO lacks; None to give them the mean over categories.
     """
     grouped = value.unflatten(0, (-1, rows_per_class))
     mean = grouped[1:].mean(0)
@@ -187,13 +212,13 @@ def _take_classes(value: Tensor, rows_per_class: int, rows: Sequence[int | None]
 
 
 def _cached_file(published: PublishedDetector, bars: Bars) -> Path:
-    """Return the file of the weights, fetched if it is not in the cache."""
+    """Return the path of the weights, which are downloaded if they are not in the cache."""
     path, url = published.path, published.weights.url
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=SECONDS):
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=TIMEOUT_SECONDS):
             pass
         with bars(f"fetching {published.describe()}"):
             torch.hub.download_url_to_file(url, str(path), path.stem.rpartition("-")[2], progress=False)

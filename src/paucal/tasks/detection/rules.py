@@ -1,4 +1,4 @@
-"""Rules for the automatic settings of a detector, from the images, the machine and the initial weights."""
+"""Rules that choose the automatic settings of a detector by the images, the machine and the initial weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from paucal.rules.model import model_args, model_of_start
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.wording import counted
 
-PAPER = "as published"
-QUICK = "on a CPU: a smaller detector learns more in the same time"
+PAPER_REASON = "as published"
+CPU_REASON = "on a CPU: a smaller detector learns more in the same time"
 CPU_SIDE = 416
 PAPER_SIDES = (800, 1333)
-MIN_NORM_BATCH = 16  # smallest batch with which batch norms update their pretrained statistics
-STEPS = 3000  # default length on an accelerator, enough for a few hundred images
+MIN_NORM_BATCH = 16  # minimum batch with which batch norms update their pretrained statistics
+DEFAULT_STEPS = 3000  # default length on an accelerator, enough for a few hundred images
 MIN_EPOCHS, MAX_EPOCHS = 12, 200  # 12 is the papers' "1x" schedule for 118,000 images
 
 
@@ -24,9 +24,8 @@ class BoxFacts(DataAndMachine):
     """Facts on images with boxes and on the machine.
 
     Attributes:
-        longer: Median of the longer sides in pixels.
-        small: Ratio of a small object's side (tenth percentile of the root of the area) to the longer side of its
-            image.
+        longer: Median of the images' longer sides in pixels.
+        small: Side of a small object, over the longer side of its image: the tenth percentile of the roots of areas.
         boxes: Number of boxes in all splits.
         without_outline: Number of boxes without an outline.
     """
@@ -38,11 +37,11 @@ class BoxFacts(DataAndMachine):
 
 
 def model(facts: DataAndMachine) -> Choice:
-    """Take the model of the initial weights, or a small network with a map of every stride."""
+    """Take the model of the initial weights, or else a small network on a CPU and the papers' network on a GPU."""
     if start_model := model_of_start(facts):
         return start_model
     if facts.device == "cpu":
-        return "resnet18", "from scratch on a CPU: small, with a map of every stride"
+        return "resnet18", "from scratch on a CPU: a small network with feature maps of all strides"
     return "swin_tiny_patch4_window7_224", "the backbone of the papers' detectors"
 
 
@@ -50,12 +49,14 @@ def img_size(facts: BoxFacts, device: str | None) -> Choice:
     """Take the size of the images, up to what the machine can train on."""
     if device == "cpu":
         side = min(CPU_SIDE, facts.longer)
-        return [max(side, 32)], "the images' own" if side == facts.longer else f"reduced from {facts.longer}: {QUICK}"
-    return list(PAPER_SIDES), PAPER
+        return [
+            max(side, 32)
+        ], "the size of the images" if side == facts.longer else f"reduced from {facts.longer}: {CPU_REASON}"
+    return list(PAPER_SIDES), PAPER_REASON
 
 
 def masks(facts: BoxFacts) -> Choice:
-    """Learn masks if every object has an outline: they cost little, and improve the boxes too."""
+    """Predict masks if every object has an outline: masks cost little, and also improve the boxes."""
     if not facts.without_outline:
         return "on", "every box has an outline"
     if facts.without_outline == facts.boxes:
@@ -64,8 +65,10 @@ def masks(facts: BoxFacts) -> Choice:
 
 
 def finest(device: str | None, img_size: Sequence[int] | None) -> Choice:
-    """Take the papers' stride of 4, but 8 on a CPU, since the finest map takes most of the time."""
-    return (8, "on a CPU, a map of stride 4 takes most of the time") if device == "cpu" else (4, PAPER)
+    """Take the papers' stride of 4, but 8 on a CPU, since the finest feature map takes most of the time."""
+    return (
+        (8, "on a CPU, a feature map of stride 4 would take most of the time") if device == "cpu" else (4, PAPER_REASON)
+    )
 
 
 def anchor(facts: BoxFacts, finest: int, img_size: Sequence[int]) -> Choice:
@@ -73,27 +76,27 @@ def anchor(facts: BoxFacts, finest: int, img_size: Sequence[int]) -> Choice:
     side = facts.small * max(img_size)
     if side < 0.75 * 8 * finest:
         return 4, f"small objects have {side:.0f} pixels in the network's input"
-    return 8, PAPER
+    return 8, PAPER_REASON
 
 
 def pyramid_channels(device: str | None) -> Choice:
     """Take the papers' 256 channels, and fewer on a CPU."""
-    return (128, QUICK) if device == "cpu" else (256, PAPER)
+    return (128, CPU_REASON) if device == "cpu" else (256, PAPER_REASON)
 
 
 def head_dim(device: str | None) -> Choice:
     """Take the papers' width of 1024, and less on a CPU."""
-    return (256, QUICK) if device == "cpu" else (1024, PAPER)
+    return (256, CPU_REASON) if device == "cpu" else (1024, PAPER_REASON)
 
 
 def regions(device: str | None) -> Choice:
     """Take the papers' 512 regions, and fewer on a CPU."""
-    return (128, QUICK) if device == "cpu" else (512, PAPER)
+    return (128, CPU_REASON) if device == "cpu" else (512, PAPER_REASON)
 
 
 def proposals(device: str | None) -> Choice:
     """Take torchvision's 2000 proposals, and fewer on a CPU."""
-    return (500, QUICK) if device == "cpu" else (2000, "torchvision's")
+    return (500, CPU_REASON) if device == "cpu" else (2000, "torchvision's")
 
 
 def time(epochs: int | None, steps: int | None, device: str | None) -> Choice:
@@ -111,11 +114,11 @@ def batch_size(facts: DataAndMachine, device: str | None) -> Choice:
 
 
 def epochs(facts: DataAndMachine, time: str | None, steps: int | None, batch_size: int) -> Choice:
-    """Take the epochs of about 3000 steps, unless the time or the steps set the length."""
+    """Take as many epochs as about 3000 steps have, unless the time or the steps set the length."""
     if time is not None or steps is not None:
         return None, ""
-    passes = max(MIN_EPOCHS, min(MAX_EPOCHS, round(STEPS * batch_size / max(facts.n_train, 1))))
-    return passes, f"about {STEPS} steps, and at least {MIN_EPOCHS} passes"
+    count = max(MIN_EPOCHS, min(MAX_EPOCHS, round(DEFAULT_STEPS * batch_size / max(facts.n_train, 1))))
+    return count, f"about {DEFAULT_STEPS} steps, and at least {MIN_EPOCHS} epochs"
 
 
 def lr(init: str | None, batch_size: int) -> Choice:
@@ -125,8 +128,8 @@ def lr(init: str | None, batch_size: int) -> Choice:
 
 
 def warmup_epochs(facts: DataAndMachine) -> Choice:
-    """Warm up for half a pass, in which the new layers adapt to the backbone."""
-    return 0.5, "half a pass: the new layers settle before the backbone moves"
+    """Warm up for half an epoch, in which the new layers adapt to the backbone."""
+    return 0.5, "half an epoch, in which the new layers adapt to the backbone"
 
 
 def min_lr() -> Choice:
@@ -140,7 +143,7 @@ def freeze(init: str | None, facts: DataAndMachine) -> Choice:
         return "none", "from scratch"
     if facts.start is not None and facts.start.undertrained:
         return "none", describe_undertrained(facts.start)
-    return 1, f"{PAPER}: the first layers of pretrained weights suit all images"
+    return 1, f"{PAPER_REASON}: the first layers of pretrained weights suit all images"
 
 
 def eval_mode(init: str | None, facts: DataAndMachine, batch_size: int) -> Choice:
@@ -150,7 +153,7 @@ def eval_mode(init: str | None, facts: DataAndMachine, batch_size: int) -> Choic
     if init is not None and batch_size < MIN_NORM_BATCH:
         few = counted(batch_size, "image is", "images are")
         return True, f"{few} too few for better statistics than those of the weights"
-    return False, "no statistics to keep" if init is None else "large batches"
+    return False, "no pretrained statistics" if init is None else "large batches"
 
 
 def backbone_lr(init: str | None, facts: DataAndMachine) -> Choice:
@@ -169,7 +172,7 @@ def average(time: str | None) -> Choice:
 
 def hflip() -> Choice:
     """Mirror half of the images."""
-    return 0.5, PAPER
+    return 0.5, PAPER_REASON
 
 
 def jitter() -> Choice:

@@ -23,19 +23,19 @@ CROPPED_SCALES = (0.5, 0.625, 0.75)  # 400, 500 and 600 of 800 pixels
 CROPPED_SIDES = (0.48, 0.75)  # crops of 384 to 600
 # Large-scale jitter; its paper starts at 0.1, with thousands of images of large objects.
 LARGE_SCALES = (0.5, 2.0)
-COLOUR = 0.2
-SMALLEST = 2.0  # pixels; shortest side of a box that is kept after a crop
-SLACK = 1.0  # pixel; boxes have fractional coordinates, masks whole pixels
-PASTED_SHARE = 0.5  # chance of pasting each object of the other image
+COLOUR_STRENGTH = 0.2  # of the random brightness, contrast and saturation
+MIN_SIDE = 2.0  # pixels, of a box after a crop
+BOX_TOLERANCE = 1.0  # pixels; boxes have fractional coordinates, and masks have whole pixels
+PASTE_PROBABILITY = 0.5  # of each object of the other image
 
 
 def evaluation_view(size: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> View:
-    """Return the view of a deployed detector: the image, resized to fit within a shorter and a longer side."""
+    """Return the transform of a deployed detector, which resizes an image to a maximum shorter and longer side."""
     return v2.Compose([_random_resize(size, (1.0,)), *_normalise(mean, std)])
 
 
 def without_boxes(size: tuple[int, int]) -> Target:
-    """Return the target of an image of (height, width) that has no known objects."""
+    """Return an empty target, for an image of (height, width) without annotations."""
     boxes = tv_tensors.BoundingBoxes(torch.zeros(0, 4), format="XYXY", canvas_size=size)  # type: ignore[call-overload]
     return {"boxes": boxes, "labels": torch.zeros(0, dtype=torch.int64)}
 
@@ -43,18 +43,18 @@ def without_boxes(size: tuple[int, int]) -> Target:
 def training_view(
     size: Sequence[int], mean: Sequence[float], std: Sequence[float], hflip: float = 0.5, jitter: Jitter = "light"
 ) -> View:
-    """Return the view of training. It drops boxes under 2 pixels; "cropped" keeps every box with an area.
+    """Return the training transform, which drops boxes with a side below 2 pixels ("cropped": boxes without area).
 
     Args:
         size: Largest sides, as in `evaluation_view`.
         mean: Mean per channel, of pixels in [0, 1].
         std: Standard deviation per channel.
-        hflip: Chance of a mirror image.
+        hflip: Probability of a horizontal flip.
         jitter: Change of size and colour. "light": size by a fifth, and colours a little. "multiscale": size from 0.6
             to 1 in steps of 0.04, as published (DrLoc's supplement, section 4.1). "cropped": the same, after half of
             the images were cropped, as in the papers' code. "large": large-scale jitter (Ghiasi et al., CVPR 2021,
-            section 3), scaled by half to double, then cropped or padded to a square, with boxes fitted to what is left
-            of the masks. "none": no change.
+            section 3): scaled by half to double, then cropped or padded to a square; boxes are fitted to the visible
+            parts of the masks. "none": no change.
     """
     longest = max(size)
     scaled: list[v2.Transform] = {
@@ -67,15 +67,17 @@ def training_view(
             v2.RandomCrop(longest, pad_if_needed=True),
         ],
     }[jitter]
-    colours = [v2.ColorJitter(COLOUR, COLOUR, COLOUR)] if jitter in ("light", "large") else []
+    colours = (
+        [v2.ColorJitter(COLOUR_STRENGTH, COLOUR_STRENGTH, COLOUR_STRENGTH)] if jitter in ("light", "large") else []
+    )
     fitted = [fit_to_masks] if jitter == "large" else []
-    filtered = [keep_boxes_with_area] if jitter == "cropped" else [v2.SanitizeBoundingBoxes(min_size=SMALLEST)]
+    filtered = [keep_boxes_with_area] if jitter == "cropped" else [v2.SanitizeBoundingBoxes(min_size=MIN_SIDE)]
     cleaned = [v2.ClampBoundingBoxes(), *fitted, *filtered]
     return v2.Compose([v2.RandomHorizontalFlip(hflip), *scaled, *cleaned, *colours, *_normalise(mean, std)])
 
 
 def keep_boxes_with_area(image: Tensor, target: Target) -> Viewed:
-    """Return an image with the boxes that have an area, and with their labels and masks."""
+    """Remove boxes without an area, with their labels and masks."""
     corners = target["boxes"]
     has_area = (corners[:, 2:] > corners[:, :2]).all(1)
     return image, {
@@ -85,15 +87,15 @@ def keep_boxes_with_area(image: Tensor, target: Target) -> Viewed:
 
 
 def make_crop(size: Sequence[int]) -> Callable[..., Any]:
-    """Return a view that scales an image down and crops it to random sides."""
+    """Return a transform that scales an image down and crops it to random sides."""
     resize, bounds = _random_resize(size, CROPPED_SCALES), [round(share * min(size)) for share in CROPPED_SIDES]
 
     def crop(image: Tensor, target: Target) -> Viewed:
         image, target = resize(image, target)
         sides = [int(side) for side in image.shape[-2:]]
-        part = [random_int(*(min(side, bound) for bound in bounds)) for side in sides]
-        corner = [random_int(0, side - length) for side, length in zip(sides, part, strict=True)]
-        area = (*corner, *part)
+        crop_sides = [random_int(*(min(side, bound) for bound in bounds)) for side in sides]
+        corner = [random_int(0, side - length) for side, length in zip(sides, crop_sides, strict=True)]
+        area = (*corner, *crop_sides)
         return transforms.crop(image, *area), {
             name: value if name == "labels" else transforms.crop(value, *area) for name, value in target.items()
         }
@@ -102,7 +104,7 @@ def make_crop(size: Sequence[int]) -> Callable[..., Any]:
 
 
 def _random_resize(size: Sequence[int], scales: Sequence[float]) -> v2.Transform:
-    """Return a resize that keeps the aspect ratio, to the largest size that fits at a scale drawn at random."""
+    """Return a transform that resizes to a maximum shorter side times a random scale, and keeps the aspect ratio."""
     shorter, longer = min(size), max(size)
     return v2.RandomShortestSize([round(scale * shorter) for scale in scales], longer, antialias=True)
 
@@ -123,7 +125,7 @@ def fit_to_masks(image: Tensor, target: Target) -> Viewed:
     tight = masks_to_boxes(masks.as_subclass(Tensor)).to(boxes) if len(masks) else boxes
     tight = tight + torch.tensor([0, 0, 1, 1]).to(boxes) if len(masks) else tight  # the edges of the last pixels
     excess = torch.cat([tight[:, :2] - boxes[:, :2], boxes[:, 2:] - tight[:, 2:]], 1)
-    fitted = torch.where(excess > SLACK, tight, boxes)
+    fitted = torch.where(excess > BOX_TOLERANCE, tight, boxes)
     new_fields = {
         "boxes": tv_tensors.wrap(fitted, like=target["boxes"]),  # type: ignore[call-arg]
         "masks": tv_tensors.wrap(masks, like=target["masks"]),  # type: ignore[call-arg]
@@ -133,18 +135,22 @@ def fit_to_masks(image: Tensor, target: Target) -> Viewed:
 
 
 class CopyPaste:
-    """Pastes a random half of the objects of another image over an image: Ghiasi et al., CVPR 2021, section 3.
+    """Pastes a random half of the objects of another image into an image (Ghiasi et al., CVPR 2021, section 3).
 
-    Both images are already augmented. Edges are hard, since the paper finds no gain from smooth
-    ones. Differs from the paper: images differ in size, so the other image is placed over the first at random.
-    All draws are made from torch's global generator, which is seeded for each image.
+    Both images are already augmented. Edges are not smoothed, since the paper finds no gain from that. A difference
+    from the paper: since images differ in size, the other image is placed at a random position.
+    All random numbers come from torch's global generator, which is seeded for each image.
+
+    Args:
+        chance: Probability of pasting into an image.
+        partners: Positions of the images whose objects may be pasted.
     """
 
     def __init__(self, chance: float, partners: Sequence[int]) -> None:
         self._chance, self._partners = chance, list(partners)
 
     def draw_partner(self, index: int) -> int | None:
-        """Draw the image that objects are taken from; None for no pasting, as when the image itself is drawn."""
+        """Draw the position of the image to paste from; None for no pasting, also if the image itself is drawn."""
         if not self._partners or float(torch.rand(())) >= self._chance:
             return None
         other = self._partners[int(torch.randint(len(self._partners), ()))]
@@ -152,7 +158,7 @@ class CopyPaste:
 
     def __call__(self, viewed: Viewed, other: Viewed) -> Viewed:
         """Return an image with random objects of another image; arguments as in `paste`."""
-        is_pasted = torch.rand(len(other[1]["labels"])) < PASTED_SHARE
+        is_pasted = torch.rand(len(other[1]["labels"])) < PASTE_PROBABILITY
         down, right = (
             random_int(*sorted((0, int(new) - int(old))))
             for new, old in zip(viewed[0].shape[-2:], other[0].shape[-2:], strict=True)
@@ -161,10 +167,16 @@ class CopyPaste:
 
 
 def paste(viewed: Viewed, other: Viewed, chosen: Tensor, shift: tuple[int, int]) -> Viewed:
-    """Return an image with the chosen objects of another image, moved down and to the right, over it.
+    """Paste objects of another image into an image.
 
-    Hidden pixels are removed from the masks of the first image's objects and from their boxes; fully hidden objects are
-    dropped. Objects without hidden pixels are unchanged and come first in the result.
+    Pasted objects hide pixels of the first image's objects, whose masks and boxes are reduced; fully hidden objects are
+    dropped. Objects without hidden pixels are unchanged, and come first in the result.
+
+    Args:
+        viewed: Image and target to paste into.
+        other: Image and target to paste from.
+        chosen: (N,) bool, which objects of `other` to paste.
+        shift: Pixels by which `other` is moved down and to the right.
     """
     image, target = viewed
     size = int(image.shape[-2]), int(image.shape[-1])
@@ -178,14 +190,14 @@ def paste(viewed: Viewed, other: Viewed, chosen: Tensor, shift: tuple[int, int])
     }
     hidden = added["masks"].bool().any(0)
     pixels = torch.where(hidden, _shift_layers(other[0].as_subclass(Tensor), shift, size), image)
-    left = target["masks"].as_subclass(Tensor) * ~hidden
-    touched = (left != target["masks"].as_subclass(Tensor)).flatten(1).any(1)
-    covered_objects = _concatenate_objects(_select_objects({**target, "masks": left}, touched), added)
+    visible_masks = target["masks"].as_subclass(Tensor) * ~hidden
+    is_reduced = (visible_masks != target["masks"].as_subclass(Tensor)).flatten(1).any(1)
+    covered_objects = _concatenate_objects(_select_objects({**target, "masks": visible_masks}, is_reduced), added)
     joined_boxes = tv_tensors.wrap(covered_objects["boxes"], like=target["boxes"])  # type: ignore[call-arg]
     fitted = fit_to_masks(pixels, {**covered_objects, "boxes": joined_boxes})[1]
     sides = fitted["boxes"][:, 2:] - fitted["boxes"][:, :2]
-    is_large = (sides >= SMALLEST).all(1).as_subclass(Tensor)
-    merged = _concatenate_objects(_select_objects(target, ~touched), _select_objects(fitted, is_large))
+    is_large = (sides >= MIN_SIDE).all(1).as_subclass(Tensor)
+    merged = _concatenate_objects(_select_objects(target, ~is_reduced), _select_objects(fitted, is_large))
     boxes, masks = tv_tensors.wrap(merged["boxes"], like=target["boxes"]), tv_tensors.Mask(merged["masks"])  # type: ignore[call-arg]
     return pixels, {**merged, "boxes": boxes, "masks": masks}
 
@@ -199,7 +211,7 @@ def _concatenate_objects(first: Target, second: Target) -> Target:
 
 
 def _shift_layers(layers: Tensor, shift: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """Return (..., h, w) layers moved down and right on an empty canvas of (height, width); negative pads crop."""
+    """Move (..., h, w) layers down and to the right, and crop or pad them with zeros to (height, width)."""
     down, right = shift
     height, width = layers.shape[-2:]
     return F.pad(layers, (right, size[1] - width - right, down, size[0] - height - down))

@@ -25,7 +25,7 @@ from paucal.data.sources.folder import find_images
 from paucal.data.sources.opening import open_images
 from paucal.data.stores import FileStore
 from paucal.data.unreadable import verify_images
-from paucal.tasks.detection.images import SMALLEST, check_annotations
+from paucal.tasks.detection.images import MIN_BOX_SIDE, check_annotations
 from paucal.tasks.segmentation.rules import CELL, crop_side
 from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
@@ -221,8 +221,8 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
     corners = [np.asarray(annotated.boxes, dtype=np.float64).reshape(-1, 4) for annotated in readable]
     sides = [boxes[:, 2:] - boxes[:, :2] for boxes in corners]
     indices = [index_of[annotated.key] for annotated in readable]
-    empty = [np.asarray((side < SMALLEST).any(axis=1)) for side in sides]
-    tiny = [np.asarray((side < TINY).any(axis=1) & (side >= SMALLEST).all(axis=1)) for side in sides]
+    empty = [np.asarray((side < MIN_BOX_SIDE).any(axis=1)) for side in sides]
+    tiny = [np.asarray((side < TINY).any(axis=1) & (side >= MIN_BOX_SIDE).all(axis=1)) for side in sides]
     without_boxes = [index for index, boxes in zip(indices, corners, strict=True) if not len(boxes)]
     return [
         *_size_findings(sides),

@@ -21,7 +21,7 @@ from paucal.data.shards.writing import encode_image
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import ReportProgress
 from paucal.runner.images import as_read, find_images
-from paucal.tasks.detection.images import SMALLEST, check_annotations
+from paucal.tasks.detection.images import MIN_BOX_SIDE, check_annotations
 from paucal.types import UserError
 from paucal.verbs.convert.settings import ConvertSettings
 from paucal.wording import counted
@@ -189,7 +189,7 @@ def _cut_objects(image: AnnotatedImage, size: tuple[int, int]) -> list[Thing]:
     objects = []
     for box, name, crowd, outline in zip(image.boxes, image.names, image.crowd, outlines, strict=True):
         cut_box = (max(box[0], 0.0), max(box[1], 0.0), min(box[2], float(width)), min(box[3], float(height)))
-        if cut_box[2] - cut_box[0] >= SMALLEST and cut_box[3] - cut_box[1] >= SMALLEST:
+        if cut_box[2] - cut_box[0] >= MIN_BOX_SIDE and cut_box[3] - cut_box[1] >= MIN_BOX_SIDE:
             objects.append(Thing(name, cut_box, crowd, outline or None))
     return objects
 

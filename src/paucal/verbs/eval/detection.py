@@ -17,7 +17,7 @@ from paucal.runner.images import decoded, reading_for
 from paucal.runs import RunFolder, open_model_folder, write_text
 from paucal.tasks.detection.batches import EVAL_BATCH, evaluation_loader
 from paucal.tasks.detection.detections import coco_document, detect_all
-from paucal.tasks.detection.evaluation import MASKS, evaluate_detections, format_score, require_metrics
+from paucal.tasks.detection.evaluation import MASK_PREFIX, evaluate_detections, format_score, require_metrics
 from paucal.tasks.detection.images import BoxedImages, open_boxed
 from paucal.tasks.detection.model import DetectorCard, load_detector
 from paucal.tasks.detection.network.detector import Detector
@@ -28,7 +28,7 @@ from paucal.verbs.eval.settings import EvalSettings
 from paucal.wording import counted, first_few
 
 MAX_WORST_CLASSES = 5  # number of classes that are printed, the lowest scores first
-SCORE_TITLES = {"ap": "AP", "ap50": "AP50", f"{MASKS}ap": "mask AP", f"{MASKS}ap50": "mask AP50"}
+SCORE_TITLES = {"ap": "AP", "ap50": "AP50", f"{MASK_PREFIX}ap": "mask AP", f"{MASK_PREFIX}ap50": "mask AP50"}
 
 
 @dataclass(frozen=True)

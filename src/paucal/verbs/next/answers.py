@@ -21,7 +21,7 @@ from paucal.runs import RunFolder
 from paucal.runs.folder import MARKER
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.model import load_detector
-from paucal.tasks.detection.pictures import SHOWN
+from paucal.tasks.detection.pictures import MIN_SHOWN_SCORE
 from paucal.tasks.segmentation.model import load_segmenter
 from paucal.verbs.convert.content import Content, Item, Kind, numbered, with_names
 from paucal.verbs.next.selection import unsureness
@@ -134,7 +134,7 @@ class DetectorModel:
         return Answers(unsure, stacked, stacked[:0], None, descriptions, [], content)
 
     def _describe(self, detections: Detections) -> str:
-        confident = detections.above(SHOWN)
+        confident = detections.above(MIN_SHOWN_SCORE)
         names, counts = np.unique([self.card.classes[label] for label in confident.labels], return_counts=True)
         counted = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True)) or "no object"
         doubtful = sorted(detections.scores.tolist(), key=lambda score: abs(score - 0.5))[:1]

@@ -24,7 +24,7 @@ from paucal.tasks.detection.detections import EDGES, Detections, coco_document, 
 from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.model import DetectorCard, load_detector
 from paucal.tasks.detection.network.detector import Detector
-from paucal.tasks.detection.pictures import SHOWN, TILE, at_width, draw_detections
+from paucal.tasks.detection.pictures import MIN_SHOWN_SCORE, TILE_WIDTH, draw_detections, resize_to_width
 from paucal.tasks.detection.views import evaluation_view, without_boxes
 from paucal.types import UserError
 from paucal.verbs.predict.settings import OutputSettings, PredictSettings
@@ -144,7 +144,7 @@ def find_objects(
 
 def object_cells(row: Objects) -> list[list[str]]:
     """Return the cells of the CSV row of each confident detection, without the path."""
-    confident = row.found.above(SHOWN)
+    confident = row.found.above(MIN_SHOWN_SCORE)
     return [
         [row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)]
         for box, score, label in zip(confident.boxes, confident.scores, confident.labels.tolist(), strict=True)
@@ -185,7 +185,7 @@ def detect_image(
 
 def enlarge(image: Image.Image) -> Image.Image:
     """Return an image, enlarged if it is so small that drawn class names would cover its objects."""
-    return at_width(image, round(image.width * max(1.0, TILE / image.width)))
+    return resize_to_width(image, round(image.width * max(1.0, TILE_WIDTH / image.width)))
 
 
 def refuse_classifier_settings(settings: PredictSettings) -> None:

@@ -21,7 +21,7 @@ from paucal.runner.outputs import check_new_folder, refuse_inside_images
 from paucal.runs import open_model_folder
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.model import DetectorCard
-from paucal.tasks.detection.pictures import SHOWN
+from paucal.tasks.detection.pictures import MIN_SHOWN_SCORE
 from paucal.tasks.segmentation.job import check_factors
 from paucal.tasks.segmentation.model import load_segmenter
 from paucal.types import UserError
@@ -86,7 +86,7 @@ def _predict_boxes(request: _PredictionInput, settings: PredictSettings, console
 
 def item_of_detections(index: int, size: tuple[int, int], detections: Detections, classes: tuple[str, ...]) -> Item:
     """Return the confident detections in an image as an item of a set, with masks in COCO's compressed run lengths."""
-    detections = detections.above(SHOWN)
+    detections = detections.above(MIN_SHOWN_SCORE)
     outlines = [
         None if mask is None else {"size": list(mask["size"]), "counts": mask["counts"].decode("ascii")}
         for mask in detections.masks or [None] * len(detections)
