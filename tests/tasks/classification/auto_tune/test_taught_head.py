@@ -8,7 +8,12 @@ from paucal.evaluation.protocols.logistic import fit_logistic
 from paucal.tasks.classification.auto_tune.probe import SOLVER, standardise
 from paucal.tasks.classification.auto_tune.taught_head import NAME, fit_taught_head
 from paucal.tasks.classification.conclusion import Result
-from tasks.classification.auto_tune.test_auto_tune import data, rungs_of, started_from  # noqa: F401 (a fixture)
+from tasks.classification.auto_tune.test_auto_tune import (  # noqa: F401 (fixtures)
+    data,
+    rungs_of,
+    shared_photos,
+    started_from,
+)
 from tasks.classification.auto_tune.test_unlabelled import CLASSES, draw
 
 
