@@ -15,24 +15,24 @@ OWN = torch.tensor([0.6, 0.4])
 def test_compare__counts_by_hand():
     found = compare(OWN, torch.tensor([0.45, 0.55]), torch.tensor(0), None)
     assert found.largest == pytest.approx(0.15)
-    assert found.same == 0.0
-    assert found.right == (1.0, 0.0)
+    assert found.agreement == 0.0
+    assert found.accuracy == (1.0, 0.0)
     assert compare(OWN, OWN, None, None) == (0.0, 1.0, None)
-    assert compare(OWN, OWN, torch.tensor(255), None).right == (0.0, 0.0)  # a class number, not an unlabelled pixel
+    assert compare(OWN, OWN, torch.tensor(255), None).accuracy == (0.0, 0.0)  # a class number, not an unlabelled pixel
 
 
 def test_compare__counts_labelled_pixels_of_masks():
     own = torch.tensor([[[0.9, 0.8, 0.3, 0.6]], [[0.1, 0.2, 0.7, 0.4]]])
     exported = own.flip(0).where(torch.tensor([False, True, False, False]), own)
     found = compare(own, exported, torch.tensor([[0, 0, 0, 255]]), None)
-    assert found.same == 0.75
-    assert found.right == pytest.approx((2 / 3, 1 / 3))
+    assert found.agreement == 0.75
+    assert found.accuracy == pytest.approx((2 / 3, 1 / 3))
 
 
 def test_compare__asks_a_model_of_several_labels_for_the_same_ones():
     exported = torch.tensor([0.6, 0.55])
-    assert compare(OWN, exported, None, (0.5, 0.5)).same == 0.0
-    assert compare(OWN, exported, None, (0.5, 0.3)).same == 1.0
+    assert compare(OWN, exported, None, (0.5, 0.5)).agreement == 0.0
+    assert compare(OWN, exported, None, (0.5, 0.3)).agreement == 1.0
 
 
 def test_compare__takes_no_numbers_for_the_largest_difference():
@@ -50,10 +50,10 @@ def test_compare_objects__finds_each_object_in_the_other_table():
     assert compare_objects(own, objects(first, second)) == (0.0, 1.0, None)
     assert compare_objects(own, objects(moved, first)) == (pytest.approx(0.1), 1.0, None)
     assert compare_objects(own, objects(other_class, second)) == (0.0, 0.5, None)
-    assert compare_objects(own, objects(first)).same == pytest.approx(2 / 3)
-    assert compare_objects(own, objects()).same == 0.0
-    assert compare_objects(objects(unsure), objects()).same == 1.0
-    assert compare_objects(own, own * math.nan).same == 0.0
+    assert compare_objects(own, objects(first)).agreement == pytest.approx(2 / 3)
+    assert compare_objects(own, objects()).agreement == 0.0
+    assert compare_objects(objects(unsure), objects()).agreement == 1.0
+    assert compare_objects(own, own * math.nan).agreement == 0.0
 
 
 class Brightness:
@@ -65,7 +65,7 @@ class Brightness:
     def prepare(self, image, pixels):
         return torch.tensor(image.getpixel((0, 0)) / 255)
 
-    def ask(self, network, given, pixels):
+    def predict(self, network, given, pixels):
         self.asked.append((network, pixels))
         level = network(given)
         return torch.stack([level, 1 - level])

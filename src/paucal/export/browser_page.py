@@ -1,7 +1,7 @@
-"""One HTML file that classifies pictures in a browser, without a server and without a network.
+"""Export to a single HTML file that classifies images in a browser, without a server or a network connection.
 
-The file contains onnxruntime-web (MIT licence), taken from the folder of its npm package, and the ONNX graph with its
-preprocessing, so that the page itself only decodes pictures.
+The file contains onnxruntime-web (MIT licence), copied from the folder of its npm package, and the ONNX graph including
+the preprocessing, so that the page's script only decodes images.
 """
 
 import base64
@@ -17,13 +17,13 @@ from paucal.models.card import ModelCard
 from paucal.types import UserError
 
 RUNTIME, LOADER, BINARY = "ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"
-LONGEST = 1024  # pixels of the longer side; larger pictures are made smaller by the browser, to save its memory
+MAX_SIDE = 1024  # pixels; the browser reduces images with a longer side before the preprocessing, to save memory
 TEMPLATE = Path(__file__).with_name("browser.html")
 MODEL = re.compile(r'<script type="application/octet-stream" id="model">([A-Za-z0-9+/=]*)</script>')
 
 
 def runtime_files(folder: Path | None) -> Sequence[Path]:
-    """Return the three files of onnxruntime-web that a page contains, from the npm package or its `dist`."""
+    """Return the three files of onnxruntime-web that a page contains, from the npm package or its folder `dist`."""
     advice = "run 'npm pack onnxruntime-web', unpack the archive, and give its folder 'package'"
     if folder is None:
         raise UserError(f"--format html needs --onnxruntime-web FOLDER: {advice}.")
@@ -31,12 +31,19 @@ def runtime_files(folder: Path | None) -> Sequence[Path]:
     files = [dist / name for name in (RUNTIME, LOADER, BINARY)]
     missing = [path.name for path in files if not path.is_file()]
     if missing:
-        raise UserError(f"--onnxruntime-web: {str(folder)!r} lacks {', '.join(missing)}: {advice}.")
+        raise UserError(f"--onnxruntime-web: {str(folder)!r} does not contain {', '.join(missing)}: {advice}.")
     return files
 
 
 def write(onnx: bytes, card: ModelCard, path: Path, runtime: Sequence[Path]) -> None:
-    """Write the page."""
+    """Write the page to `path`.
+
+    Args:
+        onnx: Content of the ONNX file, which includes the preprocessing.
+        card: Card of the model.
+        path: Path of the page.
+        runtime: Paths from `runtime_files`.
+    """
     script, loader, binary = (file.read_bytes() for file in runtime)
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         TEMPLATE.read_text(encoding="utf-8")
@@ -45,7 +52,7 @@ def write(onnx: bytes, card: ModelCard, path: Path, runtime: Sequence[Path]) -> 
         title=f"Which of {len(card.classes)} classes is it?",
         classes=card.classes,
         thresholds=card.thresholds,
-        longest=max(LONGEST, *card.preprocessing.image_size),
+        longest=max(MAX_SIDE, *card.preprocessing.image_size),
         wasm=_compress(binary),
         loader=_compress(loader),
         model=_compress(onnx),
@@ -59,7 +66,7 @@ def _compress(content: bytes) -> str:
 
 
 def run(path: Path) -> OnnxNetwork:
-    """Return the model of a page written by this process, run by onnxruntime instead of the browser."""
+    """Return the model of a page that this process has written; it runs with onnxruntime instead of a browser."""
     match = MODEL.search(path.read_text(encoding="utf-8"))
     assert match is not None
     return OnnxNetwork(gzip.decompress(base64.b64decode(match[1])))

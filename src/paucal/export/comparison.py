@@ -16,21 +16,23 @@ from torchvision.ops import box_iou
 from paucal.data.masks.coding import IGNORED
 from paucal.models.trained import TrainedModel
 
-SHOWN, OVERLAP = 0.3, 0.9  # lowest score of a compared object, and smallest overlap with its match in the other table
+MIN_SCORE = 0.3  # detected objects with lower scores are not compared
+MIN_OVERLAP = 0.9  # smallest IoU of two boxes that count as the same object
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How the predictions and the speed of an exported model compare with those of its original.
+    """Differences between an exported model and the original in predictions and speed.
 
     Attributes:
-        images: Number of images on which the models are compared.
+        images: Number of images on which the models were compared.
         largest: Largest difference of a class's probability.
-        agreement: Share of the images for which both models give the same class (all classes, for several labels); of
-            the pixels for a segmenter, of the objects for a detector.
-        milliseconds: Median milliseconds per image of the original and of the exported model, measured in turn.
-        accuracy: Share of right answers of both models, of images or of pixels; None if the labels are not known.
-        size: Size of the files in bytes.
+        agreement: Share of the images with equal predictions (of all classes, for several labels); for a segmenter, of
+            the pixels; for a detector, of the objects.
+        milliseconds: Median milliseconds per image of the original and of the exported model, measured alternately.
+        accuracy: Share of correct predictions of the original and of the exported model, of images or pixels; None
+            without labels.
+        size: Size of the exported files in bytes.
     """
 
     images: int
@@ -42,17 +44,17 @@ class Comparison:
 
 
 class Difference(NamedTuple):
-    """How the predictions of two models for one image differ.
+    """Differences between the predictions of the original and of the exported model for one image.
 
     Attributes:
         largest: Largest difference of a probability.
-        same: Share of equal answers.
-        right: Share of right answers of the original and of the exported model; None if the labels are not known.
+        agreement: Share of equal predictions: 0 or 1 for a classifier, a share of pixels or objects for other tasks.
+        accuracy: Share of correct predictions of the original and of the exported model; None without a label.
     """
 
     largest: float
-    same: float
-    right: tuple[float, float] | None
+    agreement: float
+    accuracy: tuple[float, float] | None
 
 
 class Classifier:
@@ -63,59 +65,63 @@ class Classifier:
         self._transform = model.card.preprocessing.transform()
 
     def prepare(self, image: Image.Image, pixels: bool) -> Tensor:
-        """Return an image as the input of a graph, a batch of one; bytes for a graph with its preprocessing inside."""
+        """Return an image as the input of a graph, a batch of one: pixels if the graph includes the preprocessing."""
         return torch.from_numpy(np.array(image))[None] if pixels else self._transform(image)[0][None]
 
-    def ask(self, network: nn.Module, given: Tensor, pixels: bool) -> Tensor:
+    def predict(self, network: nn.Module, prepared: Tensor, pixels: bool) -> Tensor:
         """Return the (K,) probabilities of a prepared image."""
-        output = network(given)
+        output = network(prepared)
         return (output if pixels else self.card.shares(output))[0]
 
-    def compare(self, own: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
-        """Return how the predictions of two models for one image differ."""
-        return compare(own, exported, label, self.card.thresholds)
+    def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
+        """Return the differences between the probabilities of two models for one image."""
+        return compare(original, exported, label, self.card.thresholds)
 
 
-def compare(own: Tensor, exported: Tensor, label: Tensor | None, thresholds: Sequence[float] | None) -> Difference:
-    """Return the differences of two models' probabilities for an image.
+def compare(original: Tensor, exported: Tensor, label: Tensor | None, thresholds: Sequence[float] | None) -> Difference:
+    """Return the differences between the probabilities of two models for one image.
 
     Args:
-        own: (K,) probabilities of an image, or (K, H, W) of its pixels.
-        exported: Probabilities of the exported model; NaN counts as a wrong prediction.
-        label: Class in [0, K), or (H, W) classes, if they are known; ignored pixels are not counted.
-        thresholds: (K,) thresholds of a model for several labels.
+        original: (K,) probabilities of an image, or (K, H, W) probabilities of its pixels.
+        exported: Probabilities of the exported model, of the same shape; NaN counts as a wrong prediction.
+        label: Class in [0, K), or (H, W) classes of the pixels, of which ignored pixels are not counted; None if
+            unknown.
+        thresholds: (K,) thresholds of a model for several labels; None for one label.
     """
-    answered = exported.nan_to_num(-1.0)
-    own_classes, other_classes = own.argmax(0), answered.argmax(0)
-    agreement = float((own_classes == other_classes).double().mean())
+    finite_exported = exported.nan_to_num(-1.0)
+    original_classes, exported_classes = original.argmax(0), finite_exported.argmax(0)
+    agreement = float((original_classes == exported_classes).double().mean())
     if thresholds is not None:
-        least = torch.tensor(thresholds, dtype=own.dtype)
-        agreement = float(((own >= least) == (answered >= least)).all())
-    largest = float((own.double() - exported.double()).abs().max()) if bool(exported.isfinite().all()) else math.inf
-    counted = torch.ones((), dtype=torch.bool) if label is None or not label.ndim else label != IGNORED
-    if label is None or not bool(counted.any()):
+        minimum = torch.tensor(thresholds, dtype=original.dtype)
+        agreement = float(((original >= minimum) == (finite_exported >= minimum)).all())
+    is_finite = bool(exported.isfinite().all())
+    largest = float((original.double() - exported.double()).abs().max()) if is_finite else math.inf
+    is_labelled = torch.ones((), dtype=torch.bool) if label is None or not label.ndim else label != IGNORED
+    if label is None or not bool(is_labelled.any()):
         return Difference(largest, agreement, None)
-    first, second = (float((found == label)[counted].double().mean()) for found in (own_classes, other_classes))
+    first, second = (
+        float((classes == label)[is_labelled].double().mean()) for classes in (original_classes, exported_classes)
+    )
     return Difference(largest, agreement, (first, second))
 
 
-def compare_objects(own: Tensor, exported: Tensor) -> Difference:
-    """Return how two tables of the objects of an image differ.
+def compare_objects(original: Tensor, exported: Tensor) -> Difference:
+    """Return the differences between the objects that two models detect in one image.
 
-    An object counts as the same if the other table has one of its class whose box overlaps with it by 0.9. `same` is
-    the share of such objects among those of both tables; `largest` compares their scores.
+    Two objects count as the same if they are of one class and the IoU of their boxes is at least 0.9. `agreement` is
+    the share of such objects among all objects of both models; `largest` is the largest difference of their scores.
 
     Args:
-        own: (N, 6 or more) objects with the columns left, top, right, bottom, score and class.
-        exported: Objects that the exported model finds, in the same columns; NaN counts as no object.
+        original: (N, 6 or more) objects of the original with the columns left, top, right, bottom, score and class.
+        exported: Objects of the exported model in the same columns; rows with NaN are ignored.
     """
-    first, second = (table[table[:, 4] >= SHOWN] for table in (own, exported.nan_to_num(-1.0)))
+    first, second = (table[table[:, 4] >= MIN_SCORE] for table in (original, exported.nan_to_num(-1.0)))
     if not len(first) or not len(second):
         return Difference(0.0, float(len(first) == len(second)), None)
     overlaps = box_iou(first[:, :4], second[:, :4]) * (first[:, None, 5] == second[None, :, 5])
     nearest = overlaps.max(1)
-    is_matched = nearest.values >= OVERLAP
-    agreement = (int(is_matched.sum()) + int((overlaps.amax(0) >= OVERLAP).sum())) / (len(first) + len(second))
+    is_matched = nearest.values >= MIN_OVERLAP
+    agreement = (int(is_matched.sum()) + int((overlaps.amax(0) >= MIN_OVERLAP).sum())) / (len(first) + len(second))
     differences = (first[:, 4] - second[nearest.indices, 4]).abs()[is_matched]
     return Difference(float(differences.max()) if len(differences) else 0.0, agreement, None)
 
@@ -130,41 +136,44 @@ def compare_all(
     student: tuple[Any, Sequence[Image.Image]] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
-    """Run a model and its export on each image in turn, and return how their predictions differ.
+    """Run a model and its export alternately on each image, and compare their predictions and speed.
 
     Args:
         subject: The original, such as a `Classifier`.
         network: Exported model.
-        pixels: Whether the export has its preprocessing inside.
+        pixels: Whether the export includes the preprocessing.
         images: Upright images.
-        labels: Label of each image, if they are known.
-        progress: Called with (images done, images in all).
-        student: The smaller model that was exported in the original's place, and the same images as it reads them.
-        clock: Function that gives the time in seconds; for one thread, CPU time is right even on a busy machine.
+        labels: Label of each image; None if unknown.
+        progress: Function called with (images done, total images).
+        student: Smaller model that was exported instead of the original, and the images as this model reads them; None
+            if the original was exported.
+        clock: Function that returns the time in seconds; CPU time is accurate for one thread even on a busy machine.
     """
-    asked_subject, shown_images = student or (subject, images)
+    exported_subject, exported_images = student or (subject, images)
     differences: list[Difference] = []
     times: tuple[list[float], list[float]] = ([], [])
     with torch.inference_mode():
-        for number in range(len(images) + 1):  # the first time is the warm-up
-            answers: list[Tensor] = []
-            for own_subject, model, as_pixels, pictures, milliseconds in (
+        for number in range(len(images) + 1):  # number 0 is the warm-up, with the first image
+            predictions: list[Tensor] = []
+            for predicting_subject, model, as_pixels, inputs, milliseconds in (
                 (subject, subject.network, False, images, times[0]),
-                (asked_subject, network, pixels, shown_images, times[1]),
+                (exported_subject, network, pixels, exported_images, times[1]),
             ):
-                prepared = own_subject.prepare(pictures[max(number - 1, 0)], as_pixels)
+                prepared = predicting_subject.prepare(inputs[max(number - 1, 0)], as_pixels)
                 start = clock()
-                answers.append(own_subject.ask(model, prepared, as_pixels))
+                predictions.append(predicting_subject.predict(model, prepared, as_pixels))
                 milliseconds.append(1000 * (clock() - start))
             if number:
                 label = None if labels is None else labels[number - 1]
-                differences.append(subject.compare(answers[0], answers[1], label))
+                differences.append(subject.compare(predictions[0], predictions[1], label))
                 progress(number, len(images))
-    rights = [item.right for item in differences if item.right is not None]
+    accuracies = [item.accuracy for item in differences if item.accuracy is not None]
     return Comparison(
         len(images),
         max(item.largest for item in differences),
-        statistics.fmean(item.same for item in differences),
+        statistics.fmean(item.agreement for item in differences),
         (statistics.median(times[0][1:]), statistics.median(times[1][1:])),
-        (statistics.fmean(r[0] for r in rights), statistics.fmean(r[1] for r in rights)) if rights else None,
+        (statistics.fmean(a[0] for a in accuracies), statistics.fmean(a[1] for a in accuracies))
+        if accuracies
+        else None,
     )

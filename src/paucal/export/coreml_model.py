@@ -1,4 +1,4 @@
-"""Core ML models, for Apple's devices: written and shape-checked anywhere, run on macOS alone."""
+"""Core ML models, for Apple's devices: written, and checked for their shapes, on any system; run only on macOS."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,9 @@ from paucal.export.quiet import discard_output, first_line
 from paucal.models.card import ModelCard
 from paucal.types import UserError
 
-TOLERANCE = 0.02  # largest allowed difference of a probability in float16
+TOLERANCE = 0.02  # largest accepted difference of a probability in float16
 
-# coremltools knows neither aliases, which change nothing, nor a mean and a variance in one operation.
+# coremltools supports neither aliases, which return their input, nor mean and variance in one operation.
 DECOMPOSITIONS: dict[Any, Any] = {
     torch.ops.aten.alias.default: lambda tensor: tensor,
     torch.ops.aten.var_mean.correction: lambda tensor, dims, keepdim=False, **words: (
@@ -25,7 +25,7 @@ DECOMPOSITIONS: dict[Any, Any] = {
 
 
 def write(graph: Graph, card: ModelCard, path: Path) -> None:
-    """Write a graph for one image at a time in float16, as a folder with the ending `.mlpackage`."""
+    """Write a graph with a batch size of 1 in float16, as a folder with the suffix `.mlpackage`."""
     example = graph.example[:1]
     try:
         with discard_output(), torch.no_grad():
@@ -48,14 +48,14 @@ def write(graph: Graph, card: ModelCard, path: Path) -> None:
     }
     if shapes != expected_shapes:
         raise UserError(
-            f"the Core ML file has shapes {shapes}, expected {expected_shapes}: export it with --format onnx."
+            f"the Core ML file has the shapes {shapes}, expected {expected_shapes}: export it with --format onnx."
         )
     model.user_defined_metadata["paucal"] = json.dumps(card.to_dict(), ensure_ascii=False)
     model.save(str(path))
 
 
 class CoreMlNetwork(nn.Module):
-    """A Core ML model as a module, on macOS."""
+    """A Core ML model as a module; runs only on macOS."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The formats of exported graphs: how each is written, run and quantised to 8 bits, and what it needs."""
+"""The formats of exported graphs: functions that write, run and quantise each format, and its requirements."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -22,14 +22,14 @@ ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 class Source:
-    """A graph that is written in several formats, and traced once."""
+    """A graph to be written in one or several formats; it is traced only once."""
 
     def __init__(self, graph: Graph, card: ModelCard, onnxruntime_web: Path | None = None) -> None:
         self.graph, self.card, self.onnxruntime_web = graph, card, onnxruntime_web
 
     @cached_property
     def program(self) -> ExportedProgram:
-        """The graph as torch.export's program."""
+        """The graph as a program of `torch.export`."""
         return trace_program(self.graph)
 
     @cached_property
@@ -40,18 +40,19 @@ class Source:
 
 @dataclass(frozen=True)
 class Format:
-    """One format of graphs.
+    """One format of exported graphs.
 
     Attributes:
-        suffix: Ending of the file's name.
-        write: Writes a graph to a path.
-        run: Returns the model in a file as a module, run by the format's own runtime.
-        extra: Extra of this package that installs what is needed; "" for none.
-        packages: Modules that are needed.
-        tolerance: Largest allowed difference of a probability.
-        pixels: Whether the preprocessing is inside, always or never; None if the user chooses.
-        platform: Only value of `sys.platform` on which the file runs; "" for all.
-        quantise: Writes a graph in 8 bits to a path, given inputs of (1, C, H, W) to calibrate with; None if it cannot.
+        suffix: Suffix of the file name.
+        write: Function that writes a graph to a path.
+        run: Function that returns the model of a file as a module, which runs in the format's runtime.
+        extra: Extra of this package that installs `packages`; "" for none.
+        packages: Names of the required modules.
+        tolerance: Largest accepted difference of a probability from the original.
+        pixels: Whether files always (True) or never (False) include the preprocessing; None if the user chooses.
+        platform: The only `sys.platform` on which files can be run; "" for all platforms.
+        quantise: Function that writes a graph in 8 bits to a path, calibrated with (1, C, H, W) inputs; None if the
+            format has no 8-bit version.
     """
 
     suffix: str
@@ -66,16 +67,16 @@ class Format:
 
     @property
     def runs_here(self) -> bool:
-        """Whether the format's runtime exists for this machine."""
+        """Whether the format's runtime exists for this platform."""
         return self.platform in ("", sys.platform)
 
     @property
     def installed(self) -> bool:
-        """Whether all needed packages are there."""
+        """Whether all required packages are installed."""
         return all(find_spec(name) for name in self.packages)
 
     def require_installed(self, name: str) -> None:
-        """Refuse a format whose packages are missing."""
+        """Raise a UserError if required packages are missing."""
         if not self.installed:
             raise UserError(
                 f"--format {name} needs {', '.join(self.packages)}: install them with pip install "

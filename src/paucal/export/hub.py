@@ -1,4 +1,4 @@
-"""What the Hugging Face hub shows of a model: the header of its page, and the upload of its folder."""
+"""Publishing on the Hugging Face hub: the header of a model page, and the upload of an exported folder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ TAGS = ["image-classification", "timm", "paucal"]
 
 @dataclass(frozen=True)
 class HubFacts:
-    """What is stated about a model on the hub.
+    """The facts that a model page on the hub states.
 
     Attributes:
-        licence: Licence of the initial weights, which also covers the model; None for random weights, or if none is
-            stated.
-        data: Name of the training images.
-        data_licence: Licence of the training images, as the user states it; None if unknown.
-        report: Report on the test images; None if there is none.
+        licence: Licence of the initial weights, which also covers the model; None for random weights or an unknown
+            licence.
+        data: Name of the training set.
+        data_licence: Licence of the training images, as stated by the user; None if unknown.
+        report: Report on the test images; None if the model was not evaluated.
     """
 
     licence: str | None
@@ -64,7 +64,7 @@ def _with_interval(name: str, score: Any, level: float) -> str:
 
 
 def licence_lines(facts: HubFacts) -> list[str]:
-    """Return the part of a model page about licences."""
+    """Return the Markdown lines of a model page's section on licences."""
     return [
         *("## Licences", ""),
         f"- of the initial weights: {facts.licence or 'none, or not stated'}",
@@ -74,7 +74,7 @@ def licence_lines(facts: HubFacts) -> list[str]:
 
 
 def push_folder(folder: Path, files: Sequence[Path], repository: str) -> str:
-    """Upload an exported model, into a new private repository if there is none of that name.
+    """Upload the files of an exported model; a repository that does not exist is created as a private one.
 
     Returns:
         Address of the repository.
@@ -90,9 +90,9 @@ def push_folder(folder: Path, files: Sequence[Path], repository: str) -> str:
         address = api.create_repo(repository, private=True, exist_ok=True)
         names = [path.name for path in files]
         api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=names, commit_message="Add the model")
-    except Exception as problem:  # the client raises many types, from those of the network to those of its checks
+    except Exception as problem:  # the client raises many types of network and validation errors
         reason = (str(problem).split("\n")[0] or type(problem).__name__).rstrip(".")
         raise UserError(
-            f"--push: {repository!r} could not be written ({reason}); the files are in {folder}."
+            f"--push: the upload to {repository!r} failed ({reason}); the files are in {folder}: export again."
         ) from problem
     return str(address)

@@ -1,6 +1,6 @@
-"""LiteRT models (earlier TensorFlow Lite), for Android and small boards: float32, or 8 bits by static quantisation.
+"""LiteRT models (formerly TensorFlow Lite), for Android and small boards: float32, or 8 bits by static quantisation.
 
-litert-torch supports torch only up to a certain version; its own requirements say which.
+litert-torch supports torch only up to a certain version, which its requirements specify.
 """
 
 import json
@@ -21,17 +21,17 @@ from paucal.types import UserError
 SIGNATURE = "serving_default"
 
 
-def write(graph: Graph, card: ModelCard, path: Path, calibrating: Iterable[NDArray[Any]] | None = None) -> None:
-    """Write a graph for one image at a time, and its card as `model.json` beside it.
+def write(graph: Graph, card: ModelCard, path: Path, calibration: Iterable[NDArray[Any]] | None = None) -> None:
+    """Write a graph with a batch size of 1, and its card as `model.json` into the same folder.
 
     Args:
         graph: Graph of a model.
         card: Card of the model.
-        path: Path with the ending `.tflite`.
-        calibrating: Inputs of (1, C, H, W), from which the ranges of activations are measured, for a model of 8 bits;
-            None for float32.
+        path: Path with the suffix `.tflite`.
+        calibration: (1, C, H, W) inputs with which the ranges of activations are measured, for a model in 8 bits; None
+            for float32.
     """
-    inputs = None if calibrating is None else [*calibrating]
+    inputs = None if calibration is None else [*calibration]
     try:
         with discard_output():
             import litert_torch  # type: ignore[import-not-found]
@@ -52,14 +52,14 @@ def _quantise(model: Any, path: Path, inputs: Iterable[NDArray[Any]]) -> None:
     from ai_edge_quantizer import qtyping, quantizer, recipe  # type: ignore[import-not-found]
 
     with tempfile.TemporaryDirectory(prefix="paucal-int8-") as folder:
-        float_file = Path(folder) / "whole.tflite"
+        float_file = Path(folder) / "float.tflite"
         model.export(str(float_file))
         name = next(iter(_interpreter(float_file).get_signature_list()[SIGNATURE]["inputs"]))
-        making = quantizer.Quantizer(str(float_file), recipe.static_wi8_ai8())
-        for end in (qtyping.TFLOperationName.INPUT, qtyping.TFLOperationName.OUTPUT):
-            making.update_quantization_recipe(".*", end, algorithm_key="no_quantize")  # both stay floats
-        ranges = making.calibrate({SIGNATURE: [{name: example} for example in inputs]})
-        making.quantize(ranges).export_model(str(path))
+        model_quantizer = quantizer.Quantizer(str(float_file), recipe.static_wi8_ai8())
+        for operation in (qtyping.TFLOperationName.INPUT, qtyping.TFLOperationName.OUTPUT):  # these stay floats
+            model_quantizer.update_quantization_recipe(".*", operation, algorithm_key="no_quantize")
+        ranges = model_quantizer.calibrate({SIGNATURE: [{name: example} for example in inputs]})
+        model_quantizer.quantize(ranges).export_model(str(path))
 
 
 def _interpreter(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""ONNX models: writing a network as ONNX, and reading the file back as a classifier."""
+"""ONNX models: writing a network as an ONNX file, and reading the file as a classifier."""
 
 import json
 import logging
@@ -24,13 +24,13 @@ from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
 KEY = "paucal"  # key of the card in the metadata of the file
-MAX_BYTES = 2 << 30  # largest size that the format allows for one file
-ENDING = ".onnx"
-NEEDED = "needs onnx, onnxscript and onnxruntime: install them with pip install 'paucal[onnx]'."
+MAX_BYTES = 2 << 30  # largest size of a file in this format
+SUFFIX = ".onnx"
+REQUIREMENTS = "needs onnx, onnxscript and onnxruntime: install them with pip install 'paucal[onnx]'."
 
 
 def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
-    """Return the content of an ONNX file, which carries the model's card."""
+    """Return the content of an ONNX file, with the model's card in its metadata."""
     onnx = _import_optional("onnx", "--format onnx")
     _import_optional("onnxscript", "--format onnx")
     try:
@@ -42,9 +42,11 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
             f"this network cannot be written as ONNX ({first_line(problem)}): export it with --format pt2 or "
             "safetensors."
         ) from problem
-    # Dynamic dimensions get readable names; torch gives them names such as s77.
-    entry = onnx_graph.graph.input[0].type.tensor_type.shape.dim
-    names = {entry[number].dim_param: name for number, name in graph.dynamic.items() if entry[number].dim_param}
+    # Torch names dynamic dimensions s77, for example; these names are replaced by readable ones.
+    input_dims = onnx_graph.graph.input[0].type.tensor_type.shape.dim
+    names = {
+        input_dims[number].dim_param: name for number, name in graph.dynamic.items() if input_dims[number].dim_param
+    }
     for value in (*onnx_graph.graph.input, *onnx_graph.graph.output, *onnx_graph.graph.value_info):
         for dimension in value.type.tensor_type.shape.dim:
             if dimension.dim_param in names:
@@ -52,7 +54,9 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
     onnx.helper.set_model_props(onnx_graph, {KEY: json.dumps(card.to_dict(), ensure_ascii=False)})
     size = onnx_graph.ByteSize()
     if size >= MAX_BYTES:
-        raise UserError(f"an ONNX file can have 2 GiB, but this network needs {size / 2**30:.1f}: use --format pt2.")
+        raise UserError(
+            f"an ONNX file can have at most 2 GiB, but this network needs {size / 2**30:.1f} GiB: use --format pt2."
+        )
     return onnx_graph.SerializeToString()
 
 
@@ -66,7 +70,7 @@ def _export_quietly(program: ExportedProgram, graph: Graph) -> Any:
     finally:
         log.level = level
     if onnx_program is None:
-        raise ValueError("torch gave no model")
+        raise ValueError("torch returned no model")
     return onnx_program.model_proto
 
 
@@ -78,7 +82,7 @@ class OnnxNetwork(nn.Module):
         runtime = _import_optional("onnxruntime", "an ONNX model")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 4  # its warnings would bypass Python and go to the terminal
+        options.log_severity_level = 4  # onnxruntime would write warnings directly to the terminal
         try:
             self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as problem:  # onnxruntime's exceptions have no other common base class
@@ -103,37 +107,40 @@ class OnnxNetwork(nn.Module):
 
 
 def read_onnx(path: Path) -> TrainedModel:
-    """Read back a model that `paucal export --format onnx` has written."""
+    """Read a model that was written by `paucal export --format onnx`."""
     if not path.is_file():
-        raise UserError(f"there is no ONNX model at {str(path)!r}.")
+        raise UserError(f"there is no ONNX model at {str(path)!r}: check the path.")
     if path.stat().st_size > MAX_BYTES:
-        raise UserError(f"{str(path)!r} has more than the 2 GiB that an ONNX file may have.")
+        raise UserError(f"{str(path)!r} is larger than 2 GiB, the limit for ONNX files: export the model again.")
     network = OnnxNetwork(path.read_bytes())
     if KEY not in network.metadata:
-        raise UserError(f"{str(path)!r} was not written by paucal export: it has no classes and preprocessing.")
+        raise UserError(
+            f"{str(path)!r} was not written by paucal export, as its metadata contains no model card: export it again."
+        )
     try:
         card = card_of_stored(json.loads(network.metadata[KEY]))
     except ValueError as problem:
         raise UserError(f"{str(path)!r} has a damaged model card ({problem}): export it again.") from problem
     if network.input.name != "images":
         raise UserError(
-            f"{str(path)!r} takes pixels and returns probabilities: it is for other programs; paucal reads models "
-            "that were exported without --with-preprocessing."
+            f"{str(path)!r} takes pixels and returns probabilities, which is for other programs: export the model "
+            "without --with-preprocessing to use it with paucal."
         )
-    _require_fit(path, network, card)
+    _require_matching_shapes(path, network, card)
     return TrainedModel(network.eval(), card, torch.device("cpu"))
 
 
-def _require_fit(path: Path, network: OnnxNetwork, card: ModelCard) -> None:
+def _require_matching_shapes(path: Path, network: OnnxNetwork, card: ModelCard) -> None:
+    """Raise a UserError if the shapes of input and output differ from the model's card; dynamic sides are strings."""
     size = card.preprocessing.image_size
-    takes, gives = list(network.input.shape), list(network.output.shape)
-    fits = len(takes) == 4 and all(
-        type(graph_side) is str or graph_side == side for graph_side, side in zip(takes[2:], size, strict=True)
+    input_shape, output_shape = list(network.input.shape), list(network.output.shape)
+    fits = len(input_shape) == 4 and all(
+        type(graph_side) is str or graph_side == side for graph_side, side in zip(input_shape[2:], size, strict=True)
     )
-    if not fits or takes[1] != card.backbone.in_chans or gives[1:] != [len(card.classes)]:
+    if not fits or input_shape[1] != card.backbone.in_chans or output_shape[1:] != [len(card.classes)]:
         raise UserError(
-            f"{str(path)!r} takes {takes} and gives {gives}, but its card has images of {size} pixels and "
-            f"{len(card.classes)} classes: export it again."
+            f"{str(path)!r} has the input shape {input_shape} and the output shape {output_shape}, but its model card "
+            f"says images of {size} pixels and {len(card.classes)} classes: export it again."
         )
 
 
@@ -141,32 +148,40 @@ def _import_optional(name: str, purpose: str) -> ModuleType:
     try:
         return import_module(name)
     except ImportError as problem:
-        raise UserError(f"{purpose} {NEEDED}") from problem
+        raise UserError(f"{purpose} {REQUIREMENTS}") from problem
 
 
 def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes:
-    """Return the model in 8 bits, by static quantisation with a scale for each output channel of the weights.
+    """Quantise an ONNX model to 8 bits, statically and with a scale for each output channel of the weights.
 
-    The (1, C, H, W) float32 images are inputs, from which the ranges of activations are measured.
+    Args:
+        content: Content of the ONNX file.
+        name: Name of the model's input.
+        images: (1, C, H, W) float32 inputs with which the ranges of activations are measured.
+
+    Returns:
+        Content of the ONNX file in 8 bits.
     """
     try:
         from onnxruntime import quantization
         from onnxruntime.quantization.shape_inference import quant_pre_process
     except ImportError as problem:
-        raise UserError(f"--int8 {NEEDED}") from problem
+        raise UserError(f"--int8 {REQUIREMENTS}") from problem
 
-    left = iter([*images])  # images are read here, so that a bad image is not reported as a fault of onnxruntime
+    # All images are read here, so that an unreadable image is not reported as a failure of onnxruntime.
+    remaining_images = iter([*images])
 
     class Reader(quantization.CalibrationDataReader):
-        """Returns the images one by one to onnxruntime."""
+        """Passes the images one by one to onnxruntime."""
 
         def get_next(self) -> dict[str, NDArray[Any]]:
             """Return the next input; None after the last."""
-            image = next(left, None)
+            image = next(remaining_images, None)
             return None if image is None else {name: image}  # type: ignore[return-value]
 
-    with tempfile.TemporaryDirectory(prefix="paucal-int8-") as place, discard_output():
-        float_file, prepared_file, int8_file = (Path(place) / f"{stage}.onnx" for stage in ("whole", "ready", "small"))
+    with tempfile.TemporaryDirectory(prefix="paucal-int8-") as folder, discard_output():
+        stages = ("float", "prepared", "int8")
+        float_file, prepared_file, int8_file = (Path(folder) / f"{stage}.onnx" for stage in stages)
         float_file.write_bytes(content)
         try:
             quant_pre_process(float_file, prepared_file, skip_symbolic_shape=True)
@@ -182,6 +197,6 @@ def quantise(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes
             )
         except Exception as problem:  # onnxruntime's exceptions have no other common base class
             raise UserError(
-                f"onnxruntime cannot turn this network into 8 bits ({first_line(problem)}): leave out --int8."
+                f"onnxruntime cannot quantise this network to 8 bits ({first_line(problem)}): leave out --int8."
             ) from problem
         return int8_file.read_bytes()

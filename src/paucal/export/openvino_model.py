@@ -1,4 +1,4 @@
-"""OpenVINO models: weights of float16, or 8 bits by NNCF's post-training quantisation, made from an ONNX graph."""
+"""OpenVINO models, converted from an ONNX graph: float16 weights, or 8 bits by NNCF's post-training quantisation."""
 
 import json
 import os
@@ -13,26 +13,26 @@ from torch import Tensor, nn
 from paucal.export.quiet import discard_output
 from paucal.models.card import ModelCard
 
-KEY = "paucal"  # entry of the card in the file's rt_info
-TOLERANCE = 0.02  # largest allowed difference of a probability with weights of float16
+KEY = "paucal"  # key of the card in the rt_info of the file
+TOLERANCE = 0.02  # largest accepted difference of a probability with float16 weights
 ATTENTION = ("Softmax", "ScaledDotProductAttention")  # operations by which a transformer is recognised
 
 
-def write(onnx: bytes, card: ModelCard, path: Path, calibrating: Iterable[NDArray[Any]] | None = None) -> None:
-    """Write an ONNX graph as `path`, an XML file, and its weights beside it with the ending `.bin`.
+def write(onnx: bytes, card: ModelCard, path: Path, calibration: Iterable[NDArray[Any]] | None = None) -> None:
+    """Write an OpenVINO model: the graph as the XML file `path`, and the weights as a `.bin` file of the same name.
 
     Args:
         onnx: Content of an ONNX file.
-        card: Card of the model, which the file carries.
-        path: Path with the ending `.xml`.
-        calibrating: Inputs of (1, C, H, W), from which the ranges of activations are measured, for a model of 8 bits;
-            None for weights of float16.
+        card: Card of the model, which is stored in the XML file.
+        path: Path with the suffix `.xml`.
+        calibration: (1, C, H, W) inputs with which the ranges of activations are measured, for a model in 8 bits; None
+            for float16 weights.
     """
     import openvino  # type: ignore[import-not-found]
 
     model = openvino.Core().read_model(onnx)
-    if calibrating is not None:
-        model = _quantise(model, [*calibrating])
+    if calibration is not None:
+        model = _quantise(model, [*calibration])
     model.set_rt_info(json.dumps(card.to_dict(), ensure_ascii=False), KEY)
     openvino.save_model(model, path, compress_to_fp16=True)
 
@@ -42,18 +42,18 @@ def _quantise(model: Any, inputs: list[NDArray[Any]]) -> Any:
     with discard_output():
         import nncf  # type: ignore[import-not-found]
 
-        attends = any(node.get_type_name() in ATTENTION for node in model.get_ops())
+        is_transformer = any(node.get_type_name() in ATTENTION for node in model.get_ops())
         return nncf.quantize(
             model,
             nncf.Dataset(inputs),
             preset=nncf.QuantizationPreset.MIXED,
             subset_size=len(inputs),
-            model_type=nncf.ModelType.TRANSFORMER if attends else None,
+            model_type=nncf.ModelType.TRANSFORMER if is_transformer else None,
         )
 
 
 class OpenVinoNetwork(nn.Module):
-    """An OpenVINO model as a module, computed in float32 on the CPU with torch's number of threads."""
+    """An OpenVINO model as a module, run in float32 on the CPU with torch's number of threads."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A network, alone or with its preprocessing, as a `torch.export` program that runs without this project."""
+"""Export of a network, with or without its preprocessing, as a `torch.export` program that runs without paucal."""
 
 import io
 import json
@@ -17,16 +17,16 @@ from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
 CARD = "model.json"  # name of the card among the extra files of a .pt2
-EXAMPLES = 2  # batch size of the example; torch.export would treat a batch size of 1 as a constant
-LONGER = 40  # pixels added to each side to test a program at a size other than the traced one
+BATCH_SIZE = 2  # of the example; torch.export would treat a batch size of 1 as a constant
+ADDED_PIXELS = 40  # per side, to test a program at a size other than the traced one
 
 
 class FromPixels(nn.Module):
-    """A classifier from pixels to probabilities, with its preprocessing inside.
+    """A classifier that includes the preprocessing, from pixels to probabilities.
 
     Shape:
         - pixels: (N, H, W, 3) uint8
-        - output: (N, K) probabilities, with the temperature of the model
+        - output: (N, K) probabilities, computed with the temperature of the model
     """
 
     def __init__(self, model: TrainedModel) -> None:
@@ -41,13 +41,13 @@ class FromPixels(nn.Module):
 
 @dataclass(frozen=True)
 class Graph:
-    """A module with the information that an exporter needs.
+    """A module with the information that is needed to export it.
 
     Attributes:
         module: Module in evaluation mode, on the CPU.
         example: Input with which the module is traced.
-        dynamic: Names of the input's dynamic dimensions, which may have any length, by their index.
-        input: Name of the input: "images", normalised floats, or "pixels", bytes.
+        dynamic: Name of each dimension of the input that may have any length, by the dimension's index.
+        input: Name of the input: "images" for normalised floats, or "pixels" for bytes.
         output: Name of the output: "logits" or "probabilities".
     """
 
@@ -59,43 +59,43 @@ class Graph:
 
 
 def graph_of(model: TrainedModel, preprocessing: bool) -> Graph:
-    """Return the graph that is exported from a model."""
+    """Return the graph of a model for export, with or without its preprocessing."""
     height, width = model.card.preprocessing.image_size
     if not preprocessing:
-        example = torch.zeros(EXAMPLES, model.card.backbone.in_chans, height, width)
+        example = torch.zeros(BATCH_SIZE, model.card.backbone.in_chans, height, width)
         return Graph(model.module.eval(), example, {0: "batch"}, "images", "logits")
-    pixels = torch.zeros(EXAMPLES, height + 32, width + 48, 3, dtype=torch.uint8)
+    pixels = torch.zeros(BATCH_SIZE, height + 32, width + 48, 3, dtype=torch.uint8)
     names = {0: "batch", 1: "height", 2: "width"}
     return Graph(FromPixels(model).eval(), pixels, names, "pixels", "probabilities")
 
 
 def trace_program(graph: Graph) -> ExportedProgram:
-    """Return the exported program of a graph, in which the graph's dynamic dimensions may have any length."""
+    """Trace a graph with `torch.export`; the graph's dynamic dimensions stay dynamic in the program."""
     dynamic_shapes: Any = ({number: Dim.DYNAMIC for number in graph.dynamic},)
     shape = [*graph.example.shape]
     for number, name in graph.dynamic.items():
-        shape[number] += 1 if name == "batch" else LONGER
+        shape[number] += 1 if name == "batch" else ADDED_PIXELS
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
             program = torch.export.export(graph.module, (graph.example,), dynamic_shapes=dynamic_shapes, strict=False)
-            program.module()(graph.example.new_zeros(shape))  # fails if a dynamic length became a constant
+            program.module()(graph.example.new_zeros(shape))  # fails if a dynamic dimension became constant
             return program
     except Exception as problem:  # torch raises dozens of exception types, depending on the network
         raise UserError(
-            f"torch.export cannot write this network with {' and '.join(graph.dynamic.values())} of any length "
-            f"({first_line(problem)}): its weights are in the run's model.safetensors."
+            f"torch.export cannot export this network with {' and '.join(graph.dynamic.values())} of any length "
+            f"({first_line(problem)}): use the weights in the run's model.safetensors."
         ) from problem
 
 
 def pack_program(program: ExportedProgram, card: ModelCard) -> bytes:
-    """Return the content of a .pt2 file, which carries the model's card."""
+    """Return the content of a .pt2 file, which includes the model's card."""
     content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
         try:
             torch.export.save(program, content, extra_files={CARD: json.dumps(card.to_dict(), ensure_ascii=False)})
-        except Exception as problem:  # torch raises many types, and names the operation in the first line
+        except Exception as problem:  # torch raises many types; the first line names the operation
             raise UserError(
                 f"torch cannot store this network as a .pt2 ({first_line(problem)}): export it with --format onnx."
             ) from problem
@@ -103,7 +103,7 @@ def pack_program(program: ExportedProgram, card: ModelCard) -> bytes:
 
 
 def unpack_program(content: bytes) -> nn.Module:
-    """Return the network of a .pt2 that this process has written; loading a .pt2 from elsewhere may run any code."""
+    """Return the network of a .pt2 that this process has written; an untrusted .pt2 could execute arbitrary code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.export.load(io.BytesIO(content)).module()

@@ -1,4 +1,4 @@
-"""Silence converters, which print progress, warnings and banners."""
+"""Suppression of the output of converters, which print progress, warnings and banners."""
 
 import contextlib
 import io
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def discard_output() -> Iterator[None]:
-    """Discard the output, warnings and log messages of the block."""
+    """Discard what a block prints, warns and logs."""
     previous_level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -25,6 +25,6 @@ def discard_output() -> Iterator[None]:
 
 
 def first_line(problem: Exception) -> str:
-    """Return the type and the first line of an exception, for a sentence."""
+    """Return the type and the first line of an exception, to quote them in a message."""
     lines = [line for line in str(problem).splitlines() if line.strip()]
     return f"{type(problem).__name__}: {lines[0][:300] if lines else 'no reason'}"

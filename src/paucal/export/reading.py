@@ -1,4 +1,4 @@
-"""`paucal.load`: a model to ask about images, from a run, an exported folder or an ONNX file."""
+"""`paucal.load`: loading a classifier from a run, an exported folder or an ONNX file."""
 
 import hashlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from paucal.data.arguments import path_text
-from paucal.export.onnx_model import ENDING, read_onnx
+from paucal.export.onnx_model import SUFFIX, read_onnx
 from paucal.export.timm_folder import CARD, WEIGHTS
 from paucal.models.devices import usable_device
 from paucal.models.tasks import task_of
@@ -20,12 +20,12 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
     """Load a model.
 
     Args:
-        source: A run or its folder; or a folder or an `.onnx` file written by `paucal export`. A `.pt2` is refused:
-            torch unpickles it, so that a file from elsewhere may run any code.
+        source: A run or its folder; or a folder or an `.onnx` file written by `paucal export`. A `.pt2` file is
+            refused, since torch unpickles it, so that an untrusted file could execute arbitrary code.
         device: Device for the model; an ONNX model stays on the CPU.
 
     Raises:
-        UserError: there is no such model, its files do not match, or torch cannot use the device.
+        UserError: the model does not exist, its files do not match, or torch cannot use the device.
 
     Example:
         >>> model = paucal.load("runs/1")  # doctest: +SKIP
@@ -35,31 +35,31 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
     if isinstance(source, RunFolder):
         return load_trained(source, device)
     path = Path(path_text(source, "the model"))
-    if path.suffix.lower() == ENDING:
+    if path.suffix.lower() == SUFFIX:
         if usable_device(device).type != "cpu":
-            raise UserError(f"--device is {str(device)!r}, but an ONNX model runs on the cpu: leave it out.")
+            raise UserError(f"--device is {str(device)!r}, but an ONNX model runs on the cpu: leave --device out.")
         return read_onnx(path)
     if path.suffix.lower() == ".pt2":
         raise UserError(
-            f"{str(path)!r}: torch unpickles such files, which may run any code, so paucal does not read them; use "
-            "torch.export.load if you trust it, or give the run or an .onnx file."
+            f"{str(path)!r}: paucal does not read .pt2 files, since torch unpickles them, which can execute any code; "
+            "use torch.export.load if you trust the file, or give the run or an .onnx file."
         )
     return load_trained(source, device)
 
 
 def task_of_model(source: str) -> str:
     """Return the task of a run or of an exported model, see `models.tasks`."""
-    return read_onnx(Path(source)).card.task if source.lower().endswith(ENDING) else task_of(source)
+    return read_onnx(Path(source)).card.task if source.lower().endswith(SUFFIX) else task_of(source)
 
 
 def model_digest(source: str | os.PathLike[str]) -> str:
-    """Return the SHA-256 of the weights and the card of a model for `load_model`, which identifies the model.
+    """Return a SHA-256 hash of the weights and the card of a model that `load_model` can load.
 
     Raises:
         OSError: the files of the model cannot be read.
     """
     path, digest = Path(source), hashlib.sha256()
-    for file in [path] if path.suffix.lower() == ENDING else [path / WEIGHTS, path / CARD]:
+    for file in [path] if path.suffix.lower() == SUFFIX else [path / WEIGHTS, path / CARD]:
         with file.open("rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""A folder that timm and the Hugging Face hub can read: weights, architecture, and a page about the model."""
+"""Export to a folder that timm and the Hugging Face hub can read: weights, architecture, and a model page."""
 
 import inspect
 import json
@@ -21,10 +21,10 @@ WEIGHTS, CARD, CONFIG, PAGE = "model.safetensors", "model.json", "config.json", 
 
 
 def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: str) -> list[Path]:
-    """Write weights and JSON, which `paucal.load(folder)` and `timm.create_model("local-dir:folder")` read.
+    """Write weights and JSON files for `paucal.load(folder)` and `timm.create_model("local-dir:folder")`.
 
-    timm knows paucal's own backbones only after paucal is imported. It has no classifier that reads several stages, so
-    such a model gets no `config.json` and is for `paucal.load` alone.
+    timm can create paucal's own backbones only after paucal is imported. It has no classifier that reads several
+    stages; a model with such a classifier gets no `config.json` and can only be loaded with `paucal.load`.
 
     Returns:
         Paths of the written files.
@@ -42,9 +42,10 @@ def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: st
 
 
 def with_temperature_in_weights(module: nn.Module, card: ModelCard) -> tuple[nn.Module, ModelCard]:
-    """Return a copy whose logits are already divided by the card's temperature, for programs that do not apply it.
+    """Return a copy of a network whose logits are divided by the card's temperature, and a card with temperature 1.
 
-    A network whose logits do not come from one linear layer is returned unchanged, with its card.
+    This is for programs that do not apply the temperature. A network whose logits are not computed by a single linear
+    layer is returned unchanged, with its card.
     """
     scaled = deepcopy(module).eval()
     get_classifier = getattr(scaled, "get_classifier", None)
@@ -65,7 +66,7 @@ def with_temperature_in_weights(module: nn.Module, card: ModelCard) -> tuple[nn.
 
 def _write_config(path: Path, module: nn.Module, card: ModelCard) -> None:
     preprocess, height, width = card.preprocessing, *card.preprocessing.image_size
-    prepared = {
+    pretrained_config = {
         "input_size": [card.backbone.in_chans, height, width],
         "mean": list(preprocess.mean),
         "std": list(preprocess.std),
@@ -82,13 +83,13 @@ def _write_config(path: Path, module: nn.Module, card: ModelCard) -> None:
         "num_classes": len(card.classes),
         "num_features": getattr(module, "num_features", None),
         "label_names": list(card.classes),
-        "pretrained_cfg": prepared,
+        "pretrained_cfg": pretrained_config,
         "model_args": arguments,
     }
     write_text(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
-SHOWN = 20  # maximum number of classes in the table
+MAX_CLASSES = 20  # in the table of a model page
 
 
 def model_page(
@@ -99,15 +100,15 @@ def model_page(
     report: Report | None,
     hub: HubFacts | None = None,
 ) -> str:
-    """Return the page in Markdown, with the header that the Hugging Face hub reads.
+    """Return the model page in Markdown, with the header that the Hugging Face hub reads.
 
     Args:
-        card: Card of the model: how it is built, and how its images are prepared.
-        start: Sentence on the origin of the model's initial weights.
+        card: Card of the model, with its architecture and preprocessing.
+        start: Description of the initial weights.
         licence: Licence of the initial weights, which also covers models trained from them; None if unknown.
-        facts: Entries "data", "split" and "epochs" of the run's summary, if known.
-        report: Report on the test images; None if there is none.
-        hub: What the hub's header states; None for a page with a short header.
+        facts: Entries "data", "split", "method" and "epochs" of the run's summary, as far as they are known.
+        report: Report on the test images; None if the model was not evaluated.
+        hub: Facts for the full header of the hub; None for a page with a short header.
     """
     preprocess = card.preprocessing
     library = () if card.reads_stages else ("library_name: timm",)
@@ -120,53 +121,53 @@ def model_page(
         f"{'x'.join(map(str, preprocess.image_size))} pixels, trained with paucal.",
         *("", "## What it was trained on", ""),
         *(f"- {_FACTS[key]}: {_escape_markdown(str(facts[key]))}" for key in _FACTS if facts.get(key) is not None),
-        f"- start: {_escape_markdown(start)}",
-        f"- licence of the start: {_escape_markdown(licence or 'not stated')}",
+        f"- initial weights: {_escape_markdown(start)}",
+        f"- licence of the initial weights: {_escape_markdown(licence or 'not stated')}",
         *("", "## How good it is", ""),
         *_score_lines(report, card.classes),
         *("", *(() if hub is None else licence_lines(hub)), "## Limits", ""),
-        "It only knows its classes: an image of anything else also gets one of them. Scores hold for images "
-        "like the test images; photographs of another camera, place or season may do worse.",
+        "The model predicts one of its classes for every image, also for images of anything else. The scores are valid "
+        "for images like the test images; they may be lower for photographs of another camera, place or season.",
         *("", "## Use", ""),
         *("```python", "import paucal" if card.reads_stages else "import paucal, timm", "from PIL import Image", ""),
         'model = paucal.load("this-folder")',
         'print(model.probabilities([Image.open("photo.jpg")]), model.classes)',
         *timm_lines,
         *("```", ""),
-        f"Input: mean {list(preprocess.mean)}, deviation {list(preprocess.std)}, {preprocess.interpolation}, "
+        f"Input: mean {list(preprocess.mean)}, standard deviation {list(preprocess.std)}, {preprocess.interpolation}, "
         f"{preprocess.resize} {preprocess.crop_ratio:g}. Probabilities: {'sigmoid' if card.several else 'softmax'} of "
-        f"the logits{'' if card.temperature == 1 else f' over {card.temperature:.4g}'}.",
+        f"the logits{'' if card.temperature == 1 else f' divided by {card.temperature:.4g}'}.",
         "",
     ]
     return "\n".join(lines)
 
 
-_TIMM = 'network = timm.create_model("local-dir:this-folder", pretrained=True)  # the network alone'
-_FACTS = {"data": "images", "split": "split", "method": "method", "epochs": "passes"}
+_TIMM = 'network = timm.create_model("local-dir:this-folder", pretrained=True)  # without preprocessing'
+_FACTS = {"data": "images", "split": "split", "method": "method", "epochs": "epochs"}
 
 
 def _score_lines(report: Report | None, classes: Sequence[str]) -> list[str]:
     if report is None:
-        return ["It was not evaluated: the run has no report on test images."]
+        return ["The model was not evaluated: the run has no report on test images."]
     lines = [f"On {counted(report.images, 'test image')}, with {report.level:.0%} intervals:", ""]
     lines += ["| score | value |", "|---|---|"]
     for name, score in report.scores.items():
         interval = "" if score.low is None or score.high is None else f" ({score.low:.3f} to {score.high:.3f})"
         lines.append(f"| {name} | {score.value:.3f}{interval} |")
-    score_title = "average precision" if isinstance(report, MultiLabelReport) else "found"
+    score_title = "average precision" if isinstance(report, MultiLabelReport) else "recall"
     lines += ["", f"| class | test images | {score_title} |", "|---|---|---|"]
-    for row in report.per_class[:SHOWN]:
+    for row in report.per_class[:MAX_CLASSES]:
         score = row.ap if isinstance(row, MultiLabelRow) else row.recall
-        shown_score = "" if score is None else percent(score.value)
-        lines.append(f"| {_escape_markdown(row.name)} | {row.images} | {shown_score} |")
-    if len(classes) > SHOWN:
-        lines.append(f"| and {len(classes) - SHOWN} more | | |")
+        score_text = "" if score is None else percent(score.value)
+        lines.append(f"| {_escape_markdown(row.name)} | {row.images} | {score_text} |")
+    if len(classes) > MAX_CLASSES:
+        lines.append(f"| and {len(classes) - MAX_CLASSES} more | | |")
     return lines
 
 
 def _escape_markdown(text: str) -> str:
-    """Return a text escaped so that Markdown shows it literally; class names may contain any characters."""
+    """Escape a text, such as a class name, so that Markdown shows it literally."""
     escaped = showable(text).replace("\\", "\\\\")
-    for sign in "`*_[]<>|#":
-        escaped = escaped.replace(sign, f"\\{sign}")
+    for character in "`*_[]<>|#":
+        escaped = escaped.replace(character, f"\\{character}")
     return " ".join(escaped.split())

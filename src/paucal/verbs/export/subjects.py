@@ -122,7 +122,7 @@ class SegmenterSubject:
         """Return an image as a normalised (C, H, W) tensor."""
         return self._statistics.apply(image)
 
-    def ask(self, network: nn.Module, given: Tensor, pixels: bool) -> Tensor:
+    def predict(self, network: nn.Module, given: Tensor, pixels: bool) -> Tensor:
         """Return the (K, H, W) probabilities of a prepared image."""
         return pixel_probabilities(network, given, self.options)
 
@@ -170,7 +170,7 @@ class DetectorSubject:
         view = self._view(tv_tensors.Image(image), without_boxes((image.height, image.width)))[0]
         return view.as_subclass(Tensor)[None]
 
-    def ask(self, network: nn.Module, given: Tensor, pixels: bool) -> Tensor:
+    def predict(self, network: nn.Module, given: Tensor, pixels: bool) -> Tensor:
         """Return the table of the objects of a prepared image; see `OneImageDetector`."""
         return network(given)
 
