@@ -14,7 +14,7 @@ from paucal.data.splits.split import Split
 from paucal.data.splits.split_csv import read_split
 from paucal.data.views.normalisation import Normalisation
 from paucal.export.comparison import Classifier, Difference, compare, compare_objects
-from paucal.export.program import EXAMPLES, Graph, graph_of
+from paucal.export.program import BATCH_SIZE, Graph, graph_of
 from paucal.models.regression import RegressionCard
 from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION, task_of
 from paucal.models.trained import TrainedModel, load_trained
@@ -115,7 +115,7 @@ class SegmenterSubject:
         """Return the graph that is exported: logits of a window's pixels."""
         if pixels:
             raise UserError("--with-preprocessing is for classifiers, but a segmenter reads windows: leave it out.")
-        example = torch.zeros(EXAMPLES, self.card.backbone.in_chans, *self.card.preprocessing.image_size)
+        example = torch.zeros(BATCH_SIZE, self.card.backbone.in_chans, *self.card.preprocessing.image_size)
         return Graph(self.network, example, {0: "batch"}, "images", "logits")
 
     def prepare(self, image: Image.Image, pixels: bool) -> Tensor:
