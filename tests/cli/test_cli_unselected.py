@@ -37,7 +37,7 @@ def test_train__without_validation_keeps_the_last_epoch_and_says_so(unselected):
     state, weights = torch.load(run.last, weights_only=True)["state_dict"], read_weights(run.weights)
     assert all(torch.equal(value, state[f"objective.backbone.model.{name}"]) for name, value in weights.items())
     page = " ".join((run.path / "report.html").read_text().split())
-    assert "the model is that of the last epoch, and nothing was selected" in page
+    assert "so the model of the last epoch was kept" in page
     assert "2, the last" in page
     assert "best epoch" not in page
 

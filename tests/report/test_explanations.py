@@ -95,7 +95,7 @@ def test_page__of_a_run_without_validation_says_that_nothing_was_selected(select
     monkeypatch.setattr(pictures, "curves_figure", lambda rows, best, columns: marked.append(best) or Figure())
     rows = [{"epoch": 1.0, "train_loss": 2.0}, {"epoch": 2.0, "train_loss": 1.0}]
     found = replace(files(*outcome(60, 6), rows=rows), summary=Summary(selected=selected, best_epoch=2))
-    assert (headline(found)[-1].endswith("last epoch, and nothing was selected.")) == (not selected)
+    assert (headline(found)[-1].endswith("the last epoch was kept.")) == (not selected)
     assert trained(found)["epoch kept"] == ("2" if selected else "2, the last")
     pictures._drawable_figures(found)["curves"]()
     assert marked == [2 if selected else None]

@@ -69,7 +69,7 @@ def test_page__says_what_was_trained_and_what_the_features_are_worth(run):
         "no sign of collapse",
         "After epoch 3 nearest neighbours classify 48.0 % of the labelled images of labelled/ correctly",
         "with the initial weights, 30.2 %",
-        "highest such share was 52.0 %, after epoch 2. The last epoch is kept",
+        "highest share was 52.0 %, after epoch 2. The last epoch is kept",
         "No epoch showed signs of collapse",
         "paucal train photos/ --init runs/1",
         "out_dim 4096 auto: few images",
@@ -98,7 +98,7 @@ def test_page__a_collapse_stands_first_with_its_history(run):
     text = text_of(run)
     assert "Uniform output: all alike. Lower the temperature." in text
     assert "7 uniform output uniform output: all alike. 9 recovered the signs" in text
-    assert "was rolled back to a healthy state once" in text
+    assert "was reset once to its state before a collapse" in text
     assert "The networks show no sign of collapse: their" not in text
 
 

@@ -1,4 +1,4 @@
-"""The report page of a detector: its scores, the precision of each class, and the images with the most mistakes."""
+"""The report of a detector: its scores, the average precision of each class, and the images with the most mistakes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ METRICS = "evaluation/detection/metrics.json"
 CAPTIONS = {
     "worst_detections": "The test images with the most mistakes: detections with a score of at least 0.5, objects as "
     "thin white boxes.",
-    "detections": "Test images spread over the set.",
+    "detections": "Test images, evenly spaced in the set.",
     "precision_recall": (
         "Precision (share of correct detections, overlap 0.5) over recall (share of found objects), for each class."
     ),
-    "mask_precision_recall": "The same for masks: an object counts as found if the masks overlap.",
+    "mask_precision_recall": "Precision over recall for masks instead of boxes (overlap of masks 0.5).",
     "train_batch": "Images and boxes as the network sees them in training.",
 }
 
 
 @dataclass(frozen=True)
 class ClassRow:
-    """The average precision of one class, of its boxes and of its masks, as text."""
+    """The average precision of one class as text, for boxes and for masks ("" without masks)."""
 
     name: str
     ap: str
@@ -35,13 +35,16 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class ReportedScores:
-    """The scores of a detector on its test images, with intervals and as text; empty before the evaluation.
-
-    The class with the lowest AP comes first, and `unseen` are classes that no test image shows.
+    """The scores of a detector on its test images as text; the defaults mean that it was not evaluated.
 
     Attributes:
+        images: Number of test images.
+        ap: Average precision, averaged over overlaps (IoU) from 0.5 to 0.95, and its interval.
         ap50: Average precision at an overlap of 0.5, and its interval.
-        mask_ap: Average precision of masks, as in `ap`; empty if the detector predicts none.
+        classes: Scores of each class, in ascending order of the average precision.
+        unseen: Classes without objects in the test images.
+        mask_ap: As `ap`, for masks instead of boxes; "" if the detector predicts no masks.
+        mask_ap50: As `ap50`, for masks instead of boxes; "" if the detector predicts no masks.
     """
 
     images: int = 0
@@ -54,7 +57,7 @@ class ReportedScores:
 
 
 def write_detection_report(run: Path) -> Path:
-    """Write `report.html` into the folder of a run of `paucal detect` from its files, and return its path."""
+    """Write `report.html` into the run folder of a detector, and return the path of the page."""
     files = read_run(run)
     scores = read_stored(files, METRICS, _parse_scores, ReportedScores())
     return write_run_page(
@@ -73,23 +76,23 @@ def _parse_scores(content: Mapping[str, Any]) -> ReportedScores:
     values = {str(name): None if value is None else float(value) for name, value in content["per_class"].items()}
     weakest = sorted((value, name) for name, value in values.items() if value is not None)[:MAX_CLASSES]
     mask_values = content.get("mask_per_class", {})
-    masks = {str(name): "" if value is None else percent(float(value)) for name, value in mask_values.items()}
+    mask_aps = {str(name): "" if value is None else percent(float(value)) for name, value in mask_values.items()}
     intervals = content["intervals"]
     return ReportedScores(
         images=int(content["images"]),
         ap=score_and_interval(intervals["ap"]),
         ap50=score_and_interval(intervals["ap50"]),
-        classes=[ClassRow(name[:MAX_TEXT], percent(value), masks.get(name, "")) for value, name in weakest],
+        classes=[ClassRow(name[:MAX_TEXT], percent(value), mask_aps.get(name, "")) for value, name in weakest],
         unseen=[name[:MAX_TEXT] for name, value in values.items() if value is None][:MAX_CLASSES],
-        mask_ap=score_and_interval(intervals["mask_ap"]) if masks else ("", ""),
-        mask_ap50=score_and_interval(intervals["mask_ap50"]) if masks else ("", ""),
+        mask_ap=score_and_interval(intervals["mask_ap"]) if mask_aps else ("", ""),
+        mask_ap50=score_and_interval(intervals["mask_ap50"]) if mask_aps else ("", ""),
     )
 
 
 def figures(scores: ReportedScores) -> list[tuple[str, str]]:
-    """Return the numbers at the top of the page, with their meanings."""
+    """Return the numbers at the top of the page as (number, name) pairs."""
     pairs = [(scores.ap, "AP"), (scores.ap50, "AP50"), (scores.mask_ap, "mask AP"), (scores.mask_ap50, "mask AP50")]
-    return [(score, meaning) for (score, _), meaning in pairs if score]
+    return [(score, name) for (score, _), name in pairs if score]
 
 
 def headline(scores: ReportedScores) -> list[str]:
@@ -115,14 +118,14 @@ def headline(scores: ReportedScores) -> list[str]:
 
 
 def warnings(scores: ReportedScores) -> list[str]:
-    """Return the reasons to doubt the result."""
+    """Return warnings about the reliability of the scores."""
     sentences = warn_few_images(scores.images)
     if scores.unseen:
         names = first_few(scores.unseen, 8)
-        sentences.append(f"No test image shows {names}: it is unknown how well the detector finds it.")
+        sentences.append(f"No test image shows {names}: how well the detector finds these objects is unknown.")
     return sentences
 
 
 def table(files: RunFiles) -> Mapping[str, str]:
-    """Return the recorded facts about the training, as texts by name."""
+    """Return the recorded facts about the training as names and texts."""
     return drop_unknown({"model": files.summary.model, **cost(files), "images": files.summary.images_text})

@@ -11,11 +11,11 @@ from paucal.metrics.intervals import Score, images_needed
 from paucal.report.inputs import RunFiles, Summary
 from paucal.wording import counted, duration, images_text, percent, was
 
-WIDE = 0.1  # width of an interval
-NARROW = 0.03  # half the width of an interval that is narrow enough to compare models
+MAX_WIDTH = 0.1  # wider intervals give a warning
+TARGET_HALF_WIDTH = 0.03  # half-width of an interval that is narrow enough to compare models
 FEW_IMAGES = 10  # classes with fewer test images give a warning
-GAP = 0.05  # difference between the validation and the test score
-MAX_NAMES = 5
+MAX_GAP = 0.05  # a validation score that exceeds the test score by more gives a warning
+MAX_NAMES = 5  # names of classes in a sentence
 
 
 def headline(files: RunFiles) -> list[str]:
@@ -23,15 +23,16 @@ def headline(files: RunFiles) -> list[str]:
     report = files.evaluation
     if report is None:
         return [*_validation_sentence(files), "The model has not been evaluated on test images yet."]
-    last_epoch = "No images were kept for validation: the model is that of the last epoch, and nothing was selected."
+    last_epoch = "No images were kept for validation, so the model of the last epoch was kept."
     unselected = [] if files.summary.selected else [last_epoch]
     tested = images_text(report.images, report.groups, "test image")
     if isinstance(report, MultiLabelReport):
         score = report.scores["map"]
         return [
-            f"The mean average precision (mAP) is {percent(score.value)} on {tested} kept away from training: when all "
-            "images are ranked by their probability of a class, this is how well its images rank above the others, "
-            f"averaged over {counted(len(report.scored), 'class', 'classes')}. At 100 %, all of them come first.",
+            f"The mean average precision (mAP) is {percent(score.value)} on {tested} that {was(report.images)} not "
+            "used in training. It measures how high the images of a class rank when all images are sorted by their "
+            f"probability of the class, averaged over {counted(len(report.scored), 'class', 'classes')}. At 100 %, "
+            "the images of each class rank above all other images.",
             "With this many images, the mAP on further images of the same kind most likely lies "
             f"{_format_range(score)} ({percent(report.level, 'g')} interval). A random order would reach "
             f"{percent(report.chance)}.",
@@ -56,9 +57,9 @@ def headline(files: RunFiles) -> list[str]:
 def _cross_validated_headline(report: ClassificationReport) -> list[str]:
     top1, rank = report.scores["top1"], report.majority.rank(len(report.per_class))
     return [
-        f"In a cross-validation of {report.folds} folds, models fitted to the other folds predicted the right "
+        f"In a cross-validation with {report.folds} folds, models fitted to the other folds predicted the right "
         f"class for {percent(top1.value)} of {report.images} images (mean of {report.repeats} repeats). There are too "
-        "few images to keep a test set, so the model itself was fitted to all of them.",
+        "few images to keep a test set, so the model itself was fitted to all images.",
         f"Its accuracy on further images of the same kind most likely lies {_format_range(top1)} "
         f"({percent(report.level, 'g')} interval, which accounts for the images shared between fits).",
         f"Always predicting {report.majority.name!r}, {rank} training images, would be right for "
@@ -71,7 +72,7 @@ def _format_range(score: Score) -> str:
 
 
 def warnings(files: RunFiles) -> list[str]:
-    """Return reasons to doubt the result; often empty."""
+    """Return warnings about the reliability of the result; may be empty."""
     report = files.evaluation
     if report is None:
         return []
@@ -88,10 +89,9 @@ def _classification_warnings(report: ClassificationReport) -> list[str]:
             f"The accuracy is not clearly above that of always predicting {majority.name!r} "
             f"({percent(majority.top1)}): the model may have learned nothing useful. Check the curves and the labels."
         )
-    n_needed = images_needed(top1.value, NARROW)
-    sentences += _warn_wide_interval(
-        top1, report, f"; about {n_needed} test images would give the accuracy to ± {100 * NARROW:.0f} points"
-    )
+    n_needed = images_needed(top1.value, TARGET_HALF_WIDTH)
+    accuracy_text = f"give the accuracy to ± {100 * TARGET_HALF_WIDTH:.0f} points"
+    sentences += _warn_wide_interval(top1, report, f"; about {n_needed} test images would {accuracy_text}")
     small_classes = [f"{row.name} ({row.images})" for row in report.per_class if row.images < FEW_IMAGES]
     sentences += [] if report.repeats else _warn_few_images(small_classes)
     if missed := [row.name for row in report.per_class if row.recall is not None and row.recall.value == 0]:
@@ -121,7 +121,7 @@ def _multi_label_warnings(report: MultiLabelReport) -> list[str]:
 
 def _warn_wide_interval(score: Score, report: Report, remedy: str = "") -> list[str]:
     width = (1.0 if score.high is None else score.high) - (score.low or 0.0)
-    if width <= WIDE:
+    if width <= MAX_WIDTH:
         return []
     return [
         f"The interval is {100 * width:.0f} points wide because there are only "
@@ -146,12 +146,12 @@ def _first_names(names: Sequence[str]) -> str:
 
 def _warn_validation_gap(score: Score, files: RunFiles) -> list[str]:
     validation = kept_validation_score(files)
-    if validation is None or score.high is None or validation - score.value <= GAP or validation <= score.high:
+    if validation is None or score.high is None or validation - score.value <= MAX_GAP or validation <= score.high:
         return []
     return [
         f"The score on validation images ({percent(validation)}) is much higher than on test images "
-        f"({percent(score.value)}): the test images may be of another kind, or the validation images too similar "
-        "to the training images."
+        f"({percent(score.value)}): the test images may differ from the training images, or the validation images may "
+        "be too similar to them."
     ]
 
 
@@ -163,7 +163,7 @@ def _validation_sentence(files: RunFiles) -> list[str]:
         result = f"The mean average precision on the validation images is {percent(value)}"
     else:
         result = f"The model predicted the right class for {percent(value)} of the validation images"
-    return [f"{result}; they also selected the epoch, so this number is slightly optimistic."]
+    return [f"{result}; the epoch was selected on these images, so this number is slightly optimistic."]
 
 
 def kept_validation_score(files: RunFiles) -> float | None:
@@ -199,7 +199,7 @@ def trained(files: RunFiles) -> Mapping[str, str]:
 
 
 def drop_unknown(rows: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the rows that have a value."""
+    """Return the entries whose value is not None."""
     return {name: value for name, value in rows.items() if value is not None}
 
 
@@ -231,7 +231,7 @@ def training_images(summary: Summary) -> int | None:
 
 
 def _median_speed(files: RunFiles) -> str | None:
-    """Return the images per second of the median epoch, including its validation."""
+    """Return the median over epochs of the training images per second, including validation, as text."""
     images = training_images(files.summary)
     rows = [] if images is None else with_speed(files.rows, images)
     speeds = [row[SPEED_COLUMN] for row in rows if SPEED_COLUMN in row]
@@ -247,7 +247,7 @@ def repeat_commands(files: RunFiles) -> list[str]:
         verb, config = shlex.quote(files.verb), shlex.quote(str(files.run.config))
         commands.append(f"paucal {verb} --config {config}   # all settings as resolved, in a new folder")
     if "command" in files.environment:
-        commands.append(f"{files.environment['command']}   # the original command; open settings are chosen again")
+        commands.append(f"{files.environment['command']}   # the original command; settings it lacks are chosen again")
     return commands
 
 
@@ -258,7 +258,8 @@ def confidence_sentence(files: RunFiles) -> str | None:
         return None
     verb = "reduces" if confidence.after < confidence.before else "changes"
     return (
-        f"Confidence was off by {percent(confidence.before)} on average; a temperature of "
+        f"Confidence and accuracy differed by {percent(confidence.before)} on average; a temperature of "
         f"{confidence.temperature:.2f}, fitted to {counted(confidence.images, 'validation image')}, {verb} this "
-        f"to {percent(confidence.after)}. The scores on this page include it; the predictions are the same."
+        f"to {percent(confidence.after)}. The scores on this page are computed with this temperature; it does not "
+        "change the predicted classes."
     )

@@ -1,4 +1,4 @@
-"""The quality of a run's frozen features, read from the stored results of `paucal eval --protocol`."""
+"""The section of a report on a run's frozen features, from the stored results of `paucal eval --protocol`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from paucal.evaluation.protocols.table import (
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
-MAX_ROWS = 500
-MAX_TEXT = 500
+MAX_ROWS = 500  # rows that are read from the stored results
+MAX_TEXT = 500  # characters of each text
 
 
 @dataclass(frozen=True)
 class FrozenLine:
-    """One row of the table, as text: the name of the score, every model's value, and the gains of the first model."""
+    """One row of the table as text: the score's name, its value for each model, and the first model's gains."""
 
     title: str
     scores: Sequence[str]
@@ -33,7 +33,16 @@ class FrozenLine:
 
 @dataclass(frozen=True)
 class FrozenFeatures:
-    """The section of a report on frozen features; the run's model comes first, and warnings name images seen before."""
+    """The content of the section on frozen features.
+
+    Attributes:
+        data: Description of each data set.
+        models: Names of the models, with the run's model first.
+        lines: Rows of the table of scores.
+        remarks: Sentences on averages, wins and selected hyperparameters.
+        warnings: Sentences on test images that were used without labels in training.
+        level: Confidence level of the intervals, such as 0.95.
+    """
 
     data: Sequence[str]
     models: Sequence[str]
@@ -69,7 +78,7 @@ def read_frozen(run: RunFolder) -> FrozenFeatures | None:
 
 
 def frozen_pictures(run: RunFolder) -> dict[str, Path]:
-    """Return the existing pictures in the table's folder, by name."""
+    """Return the paths of the figures of frozen features that exist, by name."""
     paths = [run.evaluation(FOLDER) / name for name in (SCORES_PICTURE, MATCHES_PICTURE)]
     return {path.stem: path for path in paths if path.is_file()}
 

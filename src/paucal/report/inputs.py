@@ -1,4 +1,4 @@
-"""The input of a report: the files of a run folder, all optional and untrusted."""
+"""Reading of the files of a run folder for its report; files may be missing, and their content is untrusted."""
 
 import csv
 import reprlib
@@ -16,18 +16,18 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.wording import percent
 
-EXPORTS = "exports.json"  # files written by `paucal export`, by name
+EXPORTS = "exports.json"  # the comparisons of the files written by `paucal export`
 MAX_METRICS_BYTES = 16 * 2**20
-# YAML values may nest deeply or refer to themselves, so their text is bounded.
-SHORT = reprlib.Repr()
-SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring = 3, 20, 20, 200
-MAX_ITEMS = 50
-MAX_TEXT = 2000
+# YAML values may nest deeply or contain themselves, so the length of their text is limited.
+SHORT_REPR = reprlib.Repr()
+SHORT_REPR.maxlevel, SHORT_REPR.maxlist, SHORT_REPR.maxdict, SHORT_REPR.maxstring = 3, 20, 20, 200
+MAX_ITEMS = 50  # entries of a list or mapping
+MAX_TEXT = 2000  # characters
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One resolved setting as text, and the source of its value."""
+    """One resolved setting: its name, its value as text, and the reason for the value."""
 
     name: str
     value: str
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Step:
-    """One intermediate model of a run: its description, its validation score, and its training time."""
+    """One step of auto-tuning: its description, validation score and time, and whether its model was kept."""
 
     name: str
     score: float | None
@@ -55,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Confidence:
-    """A temperature, fitted to `images` validation images, and the expected calibration error before and after it."""
+    """The expected calibration error before and after scaling with a temperature, fitted to `images` images."""
 
     temperature: float
     images: int
@@ -74,9 +74,16 @@ class CheckFinding:
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """One exported file as text, and how it compares with the model on some real images.
+    """One exported file and its comparison with the model, as text.
 
-    They agree on a share of the predictions; `accuracy` has the shares of correct ones of both, or "" if unknown.
+    Attributes:
+        name: File name.
+        size: Size with unit.
+        images: Number of images on which file and model were compared.
+        agreement: Share of equal predictions.
+        largest: Largest difference of a probability.
+        accuracy: Accuracy of the file, and that of the model in brackets; "" if unknown.
+        milliseconds: Milliseconds per image of the file, and those of the model in brackets.
     """
 
     name: str
@@ -90,18 +97,19 @@ class ExportedFile:
 
 @dataclass(frozen=True)
 class Summary:
-    """The content of `summary.json`, which describes a run; everything may be missing.
+    """The content of `summary.json`, which describes a run; each entry may be missing.
 
     Attributes:
-        epoch_images: Training images between two whole numbers of "epoch" in `metrics.csv`, if not all of them once.
-        parts: Splits; in the file, {"train": 120, ...} or {"train": {"cat": 70, "dog": 50}, ...}, then with their
-            numbers of images in "part_images".
+        epoch_images: Number of training images in an epoch, if it differs from the number of training images.
+        parts: Splits. In the file they are {"train": 120, ...}, or {"train": {"cat": 70, "dog": 50}, ...} with the
+            number of images of each split in "part_images".
         grid: Rows and columns of tokens, such as "8 x 8".
-        peak_memory: Peak memory in bytes, of the accelerator if there was one.
-        selected: Whether the kept epoch was chosen on validation images; else it is the last epoch.
-        kept: Sentence on the origin of the run's model, if it is not the state of one epoch.
+        peak_memory: Peak memory in bytes, of the accelerator if one was used.
+        selected: Whether the kept epoch was selected on validation images; otherwise the last epoch was kept.
+        steps: Steps of auto-tuning, "rungs" in the file.
+        kept: Sentence on the origin of the run's model, if its weights are not those of one epoch.
         kept_val_score: Validation accuracy of the kept model, or its mean average precision.
-        learning_curve: Sentence on accuracy by number of training images.
+        learning_curve: Sentence on the accuracy as a function of the number of training images.
     """
 
     title: str | None = None
@@ -118,7 +126,7 @@ class Summary:
     peak_memory: float | None = None
     selected: bool = True
     best_epoch: float | None = None
-    rungs: Sequence[Step] = ()
+    steps: Sequence[Step] = ()
     kept: str | None = None
     kept_val_score: float | None = None
     confidence: Confidence | None = None
@@ -133,7 +141,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The contents of a run folder that a report shows; None or empty where a file is missing."""
+    """The contents of a run folder that a report shows; entries of missing files are None or empty."""
 
     run: RunFolder
     summary: Summary
@@ -185,25 +193,25 @@ def _read_findings(run: RunFolder) -> list[CheckFinding] | None:
         fields = ("level", "text", "advice")
         return [CheckFinding(*(_short_text(finding[name]) for name in fields)) for finding in findings[:MAX_ITEMS]]
     except (KeyError, TypeError) as problem:
-        place = str(run.path / "check.json")
-        raise UserError(f"{place!r} is damaged ({problem}): remove it or train again.") from problem
+        path = str(run.path / "check.json")
+        raise UserError(f"{path!r} is damaged ({problem}): remove it or train again.") from problem
 
 
 def _read_exports(run: RunFolder) -> list[ExportedFile]:
     try:
-        classifies = run.config.is_file() and run.verb == "train"  # then accuracies are shares of images
+        is_classifier = run.config.is_file() and run.verb == "train"  # only then are accuracies shares of images
         exports = _read_json(run, EXPORTS).items()
-        return [_exported_file(_short_text(name), comparison, classifies) for name, comparison in exports][:MAX_ITEMS]
+        return [_exported_file(_short_text(key), values, is_classifier) for key, values in exports][:MAX_ITEMS]
     except (KeyError, TypeError, ValueError) as problem:
-        place = str(run.path / EXPORTS)
-        raise UserError(f"{place!r} is damaged ({problem!r}): remove it and export again.") from problem
+        path = str(run.path / EXPORTS)
+        raise UserError(f"{path!r} is damaged ({problem!r}): remove it and export again.") from problem
 
 
-def _exported_file(name: str, comparison: Mapping[str, Any], classifies: bool) -> ExportedFile:
+def _exported_file(name: str, comparison: Mapping[str, Any], is_classifier: bool) -> ExportedFile:
     model_ms, file_ms = map(stored_number, comparison["milliseconds"])
     accuracies = None
     if comparison["accuracy"] is not None:
-        images = int(comparison["images"]) if classifies else 0
+        images = int(comparison["images"]) if is_classifier else 0
         accuracies = [_with_interval(stored_number(share), images) for share in comparison["accuracy"]]
     return ExportedFile(
         name,
@@ -245,7 +253,8 @@ def _read_metrics(run: RunFolder) -> list[dict[str, float]]:
     try:
         if run.metrics.is_file() and run.metrics.stat().st_size > MAX_METRICS_BYTES:
             raise UserError(
-                f"{str(run.metrics)!r} is larger than {MAX_METRICS_BYTES} bytes: it is not a list of epochs."
+                f"{str(run.metrics)!r} is larger than {MAX_METRICS_BYTES} bytes, too large for a list of epochs: "
+                "restore it."
             )
         return run.read_rows()
     except (ValueError, TypeError, csv.Error) as problem:
@@ -271,14 +280,14 @@ def _read_summary(run: RunFolder) -> Summary:
         }
         stored_parts, images = content.get("parts", {}), content.get("part_images", {})
         parts = [_parse_part(str(name), value, images.get(name)) for name, value in stored_parts.items()]
-        rungs = [_parse_step(step) for step in content.get("rungs", [])]
+        steps = [_parse_step(step) for step in content.get("rungs", [])]
         next_steps = [_short_text(step) for step in content.get("next_steps", [])]
         calibration = content.get("calibration")
         confidence = None if calibration is None else _parse_confidence(calibration)
-        return Summary(**entries, parts=parts, rungs=rungs, confidence=confidence, next_steps=next_steps)
+        return Summary(**entries, parts=parts, steps=steps, confidence=confidence, next_steps=next_steps)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
-        place = str(run.path / "summary.json")
-        raise UserError(f"{place!r} is damaged ({problem}): restore it or train again.") from problem
+        path = str(run.path / "summary.json")
+        raise UserError(f"{path!r} is damaged ({problem}): restore it or train again.") from problem
 
 
 def _parse_step(value: Mapping[str, Any]) -> Step:
@@ -299,7 +308,7 @@ def _parse_part(name: str, value: Any, images: Any = None) -> Part:
 
 
 def _short_text(value: Any) -> str:
-    """Return any value as short text; lists and mappings of plain values without Python's punctuation."""
+    """Return a value as text of limited length; lists and mappings without Python's brackets and quotes."""
     if isinstance(value, str):
         return value[:MAX_TEXT]
     if isinstance(value, Mapping) and value:
@@ -312,4 +321,4 @@ def _short_text(value: Any) -> str:
 def _plain_text(value: Any) -> str:
     if value is None:
         return "none"
-    return value[:MAX_TEXT] if isinstance(value, str) else SHORT.repr(value)
+    return value[:MAX_TEXT] if isinstance(value, str) else SHORT_REPR.repr(value)

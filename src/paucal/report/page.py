@@ -20,10 +20,10 @@ NAME = "report.html"
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` into a run folder from the files there, and return its path.
+    """Write `report.html` into the run folder of a classifier, and return the path of the page.
 
-    The page is self-contained: it includes its pictures, loads nothing, and runs no script. Missing files are left out
-    of it. Files that are too large or damaged raise a UserError.
+    The page is self-contained: it includes its figures, loads nothing from the network, and contains no scripts.
+    Sections whose files are missing are left out. Files that are too large or damaged raise a UserError.
     """
     files = read_run(run_dir)
     report = files.evaluation
@@ -61,13 +61,13 @@ def write_run_page(files: RunFiles, name: str, **content: Any) -> Path:
 
 
 def template(name: str) -> Template:
-    """Return one of the templates in the folder of this file."""
+    """Return a template from the folder of this module."""
     return _environment().get_template(name)
 
 
 @cache
 def _environment() -> Environment:
-    """Return the templates' environment; one for the whole process, since it caches compiled templates."""
+    """Return the jinja2 environment, one per process, since it caches compiled templates."""
     environment = Environment(
         loader=PackageLoader("paucal", "report"),
         autoescape=True,
@@ -83,6 +83,6 @@ def _environment() -> Environment:
 
 
 def _class_counts(parts: Sequence[Part]) -> dict[str, list[int | None]]:
-    """Return the number of images of each class in each split; None for splits without counts by class."""
+    """Return the number of images of each class in each split; None for splits without counts per class."""
     names = dict.fromkeys(name for part in parts for name in part.classes)
     return {name: [part.classes.get(name, 0) if part.classes else None for part in parts] for name in names}

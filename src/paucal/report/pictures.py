@@ -1,4 +1,4 @@
-"""The pictures of a report, embedded in the page as data URIs."""
+"""The figures and images of a report, embedded in the page as data URIs."""
 
 import base64
 import io
@@ -22,9 +22,9 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MAX_PICTURE_BYTES = 8 * 2**20
 MAX_PAGE_BYTES = 48 * 2**20
 
-LARGE = 256 * 2**10  # bytes; larger PNGs probably show photographs, which take a tenth of the size as JPEG
-MAX_PIXELS = 64_000_000
-QUALITY = 85
+MAX_PNG_BYTES = 256 * 2**10  # larger PNGs probably show photographs, which are ten times smaller as JPEG
+MAX_PIXELS = 64_000_000  # of a PNG that is converted
+JPEG_QUALITY = 85
 SHEETS = ("confusion", "mistakes", "mistakes_attribution", "train_batch", "eval_batch")
 
 CAPTIONS = {
@@ -32,11 +32,11 @@ CAPTIONS = {
     "confusion": "Confusion matrix: each row is a true class, each column a prediction.",
     "per_class": "Recall of each class (share of its images that were found), the lowest first.",
     "reliability": (
-        "Calibration. Bars on the dashed line: predictions with 80 % confidence are correct in 80 % of the cases. "
-        "Bars below it: the model is overconfident."
+        "Calibration. If the bars end at the dashed line, predictions with 80 % confidence are correct in 80 % of the "
+        "cases. If they end below it, the model is overconfident."
     ),
     "health": (
-        "Signs of collapse: entropies at the dotted line, a spread near 0 or a rank near 1 mean that the "
+        "Signs of collapse. Entropies at the dotted line, a spread near 0 or a rank near 1 mean that the "
         "networks no longer distinguish images."
     ),
     "precision_recall": (
@@ -45,32 +45,37 @@ CAPTIONS = {
     ),
     "train_batch": "Images as the networks see them in training.",
     "mistakes_attribution": (
-        "Attribution maps of the most confident mistakes: bright pixels support the predicted class, or in the "
-        "second map the label."
+        "Attribution maps of the most confident mistakes: bright pixels support the predicted class in the first map, "
+        "and the label in the second map."
     ),
     "eval_batch": "Images exactly as the finished model sees them.",
     "learning_curve": (
-        "Accuracy of linear heads on the frozen network by the number of images per class, with its 95 % "
-        "interval. Tuning is not included."
+        "Accuracy of linear heads on the frozen network as a function of the number of images per class, with 95 % "
+        "intervals. Tuning the whole network would change it."
     ),
     "frozen_features": "Scores of the frozen networks with their intervals.",
     "correspondence": (
-        "Matching cells of two views of a test image: the ten most confident pairs that can be scored. The "
-        "network saw the second view in other colours."
+        "Matched cells of two views of a test image: the ten most similar pairs that can be scored. For the network, "
+        "the colours of the second view were changed."
     ),
     "mistakes": "The most confident mistakes. Check their labels first.",
 }
-CAPTIONS_OF_SEVERAL = {
+MULTI_LABEL_CAPTIONS = {
     "per_class": "Average precision of each class, the lowest first.",
-    "mistakes": "The most confident contradictions of labels: many are missing labels.",
+    "mistakes": "The predictions that contradict labels most confidently; often a label is missing.",
 }
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture of the page; `narrow` is a data URI of a version for small screens, if there is one.
+    """One picture of the page.
 
-    A sheet consists of many small pictures, which must not be shrunk on a small screen.
+    Attributes:
+        name: Name of the picture's file, without suffix.
+        caption: Text above the picture.
+        uri: Data URI of the picture.
+        narrow: Data URI of a version for small screens; None without one.
+        sheet: Whether it consists of many small images, which must not be reduced on a small screen.
     """
 
     name: str
@@ -81,7 +86,7 @@ class Picture:
 
 
 def pictures(files: RunFiles) -> dict[str, Picture]:
-    """Return a run's pictures by name: the files in `plots/`, and pictures that can be drawn from its tables."""
+    """Return a run's pictures by name: the files in `plots/`, and missing figures that its tables are drawn as."""
     plots = [path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()]
     plot_files = {path.stem: path for path in plots} | frozen_pictures(files.run)
     content = {name: _read_picture(path) for name, path in plot_files.items()}
@@ -91,10 +96,11 @@ def pictures(files: RunFiles) -> dict[str, Picture]:
     total = sum(len(data) for data in content.values())
     if total > MAX_PAGE_BYTES:
         raise UserError(
-            f"the pictures in {str(files.run.plots)!r} have {total} bytes, at most {MAX_PAGE_BYTES} fit: remove some."
+            f"the pictures in {str(files.run.plots)!r} have {total} bytes, but a page can contain at most "
+            f"{MAX_PAGE_BYTES}: remove some."
         )
     ordered = sorted(content, key=lambda name: (name not in CAPTIONS, name))
-    captions = CAPTIONS | (CAPTIONS_OF_SEVERAL if isinstance(files.evaluation, MultiLabelReport) else {})
+    captions = CAPTIONS | (MULTI_LABEL_CAPTIONS if isinstance(files.evaluation, MultiLabelReport) else {})
     return {
         name: Picture(name, captions.get(name, ""), _data_uri(content[name]), narrow_versions.get(name), name in SHEETS)
         for name in ordered
@@ -127,18 +133,18 @@ def _read_picture(path: Path) -> bytes:
         raise UserError(f"{str(path)!r} has {size} bytes, expected at most {MAX_PICTURE_BYTES}: remove it.")
     data = path.read_bytes()
     if not data.startswith(PNG_SIGNATURE):
-        raise UserError(f"{str(path)!r} is named as a PNG but is not one: remove it.")
+        raise UserError(f"{str(path)!r} is not a PNG, in spite of its name: remove it.")
     return data
 
 
 def _data_uri(png: bytes) -> str:
     """Return a PNG as a data URI, converted to JPEG if that is smaller."""
-    jpeg = _as_jpeg(png) if len(png) > LARGE else None
+    jpeg = _as_jpeg(png) if len(png) > MAX_PNG_BYTES else None
     return data_uri(png) if jpeg is None or len(jpeg) >= len(png) else data_uri(jpeg, "jpeg")
 
 
 def data_uri(picture: bytes, kind: Literal["png", "jpeg"] = "png") -> str:
-    """Return a picture as a data URI, which contains the whole picture and can be written into a page."""
+    """Return a picture as a data URI, which contains its bytes in base64."""
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode('ascii')}"
 
 
@@ -150,9 +156,9 @@ def _as_jpeg(data: bytes) -> bytes | None:
             if picture.width * picture.height > MAX_PIXELS:
                 return None
             rgba = picture.convert("RGBA")
-            page = Image.new("RGB", rgba.size, "white")
-            page.paste(rgba, mask=rgba.getchannel("A"))
-        page.save(buffer, "JPEG", quality=QUALITY, optimize=True)
+            on_white = Image.new("RGB", rgba.size, "white")
+            on_white.paste(rgba, mask=rgba.getchannel("A"))
+        on_white.save(buffer, "JPEG", quality=JPEG_QUALITY, optimize=True)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
     return buffer.getvalue()

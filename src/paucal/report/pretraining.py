@@ -1,4 +1,4 @@
-"""The report of a pre-training run: signs of collapse and the quality of the features, without classes or a test."""
+"""The report of a pre-training run: signs of collapse, and the quality of the features."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,20 +12,25 @@ from paucal.report.page import write_run_page
 from paucal.report.stored_scores import read_stored
 from paucal.wording import percent
 
-MONITORED = "val_knn"
+KNN_COLUMN = "val_knn"
 SUMMARY = "summary.json"
-MAX_TEXT = 2000
+MAX_TEXT = 2000  # characters of each text
 
 
 @dataclass(frozen=True)
 class PretrainingSummary:
-    """Entries of `summary.json` that only pre-training runs have; everything may be missing.
+    """Entries of `summary.json` that only pre-training runs have; each may be missing.
 
     Attributes:
+        crops: Description of the crops.
+        out_dim: Number of prototypes of a head.
         monitor: Source of the labelled images on which the features were monitored.
-        knn_start: Nearest-neighbour accuracy before training, with the run's initial weights.
-        verdict: "kind", "sentence" and "advice" of a collapse at the end of training; None without one.
+        knn_start: Nearest-neighbour accuracy with the initial weights, before training.
+        verdict: "kind", "sentence" and "advice" of a collapse at the end of training; None without a collapse.
         verdicts: "epoch", "kind" and "sentence" of each change of the verdict.
+        rollbacks: How often the run was reset to an earlier state after a collapse.
+        start: Description of the initial weights.
+        remarks: Further sentences on the run.
     """
 
     crops: str | None = None
@@ -40,10 +45,10 @@ class PretrainingSummary:
 
 
 def write_pretraining_report(run: Path) -> Path:
-    """Write `report.html` into the folder of a pre-training run from the files there, and return its path.
+    """Write `report.html` into the folder of a pre-training run, and return the path of the page.
 
-    It reads `summary.json` (see `report.inputs.Summary` and `PretrainingSummary`), the curves and "val_knn" of
-    `metrics.csv`, and the pictures health.png, curves.png and train_batch.png of `plots/`.
+    The page shows `summary.json` (see `report.inputs.Summary` and `PretrainingSummary`), the curves and "val_knn" of
+    `metrics.csv`, and the figures health.png, curves.png and train_batch.png of `plots/`.
     """
     files = read_run(run)
     summary = read_stored(files, SUMMARY, _parse_summary, PretrainingSummary(), "pre-train")
@@ -77,22 +82,22 @@ def _parse_summary(content: Mapping[str, Any]) -> PretrainingSummary:
 
 
 def knn(files: RunFiles) -> list[tuple[float, float]]:
-    """Return (epoch, nearest-neighbour accuracy) of the epochs for which it was measured."""
+    """Return (epoch, nearest-neighbour accuracy) for each epoch in which it was measured."""
     rows = enumerate(files.rows, start=1)
-    scores = [(row.get("epoch", float(number)), row.get(MONITORED, math.nan)) for number, row in rows]
+    scores = [(row.get("epoch", float(number)), row.get(KNN_COLUMN, math.nan)) for number, row in rows]
     return [(epoch, share) for epoch, share in scores if math.isfinite(share)]
 
 
 def headline(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     """Return the result in a few sentences: signs of collapse, and the quality of the features."""
-    healthy = "The networks show no sign of collapse: their outputs still differ between images."
-    sentences = [healthy] if summary.verdict is None else []
+    no_collapse = "The networks show no sign of collapse: their outputs still differ between images."
+    sentences = [no_collapse] if summary.verdict is None else []
     scores = knn(files)
     if not scores:
         return [
             *sentences,
-            "There was no monitor with labelled images (--monitor), so the quality of the features is unknown: "
-            "evaluate them with paucal eval, or fine-tune them.",
+            "The features were not evaluated on labelled images during training (--monitor), so their quality is "
+            "unknown: evaluate them with paucal eval, or fine-tune them.",
         ]
     epoch, last = scores[-1]
     start = "" if summary.knn_start is None else f"; with the initial weights, {percent(summary.knn_start)}"
@@ -103,14 +108,14 @@ def headline(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     top, best = max((share, epoch) for epoch, share in scores)
     if top > last:
         sentences.append(
-            f"The highest such share was {percent(top)}, after epoch {best:g}. The last epoch is kept anyway, "
-            "since pre-training does not use labels."
+            f"The highest share was {percent(top)}, after epoch {best:g}. The last epoch is kept nevertheless, since "
+            "pre-training does not use labels."
         )
     return sentences
 
 
 def warnings(files: RunFiles, summary: PretrainingSummary) -> list[str]:
-    """Return reasons to doubt the backbone; often empty."""
+    """Return warnings about the quality of the backbone; may be empty."""
     sentences = []
     if summary.verdict is not None:
         sentence = summary.verdict["sentence"]
@@ -123,12 +128,14 @@ def warnings(files: RunFiles, summary: PretrainingSummary) -> list[str]:
         )
     if summary.rollbacks:
         times = "once" if summary.rollbacks == 1 else f"{summary.rollbacks} times"
-        sentences.append(f"The run was rolled back to a healthy state {times}, and continued with other settings.")
+        sentences.append(
+            f"The run was reset {times} to its state before a collapse, and continued with changed settings."
+        )
     return sentences
 
 
 def figures(files: RunFiles, summary: PretrainingSummary) -> list[tuple[str, str]]:
-    """Return the numbers at the top of the page, with their meanings."""
+    """Return the numbers at the top of the page as (number, name) pairs."""
     numbers = [(percent(share), f"nearest neighbours, epoch {epoch:g}") for epoch, share in knn(files)[-1:]]
     if numbers and summary.knn_start is not None:
         numbers.append((percent(summary.knn_start), "before training"))

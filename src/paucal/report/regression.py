@@ -1,4 +1,4 @@
-"""The report of a regression: its errors, those of always predicting the mean, and predicted against true numbers."""
+"""The report of a regression: its errors, the error of predicting the mean, and predicted against true numbers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,10 @@ from paucal.report.stored_scores import read_stored
 from paucal.wording import images_text, percent
 
 METRICS = "evaluation/test/metrics.json"
-CAPTIONS = {"predicted": "Predicted against true number of each test image; a larger point is several images."}
+CAPTIONS = {"predicted": "Predicted against true number of each test image; larger points stand for several images."}
 TITLES = {
     **{"exact": "grades exactly right", "kappa": "quadratic weighted kappa", "mae": "mean absolute error"},
-    **{"rmse": "root mean squared error", "r2": "R²", "coverage": "in the interval"},
+    **{"rmse": "root mean squared error", "r2": "R²", "coverage": "inside the prediction interval"},
 }
 
 
@@ -29,7 +29,7 @@ class ScoreRow:
 
 
 def write_regression_report(run: Path) -> Path:
-    """Write `report.html` into the folder of a run of `paucal train --target`, and return its path."""
+    """Write `report.html` into the run folder of a regression, and return the path of the page."""
     files = read_run(run)
     rows, sentences = read_stored(files, METRICS, _parse_scores)
     summary = files.summary
@@ -61,24 +61,24 @@ def headline(content: dict[str, Any]) -> list[str]:
         f"{_format_number(content['baseline'])}."
     ]
     if gain["low"] is None or gain["low"] <= 0:
-        sentences.append("These images do not show that the model is better than the mean.")
+        sentences.append("These images do not show that the model is better than always predicting the mean.")
     if content["half_width"] is None:
         sentences.append("There are too few training images for prediction intervals.")
     else:
         coverage = content["scores"]["coverage"]
         sentences.append(
-            f"A 90 % interval is on average a prediction ± {_format_number(content['half_width'])}; it contained the "
-            f"true number for {percent(coverage['value'])} of the test images."
+            f"On average, the 90 % prediction interval is the prediction ± {_format_number(content['half_width'])}; it "
+            f"contained the true number for {percent(coverage['value'])} of the test images."
         )
     return sentences
 
 
 def _score_row(name: str, score: dict[str, Any]) -> ScoreRow:
-    form = percent if name in ("coverage", "exact") else _format_number
+    format_value = percent if name in ("coverage", "exact") else _format_number
     if score["value"] is None:
         return ScoreRow(TITLES[name], "undefined", "")
-    interval = "" if score["low"] is None else f"{form(score['low'])} to {form(score['high'])}"
-    return ScoreRow(TITLES[name], form(score["value"]), interval)
+    interval = "" if score["low"] is None else f"{format_value(score['low'])} to {format_value(score['high'])}"
+    return ScoreRow(TITLES[name], format_value(score["value"]), interval)
 
 
 def _format_range(score: dict[str, Any]) -> str:

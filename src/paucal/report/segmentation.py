@@ -1,4 +1,4 @@
-"""The report of a segmentation run: the overlap of each class, and the images with the most mistakes."""
+"""The report of a segmentation run: the IoU of each class, and the images with the lowest and highest IoU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from paucal.wording import first_few, images_text
 
 METRICS = "evaluation/test/segmentation.json"
 CAPTIONS = {
-    "worst_images": "The test images with the least overlap: image, labels, predictions, and mistakes (red).",
-    "best_images": "The test images with the most overlap.",
+    "worst_images": "The test images with the lowest IoU: image, labels, predictions, and mistakes (red).",
+    "best_images": "The test images with the highest IoU.",
     "train_batch": "Crops as the network sees them in training, above their masks.",
 }
 
@@ -32,9 +32,15 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class SegmentationScores:
-    """The scores of a run on its test images, with intervals and as text; the defaults mean that there was no test.
+    """The scores of a segmentation model on its test images as text; the defaults mean that it was not evaluated.
 
-    The class with the lowest IoU comes first, and `unseen` are classes that no test mask shows.
+    Attributes:
+        images: Number of test images.
+        mean_iou: Mean IoU over the classes, and its interval.
+        accuracy: Share of correctly classified pixels, and its interval.
+        classes: Scores of each class, in ascending order of IoU.
+        unseen: Classes that do not occur in the test masks.
+        groups: Number of groups of similar images; None without groups.
     """
 
     images: int = 0
@@ -46,7 +52,7 @@ class SegmentationScores:
 
 
 def write_segmentation_report(run: Path) -> Path:
-    """Write `report.html` into the folder of a run of `paucal segment` from its files, and return its path."""
+    """Write `report.html` into the run folder of a segmentation, and return the path of the page."""
     files = read_run(run)
     scores = read_scores(files)
     return write_run_page(
@@ -100,15 +106,16 @@ def headline(files: RunFiles, scores: SegmentationScores) -> list[str]:
 
 
 def warnings(scores: SegmentationScores) -> list[str]:
-    """Return reasons to doubt the result."""
+    """Return warnings about the reliability of the scores."""
     sentences = warn_few_images(scores.images)
     if scores.unseen:
-        sentences.append(f"No test mask shows {first_few(scores.unseen, 8)}: the model has no score for it.")
+        names = first_few(scores.unseen, 8)
+        sentences.append(f"No test mask shows {names}: how well the model finds these areas is unknown.")
     return sentences
 
 
 def table(files: RunFiles) -> Mapping[str, str]:
-    """Return the recorded facts about the training, as texts by name."""
+    """Return the recorded facts about the training as names and texts."""
     summary = files.summary
     return drop_unknown(
         {

@@ -1,4 +1,4 @@
-"""The pages of a data check, a comparison and a study, each a single file with its pictures and without scripts."""
+"""The pages of a data check, a comparison and a study: single HTML files that include their images, without scripts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,13 @@ from paucal.runs import write_text
 
 @dataclass(frozen=True)
 class Thumb:
-    """A thumbnail with its class and split, or a remark on it; `jpeg` is None for an image that cannot be read."""
+    """A thumbnail of an image.
+
+    Attributes:
+        key: Key of the image.
+        words: Class and split of the image, or a remark.
+        jpeg: Content of the JPEG; None for an image that cannot be read.
+    """
 
     key: str
     words: str
@@ -22,18 +28,21 @@ class Thumb:
 
     @property
     def uri(self) -> str | None:
-        """The picture as a data URI."""
+        """The thumbnail as a data URI; None for an image that cannot be read."""
         return None if self.jpeg is None else data_uri(self.jpeg, "jpeg")
 
 
 @dataclass(frozen=True)
 class Section:
-    """A finding of a data check.
+    """The section of the page about one finding of a data check.
 
     Attributes:
+        title: Heading.
         level: "misleads", "warning" or "note".
-        rows: Images; images that belong together are in one row.
-        more: Sentence about images that are not shown.
+        text: Sentence that states the finding.
+        advice: What to do; "" for no advice.
+        rows: Images; those that belong together, such as copies, are in one row.
+        more: Sentence about images that are not shown; "" if all are shown.
     """
 
     title: str
@@ -56,8 +65,14 @@ def write_check_page(
 ) -> None:
     """Write the page of a data check.
 
-    `figures` are (number, meaning) pairs of the headline, `facts` (heading, value) pairs of the table, `per_class`
-    numbers of images by split and class, and `sheet` is a JPEG of a few images of every class.
+    Args:
+        path: Path of the page.
+        title: Title of the page.
+        figures: (number, name) pairs at the top of the page.
+        facts: (name, value) pairs of the table of contents of the data.
+        per_class: Number of images by split and class.
+        sections: Sections of the findings.
+        sheet: JPEG with a few images of each class.
     """
     names = list(next(iter(per_class.values()), {}))
     content = template("checking.html").render(
@@ -74,14 +89,19 @@ def write_check_page(
 
 @dataclass(frozen=True)
 class ComparisonPage:
-    """Content of the page of a comparison.
+    """The content of the page of a comparison.
 
     Attributes:
-        verdicts: Sentence for every difference.
+        title: Title of the page.
+        verdicts: A sentence for each difference between methods.
         warnings: Sentences on failed and missing runs.
+        rows: Rows of the table of scores, as texts by heading.
         bold: Indices of the rows whose interval excludes 0.
-        fairness: Sentences on the resources of the runs compared with each other.
-        runs: A row for every run, text by heading.
+        fairness: Sentences on differences in the resources of the compared runs.
+        notes: Sentences below the table of scores.
+        pictures: Captions and figures.
+        commands: Commands that produced the comparison.
+        runs: Rows of the table of runs, as texts by heading.
     """
 
     title: str
@@ -98,14 +118,19 @@ class ComparisonPage:
 
 @dataclass(frozen=True)
 class StudyPage:
-    """Content of the page of a study, with published and measured numbers side by side.
+    """The content of the page of a study, which shows published and measured numbers side by side.
 
     Attributes:
-        source: Place of the published table.
-        scale: Sentence on what was run.
+        title: Title of the page.
+        source: Reference of the published table.
+        scale: Sentence on which runs were made, at which scale.
         warnings: Sentences on failed and missing runs.
+        rows: Rows of the table of numbers, as texts by heading.
         caveats: Sentences on the limits of the numbers.
-        comparisons: Pages with curves and every run, as (name, path relative to this page).
+        settings: Name, images and settings of each run.
+        comparisons: Pages with the curves of all runs, as (name, path relative to this page).
+        command: Command that repeats the study.
+        pictures: Captions and figures.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Functions shared by the report pages of all tasks: safe reading of stored scores, and scores as text."""
+"""Functions for the reports of all tasks: reading of stored scores, which are untrusted, and scores as text."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -8,16 +8,21 @@ from paucal.types import UserError
 from paucal.wording import counted, percent
 
 T = TypeVar("T")
-MAX_CLASSES, MAX_TEXT = 300, 300
-FEW_IMAGES = 20  # test images; fewer give a warning
+MAX_CLASSES, MAX_TEXT = 300, 300  # rows of a table of classes; characters of each text
+FEW_IMAGES = 20  # fewer test images give a warning
 
 
 def read_stored(
     files: RunFiles, name: str, read: Callable[[Any], T], missing: T | None = None, repeat: str = "train"
 ) -> T:
-    """Parse the content of a JSON file of a run with `read`.
+    """Read a JSON file of a run and convert its content.
 
-    A missing file gives `missing`, or is refused if that is None; the message says to do `repeat` again.
+    Args:
+        files: Files of the run.
+        name: Path of the JSON file in the run folder.
+        read: Function that converts the content.
+        missing: Result if the file is missing; None to raise a UserError.
+        repeat: What to do again if the file is damaged, for the message.
     """
     path = files.run.path / name
     if missing is not None and not path.is_file():
@@ -29,7 +34,7 @@ def read_stored(
 
 
 def score_and_interval(value: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a score and its interval as text, "" for an unknown interval."""
+    """Return a score and its interval as texts; the interval is "" if it is unknown."""
     estimate, low, high = (None if value[name] is None else float(value[name]) for name in ("value", "low", "high"))
     if estimate is None:
         return "none", ""
@@ -37,7 +42,7 @@ def score_and_interval(value: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def warn_few_images(images: int) -> list[str]:
-    """Return a warning about few test images; none before the test."""
+    """Return a warning if there are few test images; no warning for 0 images, before the evaluation."""
     if not 0 < images < FEW_IMAGES:
         return []
-    return [f"{counted(images, 'test image')} are few: the score and its interval are both uncertain."]
+    return [f"With only {counted(images, 'test image')}, the score and its interval are both unreliable."]

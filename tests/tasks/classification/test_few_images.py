@@ -50,7 +50,7 @@ def test_run__on_few_images_trains_on_all_and_is_cross_validated(weights, tmp_pa
     assert "test_top1" not in summary
     assert any(line.startswith("cross-validated accuracy: ") for line in console.lines)
     page = (result.folder / "report.html").read_text()
-    assert f"In a cross-validation of {min(each, 5)} folds" in page
+    assert f"In a cross-validation with {min(each, 5)} folds" in page
     assert "test accuracy" not in page
     assert "validation images" not in page.partition("How this model was chosen")[2].partition("</section>")[0]
     assert summary["next_steps"][-1].startswith("paucal next ")

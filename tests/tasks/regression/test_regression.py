@@ -86,7 +86,7 @@ def test_scores__of_one_image_have_no_interval_and_are_valid_json(tmp_path):
     content = json.loads(text)
     assert content["scores"]["r2"]["value"] is None
     assert [row.value for row in map(_score_row, content["scores"], content["scores"].values())][2] == "undefined"
-    assert "These images do not show that the model is better than the mean." in headline(content)
+    assert "These images do not show that the model is better than always predicting the mean." in headline(content)
     assert format_number(report.scores["r2"], "r2") == ("undefined", "")
     assert interval_words("", report) == "1 image"
     assert interval_words("1 to 2", replace(report, images=12)) == "95 % interval 1 to 2, 12 images"
