@@ -106,7 +106,7 @@ TITLES = {
     "top5": ("top-5 accuracy", "share of images whose class is among the five likeliest"),
     "balanced_accuracy": ("balanced accuracy", "mean recall over classes: rare classes count equally"),
     "roc_auc": ("ROC-AUC", "probability that an image of the second class gets a higher score than one of the first"),
-    "macro_f1": ("macro-F1", "mean F1 over classes: includes false alarms"),
+    "macro_f1": ("macro-F1", "mean F1 over classes: false positives count too"),
     "calibration_error": ("calibration error", "mean difference of confidence and accuracy"),
     "loss": ("loss (nats)", "mean negative log-likelihood of the right class"),
 }

@@ -81,7 +81,7 @@ def _parse_summary(content: Mapping[str, Any]) -> PretrainingSummary:
     )
 
 
-def knn(files: RunFiles) -> list[tuple[float, float]]:
+def knn_scores(files: RunFiles) -> list[tuple[float, float]]:
     """Return (epoch, nearest-neighbour accuracy) for each epoch in which it was measured."""
     rows = enumerate(files.rows, start=1)
     scores = [(row.get("epoch", float(number)), row.get(KNN_COLUMN, math.nan)) for number, row in rows]
@@ -92,7 +92,7 @@ def headline(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     """Return the result in a few sentences: signs of collapse, and the quality of the features."""
     no_collapse = "The networks show no sign of collapse: their outputs still differ between images."
     sentences = [no_collapse] if summary.verdict is None else []
-    scores = knn(files)
+    scores = knn_scores(files)
     if not scores:
         return [
             *sentences,
@@ -120,7 +120,7 @@ def warnings(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     if summary.verdict is not None:
         sentence = summary.verdict["sentence"]
         sentences.append(f"{sentence[:1].upper()}{sentence[1:]} {summary.verdict['advice']}")
-    scores = knn(files)
+    scores = knn_scores(files)
     if scores and summary.knn_start is not None and scores[-1][1] <= summary.knn_start:
         sentences.append(
             "Nearest neighbours are no better than with the initial weights: training has not improved the "
@@ -136,7 +136,7 @@ def warnings(files: RunFiles, summary: PretrainingSummary) -> list[str]:
 
 def figures(files: RunFiles, summary: PretrainingSummary) -> list[tuple[str, str]]:
     """Return the numbers at the top of the page as (number, name) pairs."""
-    numbers = [(percent(share), f"nearest neighbours, epoch {epoch:g}") for epoch, share in knn(files)[-1:]]
+    numbers = [(percent(share), f"nearest neighbours, epoch {epoch:g}") for epoch, share in knn_scores(files)[-1:]]
     if numbers and summary.knn_start is not None:
         numbers.append((percent(summary.knn_start), "before training"))
     return numbers
