@@ -148,7 +148,7 @@ def test_export__writes_over_nothing(run, tmp_path, capsys):
 
 def test_load__refuses_a_pt2_and_an_onnx_of_another_origin(run, tmp_path):
     (tmp_path / "a.pt2").write_bytes(b"x")
-    with pytest.raises(UserError, match="may run any code"):
+    with pytest.raises(UserError, match="can execute any code"):
         paucal.load(tmp_path / "a.pt2")
     (tmp_path / "b.onnx").write_bytes(b"x")
     with pytest.raises(UserError, match="cannot read this ONNX model"):

@@ -30,7 +30,7 @@ def test_page__says_the_scores_and_lists_the_weakest_class_first(tmp_path: Path)
     assert page.index("&lt;b&gt;blue") < page.index(">red<")
     assert "<b>blue" not in page
     assert "No test image shows never" in page
-    assert "7 test images are few" in page
+    assert "With only 7 test images" in page
 
 
 def test_page__shows_the_masks_scores_beside_those_of_boxes(tmp_path: Path):

@@ -111,7 +111,7 @@ def test_page__features_no_better_than_at_the_start_are_called_so(run):
 def test_page__without_a_monitor_nothing_is_claimed(run):
     run.write_rows([{"epoch": 1, "train_loss": 9.0}])
     text = text_of(run)
-    assert "the quality of the features is unknown" in text
+    assert "so their quality is unknown" in text
     assert "nearest neighbours classify" not in text
 
 

@@ -281,7 +281,7 @@ def test_write_report__too_large_files_are_refused(run, monkeypatch):
         write_report(run.path)
     monkeypatch.undo()
     monkeypatch.setattr("paucal.report.pictures.MAX_PAGE_BYTES", 100)
-    with pytest.raises(UserError, match="at most 100 fit"):
+    with pytest.raises(UserError, match="can contain at most 100"):
         write_report(run.path)
 
 
