@@ -30,7 +30,7 @@ def drawn(monkeypatch):
     monkeypatch.setattr(drloc_term.torch, "Generator", lambda device="cpu": real())
     monkeypatch.setattr(drloc_term, "draw_pairs", pairs)
     monkeypatch.setattr(token_labeling, "draw_mix_box", lambda grid, generator: (0, 1, 1, 2))
-    monkeypatch.setattr(distillation, "mixed_crops", lambda crops, alpha: (crops, torch.rand(len(crops))))
+    monkeypatch.setattr(distillation, "mix_crops", lambda crops, alpha: (crops, torch.rand(len(crops))))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -204,9 +204,9 @@ def test_drloc_loss__needs_a_source_of_pairs_and_enough_classes():
     grid = torch.rand(2, 3, 7, 7)
     with pytest.raises(ValueError, match="generator"):
         drloc_loss(grid, zero)
-    with pytest.raises(ValueError, match=r"\(13, 13\) classes, the head has \(13, 7\)"):
+    with pytest.raises(ValueError, match=r"\(13, 13\) classes \(rows, columns\), but the head has \(13, 7\)"):
         drloc_loss(grid, constant_head([0.0] * 13, [0.0] * 7), DrLocReading(mode="ce"), pairs=recorded_pairs("mix"))
-    with pytest.raises(ValueError, match="predicted"):
+    with pytest.raises(ValueError, match="prediction has shape"):
         drloc_loss(grid, constant_head([0.0, 0.0], [0.0]), pairs=recorded_pairs("mix"))
 
 

@@ -274,7 +274,7 @@ def test_pairs__are_those_of_two_crops():
     weights = view_targets(1, 2, 10).weights
     assert weights.sum().item() == pytest.approx(1.0)
     assert [weights[0, 0].item(), weights[1, 1].item()] == [0, 0]
-    with pytest.raises(ValueError, match="make no pair"):
+    with pytest.raises(ValueError, match="no pair of different crops"):
         view_targets(1, 1, 1)
 
 

@@ -42,5 +42,5 @@ def test_pixel_loss__of_nothing_is_zero_with_a_gradient_of_zero():
 def test_pixel_loss__is_computed_in_float32_and_refuses_other_sizes():
     logits = torch.full((1, 2, 400, 400), 30.0, dtype=torch.bfloat16)
     assert pixel_loss(logits, torch.zeros(1, 400, 400, dtype=torch.long)).dtype == torch.float32
-    with pytest.raises(ValueError, match="sizes must agree"):
+    with pytest.raises(ValueError, match="must have the same batch size"):
         pixel_loss(torch.zeros(1, 2, 4, 4), torch.zeros(1, 4, 5, dtype=torch.long))

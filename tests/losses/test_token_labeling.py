@@ -106,7 +106,7 @@ def recorded_targets(rule, size, original, count=3):
 @pytest.mark.parametrize("order", ["original", "corrected"])
 def test_targets__equal_the_programs(rule, size, smoothing, order):
     parts = recorded_targets(rule, size, order == "original")
-    dense = torch.cat([part.smoothed_like_program(smoothing).dense() for part in parts], 1).transpose(1, 2)
+    dense = torch.cat([part.smoothed_like_authors(smoothing).dense() for part in parts], 1).transpose(1, 2)
     truth = torch.zeros(3, 30, 1)
     truth[range(3), TARGETS["setting"]["ground_truth"]] = 1
     on, off = 1 - smoothing + smoothing / 30, smoothing / 30
@@ -184,12 +184,12 @@ def test_sample_maps__leaves_out_what_the_map_does_not_cover():
 
 def test_known__tells_what_lies_beside_the_map_from_what_lies_beside_the_image():
     maps, classes = torch.full((1, 1, 2, 2), 9.0), torch.zeros(1, 1, dtype=torch.long)
-    assert map_targets(maps, classes, WHOLE, (1, 4), 3, WIDE).known.tolist() == [[0, 1, 1, 0]]
+    assert map_targets(maps, classes, WHOLE, (1, 4), 3, WIDE).coverage.tolist() == [[0, 1, 1, 0]]
     beyond = torch.tensor([[[1.0, 0, 1.0], [0, 1, 0]]])  # the image's right half, then nothing
     targets = map_targets(maps, classes, beyond, (1, 4), 3, WIDE)
-    assert targets.known.tolist() == [[1, 0, 1, 1]]
+    assert targets.coverage.tolist() == [[1, 0, 1, 1]]
     assert targets.dense()[0, 3].tolist() == pytest.approx([1 / 3] * 3)
-    assert map_targets(maps, classes, WHOLE, (1, 4), 3).known is None
+    assert map_targets(maps, classes, WHOLE, (1, 4), 3).coverage is None
 
 
 def test_losses__count_only_what_is_known():
@@ -204,7 +204,7 @@ def test_losses__count_only_what_is_known():
     whole = map_targets(maps, classes, edge, (1, 1), 5, covered)
     alone = soft_cross_entropy(logits[:, :1], whole)[:, 0]
     torch.testing.assert_close(class_loss(logits[:, 0], whole), alone[1] / 2)
-    assert (flip_targets(whole).known > 0).tolist() == [[True], [False]]
+    assert (flip_targets(whole).coverage > 0).tolist() == [[True], [False]]
 
 
 def random_targets(classes=11):
@@ -249,7 +249,7 @@ def test_targets__share_the_probability_of_foreign_classes_evenly(own):
 @pytest.mark.parametrize("change", ["none", "smoothed", "program", "flipped"])
 def test_sparse__loss_and_gradient_equal_the_dense_ones(change):
     targets, _, _ = random_targets()
-    changes = {"smoothed": lambda t: t.smoothed(0.1), "program": lambda t: t.smoothed_like_program(0.1)}
+    changes = {"smoothed": lambda t: t.smoothed(0.1), "program": lambda t: t.smoothed_like_authors(0.1)}
     targets = {**changes, "none": lambda t: t, "flipped": flip_targets}[change](targets)
     logits = torch.randn(3, 6, 11, requires_grad=True)
     sparse = soft_cross_entropy(logits, targets)

@@ -65,7 +65,7 @@ def test_visreg__adds_its_parts_and_centres_on_all_views():
     shape = statistics.fmean(float(shape_loss(view, along)) for view in views)
     assert found.prediction.item() == pytest.approx(prediction, rel=1e-5)
     assert found.total.item() == pytest.approx(0.9 * prediction + 0.1 * shape, rel=1e-5)
-    with pytest.raises(ValueError, match="2 views or more"):
+    with pytest.raises(ValueError, match="needs at least 2, got 1"):
         visreg_loss(views[:1], along)
 
 

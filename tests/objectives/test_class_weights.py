@@ -35,7 +35,7 @@ def batch(labels) -> Batch:
 def test_loss__is_the_weighted_mean_of_hard_and_of_shared_labels(objective):
     labels, weights = torch.tensor([0, 2, 1, 2]), torch.tensor([2.0, 0.5, 1.5])
     plain = objective(batch(labels), PROGRESS).total
-    objective.weigh_classes(weights)
+    objective.set_class_weights(weights)
     logs = objective.deployable()(batch(labels).views[0]).log_softmax(1)
     smooth = torch.nn.functional.one_hot(labels, 3) * 0.9 + 0.1 / 3
     expected = -(smooth * weights * logs).sum() / 4
@@ -50,7 +50,7 @@ def test_loss__of_several_labels_is_binary_and_weighs_positive_images():
     torch.manual_seed(0)
     spec = BackboneSpec("vit_mini", 3, image_size=(16, 16), arguments={"depth": 1})
     objective = Supervised(spec.build()).eval()
-    objective.judge_classes_apart()
+    objective.use_sigmoids()
     labels = torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1], [0, 0, 1]])
     shares = objective.deployable()(batch(labels).views[0]).sigmoid()
     expected = -(labels * shares.log() + (1 - labels) * (1 - shares).log())
@@ -58,6 +58,6 @@ def test_loss__of_several_labels_is_binary_and_weighs_positive_images():
     assert loss.item() == pytest.approx(expected.mean().item(), rel=1e-5)
     weights = positive_weights(labels.numpy().astype(np.int8))
     assert weights.tolist() == pytest.approx([1.0, 3.0, 1 / 3])
-    objective.weigh_classes(weights)
+    objective.set_class_weights(weights)
     weighed = torch.where(labels == 1, weights * expected, expected)
     assert objective(batch(labels), PROGRESS).total.item() == pytest.approx(weighed.mean().item(), rel=1e-5)

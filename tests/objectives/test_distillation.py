@@ -79,14 +79,14 @@ def test_soft_teacher__gives_its_probabilities_at_its_temperature():
     logits = objective.backbone.model(batch().views[0])
     shares = (Painted()(batch().views[0]) / 2).softmax(1)
     torch.testing.assert_close(loss, -(shares * logits.log_softmax(1)).sum(1).mean())
-    torch.testing.assert_close(term.answers(batch().views[0]).softmax(1), shares)
+    torch.testing.assert_close(term.teacher_logits(batch().views[0]).softmax(1), shares)
 
 
 def test_teacher__sees_what_it_was_trained_to_see_and_answers_in_the_runs_order():
     _, term = teach("vit_tiny_patch16_224", size=(8, 8))
     logits = torch.randn(4, 3)
-    term.see_as([1.0] * 3, [-3.0] * 3)  # all below 0: its class 0
-    term.answer_in([2, 0, 1])  # which is the run's class 1
+    term.set_renormalisation([1.0] * 3, [-3.0] * 3)  # all below 0: its class 0
+    term.set_teacher_columns([2, 0, 1])  # which is the run's class 1
     found = term(Features([], logits, logits), batch(), NOW)
     torch.testing.assert_close(found, F.cross_entropy(logits, torch.ones(4, dtype=torch.long)))
     assert term.guide.sides == [(8, 8)]
@@ -96,7 +96,7 @@ def test_teacher__never_learns_and_stays_in_evaluation_mode(tmp_path):
     torch.manual_seed(0)
     teacher = timm.create_model("resnet18_cifar", num_classes=12, channels=(8, 12, 16, 20))
     term = Distillation(teacher, 10)
-    term.answer_in(range(1, 11))
+    term.set_teacher_columns(range(1, 11))
     objective = Supervised(toys.spec().build(), {"distillation": term})
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     toys.train(objective, tmp_path, epochs=1, average=None)
@@ -107,5 +107,5 @@ def test_teacher__never_learns_and_stays_in_evaluation_mode(tmp_path):
 
 def test_term__needs_a_classifier():
     _, term = teach("vit_tiny_patch16_224")
-    with pytest.raises(ValueError, match="needs a network with a classifier"):
+    with pytest.raises(ValueError, match="needs a backbone with a classifier"):
         term(Features([], torch.zeros(4, 3), None), batch(), NOW)

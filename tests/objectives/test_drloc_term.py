@@ -174,7 +174,7 @@ def test_drloc__classes_belong_to_one_grid_size_offsets_do_not():
     for mode in ("l1", "signed"):
         assert loss_of(small_term(mode=mode), grid_of(2, 6, 9)).isfinite()
     for mode in ("ce", "reg"):
-        with pytest.raises(ValueError, match=r"\(4, 5\), got \(6, 9\)"):
+        with pytest.raises(ValueError, match=r"a \(4, 5\) grid, got a \(6, 9\) grid"):
             loss_of(small_term(mode=mode), grid_of(2, 6, 9))
 
 
@@ -185,7 +185,7 @@ def test_drloc__refuses_a_single_cell_and_misfitting_levels():
         DrLoc([6], [(14, 14)], DrLocOptions(pool=1))
     with pytest.raises(ValueError, match="2 dims and 2 grids"):
         DrLoc([6, 6], [(7, 7), (7, 7)])
-    with pytest.raises(ValueError, match="1 heads and was given 2 grids"):
+    with pytest.raises(ValueError, match="a head for each of 1 grids, got 2 grids"):
         loss_of(DrLoc([6], [(4, 4)], DrLocOptions(levels="stages")), grid_of(1, 4, 4), grid_of(1, 4, 4))
 
 
@@ -258,10 +258,10 @@ def test_presets__reference_loss_is_seven_times_that_of_the_paper():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "cbr"}, "mode is 'cbr'; choose one of l1, signed, ce, reg"),
+        ({"mode": "cbr"}, "mode is 'cbr', but must be one of l1, signed, ce, reg"),
         ({"pool": 0}, "pool is 0"),
         ({"pool": True}, "pool is True"),
-        ({"n_pairs": 0}, "n_pairs is 0; give a number of at least 1"),
+        ({"n_pairs": 0}, "n_pairs is 0, but must be at least 1"),
         ({"weight": -0.1}, "weight is -0.1"),
         ({"weight": float("nan")}, "weight is nan"),
         ({"schedule": "ramp", "horizon_epochs": 20}, "horizon_epochs is 20"),
@@ -274,7 +274,7 @@ def test_options__refuse_what_makes_no_sense(options, message):
 
 
 def test_presets__refuse_an_unknown_name():
-    with pytest.raises(UserError, match="'published'; choose one of paper, reference"):
+    with pytest.raises(UserError, match="'published'; the presets are paper, reference"):
         preset_options("published")
 
 

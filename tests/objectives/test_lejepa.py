@@ -65,5 +65,5 @@ def test_diagnostics__look_at_the_first_view_now_and_then():
 
 def test_one_view__is_refused():
     spec = BackboneSpec("vit_mini", 0, image_size=(16, 16))
-    with pytest.raises(ValueError, match="1 view of an image has nothing to predict"):
+    with pytest.raises(ValueError, match="needs at least 2, got 1"):
         LeJepa(spec, [Crops(1, 16)], LeJepaOptions())

@@ -60,7 +60,7 @@ def test_term__weighs_as_much_whatever_the_scale_of_the_guides_features():
         torch.nn.init.zeros_(projection.bias)
 
     def seen(scale: float) -> tuple[float, list[float]]:
-        term.see_as([scale] * 3, [0.0] * 3)
+        term.set_renormalisation([scale] * 3, [0.0] * 3)
         stages = term.guide(batch().views[0] * scale, FeatureRequest("stages")).grids[-3:]
         return objective(batch(), PROGRESS).values["locality"].item(), [float(x.square().mean()) for x in stages]
 
@@ -92,7 +92,7 @@ def test_images__reach_the_guide_as_it_was_trained_to_see_them():
     objective, term = guided()
     plain = objective(batch(), PROGRESS).values["locality"]
     # The run normalises by mean 0.5 and deviation 0.2, the guide by 0.4 and 0.1.
-    term.see_as([2.0] * 3, [1.0] * 3)
+    term.set_renormalisation([2.0] * 3, [1.0] * 3)
     shown, moved = batch(), batch()
     moved.views[0] = (shown.views[0] * 0.2 + 0.5 - 0.4) / 0.1
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_images__reach_the_guide_as_it_was_trained_to_see_them():
 
 
 def test_blocks__too_few_for_the_guide_are_refused():
-    with pytest.raises(ValueError, match="2 blocks cannot be guided by 3 stages"):
+    with pytest.raises(ValueError, match="each of the guide's 3 stages, but the backbone has only 2"):
         LocalityGuidance(guided()[1].guide, [32, 32])
 
 

@@ -38,7 +38,7 @@ def test_layers__are_queries_keys_values_and_projections():
     beit = timm.create_model("beit_base_patch16_224", depth=1, embed_dim=32, num_heads=2)
     assert list(attention_layers(beit)) == ["blocks.0.attn.qkv", "blocks.0.attn.proj"]
     assert not attention_layers(timm.create_model("resnet18"))
-    with pytest.raises(UserError, match=r"--lora-rank adapts attention, but .* has none"):
+    with pytest.raises(UserError, match=r"--lora-rank adds adapters to attention layers, but .* has none"):
         Supervised(toys.BackboneSpec("test_resnet", 10, image_size=(16, 16)).build(), tuning=FineTuning(lora_rank=2))
 
 

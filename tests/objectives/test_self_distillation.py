@@ -12,10 +12,10 @@ import torch
 from paucal.backbones import BackboneSpec
 from paucal.losses import view_targets
 from paucal.objectives import SelfDistillation, SelfDistillationOptions
-from paucal.objectives.crop_mixing import mixed_crops, mixed_targets
-from paucal.objectives.distilled_network import same_size
+from paucal.objectives.crop_mixing import mix_crops, mixed_targets
+from paucal.objectives.distilled_network import group_by_size
 from paucal.objectives.projection_head import ProjectionHead
-from paucal.objectives.self_distillation import clip_each, mean_score
+from paucal.objectives.self_distillation import clip_separately, mean_score
 from paucal.training import Optimization, Plan, WarmupThenCosine
 from paucal.training.module import TrainingModule
 from paucal.types import Batch, Crops, Progress, UserError
@@ -139,7 +139,7 @@ def test_centre__is_that_of_all_micro_batches_and_moves_once_a_step():
     objective, one, two = make(), batch_of(seed=1), batch_of(seed=2)
     means = []
     for batch in (one, two):
-        seen = objective.teacher.see(batch.views[:2])
+        seen = objective.teacher.extract(batch.views[:2])
         means.append(objective.teacher.head("view")(seen.pooled).flatten(0, 1).mean(0))
         objective(batch, START)
     assert objective.get_buffer("centre_view").abs().sum() == 0
@@ -162,12 +162,12 @@ def test_backbone__runs_once_per_resolution_and_the_teacher_sees_global_crops_al
     assert [tuple(shape) for shape in shapes["teacher"]] == [(8, 3, 16, 16)]
     assert [tuple(shape) for shape in shapes["student"]] == [(12, 3, 16, 16), (8, 3, 8, 8), (4, 3, 12, 12)]
     assert torch.isfinite(terms.total)
-    seen = objective.student.see(batch.views)
+    seen = objective.student.extract(batch.views)
     for number, view in enumerate(batch.views):
         alone = objective.student.backbone(view)
         torch.testing.assert_close(seen.pooled[:, number], alone.pooled, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(seen.cells[number], alone.grids[0].flatten(2).mT, rtol=1e-4, atol=1e-5)
-    assert same_size(batch.views) == [[0, 1, 5], [2, 3], [4]]
+    assert group_by_size(batch.views) == [[0, 1, 5], [2, 3], [4]]
 
 
 @pytest.mark.parametrize("crops", [[Crops(2, 16)], [Crops(1, 16), Crops(2, 8)], [Crops(3, 16), Crops(1, 8)]])
@@ -180,7 +180,7 @@ def test_any_groups__of_crops_work_with_both_tasks(crops):
 
 
 def test_one_crop__makes_no_pair():
-    with pytest.raises(ValueError, match="make no pair"):
+    with pytest.raises(ValueError, match="needs at least 2 per image, got 1"):
         make([Crops(1, 16)])
     with pytest.raises(ValueError, match="needs a size"):
         make([Crops(2)])
@@ -205,7 +205,7 @@ def test_prototypes__stay_in_the_first_epoch_only():
 def test_clipping__is_of_each_tensor_by_itself():
     small, large = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
     small.grad, large.grad = torch.tensor([0.3, 0.4]), torch.tensor([30.0, 40.0])
-    clip_each([small, large, torch.nn.Parameter(torch.zeros(1))], 3.0)
+    clip_separately([small, large, torch.nn.Parameter(torch.zeros(1))], 3.0)
     assert small.grad.tolist() == pytest.approx([0.3, 0.4])
     assert large.grad.tolist() == pytest.approx([1.8, 2.4], rel=1e-5)
 
@@ -265,7 +265,7 @@ def test_health__is_looked_at_every_ten_steps_and_tells_what_it_says():
     assert set(found) == names | {f"region_{name}" for name in names} | {"teacher_distance", "teacher_temperature"}
     assert found["teacher_distance"] == 0
     assert found["teacher_temperature"] == pytest.approx(0.04)
-    seen = objective.teacher.see(batch_of().views[:2])
+    seen = objective.teacher.extract(batch_of().views[:2])
     assert found["feature_norm"].item() == pytest.approx(seen.pooled[:, 0].norm(dim=1).mean().item(), rel=1e-5)
     assert 0 <= found["teacher_entropy"] <= found["batch_entropy"] + 1e-5 <= math.log(24) + 2e-5
     assert objective.diagnostics() == {}
@@ -277,7 +277,7 @@ def test_health__is_looked_at_every_ten_steps_and_tells_what_it_says():
 
 def test_mixup__compares_a_mixture_with_both_of_its_images():
     crops = [torch.rand(3, 3, 4, 4) for _ in range(2)]
-    mixed, shares = mixed_crops(crops, 0.8)
+    mixed, shares = mix_crops(crops, 0.8)
     for crop, result, share in zip(crops, mixed, shares, strict=True):
         torch.testing.assert_close(result[0], share * crop[0] + (1 - share) * crop[2])
     teacher = torch.randn(3, 2, 4)
@@ -289,7 +289,7 @@ def test_mixup__compares_a_mixture_with_both_of_its_images():
     plain, mixed_loss = make(tasks="view")(batch_of(), START), objective(batch_of(), START)
     assert mixed_loss.total.item() != plain.total.item()
     mixed_loss.total.backward()
-    with pytest.raises(ValueError, match="view task alone"):
+    with pytest.raises(ValueError, match="only supported for the tasks 'view'"):
         SelfDistillationOptions(mixup=0.5)
 
 

@@ -10,7 +10,7 @@ from paucal.backbones import BackboneSpec
 from paucal.data.maps.reader import name_classes
 from paucal.losses.token_labeling import TokenLabelingReading, draw_mix_box
 from paucal.objectives import DrLoc, Supervised, TokenLabeling, TokenLabelingOptions
-from paucal.objectives.token_labeling import paste
+from paucal.objectives.token_labeling import exchange_boxes
 from paucal.types import Batch, Progress
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -112,10 +112,10 @@ def test_losses__of_a_teacher_with_more_classes_reach_all_of_the_runs_own():
 
 def test_paste__exchanges_along_cells_and_back():
     images, box = torch.randn(4, 3, 64, 64), (0, 1, 2, 2)
-    mixed = paste(images, box, (2, 2))
+    mixed = exchange_boxes(images, box, (2, 2))
     assert torch.equal(mixed[0, :, :, 32:], images[3, :, :, 32:])
     assert torch.equal(mixed[0, :, :, :32], images[0, :, :, :32])
-    assert torch.equal(paste(mixed, box, (2, 2)), images)
+    assert torch.equal(exchange_boxes(mixed, box, (2, 2)), images)
 
 
 @each
@@ -184,7 +184,7 @@ def test_like_program__looks_labels_up_across():
     data = batch()
     theta = torch.tensor([[0.5, 0.0, -0.5], [0.0, 1.0, 0.0]]).expand(4, 2, 3)  # the left half
     data.geometry = [theta]
-    ours, theirs = (objective("lvvit_t", like_program=which, mix_token=False) for which in (False, True))
+    ours, theirs = (objective("lvvit_t", like_authors_code=which, mix_token=False) for which in (False, True))
     right, wrong = ours._targets(data)[1].dense(), theirs._targets(data)[1].dense()
     data.geometry = [torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.5, -0.5]]).expand(4, 2, 3)]  # the upper half
     across = ours._targets(data)[1].dense()
@@ -204,7 +204,7 @@ def test_batch__of_one_image_works():
 def test_batch__without_maps_is_refused():
     data = batch()
     data.label_maps = None
-    with pytest.raises(ValueError, match="needs label maps and geometry"):
+    with pytest.raises(ValueError, match="needs a batch with label_maps and geometry"):
         objective("resnet18")(data, NOW)
 
 
@@ -212,13 +212,13 @@ def test_maps_of_central_squares__are_put_in_their_place_except_by_the_program()
     data = batch()
     data.label_maps["covered"] = torch.tensor([[0.5, 1.0]]).expand(4, 2)
     model = objective("vit_tiny_patch16_224")
-    known = model._targets(data)[1].known.unflatten(1, model.backbone.grid)
+    known = model._targets(data)[1].coverage.unflatten(1, model.backbone.grid)
     quarter = model.backbone.grid[1] // 4
     assert (known[..., quarter:-quarter] == 1).all()
     assert (known[..., :quarter] == 0).all()
     assert (known[..., -quarter:] == 0).all()
-    stored = objective("vit_tiny_patch16_224", like_program=True)._targets(data)
-    assert stored[0].known is stored[1].known is None
+    stored = objective("vit_tiny_patch16_224", like_authors_code=True)._targets(data)
+    assert stored[0].coverage is stored[1].coverage is None
     # The squares of the program are stretched over the image: its second column is our first.
     geometry = torch.tensor([[0.5, 0, 0], [0, 1, 0]]).expand(4, 2, 3)
     inner = objective("vit_tiny_patch16_224")._targets(replace(data, geometry=[geometry]))[1]
@@ -230,10 +230,10 @@ def test_names__of_its_own_losses_are_no_names_of_terms():
     backbone = BackboneSpec("vit_tiny_patch16_224", 3, image_size=(64, 64), arguments=SMALL).build()
     term = DrLoc.from_preset("paper", [backbone.dim], [backbone.grid], n_pairs=4)
     for name in ("class", "tokens"):
-        with pytest.raises(ValueError, match=f"the name '{name}' is used by a loss of the method"):
+        with pytest.raises(ValueError, match=f"cannot be named '{name}'"):
             TokenLabeling(backbone, terms={name: term})
     assert Supervised(backbone, {"tokens": term}).names == ("tokens",)
-    with pytest.raises(ValueError, match="the name 'class' is used"):
+    with pytest.raises(ValueError, match="cannot be named 'class'"):
         Supervised(backbone, {"class": term})
 
 

@@ -1,3 +1,5 @@
+"""The loss of each method as a function of tensors, and the measures that are logged beside the losses."""
+
 from paucal.distributed import all_reduce_mean, rank, world_size
 from paucal.losses.diet import diet_loss
 from paucal.losses.distillation import hard_distillation_loss

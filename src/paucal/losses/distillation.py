@@ -1,7 +1,7 @@
-"""Distillation: a network learns a teacher's predictions.
+"""Losses of distillation, in which a network is trained on a teacher's predictions.
 
-Learning only the class is hard distillation (DeiT, Touvron et al., arXiv 2012.12877); learning the probabilities of all
-classes is soft distillation (Hinton et al., arXiv 1503.02531), here at temperature 1.
+In hard distillation the target is the teacher's predicted class (DeiT, Touvron et al., arXiv:2012.12877). In soft
+distillation it is the teacher's probabilities of all classes (Hinton et al., arXiv:1503.02531), here at temperature 1.
 """
 
 import torch.nn.functional as F
@@ -11,11 +11,11 @@ from paucal.losses.precision import precise
 
 
 def hard_distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Return the cross-entropy on the teacher's likeliest class, a scalar in float32.
+    """Return the cross-entropy with the teacher's predicted class as the target, a scalar in float32.
 
     Args:
         logits: (B, K) logits of the network in training.
-        teacher: (B, K) logits of the teacher for the same images and the same classes; they get no gradient.
+        teacher: (B, K) logits of the teacher for the same images and classes.
 
     Example:
         >>> import torch
@@ -26,15 +26,15 @@ def hard_distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 def soft_distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Return the cross-entropy on the teacher's probabilities, a scalar in float32.
+    """Return the cross-entropy with the teacher's probabilities as the target, a scalar in float32.
 
     Args:
         logits: (B, K) logits of the network in training.
-        teacher: (B, K) logits of the teacher for the same images and the same classes; they get no gradient.
+        teacher: (B, K) logits of the teacher for the same images and classes.
 
     Example:
         >>> import torch
-        >>> round(soft_distillation_loss(torch.zeros(2, 4), torch.eye(4)[:2]).item(), 4)  # of equal logits: log 4
+        >>> round(soft_distillation_loss(torch.zeros(2, 4), torch.eye(4)[:2]).item(), 4)  # ln 4
         1.3863
     """
     return F.cross_entropy(precise(logits), precise(teacher).softmax(1))

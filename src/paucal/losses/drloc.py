@@ -1,7 +1,7 @@
-"""Dense relative localization: predict how far apart two cells of the final grid are, from their embeddings.
+"""Dense relative localization: predict the distance of two cells of the final grid from their embeddings.
 
-Source: Liu et al., "Efficient Training of Visual Transformers with Small Datasets", NeurIPS 2021, section 4
-and the variants of Table 6. Where the paper and the authors' code disagree, `DrLocReading` has an option.
+Source: Liu et al., "Efficient Training of Visual Transformers with Small Datasets", NeurIPS 2021, section 4 and the
+variants in Table 6. Where the paper and the authors' code differ, `DrLocReading` has an option.
 """
 
 from dataclasses import dataclass
@@ -29,33 +29,35 @@ Pool = Literal["none", "paper", "reference"]
 
 
 class PairHead(Protocol):
-    """Reads a (B, D, H, W) grid at (B, m, 2, 2) pairs of cells.
+    """Predicts the offset of two cells from their embeddings.
 
-    Returns the outputs for the row and for the column offset, each (B, m, C): C = 1 for regression, the
-    number of classes otherwise.
+    It is called with a (B, D, H, W) grid and (B, m, 2, 2) pairs of its cells.
     """
 
     def __call__(self, grid: Tensor, pairs: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Return the outputs for the row and for the column offset."""
+        """Return the outputs for the row offset and for the column offset, both (B, m, C).
+
+        C is 1 for regression, else the number of classes.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class DrLocReading:
-    """One of the published forms of the loss. The defaults are the paper's L_drloc.
+    """The variant of the loss. The defaults are the paper's L_drloc.
 
     Attributes:
-        mode: "l1" regresses absolute offsets (L_drloc), "signed" signed ones (L*_drloc), "ce" classifies the
-            offset (L_ce), "reg" regresses the class under a predicted variance (L_reg).
-        scale: Divisor of the targets of "l1" and "signed", see `pair_targets`. The authors' code trains on
-            raw cells ("none"), so that its losses are k times those of the paper on a k x k grid.
-        shifted: Move the targets of "signed" by side - 1, as the authors' code does.
-        coordinates: "mean" averages the L1 norm over both coordinates, as the paper's pseudocode and the
-            authors' code do; "sum" is Eq. 2, twice as large.
-        classes: The classes of "ce" and "reg", see `class_counts`.
-        log_of: Argument of the logarithm in the variance term of "reg", "sigma" (paper) or "variance"
+        mode: "l1" regresses absolute offsets (L_drloc), "signed" regresses signed offsets (L*_drloc), "ce" classifies
+            the offset (L_ce), "reg" regresses the class with a predicted variance (L_reg).
+        scale: Divisor of the targets in the modes "l1" and "signed", see `pair_targets`. The authors' code does not
+            divide them ("none"), so on a k x k grid its losses are k times those of the paper.
+        shifted: Whether side - 1 is added to the targets in the mode "signed", as in the authors' code.
+        coordinates: "mean" averages the L1 distance over both coordinates, as in the paper's pseudocode and the
+            authors' code; "sum" adds them, as in Eq. 2, which gives twice the loss.
+        classes: Set of classes in the modes "ce" and "reg", see `class_counts`.
+        log_of: Argument of the logarithm in the variance term of the mode "reg": "sigma" (paper) or "variance"
             (authors' code).
-        alpha: Factor of the variance term.
+        alpha: Weight of the variance term.
     """
 
     mode: Mode = "l1"
@@ -68,14 +70,14 @@ class DrLocReading:
 
     @property
     def target(self) -> Target:
-        """The `target` argument of `pair_targets` for the L1 modes."""
+        """The `target` argument of `pair_targets` for the modes "l1" and "signed"."""
         if self.mode != "signed":
             return "absolute"
         return "shifted" if self.shifted else "signed"
 
     @property
     def log_variance_factor(self) -> float:
-        """The factor of log(sigma^2) in "reg"; log(sigma) is half of it."""
+        """The factor of log(sigma^2) in the mode "reg", where log(sigma) = log(sigma^2) / 2."""
         return self.alpha if self.log_of == "variance" else self.alpha / 2
 
 
@@ -91,76 +93,80 @@ def drloc_loss(
     generator: torch.Generator | None = None,
     pairs: Tensor | None = None,
 ) -> Tensor:
-    """Return the dense relative localization loss of one grid (Eq. 1 and 2), a mean over images and pairs.
+    """Return the dense relative localization loss of one grid (Eq. 1 and 2), averaged over images and pairs.
 
-    Eq. 2 sums over the batch; the paper's pseudocode and the authors' code average, and only this form fits the
-    published weights. Grids need not be square (see `drloc_targets` for such grids in the authors'
-    code). The loss is computed in float32 or better, also under autocast, and nothing waits for the device.
+    Eq. 2 sums over the batch, but the paper's pseudocode and the authors' code average over it, and the published loss
+    weights only make sense with the average. Grids need not be square (the authors' code assumes square grids, see
+    `drloc_targets`). The loss is computed in float32 or better, also under autocast, without waiting for the device.
 
     Args:
-        grid: (B, D, H, W) embeddings, at least 2 cells.
-        head: Predicts from a grid and pairs of its cells.
-        reading: Published form of the loss.
-        n_pairs: Pairs per image; None pairs all cells with a permutation of themselves (`permuted_pairs`).
-        generator: Draws the pairs, on the device of the grid; not needed where `pairs` is given.
-        pairs: (B, m, 2, 2) integer cells to use instead of random pairs.
+        grid: (B, D, H, W) embeddings of at least 2 cells.
+        head: Function that predicts offsets from the grid and pairs of its cells.
+        reading: Variant of the loss.
+        n_pairs: Pairs per image; None to pair each cell with one of a random permutation (`permuted_pairs`).
+        generator: Random generator for the pairs, on the device of the grid; not used if `pairs` is given.
+        pairs: (B, m, 2, 2) integer (row, column) of both cells of each pair, used instead of random pairs.
 
     Returns:
         A scalar.
 
     Raises:
-        ValueError: the grid has a single cell, neither `generator` nor `pairs` is given, or the head has
-            fewer classes than the grid has offsets.
+        ValueError: the grid has a single cell, neither `generator` nor `pairs` is given, or the head has fewer outputs
+            than the grid has offset classes.
 
     Example:
-        >>> def knows_nothing(grid, pairs):
+        >>> def predict_zero(grid, pairs):
         ...     zeros = torch.zeros(*pairs.shape[:2], 1)
         ...     return zeros, zeros
         >>> generator = torch.Generator().manual_seed(0)
-        >>> loss = drloc_loss(torch.rand(8, 4, 7, 7), knows_nothing, n_pairs=4096, generator=generator)
+        >>> loss = drloc_loss(torch.rand(8, 4, 7, 7), predict_zero, n_pairs=4096, generator=generator)
         >>> round(loss.item(), 2)
         0.33
     """
     batch, _, height, width = grid.shape
     if pairs is None:
         if generator is None:
-            raise ValueError("drloc_loss needs a generator to draw pairs from, or the pairs themselves")
+            raise ValueError("drloc_loss needs a random generator for the pairs, or pairs: pass generator= or pairs=")
         pairs = draw_pairs(batch, n_pairs, height, width, generator=generator)
     elif height * width < 2:
         raise ValueError(f"a pair needs a grid of at least 2 cells, got {height} x {width}")
-    # No matrix product follows, so autocast leaves float32 values unchanged.
+    # There is no matrix product from here on, so autocast leaves float32 values unchanged.
     rows, columns = (precise(output) for output in head(grid, pairs))
     return _compute_loss((rows, columns), pairs, (height, width), reading)
 
 
 def draw_pairs(batch_size: int, n_pairs: int | None, height: int, width: int, *, generator: torch.Generator) -> Tensor:
-    """Draw `n_pairs` random pairs per image or, for None, pair all cells with a permutation of themselves."""
+    """Draw `n_pairs` random pairs of cells per image; if it is None, pair each cell with one of a random permutation.
+
+    Returns:
+        (B, m, 2, 2) int64, see `sample_pairs` and `permuted_pairs`.
+    """
     if n_pairs is None:
         return permuted_pairs(batch_size, height, width, generator=generator)
     return sample_pairs(batch_size, n_pairs, height, width, generator=generator)
 
 
 def offset_l1(prediction: Tensor, target: Tensor, *, coordinates: Literal["mean", "sum"] = "mean") -> Tensor:
-    """Return the L1 distance of predicted and true offsets, a mean over images and pairs.
+    """Return the L1 distance between predicted and true offsets, averaged over images and pairs.
 
     Args:
-        prediction: (B, m, 2).
-        target: (B, m, 2).
-        coordinates: "mean" averages over the last axis too, "sum" sums over it (Eq. 2).
+        prediction: (B, m, 2) predicted row and column offsets.
+        target: (B, m, 2) true row and column offsets.
+        coordinates: "mean" also averages over the last axis; "sum" sums over it (Eq. 2).
     """
     if coordinates not in ("mean", "sum"):
         raise ValueError(f"coordinates must be 'mean' or 'sum', got {coordinates!r}")
     if prediction.shape != target.shape:
-        raise ValueError(f"predicted {tuple(prediction.shape)} for offsets {tuple(target.shape)}")
+        raise ValueError(f"prediction has shape {tuple(prediction.shape)}, but target has {tuple(target.shape)}")
     return F.l1_loss(precise(prediction), precise(target)) * (prediction.shape[-1] if coordinates == "sum" else 1)
 
 
 def offset_cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the cross-entropy of one axis, a mean over images and pairs (L_ce sums both axes).
+    """Return the cross-entropy for one axis, averaged over images and pairs; L_ce is the sum over both axes.
 
     Args:
-        logits: (B, m, C).
-        classes: (B, m) int64.
+        logits: (B, m, C) logits of the offset's class.
+        classes: (B, m) int64 true classes, see `pair_classes`.
     """
     return F.cross_entropy(precise(logits).flatten(0, 1), classes.flatten())
 
@@ -168,20 +174,20 @@ def offset_cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
 def offset_variance_regression(
     logits: Tensor, classes: Tensor, *, log_variance_factor: float, eps: float = 1e-8
 ) -> Tensor:
-    """Return the variance-aware regression loss of one axis, a mean over images and pairs.
+    """Return the variance-aware regression loss for one axis, averaged over images and pairs.
 
-    L_reg sums both axes. With mean mu and variance sigma^2 of the predicted distribution over class numbers,
-    the loss is (c - mu)^2 / sigma^2 + factor * log(sigma^2). The paper writes alpha * log(sigma), that is
-    factor = alpha / 2; the authors' code has factor = alpha. `eps` is added to sigma^2 in both places, as in the
+    L_reg is the sum over both axes. With the mean mu and the variance sigma^2 of the predicted distribution over class
+    numbers, the loss is (c - mu)^2 / sigma^2 + factor * log(sigma^2). The paper writes alpha * log(sigma), so the
+    factor is alpha / 2; in the authors' code it is alpha. `eps` is added to both occurrences of sigma^2, as in the
     authors' code.
 
     Args:
-        logits: (B, m, C).
-        classes: (B, m) int64.
-        log_variance_factor: Weight of the log-variance.
-        eps: Smallest variance, which keeps the loss of a certain prediction finite.
+        logits: (B, m, C) logits of the offset's class.
+        classes: (B, m) int64 true classes c, see `pair_classes`.
+        log_variance_factor: Factor of log(sigma^2).
+        eps: Number added to the variance, so that the loss is finite if one class has the probability 1.
     """
-    logits = precise(logits)  # in half precision `eps` would be 0, and class numbers above 256 rounded
+    logits = precise(logits)  # half precision would turn `eps` into 0 and round class numbers above 256
     values = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)
     probability = logits.softmax(dim=-1)
     mean = (probability * values).sum(-1)
@@ -190,17 +196,17 @@ def offset_variance_regression(
 
 
 def pool_grid(grid: Tensor, pool: Pool | int) -> Tensor:
-    """Shrink a grid before pairs are drawn from it.
+    """Average a grid to a smaller one, before pairs are drawn from it.
 
     Args:
-        grid: (B, D, H, W).
-        pool: "none" keeps the grid. "paper" averages 14 x 14 grids over 2 x 2 cells to 7 x 7 and keeps all
-            others; "reference" does so with the overlapping 3 x 3 windows of stride 2 of the authors'
-            code, whose padding does not count. A number is the new length of the shorter side, by (adaptive)
-            averaging that keeps the aspect ratio; grids that are no larger are kept.
+        grid: (B, D, H, W) embeddings.
+        pool: "none" returns the grid unchanged. "paper" averages 2 x 2 cells of a 14 x 14 grid, which gives 7 x 7, and
+            returns other grids unchanged. "reference" does the same with the overlapping windows of the authors' code:
+            3 x 3 with stride 2, padding not counted. With an integer, the shorter side gets that many cells by
+            (adaptive) averaging, the aspect ratio is kept, and grids that are not larger are returned unchanged.
 
     Returns:
-        (B, D, H', W').
+        (B, D, H', W') averaged embeddings.
 
     Example:
         >>> [tuple(pool_grid(torch.rand(1, 1, 14, 28), p).shape[2:]) for p in ("paper", 7, 5)]
@@ -231,8 +237,8 @@ def _compute_loss(
     needed_classes = class_counts(*size, options.classes)
     if any(output.shape[-1] < count for output, count in zip(outputs, needed_classes, strict=True)):
         raise ValueError(
-            f"a grid of {size[0]} x {size[1]} needs {needed_classes} classes, the head has "
-            f"{tuple(output.shape[-1] for output in outputs)}"
+            f"a grid of {size[0]} x {size[1]} cells needs {needed_classes} classes (rows, columns), but the head has "
+            f"{tuple(output.shape[-1] for output in outputs)} outputs"
         )
     classes = pair_classes(pairs, *size, classes=options.classes).unbind(-1)
     axis_loss = offset_cross_entropy
@@ -250,6 +256,6 @@ def _pool_to_side(grid: Tensor, side: int) -> Tensor:
         return grid
     rows, columns = round(height * side / shorter), round(width * side / shorter)
     if height % rows == 0 and width % columns == 0:
-        # Equal windows: the same values, and a backward pass that is deterministic on GPUs.
+        # If all windows have the same size, both functions return the same, but only this one is deterministic on GPUs.
         return F.avg_pool2d(grid, (height // rows, width // columns))
     return F.adaptive_avg_pool2d(grid, (rows, columns))

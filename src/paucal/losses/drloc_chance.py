@@ -1,4 +1,4 @@
-"""The dense relative localization loss of a head that ignores the image."""
+"""The dense relative localization loss that a head reaches without looking at the image."""
 
 import torch
 from torch import Tensor
@@ -10,9 +10,10 @@ from paucal.losses.drloc_targets import class_counts, pair_classes, pair_targets
 def drloc_chance_level(height: int, width: int, reading: DrLocReading = PAPER) -> float:
     """Return the smallest expected loss over random pairs that a constant prediction can reach.
 
-    A run whose loss stays here has learned nothing about positions. The best constant is the median of the
-    targets in the L1 modes and their distribution in "ce". In "reg" it puts all mass on the first and the last class,
-    which maximises the variance, the divisor of the error.
+    If the loss of a run stays at this level, the features contain nothing about positions. The best constant
+    prediction is the median of the targets in the modes "l1" and "signed", and the distribution of the targets in the
+    mode "ce". In the mode "reg" only the first and the last class have a probability above 0, which maximises the
+    variance by which the error is divided.
 
     Example:
         >>> round(drloc_chance_level(7, 7), 4), round(drloc_chance_level(7, 7, DrLocReading(mode="ce")), 4)
@@ -20,12 +21,15 @@ def drloc_chance_level(height: int, width: int, reading: DrLocReading = PAPER) -
     """
     axis_loss = {"ce": _best_cross_entropy, "reg": _best_variance_regression}.get(reading.mode, _best_l1)
     total = axis_loss(height, reading) + axis_loss(width, reading)
-    averaged = reading.mode in ("l1", "signed") and reading.coordinates == "mean"
-    return (total / 2 if averaged else total).item()
+    is_mean = reading.mode in ("l1", "signed") and reading.coordinates == "mean"
+    return (total / 2 if is_mean else total).item()
 
 
 def _all_pairs(side: int) -> Tensor:
-    # Rows and columns are drawn independently, so one axis is a grid of a single column.
+    """Return all pairs of cells of a grid with `side` rows and one column, (1, side^2, 2, 2).
+
+    One axis at a time is enough, since rows and columns are drawn independently.
+    """
     rows = torch.arange(side)
     cells = torch.cartesian_prod(rows, rows)
     return torch.stack((cells, torch.zeros_like(cells)), dim=-1)[None]
@@ -37,21 +41,21 @@ def _best_l1(side: int, options: DrLocReading) -> Tensor:
     return (offsets - offsets.median()).abs().mean()
 
 
-def _class_of_pairs(side: int, options: DrLocReading) -> Tensor:
+def _classes_of_all_pairs(side: int, options: DrLocReading) -> Tensor:
     return pair_classes(_all_pairs(side), side, 1, classes=options.classes)[0, :, 0]
 
 
 def _best_cross_entropy(side: int, options: DrLocReading) -> Tensor:
-    counts = _class_of_pairs(side, options).bincount().double()
+    counts = _classes_of_all_pairs(side, options).bincount().double()
     return torch.distributions.Categorical(counts / counts.sum()).entropy()
 
 
 def _best_variance_regression(side: int, options: DrLocReading, eps: float = 1e-8) -> Tensor:
-    classes = _class_of_pairs(side, options).double()
+    classes = _classes_of_all_pairs(side, options).double()
     last = class_counts(side, side, options.classes)[0] - 1
     mean = torch.linspace(0, last, 10_001, dtype=torch.float64)
     error = (classes[:, None] - mean).square().mean(0)
-    # The variance on {0, ..., last} is at most mean * (last - mean). The loss falls with the variance up to
-    # error / factor, which is only reached if the factor is far above its usual 0.001.
+    # A distribution on {0, ..., last} has a variance of at most mean * (last - mean). The loss decreases with the
+    # variance until error / factor; this is the smaller bound only if the factor is far above its usual 0.001.
     variance = torch.minimum(mean * (last - mean), error / max(options.log_variance_factor, 1e-12)) + eps
     return (error / variance + options.log_variance_factor * variance.log()).min()

@@ -1,12 +1,11 @@
-"""Pairs of grid cells, and the targets that a network predicts for them.
+"""Pairs of grid cells, and the targets that a network is to predict for them.
 
 Source: Liu et al., "Efficient Training of Visual Transformers with Small Datasets", NeurIPS 2021, section 4.
 
-A pair is two cells, a cell is `(row, column)`, so pairs are (B, m, 2, 2) integer tensors whose last two axes
-are (first or second cell, row or column). The offset of a pair is the first cell minus the second. A grid of
-H rows and W columns is flattened row by row: cell `(row, column)` has index `row * W + column`. The authors'
-code uses the height instead of the width there and draws both coordinates below the height, which is right for
-square grids only.
+A cell is given by `(row, column)`, and a pair has two cells. So pairs are (B, m, 2, 2) integer tensors, whose last two
+axes are (first or second cell, row or column). The offset of a pair is the first cell minus the second. A grid with H
+rows and W columns is flattened row by row: the cell `(row, column)` has the index `row * W + column`. The authors' code
+multiplies by H instead of W and draws rows and columns below H, which is correct for square grids only.
 """
 
 from typing import Literal
@@ -23,17 +22,17 @@ def sample_pairs(batch_size: int, n_pairs: int, height: int, width: int, *, gene
     """Draw ordered pairs of cells uniformly and with replacement, separately for each image.
 
     Both cells of a pair may be the same, as in the paper. The pairs are drawn on the device of the generator, so
-    that nothing is copied between devices in a training step; the authors' code draws on the CPU.
+    that a training step copies nothing between devices; the authors' code draws on the CPU.
 
     Args:
         batch_size: Number of images B.
-        n_pairs: Pairs per image m.
-        height: Rows of the grid.
-        width: Columns of the grid.
-        generator: The source of randomness, on the device where the pairs are needed.
+        n_pairs: Number of pairs m per image.
+        height: Number of rows of the grid.
+        width: Number of columns of the grid.
+        generator: Random generator on the device where the pairs are needed.
 
     Returns:
-        (B, m, 2, 2) int64.
+        (B, m, 2, 2) int64 pairs.
 
     Example:
         >>> pairs = sample_pairs(2, 64, 7, 9, generator=torch.Generator().manual_seed(0))
@@ -48,13 +47,13 @@ def sample_pairs(batch_size: int, n_pairs: int, height: int, width: int, *, gene
 
 
 def permuted_pairs(batch_size: int, height: int, width: int, *, generator: torch.Generator) -> Tensor:
-    """Pair every cell of an image with a cell of a random permutation, H*W pairs per image.
+    """Pair every cell of an image with the cell at its position in a random permutation of all cells.
 
-    This is the alternative to random pairs that the authors' code contains but never uses. Every cell is exactly once
-    the first and once the second of a pair.
+    This is the alternative to random pairs that the authors' code contains but never uses. Every cell is the first cell
+    of exactly one pair, and the second cell of exactly one pair.
 
     Returns:
-        (B, H*W, 2, 2) int64, the first cells in row-major order.
+        (B, H * W, 2, 2) int64 pairs, whose first cells are in row-major order.
     """
     _check_grid(height, width)
     noise = torch.rand(batch_size, height * width, generator=generator, device=generator.device)
@@ -64,7 +63,7 @@ def permuted_pairs(batch_size: int, height: int, width: int, *, generator: torch
 
 
 def pair_index(pairs: Tensor, width: int) -> Tensor:
-    """Return the row-major index of both cells of each pair, (B, m, 2), on a grid of `width` columns."""
+    """Return the row-major index of both cells of each pair, (B, m, 2), in a grid with `width` columns."""
     return pairs[..., 0] * width + pairs[..., 1]
 
 
@@ -77,11 +76,11 @@ def gather_pairs(grid: Tensor, pairs: Tensor) -> Tensor:
     """Return the embeddings of both cells of each pair.
 
     Args:
-        grid: (B, D, H, W).
-        pairs: (B, m, 2, 2).
+        grid: (B, D, H, W) embeddings.
+        pairs: (B, m, 2, 2) pairs of cells.
 
     Returns:
-        (B, m, 2, D); `flatten(2)` gives the concatenation that the localization head reads.
+        (B, m, 2, D) embeddings; `flatten(2)` concatenates those of each pair, as the localization head expects.
     """
     index = pair_index(pairs, grid.shape[-1])
     return gather_cells(grid.flatten(2).transpose(1, 2), index.flatten(1)).unflatten(1, index.shape[1:])
@@ -90,20 +89,20 @@ def gather_pairs(grid: Tensor, pairs: Tensor) -> Tensor:
 def pair_targets(
     pairs: Tensor, height: int, width: int, *, target: Target = "absolute", scale: Scale = "side"
 ) -> Tensor:
-    """Return the offsets that the L1 losses regress (Eq. 1), rows and columns each on their own scale.
+    """Return the targets of the L1 losses (Eq. 1): the row and column offsets, each divided by its side of the grid.
 
     Args:
-        pairs: (B, m, 2, 2).
-        height: Rows of the grid, the scale of the row offset.
-        width: Columns of the grid, the scale of the column offset.
-        target: "absolute" for the size of the offset (L_drloc), "signed" for the offset itself (L*_drloc),
-            "shifted" for the offset plus side - 1, which the authors' code calls signed: never negative.
-        scale: "side" divides by the side (the paper), "side_minus_1" by the largest offset, "none" keeps offsets in
-            cells (as the authors' code does in training). The range of "shifted" is twice as long, and its divisor
-            twice as large.
+        pairs: (B, m, 2, 2) pairs of cells.
+        height: Number of rows of the grid, the side for row offsets.
+        width: Number of columns of the grid, the side for column offsets.
+        target: "absolute" for the absolute value of the offset (L_drloc), "signed" for the offset (L*_drloc), "shifted"
+            for the offset plus side - 1, which is never negative; the authors' code calls this signed.
+        scale: "side" divides by the side (paper), "side_minus_1" by the largest offset, "none" does not divide, so that
+            targets are in cells (authors' code, in training). For "shifted", which has twice the range, the first two
+            divisors are doubled.
 
     Returns:
-        (B, m, 2) float32, (row, column).
+        (B, m, 2) float32 targets, (row, column).
 
     Example:
         >>> cells = torch.tensor([[[[0, 6], [3, 2]]]])
@@ -122,9 +121,9 @@ def pair_targets(
 def class_counts(height: int, width: int, classes: ClassSet = "signed") -> tuple[int, int]:
     """Return the number of classes of the row offset and of the column offset.
 
-    On an axis of k cells "signed" has the 2k-1 offsets that can occur, "paper" the 2k+1 of {-k, ..., k}
-    although -k and k never occur, "absolute" the k sizes. The authors' code has 2k-1 or k, with k fixed at 14
-    for all backbones but Swin; this only adds outputs that are never right.
+    On an axis with k cells, "signed" has the 2k - 1 offsets that can occur, "paper" has the 2k + 1 offsets from -k to
+    k, although -k and k never occur, and "absolute" has the k absolute values. The authors' code has 2k - 1 or k
+    classes, but with k = 14 for all backbones except Swin. On smaller grids this only adds classes that never occur.
     """
     counts = {"signed": (2, -1), "paper": (2, 1), "absolute": (1, 0)}
     if classes not in counts:
@@ -134,7 +133,7 @@ def class_counts(height: int, width: int, classes: ClassSet = "signed") -> tuple
 
 
 def pair_classes(pairs: Tensor, height: int, width: int, *, classes: ClassSet = "signed") -> Tensor:
-    """Return the classes of the row and the column offset, (B, m, 2) int64, below `class_counts`.
+    """Return the classes of the row and column offset of each pair, (B, m, 2) int64, from 0 to `class_counts` - 1.
 
     Example:
         >>> cells = torch.tensor([[[[0, 6], [3, 2]]]])
@@ -163,7 +162,7 @@ def _axis_target(offset: Tensor, side: int, target: Target) -> Tensor:
 
 
 def _divisor(side: int, target: Target, scale: Scale) -> int:
-    # On an axis of one cell every offset is 0, whatever it is divided by.
+    # With one cell per axis, side - 1 would be 0; any other divisor works, since all offsets are 0.
     divisors = {"side": side, "side_minus_1": max(side - 1, 1), "none": 1}
     if scale not in divisors:
         raise ValueError(f"scale must be one of {list(divisors)}, got {scale!r}")

@@ -1,13 +1,14 @@
-"""The losses of EsViT (Li et al., ICLR 2022, section 3): the rows that are compared, and their weights.
+"""The view loss and the region loss of EsViT (Li et al., ICLR 2022, section 3).
 
-A student sees all crops of an image, a teacher only the global ones. The view loss asks that the student's
-distribution for a crop is the teacher's for another crop; the region loss asks the same of every cell, whose
-counterpart is the most similar cell of the teacher's crop (equation 2).
+The student gets all crops of an image, the teacher only the global crops. Both predict a distribution over prototypes
+for each crop and for each cell of a crop's feature grid. In the view loss, the target of the student's distribution for
+a crop is the teacher's distribution for another crop of the image. In the region loss, the target of a cell is the most
+similar cell of the teacher's crop (equation 2).
 
-Where the paper and the authors' code differ we follow the code, as Algorithm 1 does: the teacher is the target
-(equation 1 prints the opposite), the similarity is the cosine of backbone features (Algorithm 1: their dot product, an
-option here), and each task counts half where both are on. The authors' code assumes two groups of crops; here there may
-be any number of groups of any size.
+Where the paper and the authors' code differ, this follows the code: the teacher is the target (equation 1 has the
+opposite), the similarity is the cosine of backbone features (in Algorithm 1 their dot product, an option here), and
+each of the two losses has the weight 0.5 if both are used. The authors' code assumes two sizes of crops; here there may
+be any number of sizes.
 """
 
 from collections.abc import Sequence
@@ -27,19 +28,19 @@ Similarity = Literal["cosine", "dot"]
 
 @dataclass(frozen=True)
 class EsvitTask:
-    """The tensors that one of the two tasks compares: rows are crops in the view task, cells in the region task.
+    """The inputs of the view loss or of the region loss. A row is a crop in the view loss, a cell in the region loss.
 
-    The score of a row for a prototype is their product. Scores for K prototypes that are computed already can be passed
-    as rows, with `torch.eye(K)` as prototypes.
+    The score of a row for a prototype is their dot product. To pass scores for K prototypes that are already computed,
+    use them as rows, with `torch.eye(K)` as the prototypes.
 
     Attributes:
-        student: (B, R, D), outputs of the student's projection head.
-        prototypes: (K, D), the last layer of that head.
-        teacher: (B, S, D), outputs of the teacher's projection head.
-        teacher_prototypes: (K, D).
-        centre: (K,), subtracted from the teacher's scores; see `moved_centre`.
-        targets: (query, key) rows to compare; for crops None compares all pairs of different crops. For cells, see
-            `region_targets`.
+        student: (B, R, D) outputs of the student's projection head before its last layer.
+        prototypes: (K, D) weight of the last layer of the student's head.
+        teacher: (B, S, D) outputs of the teacher's projection head before its last layer.
+        teacher_prototypes: (K, D) weight of the last layer of the teacher's head.
+        centre: (K,) centre that is subtracted from the teacher's scores; see `moved_centre`.
+        targets: Teacher's rows with which each student's row is compared, see `region_targets`. None, in the view loss
+            only, for all pairs of different crops.
     """
 
     student: Tensor
@@ -52,12 +53,12 @@ class EsvitTask:
 
 @dataclass(frozen=True)
 class EsvitLoss:
-    """The two parts of the loss and their weighted sum, scalars.
+    """The view loss, the region loss and their weighted sum, scalars.
 
     Attributes:
-        view: View loss, over crops.
-        region: Region loss, over cells; None without cells.
-        total: The sum by `task_weights`.
+        view: View loss, unweighted.
+        region: Region loss, unweighted; None if it is not used.
+        total: Sum of both, weighted by `task_weights`.
     """
 
     view: Tensor
@@ -74,34 +75,36 @@ def esvit_loss(
     view_weight: float | None = None,
     region_weight: float = 0.5,
 ) -> EsvitLoss:
-    """Return the loss of EsViT or, without regions, the loss of DINO.
+    """Return the loss of EsViT or, without `region`, the loss of DINO.
 
-    The scores of only a few images are held at once, see `prototype_cross_entropy`. The teacher gets no gradient.
+    The scores of only a few images are in memory at once, see `prototype_cross_entropy`. The teacher gets no gradient.
 
     Args:
-        view: Crops of the student and of the teacher, global ones first.
-        region: Their cells, with the targets of `region_targets`.
-        student_temperature: Divides the student's scores.
-        teacher_temperature: Divisor of the teacher's scores after the centre is subtracted.
-        view_weight: See `task_weights`.
-        region_weight: See `task_weights`.
+        view: Inputs of the view loss, global crops first.
+        region: Inputs of the region loss, with the targets of `region_targets`; None for the view loss alone.
+        student_temperature: Divisor of the student's scores.
+        teacher_temperature: Divisor of the teacher's scores, applied after the centre is subtracted.
+        view_weight: Weight of the view loss, see `task_weights`.
+        region_weight: Weight of the region loss.
 
     Raises:
-        ValueError: there is no pair of crops, or the cells come without targets.
+        ValueError: there is no pair of crops, or `region` has no targets.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
         >>> draw = lambda *shape: torch.randn(*shape, generator=generator)
-        >>> prototypes, centre = torch.eye(16), torch.zeros(16)  # the rows are scores of 16 prototypes
-        >>> crops, global_crops = torch.zeros(4, 6, 16), draw(4, 2, 16)  # of 4 images; the teacher sees 2 crops of 6
+        >>> prototypes, centre = torch.eye(16), torch.zeros(16)  # so the rows below are scores for 16 prototypes
+        >>> crops, global_crops = torch.zeros(4, 6, 16), draw(4, 2, 16)  # 4 images with 6 crops, 2 of them global
         >>> view = EsvitTask(crops, prototypes, global_crops, prototypes, centre)
-        >>> round(esvit_loss(view).total.item(), 4)  # ln 16: this student finds all prototypes equally likely
+        >>> round(esvit_loss(view).total.item(), 4)  # ln 16, since the student's scores are all equal
         2.7726
-        >>> cells, goals = [draw(4, 9, 16) for _ in range(6)], [draw(4, 9, 16) for _ in range(2)]
-        >>> aim = region_targets(cells, goals)  # as a rule of the backbone's features, not of the projected ones
-        >>> region = EsvitTask(torch.cat(cells, 1), prototypes, torch.cat(goals, 1), prototypes, centre, aim)
-        >>> found = esvit_loss(view, region)
-        >>> bool(found.total == (found.view + found.region) / 2)
+        >>> cells, teacher_cells = [draw(4, 9, 16) for _ in range(6)], [draw(4, 9, 16) for _ in range(2)]
+        >>> targets = region_targets(cells, teacher_cells)  # in training, from the backbone's features
+        >>> region = EsvitTask(
+        ...     torch.cat(cells, 1), prototypes, torch.cat(teacher_cells, 1), prototypes, centre, targets
+        ... )
+        >>> loss = esvit_loss(view, region)
+        >>> bool(loss.total == (loss.view + loss.region) / 2)
         True
     """
     weights = task_weights(region is not None, view_weight, region_weight)
@@ -117,18 +120,18 @@ def esvit_loss(
     if region is None:
         return EsvitLoss(view_loss, None, weights["view"] * view_loss)
     if region.targets is None:
-        raise ValueError("cells need targets that say which of the teacher's each is compared with: region_targets")
+        raise ValueError("the region loss needs targets: pass those of region_targets as region.targets")
     region_loss = task_loss(region, region.targets)
     return EsvitLoss(view_loss, region_loss, weights["view"] * view_loss + weights["region"] * region_loss)
 
 
 def task_weights(region: bool, view_weight: float | None = None, region_weight: float = 0.5) -> dict[str, float]:
-    """Return the weight of each task that is on.
+    """Return the weights of the losses that are used, by the name of the loss.
 
     Args:
-        region: Whether the region task is used.
-        view_weight: Weight of the view task; None for 0.5 beside the region task and 1 alone.
-        region_weight: Weight of the region task.
+        region: Whether the region loss is used.
+        view_weight: Weight of the view loss; None for 0.5 with the region loss and 1 without it.
+        region_weight: Weight of the region loss.
 
     Example:
         >>> task_weights(False), task_weights(True)
@@ -140,9 +143,9 @@ def task_weights(region: bool, view_weight: float | None = None, region_weight: 
 
 
 def view_pairs(teacher_views: int, student_views: int) -> list[tuple[int, int]]:
-    """Return all pairs (teacher's crop, student's crop) of two different crops.
+    """Return all pairs (teacher's crop, student's crop) of two different crops, as indices in the batch's views.
 
-    Crops are numbered as in a batch, global ones first.
+    Global crops come first, and the teacher gets only these.
 
     Example:
         >>> view_pairs(2, 3)
@@ -150,20 +153,20 @@ def view_pairs(teacher_views: int, student_views: int) -> list[tuple[int, int]]:
         >>> len(view_pairs(2, 10))
         18
     """
-    return [(q, v) for q in range(teacher_views) for v in range(student_views) if q != v]
+    return [(target, crop) for target in range(teacher_views) for crop in range(student_views) if target != crop]
 
 
 def view_targets(images: int, teacher_views: int, student_views: int, device: torch.device | str = "cpu") -> Targets:
-    """Return the targets of the view loss, which is the mean over all pairs.
+    """Return the targets of the view loss, in which all pairs of different crops have the same weight.
 
     Args:
         images: Number of images B.
-        teacher_views: Crops the teacher sees, its rows.
-        student_views: Crops the student sees, its rows.
+        teacher_views: Number of crops that the teacher gets.
+        student_views: Number of crops that the student gets.
         device: Device of the result.
 
     Returns:
-        `rows` (B, student_views, teacher_views), `weights` (student_views, teacher_views).
+        Targets with `rows` (B, student_views, teacher_views) and `weights` (student_views, teacher_views).
 
     Raises:
         ValueError: there is no pair.
@@ -174,42 +177,42 @@ def view_targets(images: int, teacher_views: int, student_views: int, device: to
 
 
 def region_targets(student: Sequence[Tensor], teacher: Sequence[Tensor], similarity: Similarity = "cosine") -> Targets:
-    """Return the targets of the region loss, which is a mean over a crop's cells, then over all pairs.
+    """Return the targets of the region loss, which is averaged over the cells of a crop, then over all pairs of crops.
 
-    A cell of a small crop thus counts more than one of a large crop.
+    So a cell of a small crop has a larger weight than a cell of a large crop.
 
     Args:
-        student: Features of the student's cells, per crop (B, T_v, P), before the head.
-        teacher: Features of the teacher's cells, per global crop (B, T_q, P).
-        similarity: Measure by which the most similar cell is found.
+        student: One (B, T_v, P) tensor per crop: backbone features of the student's T_v cells.
+        teacher: One (B, T_q, P) tensor per global crop: backbone features of the teacher's T_q cells.
+        similarity: Measure that decides which cell is the most similar.
 
     Returns:
-        `rows` (B, sum of T_v, teacher crops), `weights` (sum of T_v, teacher crops).
+        Targets with `rows` (B, sum of T_v, number of global crops) and `weights` (sum of T_v, number of global crops).
     """
-    pair = _pair_weights(len(teacher), len(student), student[0].device)
-    starts = list(accumulate([part.shape[1] for part in teacher[:-1]], initial=0))
+    pair_weights = _pair_weights(len(teacher), len(student), student[0].device)
+    starts = list(accumulate([crop.shape[1] for crop in teacher[:-1]], initial=0))
     rows, weights = [], []
     for number, cells in enumerate(student):
-        pairs = zip(teacher, starts, strict=True)
-        rows.append(torch.stack([match_regions(cells, part, similarity) + start for part, start in pairs], 2))
-        weights.append((pair[number] / cells.shape[1]).expand(cells.shape[1], -1))
+        teacher_crops = zip(teacher, starts, strict=True)
+        rows.append(torch.stack([match_regions(cells, crop, similarity) + start for crop, start in teacher_crops], 2))
+        weights.append((pair_weights[number] / cells.shape[1]).expand(cells.shape[1], -1))
     return Targets(torch.cat(rows, 1), torch.cat(weights))
 
 
 @torch.no_grad()
 def match_regions(student: Tensor, teacher: Tensor, similarity: Similarity = "cosine") -> Tensor:
-    """Return for each cell of the student the most similar cell of the teacher in the same image (equation 2).
+    """Return for each of the student's cells the index of the teacher's most similar cell in the image (equation 2).
 
-    The choice is hard and gets no gradient; several cells may have the same match. Features are compared in float32,
-    also inside autocast (the authors' code compares in half precision there).
+    The index has no gradient, and several cells may have the same match. Features are compared in float32, also under
+    autocast, where the authors' code compares in half precision.
 
     Args:
-        student: (B, T_s, P).
-        teacher: (B, T_t, P).
-        similarity: "cosine", or "dot" as in Algorithm 1.
+        student: (B, T_s, P) features of the student's cells.
+        teacher: (B, T_t, P) features of the teacher's cells.
+        similarity: "cosine", or "dot" for the dot product, as in Algorithm 1.
 
     Returns:
-        (B, T_s) int64.
+        (B, T_s) int64 indices below T_t.
 
     Example:
         >>> cells = torch.eye(3)[None]
@@ -219,30 +222,33 @@ def match_regions(student: Tensor, teacher: Tensor, similarity: Similarity = "co
     with torch.autocast(student.device.type, enabled=False):
         student, teacher = student.float(), teacher.float()
         if similarity == "cosine":
-            teacher = F.normalize(teacher, dim=2)  # the length of the student's own feature changes no arg-max
+            teacher = F.normalize(teacher, dim=2)  # the length of the student's features does not change the argmax
         return torch.bmm(student, teacher.transpose(1, 2)).argmax(2)
 
 
 @torch.no_grad()
 def moved_centre(centre: Tensor, mean: Tensor, momentum: float) -> Tensor:
-    """Return the centre after a step: an exponential average of the teacher's mean score, over all processes.
+    """Return the centre after a step: an exponential moving average of the teacher's mean scores, over all processes.
 
-    A mean that is not finite leaves the centre where it is.
+    If a mean is not finite, the centre is returned unchanged.
 
     Args:
-        centre: (K,).
-        mean: (K,), the mean of the teacher's scores, before temperature and centre, on this process; every process
-            must have the same number of rows.
-        momentum: Share of the old centre.
+        centre: (K,) centre before the step.
+        mean: (K,) mean of this process's teacher scores, before the centre is subtracted and the temperature applied;
+            every process must average the same number of rows.
+        momentum: Factor of the old centre in the average.
     """
     mean = all_reduce_mean(mean)
     return torch.where(torch.isfinite(mean).all(), centre * momentum + mean * (1 - momentum), centre)
 
 
 def _pair_weights(teacher_views: int, student_views: int, device: torch.device | str) -> Tensor:
-    """Return (student_views, teacher_views): 1 / the number of pairs, 0 for a crop with itself."""
-    pairs = len(view_pairs(teacher_views, student_views))
-    if not pairs:
-        raise ValueError(f"{teacher_views} crops of a teacher and {student_views} of a student make no pair")
-    weights = torch.full((student_views, teacher_views), 1 / pairs, device=device)
+    """Return the weight of each pair of crops, (student_views, teacher_views): equal weights, 0 for twice one crop."""
+    n_pairs = len(view_pairs(teacher_views, student_views))
+    if not n_pairs:
+        raise ValueError(
+            f"there is no pair of different crops: the teacher gets {teacher_views} crops and the student "
+            f"{student_views}; add a crop"
+        )
+    weights = torch.full((student_views, teacher_views), 1 / n_pairs, device=device)
     return weights.fill_diagonal_(0.0)

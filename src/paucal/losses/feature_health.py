@@ -1,29 +1,30 @@
-"""Measures of features: whether they still differ between images, and in how many directions.
+"""Measures that detect collapsed features: how much features differ between images, and in how many directions.
 
-None of these is a loss to train with. Every function is a few reductions and at most one matrix product, stays on the
-device, and computes in float32 also under autocast.
+They are logged, not trained on. Each function takes a few reductions and at most one matrix product, does not wait for
+the device, and computes in float32 also under autocast.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Features whose deviations are below this share of their size are equal up to rounding.
-EQUAL = 1e-5
+# Features are equal up to rounding if no entry differs from its mean by more than this share of the largest entry.
+EQUALITY_TOLERANCE = 1e-5
 
 
 def feature_spread(features: Tensor) -> Tensor:
-    """Return how far apart features lie: 1 for all directions alike, 0 for equal features.
+    """Return how spread out the directions of features are: 1 if they are uniformly distributed, 0 if all are equal.
 
-    The standard deviation over the rows of each channel of the unit-length features, averaged over channels, times
-    sqrt(D) (SimSiam, arXiv:2011.10566, section 4.1). We divide by the number of rows, not by one less, so that the
-    value never exceeds 1. Features that share a common direction, as those of an untrained network do, lie between.
+    It is the standard deviation of each channel over the rows, after each row is scaled to length 1, averaged over
+    channels and multiplied by sqrt(D) (SimSiam, arXiv:2011.10566, section 4.1). The deviation is divided by N, not by
+    N - 1, so that the result is at most 1. For an untrained network, whose features have a large common component, it
+    is between 0 and 1.
 
     Args:
-        features: (N, D).
+        features: (N, D) features, a row per image.
 
     Returns:
-        A scalar; NaN for fewer than two rows, which say nothing.
+        A scalar; NaN for fewer than two rows.
 
     Example:
         >>> round(feature_spread(torch.tensor([[1.0, 0.0], [-3.0, 0.0], [0.0, 2.0], [0.0, -1.0]])).item(), 4)
@@ -39,20 +40,23 @@ def feature_spread(features: Tensor) -> Tensor:
 
 
 def effective_rank(features: Tensor) -> Tensor:
-    """Return in how many directions features vary: the participation ratio of their covariance.
+    """Return the number of directions in which features vary: the participation ratio of their covariance.
 
-    It is tr(C)^2 / tr(C^2), with C the covariance of the centred features: the squared sum of its eigenvalues over the
-    sum of their squares. It is n where n eigenvalues are equal and the others 0, and needs no eigenvalues, only the
-    smaller of the two Gram matrices. It is the exponential of the Rényi entropy of order 2 of the eigenvalues' shares;
-    RankMe (arXiv:2210.02885) is that of the Shannon entropy of the singular values' shares and needs a decomposition
-    for which a GPU waits. On the same centred features the ratio is never above RankMe, and both fall to 1 together.
+    With the covariance C, the ratio is tr(C)^2 / tr(C^2): the squared sum of the eigenvalues, divided by the sum of
+    their squares. If n eigenvalues are equal and all others 0, it is n. It is computed from the smaller of the two Gram
+    matrices, without eigenvalues.
+
+    It is the exponential of the Rényi entropy of order 2 of the eigenvalues, normalised to sum 1. RankMe
+    (arXiv:2210.02885) is the exponential of the Shannon entropy of the normalised singular values, and needs a
+    decomposition for which the CPU waits for the GPU. On centred features the ratio is at most RankMe, and if one
+    approaches 1, so does the other.
 
     Args:
-        features: (N, D).
+        features: (N, D) features, a row per image.
 
     Returns:
-        A scalar from 1 to min(D, N - 1), 0 for features equal up to rounding; independent normal values give about
-        N D / (N + D). NaN for fewer than two rows.
+        A scalar from 1 to min(D, N - 1); 0 for features that are equal up to rounding; NaN for fewer than two rows.
+        Independent normal values give about N D / (N + D).
 
     Example:
         >>> corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
@@ -63,24 +67,24 @@ def effective_rank(features: Tensor) -> Tensor:
         return features.new_full((), torch.nan, dtype=torch.float32)
     with torch.autocast(features.device.type, enabled=False):
         features = features.float()
-        size = features.abs().max()
+        largest_entry = features.abs().max()
         centred = features - features.mean(0)
-        largest = centred.abs().max()
-        # Squares of squares would leave the range of float32 long before the features do.
-        centred = centred / largest.clamp(min=torch.finfo(torch.float32).tiny)
+        largest_deviation = centred.abs().max()
+        # Scaled, since fourth powers of the entries would exceed the range of float32.
+        centred = centred / largest_deviation.clamp(min=torch.finfo(torch.float32).tiny)
         gram = centred @ centred.T if len(centred) < centred.shape[1] else centred.T @ centred
         ratio = gram.trace().square() / gram.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
-        return torch.where(largest > EQUAL * size, ratio, torch.zeros_like(ratio))
+        return torch.where(largest_deviation > EQUALITY_TOLERANCE * largest_entry, ratio, torch.zeros_like(ratio))
 
 
 def entropy(probabilities: Tensor) -> Tensor:
-    """Return the entropy over the last axis in nats: 0 for certainty, ln K for K equal probabilities.
+    """Return the entropy over the last axis in nats: 0 if one probability is 1, ln K if all K are equal.
 
     Args:
-        probabilities: (..., K), rows sum to 1; exact zeros add nothing.
+        probabilities: (..., K) probabilities, which sum to 1 over the last axis.
 
     Returns:
-        (...,) float32.
+        (...,) float32 entropies.
 
     Example:
         >>> [round(value, 4) for value in entropy(torch.tensor([[0.25] * 4, [1.0, 0, 0, 0]])).tolist()]

@@ -1,9 +1,9 @@
 """Targets for every token from a teacher's label map, without a tensor over all classes.
 
-A label map keeps, for each cell of the teacher's grid, the logits of its top k classes; the others count as zero.
-Even with a thousand classes, the map of a photograph names only some dozens, so targets are stored for these classes,
-and one probability for each of the others. Source: Jiang et al. 2021, "All Tokens Matter", section 3, and the
-target builder of the authors' code, which scatters everything into (B, K, H, W) first.
+For each cell of the teacher's grid, a label map stores the logits of the k classes with the largest logits; the logits
+of all other classes count as 0. Even with a thousand classes, the map of a photograph names only a few dozen different
+classes. So the targets have one probability for each of these named classes, and one that applies to every other class.
+Source: Jiang et al. 2021, "All Tokens Matter", section 3, and the authors' code, which expands maps to (B, K, H, W).
 """
 
 from dataclasses import dataclass, replace
@@ -17,49 +17,59 @@ from paucal.losses.precision import precise
 
 @dataclass(frozen=True)
 class SparseTargets:
-    """Probabilities over K classes for T places of each image.
+    """Probabilities over K classes for T tokens of each image.
 
     Attributes:
-        classes: (B, U) int64, classes named in the image's map; -1 pads.
-        named: (B, T, U) probabilities of these classes; 0 for padding.
-        other: (B, T) probability of each class that is not named.
+        classes: (B, U) int64 classes that are named in the image's label map, padded with -1.
+        named: (B, T, U) probabilities of the named classes; 0 for padding.
+        other: (B, T) probability of each single class that is not named.
         num_classes: Number of classes K.
-        known: (B, T) share of each place that the label map covers; None for all of it.
+        coverage: (B, T) share of each token's area that the label map covers, from 0 to 1; None if it covers all areas.
     """
 
     classes: Tensor
     named: Tensor
     other: Tensor
     num_classes: int
-    known: Tensor | None = None
+    coverage: Tensor | None = None
 
     def dense(self) -> Tensor:
-        """Return (B, T, K)."""
+        """Return the probabilities of all classes, (B, T, K)."""
         dense = self.other[..., None].repeat(1, 1, self.num_classes)
         index = self.classes.clamp(min=0)[:, None].expand_as(self.named)
-        # Padding points at class 0 and adds nothing there.
+        # Padding gets the index of class 0, but adds 0 to it.
         difference = (self.named - self.other[..., None]) * (self.classes >= 0)[:, None]
         return dense.scatter_add(-1, index, difference)
 
     def smoothed(self, amount: float) -> "SparseTargets":
-        """Return (1 - amount) * target + amount / K, which sums to one.
+        """Return the targets with label smoothing: (1 - amount) * target + amount / K, which sums to 1.
 
-        The factor in the authors' code is 1 - amount + amount / K instead; see `smoothed_like_program`.
+        In the authors' code, the factor is 1 - amount + amount / K instead; see `smoothed_like_authors`.
         """
         return self._scaled(1 - amount, amount / self.num_classes)
 
-    def smoothed_like_program(self, amount: float) -> "SparseTargets":
-        """Return the targets smoothed as in the authors' code, which sum to 1 + amount / K."""
-        add = amount / self.num_classes
-        return self._scaled(1 - amount + add, add)
+    def smoothed_like_authors(self, amount: float) -> "SparseTargets":
+        """Return the targets with label smoothing as in the authors' code; they sum to 1 + amount / K."""
+        uniform_share = amount / self.num_classes
+        return self._scaled(1 - amount + uniform_share, uniform_share)
 
     def _scaled(self, factor: float, shift: float) -> "SparseTargets":
+        """Return the targets with all probabilities multiplied by `factor` and increased by `shift`."""
         named = (self.named * factor + shift) * (self.classes >= 0)[:, None]
         return replace(self, named=named, other=self.other * factor + shift)
 
 
 def compact_maps(values: Tensor, slots: Tensor, named: int) -> Tensor:
-    """Return maps (B, U, H, W) of the named classes' logits from top-k values and slots (B, k, H, W)."""
+    """Return one map of logits per named class, from the top k logits of each cell.
+
+    Args:
+        values: (B, k, H, W) logits.
+        slots: (B, k, H, W) int64 index of each logit's class in the image's list of named classes.
+        named: Number of named classes U, padding included.
+
+    Returns:
+        (B, U, H, W) float32 logits; 0 where a class is not among the top k of the cell.
+    """
     batch, _, height, width = values.shape
     maps = values.new_zeros(batch, named, height, width, dtype=torch.float32)
     return maps.scatter_add(1, slots, values.float())
@@ -68,25 +78,26 @@ def compact_maps(values: Tensor, slots: Tensor, named: int) -> Tensor:
 def sample_maps(
     maps: Tensor, geometry: Tensor, size: tuple[int, int], covered: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Average label maps over the cells of a view.
+    """Average label maps over each cell of a view's grid.
 
-    For views that are boxes this is RoIAlign with adaptive sampling (as many points along a side of a cell as it
-    spans cells of the map, rounded up), as in the authors' code; here a view may also be mirrored, turned or sheared.
-    Points outside the image count as zero; points in the image but outside the map are left out of the average.
+    For a view that is an upright box of the image, this is RoIAlign with adaptive sampling, as in the authors' code:
+    the number of sample points along a side of a cell is the number of map cells that the side spans, rounded up. Here
+    a view may also be mirrored, rotated or sheared. Sample points outside the image count as 0; points inside the image
+    but outside the map are left out of the average.
 
-    Half precision is avoided inside autocast: positions would be off by some hundredths of a cell, which moves
-    probabilities by up to 0.1.
+    Computed in float32 also under autocast, since half precision would move the points by some hundredths of a cell,
+    which changes probabilities by up to 0.1.
 
     Args:
-        maps: (B, U, H, W).
-        geometry: (B, 2, 3) from points of the view to points of the image, see `types.Batch.geometry`.
-        size: (rows, columns) of cells in the view.
-        covered: (B, 2) shares of the image's width and height, about its centre, that the maps cover; None where they
-            cover whole images.
+        maps: (B, U, H, W) label maps.
+        geometry: (B, 2, 3) affine maps from points of the view to points of the image, see `types.Batch.geometry`.
+        size: (rows, columns) of the view's grid.
+        covered: (B, 2) shares of the image's width and height that a map covers, around the image's centre; None if
+            maps cover whole images.
 
     Returns:
-        The averages (B, U, rows, columns), zero where nothing is known, and the known share (B, rows, columns) of each
-        cell; the share is None where `covered` is None.
+        The averages (B, U, rows, columns), 0 where the map covers nothing of a cell, and the share (B, rows, columns)
+        of each cell that the map covers; None instead of the share if `covered` is None.
     """
     with torch.autocast(maps.device.type, enabled=False):
         return _cell_averages(precise(maps), precise(geometry), size, None if covered is None else precise(covered))
@@ -98,26 +109,26 @@ def _cell_averages(
     rows, columns = size
     to_map = geometry if covered is None else geometry / covered[:, :, None]
     down, across = _points_per_cell(to_map, maps.shape[-2:], size)
-    most_down, most_across = _max_points(maps.shape[-2], rows), _max_points(maps.shape[-1], columns)
-    y, weight_y = _point_positions(down, most_down, rows)
-    x, weight_x = _point_positions(across, most_across, columns)
+    max_down, max_across = _max_points(maps.shape[-2], rows), _max_points(maps.shape[-1], columns)
+    y, weight_y = _point_positions(down, max_down, rows)
+    x, weight_x = _point_positions(across, max_across, columns)
     points = torch.stack((x[:, None, :].expand(-1, y.shape[1], -1), y[:, :, None].expand(-1, -1, x.shape[1])), -1)
     ones = torch.ones_like(points[..., :1])
     map_points = torch.cat((points, ones), -1) @ to_map[:, None].transpose(-1, -2)
-    inside = _within_view(map_points)
+    in_map = _is_inside(map_points)
     sampled = functional.grid_sample(maps, map_points, padding_mode="border", align_corners=False)
     weight = weight_y[:, :, None] * weight_x[:, None, :]
 
-    def over_cells(values: Tensor, chosen: Tensor) -> Tensor:
-        weighted = values * (chosen * weight)[:, None]
-        return functional.avg_pool2d(weighted, (most_down, most_across), divisor_override=1)  # sums
+    def sum_over_cells(values: Tensor, point_mask: Tensor) -> Tensor:
+        weighted = values * (point_mask * weight)[:, None]
+        return functional.avg_pool2d(weighted, (max_down, max_across), divisor_override=1)  # 1: sums, not averages
 
-    average = over_cells(sampled, inside)
+    average = sum_over_cells(sampled, in_map)
     if covered is None:
         return average, None
-    in_image = _within_view(map_points * covered[:, None, None])
-    known = 1 - over_cells(torch.ones_like(sampled[:, :1]), in_image & ~inside)
-    return average / known.clamp(min=1e-6), known.squeeze(1).clamp(min=0)
+    in_image = _is_inside(map_points * covered[:, None, None])
+    coverage = 1 - sum_over_cells(torch.ones_like(sampled[:, :1]), in_image & ~in_map)
+    return average / coverage.clamp(min=1e-6), coverage.squeeze(1).clamp(min=0)
 
 
 def map_targets(
@@ -131,81 +142,90 @@ def map_targets(
 ) -> SparseTargets:
     """Return the targets of a view's cells: the softmax, over all classes, of the averaged logits.
 
-    A teacher may know classes beyond the K of the run. Their probability says only that something else is there, not
-    which of the K classes it resembles, so it is spread over all K alike, as in label smoothing.
+    A teacher may have classes that the run, with its K classes, does not have. Their probability does not say which of
+    the K classes an area resembles, so it is spread evenly over all K, as in label smoothing.
 
     Args:
-        maps: (B, U, H, W) logits of the named classes, as `compact_maps` gives them.
-        classes: (B, U) numbers of the named classes, -1 for padding; classes beyond the run's K have numbers from K on.
-        geometry: (B, 2, 3), as for `sample_maps`.
-        size: (rows, columns) of the cells, which come row by row; (1, 1) for the target of the whole view.
-        num_classes: Number of classes K.
-        covered: (B, 2), as for `sample_maps`.
-        teacher_classes: (B,) number of classes that the teacher knows, the K included; None if it knows no others.
+        maps: (B, U, H, W) logits of the named classes, from `compact_maps`.
+        classes: (B, U) int64 numbers of the named classes, -1 for padding; from K on for classes that the run does not
+            have.
+        geometry: (B, 2, 3) affine maps from view to image, as for `sample_maps`.
+        size: (rows, columns) of the view's grid, whose cells are numbered row by row; (1, 1) for one target per view.
+        num_classes: Number of classes K of the run.
+        covered: (B, 2) covered shares of the image's width and height, as for `sample_maps`.
+        teacher_classes: (B,) number of the teacher's classes, the run's K included; None if it has only those K.
     """
-    average, known_share = sample_maps(maps, geometry, size, covered)
+    average, coverage = sample_maps(maps, geometry, size, covered)
     logits = average.flatten(2).transpose(1, 2)
     is_listed = (classes >= 0)[:, None]
-    top = logits.masked_fill(~is_listed, 0.0).amax(-1, keepdim=True).clamp(min=0)  # the other classes' logit is 0
-    weights = (logits - top).exp() * is_listed
-    other_weight = (-top).exp()
-    teachers = num_classes if teacher_classes is None else teacher_classes[:, None, None]
-    unnamed = teachers - is_listed.sum(-1, keepdim=True)
-    total = weights.sum(-1, keepdim=True) + unnamed * other_weight
-    share = None if known_share is None else known_share.flatten(1)
-    targets = SparseTargets(classes, weights / total, (other_weight / total).squeeze(-1), num_classes, share)
+    # At least 0, the logit of the classes that are not named
+    max_logits = logits.masked_fill(~is_listed, 0.0).amax(-1, keepdim=True).clamp(min=0)
+    weights = (logits - max_logits).exp() * is_listed
+    other_weight = (-max_logits).exp()
+    n_classes = num_classes if teacher_classes is None else teacher_classes[:, None, None]
+    n_unnamed = n_classes - is_listed.sum(-1, keepdim=True)
+    total = weights.sum(-1, keepdim=True) + n_unnamed * other_weight
+    token_coverage = None if coverage is None else coverage.flatten(1)
+    targets = SparseTargets(classes, weights / total, (other_weight / total).squeeze(-1), num_classes, token_coverage)
     return targets if teacher_classes is None else _spread_other_classes(targets)
 
 
 def _spread_other_classes(targets: SparseTargets) -> SparseTargets:
-    """Return targets over the K classes alone, with the others' probability spread over them in equal parts."""
-    is_own = (targets.classes >= 0) & (targets.classes < targets.num_classes)
-    own_probabilities = targets.named * is_own[:, None]
-    unnamed = targets.num_classes - is_own.sum(-1, keepdim=True)
-    share_of_each = (1 - own_probabilities.sum(-1) - unnamed * targets.other) / targets.num_classes
+    """Return targets over the run's K classes, over which the probability of all other classes is spread evenly."""
+    is_in_run = (targets.classes >= 0) & (targets.classes < targets.num_classes)
+    run_probabilities = targets.named * is_in_run[:, None]
+    n_unnamed = targets.num_classes - is_in_run.sum(-1, keepdim=True)
+    added_share = (1 - run_probabilities.sum(-1) - n_unnamed * targets.other) / targets.num_classes
     return replace(
         targets,
-        classes=targets.classes.masked_fill(~is_own, -1),
-        named=(own_probabilities + share_of_each[..., None]) * is_own[:, None],
-        other=targets.other + share_of_each,
+        classes=targets.classes.masked_fill(~is_in_run, -1),
+        named=(run_probabilities + added_share[..., None]) * is_in_run[:, None],
+        other=targets.other + added_share,
     )
 
 
 def transpose_geometry(geometry: Tensor) -> Tensor:
-    """Exchange rows and columns of a view's box, as the authors' code does by mistake to look up a crop's labels."""
+    """Exchange rows and columns of a view's box in the image, a mistake in how the authors' code looks up labels."""
     return geometry[:, [1, 0]][:, :, [1, 0, 2]]
 
 
-def _within_view(points: Tensor) -> Tensor:
+def _is_inside(points: Tensor) -> Tensor:
+    """Return whether normalised (x, y) points are in [-1, 1] x [-1, 1], up to rounding."""
     return (points.abs() <= 1 + 1e-6).all(-1)
 
 
-def _points_per_cell(geometry: Tensor, sides: torch.Size, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return how many points (B,) to take along the height and the width of a cell."""
-    scale = _new_vector(geometry, sides[1], sides[0])
-    # A view is two units wide, and so is the map.
-    spans = (geometry[:, :, :2] * scale[:, None]).norm(dim=1)  # the view's width and height, in cells of the map
-    counts = (spans / _new_vector(spans, size[1], size[0]) - 1e-4).ceil()
-    max_points = _new_vector(counts, _max_points(sides[1], size[1]), _max_points(sides[0], size[0]))
+def _points_per_cell(to_map: Tensor, map_sides: torch.Size, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return how many sample points, (B,) each, to take along the height and the width of a view's cell."""
+    scale = _device_vector(to_map, map_sides[1], map_sides[0])
+    # The normalised coordinates of the view and of the map both go from -1 to 1, so no other factor is needed.
+    spans = (to_map[:, :, :2] * scale[:, None]).norm(dim=1)  # the view's width and height, in cells of the map
+    counts = (spans / _device_vector(spans, size[1], size[0]) - 1e-4).ceil()
+    max_points = _device_vector(counts, _max_points(map_sides[1], size[1]), _max_points(map_sides[0], size[0]))
     counts = counts.clamp(min=1).minimum(max_points)
     return counts[:, 1], counts[:, 0]
 
 
-def _new_vector(like: Tensor, *values: float) -> Tensor:
-    """Return a vector made on the device: a copy from the CPU would wait for all queued work of the device."""
+def _device_vector(like: Tensor, *values: float) -> Tensor:
+    """Return a vector on the device of `like`; copying it from the CPU would wait for all queued work of the device."""
     return torch.stack([like.new_full((), value) for value in values])
 
 
-def _max_points(cells: int, bins: int) -> int:
-    """Return the largest number of points along a cell: 1.5 times that of a whole image's view, for turned views."""
-    return -(-3 * cells // (2 * bins))
+def _max_points(map_cells: int, view_cells: int) -> int:
+    """Return the maximum number of sample points along a side of a view's cell.
+
+    It is 1.5 times the number that a view of the whole image needs, since a rotated view may need more.
+    """
+    return -(-3 * map_cells // (2 * view_cells))
 
 
-def _point_positions(counts: Tensor, max_points: int, bins: int) -> tuple[Tensor, Tensor]:
-    """Return positions (B, bins * most) in [-1, 1] along a side of the view, and the weight of each."""
+def _point_positions(counts: Tensor, max_points: int, view_cells: int) -> tuple[Tensor, Tensor]:
+    """Return the positions of sample points in [-1, 1] along a side of the view, and their weights.
+
+    Both are (B, view_cells * max_points); points beyond the number needed have the weight 0.
+    """
     point = torch.arange(max_points, device=counts.device)
     offsets = (point + 0.5) / counts[:, None]
-    starts = torch.arange(bins, device=counts.device)
-    positions = (starts[None, :, None] + offsets[:, None]) / bins * 2 - 1
+    starts = torch.arange(view_cells, device=counts.device)
+    positions = (starts[None, :, None] + offsets[:, None]) / view_cells * 2 - 1
     weights = (point < counts[:, None]) / counts[:, None]
-    return positions.flatten(1), weights[:, None].expand(-1, bins, -1).flatten(1)
+    return positions.flatten(1), weights[:, None].expand(-1, view_cells, -1).flatten(1)

@@ -1,8 +1,9 @@
-"""The loss of LeJEPA (Balestriero and LeCun 2025, arXiv:2511.08544): views predict their centre, embeddings are normal.
+"""The loss of LeJEPA (Balestriero and LeCun 2025, arXiv:2511.08544).
 
-There is no teacher, no centring and no stopped gradient. Collapse is prevented by SIGReg: along random directions the
-embeddings of a batch must look like a sample of the standard normal distribution, unlike a collapsed, stretched or
-one-dimensional batch.
+It moves the views' embeddings of an image towards their centre, and makes the embeddings of a batch normally
+distributed. There is no teacher, no centring and no stop-gradient. SIGReg prevents collapse: projected on random
+directions, the embeddings of a batch must look like a sample of the standard normal distribution. Those of a collapsed,
+stretched or one-dimensional batch do not.
 """
 
 import math
@@ -14,20 +15,20 @@ from torch import Tensor
 
 from paucal.distributed import all_reduce_mean, world_size
 
-# The values of the authors' package and minimal example: 17 points from 0 to 3, counted twice since the integrand is
-# an even function. Algorithm 1 of the paper has 17 points from -5 to 5: here a limit of 5 and 9 knots.
-LIMIT, KNOTS = 3.0, 17
-WEIGHT = 0.05
+# As in the authors' package and minimal example: 17 points from 0 to 3, which stand for both signs since the integrand
+# is an even function. The paper's Algorithm 1 has 17 points from -5 to 5; here this is a limit of 5 and 9 knots.
+LIMIT, KNOTS = 3.0, 17  # upper end of the integral; number of points from 0 to the limit
+WEIGHT = 0.05  # lambda, the weight of SIGReg
 
 
 @dataclass(frozen=True)
 class LeJepaLoss:
-    """The two parts of the loss and their weighted sum, scalars.
+    """The prediction loss, SIGReg and their weighted sum, scalars.
 
     Attributes:
         prediction: Mean squared distance of the views' embeddings from their image's centre.
-        sigreg: The statistic of SIGReg, averaged over views.
-        total: `weight` times SIGReg plus 1 - `weight` times the prediction.
+        sigreg: Statistic of SIGReg, averaged over views.
+        total: weight * sigreg + (1 - weight) * prediction.
     """
 
     prediction: Tensor
@@ -46,16 +47,15 @@ def lejepa_loss(
 ) -> LeJepaLoss:
     """Return the loss of LeJEPA.
 
-    Computed in float32, also inside autocast. On several processes the empirical characteristic functions are those of
-    the joint batch.
+    Computed in float32, also under autocast. With several processes, SIGReg is computed on the joint batch.
 
     Args:
-        embeddings: Projected embeddings of the same N images, per view (N, D).
-        directions: (D, M) of unit length, the same on every process; see `unit_directions`.
-        global_views: Number of first views whose mean is the centre that all views predict, as with the paper's
-            multi-crop; None for all views, as in the authors' minimal example.
-        weight: Lambda, the share of SIGReg.
-        knots: Points of the trapezoid rule from 0 to the limit, both included.
+        embeddings: One (N, D) tensor per view, with the projected embeddings of the same N images.
+        directions: (D, M) directions of length 1, the same on every process; see `unit_directions`.
+        global_views: Number of views, from the first on, whose mean is the centre, as with the paper's multi-crop; None
+            for the mean of all views, as in the authors' minimal example.
+        weight: Lambda, the weight of SIGReg; the prediction has the weight 1 - lambda.
+        knots: Number of points of the trapezoidal rule from 0 to `limit`, both included.
         limit: Upper end of the integral, which is taken from -limit to limit.
 
     Raises:
@@ -64,27 +64,34 @@ def lejepa_loss(
     Example:
         >>> generator = torch.Generator().manual_seed(0)
         >>> views = [torch.randn(64, 16, generator=generator) for _ in range(2)]
-        >>> found = lejepa_loss(views, unit_directions(16, 256, generator))
-        >>> round(found.prediction.item(), 1), bool(found.total < found.sigreg)
+        >>> loss = lejepa_loss(views, unit_directions(16, 256, generator))
+        >>> round(loss.prediction.item(), 1), bool(loss.total < loss.sigreg)
         (0.5, True)
     """
-    if len(embeddings) < 2 or not 0 <= weight <= 1:
-        raise ValueError(f"expected 2 views or more and a weight from 0 to 1, got {len(embeddings)} and {weight}")
+    check_views_and_weight(len(embeddings), weight)
     views = torch.stack([view.float() for view in embeddings])
     prediction = view_prediction(views, global_views)
-    regular = torch.stack([sigreg(view, directions, knots, limit) for view in views]).mean()
-    return LeJepaLoss(prediction, regular, weight * regular + (1 - weight) * prediction)
+    statistic = torch.stack([sigreg(view, directions, knots, limit) for view in views]).mean()
+    return LeJepaLoss(prediction, statistic, weight * statistic + (1 - weight) * prediction)
+
+
+def check_views_and_weight(n_views: int, weight: float) -> None:
+    """Raise a ValueError if there are fewer than two views, or if the weight of the regularisation is not in [0, 1]."""
+    if n_views < 2:
+        raise ValueError(f"the loss compares the views of an image and needs at least 2, got {n_views}")
+    if not 0 <= weight <= 1:
+        raise ValueError(f"weight must be from 0 to 1, got {weight}")
 
 
 def view_prediction(views: Tensor, global_views: int | None = None) -> Tensor:
-    """Return the mean squared distance of embeddings from their image's centre; gradients flow through both.
+    """Return the mean squared distance of embeddings from their image's centre, with gradients through both.
 
     Args:
-        views: (V, N, D).
-        global_views: Number of first views whose mean is the centre; None for all.
+        views: (V, N, D) embeddings of V views of N images.
+        global_views: Number of views, from the first on, whose mean is the centre; None for all.
 
     Returns:
-        A scalar, averaged over views, images and coordinates.
+        A scalar, averaged over views, images and channels.
 
     Example:
         >>> view_prediction(torch.tensor([[[1.0, 2.0]], [[3.0, 2.0]]])).item()
@@ -95,32 +102,33 @@ def view_prediction(views: Tensor, global_views: int | None = None) -> Tensor:
 
 
 def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: float = LIMIT) -> Tensor:
-    """Return how far embeddings are from a standard normal sample along random directions (Epps and Pulley's test).
+    """Return Epps and Pulley's statistic: how far projections on random directions are from a standard normal sample.
 
-    N times the integral over t of w(t) |mean of exp(i t x) - exp(-t^2 / 2)|^2 with w(t) = exp(-t^2 / 2), averaged over
-    the directions. The integrand is an even function, so the trapezoid rule runs over [0, limit] and counts twice. For
-    a standard normal sample the expected value does not depend on N.
+    For the projections x on one direction it is N times the integral over t of
+    w(t) |mean of exp(i t x) - exp(-t^2 / 2)|^2 with w(t) = exp(-t^2 / 2); the result is the mean over the directions.
+    The integrand is an even function, so the trapezoidal rule is applied on [0, limit] and the result doubled. For a
+    standard normal sample the expected value does not depend on N. Time and memory are linear in N, D and M.
 
     Args:
-        embeddings: (N, D), float32.
-        directions: (D, M) of unit length.
-        knots: Points of the trapezoid rule from 0 to the limit, both included.
+        embeddings: (N, D) embeddings.
+        directions: (D, M) directions of length 1.
+        knots: Number of points of the trapezoidal rule from 0 to `limit`, both included.
         limit: Upper end of the integral, which is taken from -limit to limit.
 
     Returns:
-        A scalar of at least 0; time and memory are linear in N, D and M.
+        A scalar of at least 0.
     """
     with torch.autocast(embeddings.device.type, enabled=False):
-        along = embeddings.float() @ directions.float()
+        projections = embeddings.float() @ directions.float()
         step = limit / (knots - 1)
-        total = along.new_zeros(())
+        integral = projections.new_zeros(())
         for knot in range(knots):
-            frequency = knot * step
-            normal = math.exp(-0.5 * frequency * frequency)
-            real_part, imaginary = _joint_mean((frequency * along).cos()), _joint_mean((frequency * along).sin())
-            share = step if knot in (0, knots - 1) else 2 * step
-            total = total + share * normal * ((real_part - normal).square() + imaginary.square()).mean()
-        return len(embeddings) * world_size() * total
+            t = knot * step
+            normal = math.exp(-0.5 * t * t)  # w(t), and also the normal distribution's characteristic function
+            real, imaginary = _joint_mean((t * projections).cos()), _joint_mean((t * projections).sin())
+            width = step if knot in (0, knots - 1) else 2 * step
+            integral = integral + width * normal * ((real - normal).square() + imaginary.square()).mean()
+        return len(embeddings) * world_size() * integral
 
 
 def unit_directions(dim: int, count: int, generator: torch.Generator) -> Tensor:
@@ -136,9 +144,9 @@ def unit_directions(dim: int, count: int, generator: torch.Generator) -> Tensor:
 
 
 def _joint_mean(values: Tensor) -> Tensor:
-    """Return the mean over rows of all processes, with the gradient of this process's own mean.
+    """Return the mean over the rows of all processes, with the gradient of this process's mean.
 
-    The trainer averages gradients over processes, which turns them into the gradient of the joint mean.
+    The trainer averages gradients over the processes; the result is the gradient of the joint mean.
     """
-    own_mean = values.mean(0)
-    return own_mean + (all_reduce_mean(own_mean) - own_mean.detach())
+    local_mean = values.mean(0)
+    return local_mean + (all_reduce_mean(local_mean) - local_mean.detach())

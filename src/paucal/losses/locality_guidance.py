@@ -1,4 +1,4 @@
-"""Locality guidance: a transformer's cells imitate those of a small CNN (Li et al., ECCV 2022, arXiv 2207.10026)."""
+"""Locality guidance (Li et al., ECCV 2022, arXiv:2207.10026): a transformer imitates the feature map of a small CNN."""
 
 import torch
 import torch.nn.functional as F
@@ -9,13 +9,13 @@ from paucal.losses.precision import precise
 
 
 def guidance_loss(cells: Tensor, guide: Tensor) -> Tensor:
-    """Return the mean squared difference between two grids of features, a scalar in float32.
+    """Return the mean squared difference between two feature maps, a scalar in float32.
 
-    The guide's grid is resampled (bilinear) to the other's.
+    The guide's feature map is resized to H x W by bilinear interpolation.
 
     Args:
-        cells: (B, D, H, W), already projected to the guide's channels.
-        guide: (B, D, h, w); gets no gradient.
+        cells: (B, D, H, W) feature map of the network in training, already projected to the guide's channels.
+        guide: (B, D, h, w) feature map of the guide (the CNN); it gets no gradient.
 
     Example:
         >>> import torch
@@ -30,13 +30,14 @@ def guidance_loss(cells: Tensor, guide: Tensor) -> Tensor:
 
 @torch.no_grad()
 def guide_energy(guide: Tensor) -> Tensor:
-    """Return the mean square of a guide's features over all processes, at least 1, a scalar in float32.
+    """Return the mean square of a guide's features over all processes, but at least 1, a scalar in float32.
 
-    The loss is divided by it. Batch norms keep the features of the paper's guides near unit scale, so their loss is
-    unchanged; the features of an EfficientNet are ten times as large, and would otherwise dominate the labels' loss.
+    The guidance loss is divided by it. Batch norms keep the features of the paper's guides near unit scale, so the
+    division changes little. The features of an EfficientNet are ten times as large; without the division their loss
+    would dominate the classification loss.
 
     Args:
-        guide: (B, D, h, w).
+        guide: (B, D, h, w) feature map of the guide.
 
     Example:
         >>> guide_energy(torch.full((1, 2, 2, 2), 3.0)), guide_energy(torch.full((1, 2, 2, 2), 0.5))

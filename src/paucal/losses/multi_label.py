@@ -1,4 +1,4 @@
-"""Binary cross-entropy of images that have several labels: one sigmoid per class."""
+"""Binary cross-entropy, with one sigmoid per class, for images that can have several labels."""
 
 import torch
 import torch.nn.functional as F
@@ -8,20 +8,20 @@ from torch import Tensor
 def multi_label_loss(
     logits: Tensor, targets: Tensor, label_smoothing: float = 0.0, pos_weight: Tensor | None = None
 ) -> Tensor:
-    """Return the mean binary cross-entropy over the classes and images whose target is known.
+    """Return the mean binary cross-entropy over all images and classes with a known target.
 
-    Smoothing is that of timm's `BinaryCrossEntropy` for one label, applied to several: the share removed from the
-    labels is spread over all classes, as in cross-entropy. (timm's form for several labels moves each target towards a
-    half, which would give every one of many rare classes a probability of 5 %.)
+    Label smoothing multiplies targets by 1 - s and adds s / K, as timm's `BinaryCrossEntropy` does for single labels.
+    (For several labels timm moves each target towards 0.5; with s = 0.1, every absent class would get the target 0.05,
+    even if there are many rare classes.)
 
     Args:
-        logits: (B, K).
-        targets: (B, K) in [0, 1]; 1 for a class that the image shows, NaN where unknown.
-        label_smoothing: Share of the labels that is spread over the K classes.
-        pos_weight: (K,) factors on the loss of the images of each class; None for 1.
+        logits: (B, K) logits.
+        targets: (B, K) targets in [0, 1]: 1 for a class that the image shows, NaN where this is unknown.
+        label_smoothing: Share s of the targets that is spread over the K classes.
+        pos_weight: (K,) factors of the loss of positive targets, by class; None for 1.
 
     Returns:
-        A scalar; 0 without known targets.
+        A scalar; 0 if no target is known.
 
     Example:
         >>> multi_label_loss(torch.zeros(1, 3), torch.tensor([[1.0, 0.0, torch.nan]]))

@@ -1,7 +1,7 @@
-"""The precision of losses: float32 or better, whatever the precision of the network.
+"""Computes losses in float32 or better, whatever the precision of the network.
 
-Autocast is no substitute. Which functions it computes in float32 differs between devices (a sum on CUDA, but not on the
-CPU), and it computes matrix products in half precision everywhere.
+Autocast does not ensure this. Which functions it computes in float32 depends on the device (sums on CUDA, but not on
+the CPU), and it computes matrix products in half precision on every device.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def precise(values: Tensor) -> Tensor:
-    """Return values in float32, or unchanged if they are more precise.
+    """Return the values in float32, or unchanged if they are in float64.
 
     Example:
         >>> precise(torch.ones(1, dtype=torch.float16)).dtype, precise(torch.ones(1, dtype=torch.float64)).dtype

@@ -1,4 +1,4 @@
-"""The loss of segmentation: cross-entropy over the labelled pixels."""
+"""The loss of semantic segmentation: cross-entropy over the labelled pixels."""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -10,15 +10,15 @@ def pixel_loss(logits: Tensor, mask: Tensor, ignored: int = 255) -> Tensor:
     """Return the mean cross-entropy of the labelled pixels of a batch, in nats.
 
     Args:
-        logits: (B, K, H, W).
-        mask: (B, H, W) class numbers, of any integer type.
-        ignored: Class number of unlabelled pixels, which are ignored.
+        logits: (B, K, H, W) logits.
+        mask: (B, H, W) class number of each pixel, with any integer dtype.
+        ignored: Number that marks unlabelled pixels, which are left out.
 
     Returns:
         A scalar; 0, with a gradient of 0, if no pixel is labelled (torch's mean would be NaN).
 
     Raises:
-        ValueError: the sizes differ.
+        ValueError: logits and mask differ in batch size, height or width.
 
     Example:
         >>> import torch
@@ -27,7 +27,10 @@ def pixel_loss(logits: Tensor, mask: Tensor, ignored: int = 255) -> Tensor:
         0.6931
     """
     if logits.shape[0] != mask.shape[0] or logits.shape[2:] != mask.shape[1:]:
-        raise ValueError(f"logits are {tuple(logits.shape)} and the mask {tuple(mask.shape)}: sizes must agree")
+        raise ValueError(
+            f"logits and mask must have the same batch size, height and width, got {tuple(logits.shape)} and "
+            f"{tuple(mask.shape)}"
+        )
     mask = mask.long()
     total = F.cross_entropy(precise(logits), mask, ignore_index=ignored, reduction="sum")
     return total / (mask != ignored).sum().clamp(min=1)

@@ -1,7 +1,8 @@
 """The loss of VISReg (arXiv:2606.02572): views must agree, and a batch of embeddings must look like a normal sample.
 
-It follows LeJEPA with another test of normality: along random directions the standardised embeddings, in their order,
-are compared with the quantiles of the normal distribution; mean and deviation of every coordinate are constrained too.
+It is the loss of LeJEPA with another test of normality. The embeddings are projected on random directions, and the
+standardised projections are sorted and compared with the quantiles of the standard normal distribution. In addition,
+the mean and standard deviation of every channel must be near 0 and 1.
 """
 
 from collections.abc import Sequence
@@ -11,20 +12,20 @@ import torch
 from torch import Tensor
 
 from paucal.distributed import all_reduce_mean, rank, world_size
-from paucal.losses.lejepa import view_prediction
+from paucal.losses.lejepa import check_views_and_weight, view_prediction
 
-WEIGHT = 0.02
-SMALLEST_DEVIATION = 1e-6
+WEIGHT = 0.02  # lambda, the weight of the regularisation
+MIN_DEVIATION = 1e-6
 
 
 @dataclass(frozen=True)
 class VisRegLoss:
-    """The parts of the loss and their weighted sum, scalars.
+    """The prediction loss, the regularisation and their weighted sum, scalars.
 
     Attributes:
         prediction: Mean squared distance of the views' embeddings from their image's mean.
         regularisation: Mean of `shape_loss` over the views.
-        total: `weight` times the regularisation plus 1 - `weight` times the prediction.
+        total: weight * regularisation + (1 - weight) * prediction.
     """
 
     prediction: Tensor
@@ -33,53 +34,55 @@ class VisRegLoss:
 
 
 def visreg_loss(embeddings: Sequence[Tensor], directions: Tensor, *, weight: float = WEIGHT) -> VisRegLoss:
-    """Return the loss of VISReg, computed in float32, on several processes over the joint batch.
+    """Return the loss of VISReg.
+
+    Computed in float32, also under autocast. With several processes, the regularisation is computed on the joint batch.
 
     Args:
-        embeddings: Projected embeddings of the same N images, per view (N, D).
-        directions: (D, M) of unit length, the same on every process; see `lejepa.unit_directions`.
-        weight: Lambda, the share of the regularisation.
+        embeddings: One (N, D) tensor per view, with the projected embeddings of the same N images.
+        directions: (D, M) directions of length 1, the same on every process; see `lejepa.unit_directions`.
+        weight: Lambda, the weight of the regularisation; the prediction has the weight 1 - lambda.
 
     Raises:
-        ValueError: there are fewer than two views, or the weight is not a share between 0 and 1.
+        ValueError: there are fewer than two views, or the weight is not in [0, 1].
     """
-    if len(embeddings) < 2 or not 0 <= weight <= 1:
-        raise ValueError(f"expected 2 views or more and a weight from 0 to 1, got {len(embeddings)} and {weight}")
+    check_views_and_weight(len(embeddings), weight)
     views = torch.stack([view.float() for view in embeddings])
     prediction = view_prediction(views)
-    shape = torch.stack([shape_loss(view, directions) for view in views]).mean()
-    return VisRegLoss(prediction, shape, weight * shape + (1 - weight) * prediction)
+    regularisation = torch.stack([shape_loss(view, directions) for view in views]).mean()
+    return VisRegLoss(prediction, regularisation, weight * regularisation + (1 - weight) * prediction)
 
 
 def shape_loss(embeddings: Tensor, directions: Tensor) -> Tensor:
-    """Return how far (N, D) embeddings are from a standard normal sample: in mean, in deviation and in shape.
+    """Return how far (N, D) embeddings are from a standard normal sample, a scalar: the sum of three terms.
 
-    The mean over coordinates of the squared mean and of the squared distance of the deviation from 1, and the mean over
-    directions and ranks of the squared distance between the sorted, standardised projections and the quantiles
-    (i + 1/2) / N of the standard normal distribution.
+    - The squared mean of each channel, averaged over channels.
+    - The squared difference between the standard deviation of each channel and 1, averaged over channels.
+    - The squared difference between the sorted, standardised projections on each direction and the quantiles
+      (i + 1/2) / N of the standard normal distribution, averaged over directions and i.
     """
     with torch.autocast(embeddings.device.type, enabled=False):
         rows = _joint_rows(embeddings.float())
         mean, deviation = rows.mean(0), rows.std(0, correction=0)
-        along = rows @ directions.float()
-        spread = along.std(0, correction=0).clamp(min=SMALLEST_DEVIATION)
-        ordered = ((along - along.mean(0)) / spread).sort(0).values
-        ranks = (torch.arange(len(rows), device=rows.device) + 0.5) / len(rows)
-        quantiles = torch.special.ndtri(ranks.double()).to(ordered)[:, None]
+        projections = rows @ directions.float()
+        projected_deviation = projections.std(0, correction=0).clamp(min=MIN_DEVIATION)
+        ordered = ((projections - projections.mean(0)) / projected_deviation).sort(0).values
+        levels = (torch.arange(len(rows), device=rows.device) + 0.5) / len(rows)
+        quantiles = torch.special.ndtri(levels.double()).to(ordered)[:, None]
         return mean.square().mean() + (deviation - 1).square().mean() + (ordered - quantiles).square().mean()
 
 
 def _joint_rows(values: Tensor) -> Tensor:
-    """Concatenate the rows of all processes. Every process must have the same number of rows.
+    """Concatenate the rows of all processes, which must all have the same number of rows.
 
-    Gradients flow only to this process's rows and are multiplied by the number of processes: the trainer averages
-    gradients over processes, which turns them into the gradient on the joint batch.
+    Only this process's rows get a gradient, multiplied by the number of processes. The trainer averages gradients over
+    the processes; the result is the gradient on the joint batch.
     """
-    world = world_size()
-    if world == 1:
+    n_processes = world_size()
+    if n_processes == 1:
         return values
-    slots = values.new_zeros(world, *values.shape)
-    slots[rank()] = world * values.detach()
-    parts = list(all_reduce_mean(slots))
-    parts[rank()] = parts[rank()] + world * (values - values.detach())
-    return torch.cat(parts)
+    slots = values.new_zeros(n_processes, *values.shape)
+    slots[rank()] = n_processes * values.detach()
+    rows_by_process = list(all_reduce_mean(slots))
+    rows_by_process[rank()] = rows_by_process[rank()] + n_processes * (values - values.detach())
+    return torch.cat(rows_by_process)

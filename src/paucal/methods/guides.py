@@ -33,4 +33,4 @@ def normalise_for_guide(setting: str, term: GuidedTerm, preprocessing: Preproces
         )
     scale = [std / guide_std for std, guide_std in zip(statistics.std, preprocessing.std, strict=True)]
     triples = zip(statistics.mean, preprocessing.mean, preprocessing.std, strict=True)
-    term.see_as(scale, [(mean - guide_mean) / guide_std for mean, guide_mean, guide_std in triples])
+    term.set_renormalisation(scale, [(mean - guide_mean) / guide_std for mean, guide_mean, guide_std in triples])

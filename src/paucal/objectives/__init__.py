@@ -1,4 +1,4 @@
-"""Training methods: one per file, all under the contract of `base.py`."""
+"""Objectives: the networks and losses of each training method, with the interface that `base.py` defines."""
 
 from paucal.objectives.base import Objective, Term
 from paucal.objectives.distillation import Distillation

@@ -1,4 +1,4 @@
-"""DIET and its continued pre-training, DIET-CP (arXiv:2302.10260, 2509.06990): every image is its own class."""
+"""DIET (arXiv:2302.10260) and its continued pre-training, DIET-CP (arXiv:2509.06990): one class per training image."""
 
 import math
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from paucal.types import Batch, Crops, LossTerms, Progress
 
 
 class Diet(OneNetwork):
-    """A linear classifier on the pooled features predicts which image a view comes from.
+    """A backbone with a linear classifier on the pooled features, which predicts which image a view was cut from.
 
     Args:
-        spec: Backbone without a classifier; its image size is that of the global views.
+        spec: Backbone without a classifier, with the image size of the global views.
         crops: Groups of views with their sizes, global views first.
-        images: Largest number of classes; further images share a class.
+        images: Number of classes; image i has the class i modulo this number.
         smoothing: Label smoothing.
         drop_path_rate: Stochastic depth rate of the backbone.
-        tuning: Frozen parts of a pretrained network; None to train all of it.
+        tuning: Which parts of a pretrained backbone are frozen; None to train all of it.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Diet(OneNetwork):
         self.classifier = nn.Linear(self.backbone.dim, images, bias=False)
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
-        """Return the loss "image"."""
+        """Return the classification loss, named "image"."""
         logits = [self.classifier(pooled) for pooled in self.embed(batch.views, progress)]
         return LossTerms({"image": diet_loss(logits, batch.ids % self.images, self.smoothing)})
 
     def chance_levels(self) -> dict[str, float]:
-        """Return the loss of a uniform prediction for all images."""
+        """Return the loss if all images have the same probability."""
         return {"image": math.log(self.images)}

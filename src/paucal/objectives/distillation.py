@@ -1,4 +1,4 @@
-"""Distillation as an extra loss on any supervised run (DeiT, Touvron et al., ICML 2021, arXiv 2012.12877)."""
+"""Distillation as an extra loss in any supervised run (DeiT, Touvron et al., ICML 2021, arXiv:2012.12877)."""
 
 from collections.abc import Sequence
 
@@ -10,23 +10,24 @@ from paucal.losses.distillation import hard_distillation_loss, soft_distillation
 from paucal.objectives.guided import GuidedTerm
 from paucal.types import Batch, Features, Progress
 
-WEIGHT = 1.0  # DeiT weights both losses by a half, which gives the same steps with AdamW
+WEIGHT = 1.0  # DeiT weights both losses by 0.5, which gives the same steps with AdamW
 
 
 class Distillation(GuidedTerm):
-    """A loss on a teacher's prediction for the same view, its class or its probabilities, in addition to the labels.
+    """A loss that compares predictions with those of a teacher for the same view, in addition to the loss on labels.
 
-    A network with a distillation token, such as DeiT's, learns the labels with its class token and the teacher's
-    classes with the other, and predicts with the mean of both. Other networks learn both with their only classifier.
+    In a network with a distillation token, such as DeiT's, the class token is trained on the labels and the
+    distillation token on the teacher's predictions; the network predicts with the mean of both. In other networks, the
+    only classifier is trained on both.
 
     Args:
-        teacher: The trained classifier; it stays in evaluation mode and never changes.
-        classes: Classes of the run.
-        weight: Factor on the loss.
+        teacher: Trained classifier, which stays frozen and in evaluation mode.
+        classes: Number of classes of the run.
+        weight: Weight of the loss.
         size: (height, width) in pixels to which images are resized for the teacher; None for no resizing.
-        soft: Whether the teacher's probabilities are learned in place of its likeliest class.
+        soft: Whether the target is the teacher's probabilities; False for its predicted class.
         temperature: Divisor of the teacher's logits.
-        channels: Channels of the images.
+        channels: Number of channels of the images.
     """
 
     def __init__(
@@ -43,8 +44,8 @@ class Distillation(GuidedTerm):
         self._weight, self._size, self.soft, self._temperature = weight, size, soft, temperature
         self.register_buffer("columns", torch.arange(classes))
 
-    def answer_in(self, columns: Sequence[int]) -> None:
-        """Set the columns of the teacher's outputs that are the run's classes, in the order of the run."""
+    def set_teacher_columns(self, columns: Sequence[int]) -> None:
+        """Set the index of each of the run's classes in the teacher's outputs, in the run's class order."""
         self.get_buffer("columns").copy_(torch.tensor(columns))
 
     def forward(self, features: Features, batch: Batch, progress: Progress) -> Tensor:
@@ -55,14 +56,17 @@ class Distillation(GuidedTerm):
         """
         logits = features.logits if features.distilled_logits is None else features.distilled_logits
         if logits is None:
-            raise ValueError("distillation needs a network with a classifier")
-        learn = soft_distillation_loss if self.soft else hard_distillation_loss
-        return learn(logits, self.answers(batch.views[0]))
+            raise ValueError("distillation needs a backbone with a classifier")
+        compute_loss = soft_distillation_loss if self.soft else hard_distillation_loss
+        return compute_loss(logits, self.teacher_logits(batch.views[0]))
 
     @torch.no_grad()
-    def answers(self, images: Tensor) -> Tensor:
-        """Return the teacher's (B, K) logits, in the run's class order, for images in the run's normalisation."""
-        images = self.shown(images)
+    def teacher_logits(self, images: Tensor) -> Tensor:
+        """Return the teacher's (B, K) logits for images in the run's normalisation.
+
+        Classes are in the run's order, and logits are divided by the temperature.
+        """
+        images = self.renormalise(images)
         if self._size is not None:
             images = F.interpolate(images, self._size, mode="bicubic", antialias=True)
         return self.guide(images)[:, self.get_buffer("columns")] / self._temperature

@@ -1,18 +1,20 @@
 """Health metrics of self-distillation, for reports and for `evaluation.collapse`, which detects collapse.
 
-All are scalars on the device, of one batch; metrics of the region task start with `region_` and are computed at the
-middle cell of a crop:
+All metrics are scalars on the device, computed from one batch. Names of the region task's metrics start with `region_`;
+these are computed for the middle cell of a crop.
 
-- `teacher_entropy`, `student_entropy`: mean entropy in nats of the distributions over prototypes; ln K is uniform, 0
-  is a single prototype.
-- `batch_entropy`: entropy of the teacher's distribution averaged over the images; small if all images get the same
+- `teacher_entropy`, `student_entropy`: mean entropy of the distributions over prototypes, in nats: ln K if all K
+  prototypes have the same probability, 0 if one has the probability 1.
+- `batch_entropy`: entropy of the teacher's distribution averaged over the images; small if all images have the same
   prototypes.
-- `agreement`: share of images for which teacher and student, each on its own crop, have the same likeliest prototype.
-- `feature_spread`, `effective_rank`, `feature_norm`: of the teacher's features, see `losses.feature_health`.
-- `centre_norm`: length of the centre.
+- `agreement`: share of images for which teacher and student, with different crops, have the same most likely prototype.
+- `feature_spread`, `effective_rank`: spread and number of directions of the teacher's features, see
+  `losses.feature_health`.
+- `feature_norm`: mean L2 norm of the teacher's features.
+- `centre_norm`: L2 norm of the centre.
 
-For both tasks together: `teacher_temperature`, and `teacher_distance`, the length of the difference of the backbones'
-weights over the length of the student's weights.
+Two metrics are for both tasks together: `teacher_temperature`, and `teacher_distance`, the L2 norm of the difference
+between the weights of the two backbones, divided by the L2 norm of the student's weights.
 """
 
 import torch
@@ -26,27 +28,41 @@ from paucal.objectives.projection_head import ProjectionHead
 
 @torch.no_grad()
 def task_health(
-    student: ProjectionHead, teacher: ProjectionHead, seen: Tensor, goal: Tensor, sharpness: Sharpness
+    student: ProjectionHead,
+    teacher: ProjectionHead,
+    student_features: Tensor,
+    teacher_features: Tensor,
+    sharpness: Sharpness,
 ) -> dict[str, Tensor]:
-    """Return the health metrics of one task."""
-    teacher_probabilities = teacher(goal).float().sub(sharpness.centre).div(sharpness.teacher_temperature).softmax(1)
-    guessed = student(seen).float().div(sharpness.student_temperature).softmax(1)
+    """Return the health metrics of one task.
+
+    Args:
+        student: Head of the student.
+        teacher: Head of the teacher.
+        student_features: (B, P) features of one crop of each image.
+        teacher_features: (B, P) features of another crop of each image.
+        sharpness: Temperatures and centre.
+    """
+    teacher_scores = teacher(teacher_features).float()
+    teacher_probabilities = teacher_scores.sub(sharpness.centre).div(sharpness.teacher_temperature).softmax(1)
+    student_probabilities = student(student_features).float().div(sharpness.student_temperature).softmax(1)
     return {
         "teacher_entropy": entropy(teacher_probabilities).mean(),
-        "student_entropy": entropy(guessed).mean(),
+        "student_entropy": entropy(student_probabilities).mean(),
         "batch_entropy": entropy(teacher_probabilities.mean(0)),
-        "agreement": (teacher_probabilities.argmax(1) == guessed.argmax(1)).float().mean(),
-        "feature_spread": feature_spread(goal),
-        "effective_rank": effective_rank(goal),
-        "feature_norm": torch.linalg.vector_norm(goal.float(), dim=1).mean(),
+        "agreement": (teacher_probabilities.argmax(1) == student_probabilities.argmax(1)).float().mean(),
+        "feature_spread": feature_spread(teacher_features),
+        "effective_rank": effective_rank(teacher_features),
+        "feature_norm": torch.linalg.vector_norm(teacher_features.float(), dim=1).mean(),
         "centre_norm": torch.linalg.vector_norm(sharpness.centre),
     }
 
 
 @torch.no_grad()
 def teacher_distance(student: DistilledNetwork, teacher: DistilledNetwork) -> Tensor:
-    """Return the length of the difference of the backbones' weights over the length of the student's weights."""
+    """Return the L2 norm of the difference between the backbones' weights, divided by that of the student's weights."""
     pairs = list(zip(teacher.backbone.parameters(), student.backbone.parameters(), strict=True))
-    squared_distance = torch.stack([(own - student_value).square().sum() for own, student_value in pairs]).sum()
-    ratio = (squared_distance / torch.stack([value.square().sum() for _, value in pairs]).sum()).sqrt()
+    squared_distance = torch.stack([(first - second).square().sum() for first, second in pairs]).sum()
+    squared_norm = torch.stack([value.square().sum() for _, value in pairs]).sum()
+    ratio = (squared_distance / squared_norm).sqrt()
     return ratio.full_tensor() if isinstance(ratio, DTensor) else ratio  # a DTensor if the weights are sharded

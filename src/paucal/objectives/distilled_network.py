@@ -16,8 +16,8 @@ class CropFeatures:
     """The features of V crops of B images.
 
     Attributes:
-        pooled: (B, V, P) features of whole crops.
-        cells: Features of the cells of each crop, (B, T_v, P).
+        pooled: (B, V, P) pooled features of the crops.
+        cells: One (B, T_v, P) tensor per crop, with the features of its T_v grid cells.
     """
 
     pooled: Tensor
@@ -25,7 +25,13 @@ class CropFeatures:
 
 
 class DistilledNetwork(nn.Module):
-    """A student or a teacher: a backbone, a head for views and, with the region task, one for cells."""
+    """A student or a teacher: a backbone, a head for crops and, with the region task, another head for cells.
+
+    Args:
+        backbone: Backbone with a grid.
+        options: Options of the method.
+        trained: Whether the optimizer trains the network: True for the student.
+    """
 
     def __init__(self, backbone: FeatureBackbone, options: SelfDistillationOptions, trained: bool) -> None:
         super().__init__()
@@ -33,35 +39,35 @@ class DistilledNetwork(nn.Module):
         names = options.weights()
         self.heads = nn.ModuleDict({name: _build_head(backbone.dim, options, trained) for name in names})
 
-    def see(self, crops: Sequence[Tensor]) -> CropFeatures:
-        """Run the backbone once per resolution."""
+    def extract(self, crops: Sequence[Tensor]) -> CropFeatures:
+        """Return the features of V (B, C, H, W) crops; the backbone runs once for all crops of the same size."""
         pooled: list[Tensor] = [crops[0]] * len(crops)
         cells: list[Tensor] = [crops[0]] * len(crops)
-        for members in same_size(crops):
-            features = self.backbone(torch.cat([crops[number] for number in members]))
+        for numbers in group_by_size(crops):
+            features = self.backbone(torch.cat([crops[number] for number in numbers]))
             grids = features.grids[0].flatten(2).transpose(1, 2)
-            parts = (tensor.chunk(len(members)) for tensor in (features.pooled, grids))
-            for number, pooled_view, grid in zip(members, *parts, strict=True):
-                pooled[number], cells[number] = pooled_view, grid
+            chunks = (tensor.chunk(len(numbers)) for tensor in (features.pooled, grids))
+            for number, crop_pooled, crop_cells in zip(numbers, *chunks, strict=True):
+                pooled[number], cells[number] = crop_pooled, crop_cells
         return CropFeatures(torch.stack(pooled, 1), cells)
 
     def project(self, task: str, features: Tensor) -> Tensor:
-        """Return a task's projections (..., D) of features (..., P), which are compared with prototypes."""
+        """Return the projections (..., D) of features (..., P) by a task's head, as compared with its prototypes."""
         return self.head(task).project(features)
 
     def prototypes(self, task: str) -> Tensor:
-        """Return the (K, D) prototypes of a task."""
+        """Return the (K, D) prototypes of a task's head."""
         return self.head(task).last_layer.directions()
 
     def head(self, task: str) -> ProjectionHead:
-        """Return the head of "view" or "region"."""
+        """Return the head of the task "view" or "region"."""
         head = self.heads[task]
         assert isinstance(head, ProjectionHead)
         return head
 
 
-def same_size(crops: Iterable[Tensor]) -> list[list[int]]:
-    """Return the indices of the crops grouped by size, in the order of first appearance."""
+def group_by_size(crops: Iterable[Tensor]) -> list[list[int]]:
+    """Return the indices of the crops of each size, in the order in which the sizes first appear."""
     groups: dict[torch.Size, list[int]] = {}
     for number, crop in enumerate(crops):
         groups.setdefault(crop.shape[2:], []).append(number)
@@ -69,15 +75,15 @@ def same_size(crops: Iterable[Tensor]) -> list[list[int]]:
 
 
 @torch.no_grad()
-def follow(teacher: nn.Module, student: nn.Module, momentum: float, buffers: bool) -> None:
-    """Move a teacher's weights, and with `buffers` its running statistics, towards the student's by an average."""
-    for own_value, student_value in zip(teacher.parameters(), student.parameters(), strict=True):
-        own_value.lerp_(student_value, 1 - momentum)
-    for own_value, student_value in zip(teacher.buffers(), student.buffers(), strict=True) if buffers else ():
-        if own_value.is_floating_point():
-            own_value.lerp_(student_value, 1 - momentum)
+def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float, buffers: bool) -> None:
+    """Set a teacher's weights, and with `buffers` its buffers, to momentum * teacher + (1 - momentum) * student."""
+    for teacher_value, student_value in zip(teacher.parameters(), student.parameters(), strict=True):
+        teacher_value.lerp_(student_value, 1 - momentum)
+    for teacher_value, student_value in zip(teacher.buffers(), student.buffers(), strict=True) if buffers else ():
+        if teacher_value.is_floating_point():
+            teacher_value.lerp_(student_value, 1 - momentum)
         else:
-            own_value.copy_(student_value)
+            teacher_value.copy_(student_value)
 
 
 def _build_head(dim: int, options: SelfDistillationOptions, trained: bool) -> ProjectionHead:
@@ -88,6 +94,6 @@ def _build_head(dim: int, options: SelfDistillationOptions, trained: bool) -> Pr
         options.bottleneck_dim,
         options.head_layers,
         options.head_batch_norm,
-        # The lengths of the teacher's prototypes are fixed for the optimizer, but follow the student's.
+        # The teacher's prototype lengths need no gradient: `update_teacher` averages the student's.
         options.norm_last_layer or not trained,
     )

@@ -1,8 +1,8 @@
-"""Dense relative localization as an extra loss on any supervised run.
+"""Dense relative localization as an extra loss in any supervised run.
 
 Source: Liu et al., "Efficient Training of Visual Transformers with Small Datasets", NeurIPS 2021.
-The formulas are in `paucal.losses.drloc`; here are the heads they need, the weight and its schedule, and the
-choice of pairs.
+The formulas are in `paucal.losses.drloc`. This file adds the heads, the weight with its schedule, and the choice of
+pairs.
 """
 
 from collections.abc import Sequence
@@ -25,17 +25,17 @@ from paucal.types import Batch, FeatureRequest, Features, Progress, UserError
 class DrLoc(Term):
     """Dense relative localization: predict the offset between two cells of the final grid.
 
-    Pairs are a function of the seed, the forward pass and the position of an image in the joint batch of all
-    processes, so several processes train on the same pairs as one process would on their joint batch.
+    The pairs depend only on the seed, the forward pass and the position of an image in the joint batch of all
+    processes. So several processes train on the same pairs as one process with the joint batch.
 
     Args:
-        dims: Channels of each grid.
-        grids: (height, width) of each grid before pooling. In modes "l1" and "signed", whose heads do not
-            depend on it, later grids may have another size.
-        options: Further options.
+        dims: Number of channels of each grid.
+        grids: (height, width) of each grid in cells, before pooling. In the modes "l1" and "signed" the heads do not
+            depend on the size, so the grids of `forward` may have other sizes.
+        options: Options of the loss.
 
     Raises:
-        UserError: a grid has a single cell (after pooling).
+        UserError: a grid has a single cell after pooling.
 
     Example:
         >>> term = DrLoc([32], [(7, 7)], DrLocOptions(weight=0.1, n_pairs=16))
@@ -48,7 +48,10 @@ class DrLoc(Term):
     def __init__(self, dims: Sequence[int], grids: Sequence[tuple[int, int]], options: DrLocOptions = PAPER):
         super().__init__()
         if len(dims) != len(grids) or not grids or (options.levels == "last" and len(grids) > 1):
-            raise ValueError(f"levels {options.levels!r} do not fit {len(dims)} dims and {len(grids)} grids")
+            raise ValueError(
+                f"expected one entry of dims per grid, and a single grid for levels 'last'; got {len(dims)} dims and "
+                f"{len(grids)} grids for levels {options.levels!r}"
+            )
         self.options = options
         self.request = FeatureRequest(options.levels, options.norm)
         self.sizes = [self._pooled_size(size) for size in grids]
@@ -68,9 +71,9 @@ class DrLoc(Term):
         model_name: str | None = None,
         **overrides: Any,
     ) -> "DrLoc":
-        """Build the term as in the paper or in the authors' code.
+        """Build the term with the options of the paper or of the authors' code.
 
-        The arguments are those of the class and of `preset_options`, which also lists the exceptions.
+        `dims` and `grids` are as for the class, the other arguments as for `preset_options`.
 
         Example:
             >>> DrLoc.from_preset("reference", [768], [(14, 14)], model_name="vit_base_patch16_224").sizes
@@ -82,14 +85,14 @@ class DrLoc(Term):
         """Return the unweighted loss, summed over the grids and averaged over images and pairs."""
         grids = features.grids[-1:] if self.options.levels == "last" else features.grids
         if len(grids) != len(self.heads):
-            raise ValueError(f"the term has {len(self.heads)} heads and was given {len(grids)} grids")
+            raise ValueError(f"DrLoc has a head for each of {len(self.heads)} grids, got {len(grids)} grids")
         generator = torch.Generator(device=grids[0].device)
         generator.manual_seed(stream_seed(self.options.seed, progress.micro_step))
         levels = zip(grids, self.heads, self.sizes, strict=True)
         return torch.stack([self._grid_loss(*level, generator) for level in levels]).sum()
 
     def weight(self, progress: Progress) -> float:
-        """Return lambda; a "ramp" depends on `progress.epoch`, and without warm-up starts at its full height."""
+        """Return the weight lambda; with the schedule "ramp" it depends on the epoch."""
         options = self.options
         if options.schedule == "constant":
             return options.weight
@@ -99,7 +102,7 @@ class DrLoc(Term):
         return options.weight * max(0.0, 1 - (epoch - warmup) / (horizon - warmup))
 
     def chance_level(self) -> float:
-        """Return the expected loss of the best predictions that ignore the image (`drloc_chance_level`)."""
+        """Return the expected loss of the best constant prediction, summed over the grids (`drloc_chance_level`)."""
         return sum(drloc_chance_level(*size, self.options) for size in self.sizes)
 
     @property
@@ -115,8 +118,8 @@ class DrLoc(Term):
         height, width = self.pooled(torch.empty(1, 1, *size, device="meta")).shape[-2:]
         if height * width < 2:
             raise UserError(
-                f"DrLoc compares cells of a grid, but the grid of {size[0]} x {size[1]} leaves only "
-                "one to compare; use larger images, a backbone with a smaller stride, or less pooling."
+                f"DrLoc compares the cells of a grid and needs at least 2, but a grid of {size[0]} x {size[1]} cells "
+                "has only 1 after pooling; use larger images, a backbone with a smaller stride, or less pooling."
             )
         return height, width
 
@@ -124,7 +127,7 @@ class DrLoc(Term):
         grid = self.pooled(grid)
         batch, (height, width) = grid.shape[0], grid.shape[-2:]
         if self._classifies and (height, width) != size:
-            raise ValueError(f"the classes are those of a grid of {size}, got {(height, width)}")
-        pairs = draw_pairs(world_size() * batch, self.options.n_pairs, height, width, generator=generator)
-        own_pairs = pairs[rank() * batch : (rank() + 1) * batch]
-        return drloc_loss(grid, head, self.options, pairs=own_pairs)
+            raise ValueError(f"DrLoc's head has the offset classes of a {size} grid, got a {(height, width)} grid")
+        all_pairs = draw_pairs(world_size() * batch, self.options.n_pairs, height, width, generator=generator)
+        pairs = all_pairs[rank() * batch : (rank() + 1) * batch]  # of this process's images
+        return drloc_loss(grid, head, self.options, pairs=pairs)

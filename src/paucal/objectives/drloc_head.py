@@ -10,19 +10,19 @@ from paucal.losses.drloc_targets import gather_cells, pair_index
 class LocalizationHead(nn.Module):
     """Three linear layers on the concatenated embeddings of a pair (Table 15 of the paper's supplement).
 
-    A ReLU follows each of the first two. The last layer has an output per coordinate, or for classification
-    the classes of the row offset followed by those of the column offset. Its layers keep torch's own
-    initialisation; the paper names none, and in the authors' code it follows the backbone (truncated normal
-    of 0.02 in Swin and T2T-ViT, torch's own elsewhere).
+    A ReLU follows each of the first two layers. The last layer has one output per coordinate or, for classification,
+    the logits for the row offset followed by those for the column offset. The layers have torch's default
+    initialisation. The paper does not name any; in the authors' code it depends on the backbone (truncated normal with
+    a standard deviation of 0.02 for Swin and T2T-ViT, torch's default for others).
 
-    If a grid has fewer cells than pairs, the first layer is applied once per cell and the results
-    are gathered: the same function of the same parameters, with less work.
+    If a grid has fewer cells than pairs, the first layer is applied once per cell and its outputs are gathered, which
+    gives the same result with less work.
 
     Args:
-        dim: Channels of the grid.
+        dim: Number of channels of the grid.
         hidden: Width of both hidden layers.
-        classes: Number of classes of the row and of the column offset; None regresses one number each.
-        extra_layer: Whether to put one more linear layer before the last, with `classes`, as the authors' code does.
+        classes: Numbers of classes of the row offset and of the column offset; None to regress both offsets.
+        extra_layer: Whether a head with `classes` has another linear layer before the last, as in the authors' code.
             No non-linearity follows it, so it adds parameters but no expressive power.
 
     Example:
@@ -48,15 +48,15 @@ class LocalizationHead(nn.Module):
         """Return the predictions for the row offset and for the column offset of each pair.
 
         Args:
-            grid: (B, D, H, W).
-            pairs: (B, m, 2, 2) cells, see `paucal.losses.drloc_targets`.
+            grid: (B, D, H, W) embeddings.
+            pairs: (B, m, 2, 2) pairs of cells, see `paucal.losses.drloc_targets`.
 
         Returns:
-            Two tensors (B, m, C), with C = 1 for regression.
+            Two (B, m, C) tensors; C is 1 for regression, else the number of classes.
         """
         cells = grid.flatten(2).transpose(1, 2).to(self.first.weight.dtype)
         index = pair_index(pairs, grid.shape[-1])
-        # Per image the first layer costs 2 * dim * hidden multiplications per pair or, if applied to cells, per cell.
+        # The first layer needs 2 * dim * hidden multiplications per pair, or per cell if it is applied to cells.
         if cells.shape[1] < index.shape[1]:
             first = _apply_per_cell(cells, index, self.first)
         else:
@@ -67,8 +67,11 @@ class LocalizationHead(nn.Module):
 
 
 def _apply_per_cell(cells: Tensor, index: Tensor, layer: nn.Linear) -> Tensor:
-    # The layer on (a; b) is the sum of a part that reads a and a part that reads b: one product gives both parts
-    # for every cell.
-    parts = F.linear(cells, torch.cat(layer.weight.chunk(2, dim=1)))
-    first, second = parts.chunk(2, dim=-1)
+    """Return the output of a linear layer on the concatenated embeddings of each pair, (B, m, hidden).
+
+    The layer's weight has a half for the first and a half for the second cell of a pair, whose outputs are added. So
+    both halves are applied to every cell, in one matrix product.
+    """
+    outputs = F.linear(cells, torch.cat(layer.weight.chunk(2, dim=1)))
+    first, second = outputs.chunk(2, dim=-1)
     return gather_cells(first, index[..., 0]) + gather_cells(second, index[..., 1]) + layer.bias

@@ -1,4 +1,4 @@
-"""Options of dense relative localization, the presets of paper and code, and weights per backbone."""
+"""Options of dense relative localization, presets of the paper and of the authors' code, and weights per backbone."""
 
 import re
 from dataclasses import dataclass, fields, replace
@@ -13,24 +13,24 @@ Schedule = Literal["constant", "ramp"]
 
 @dataclass(frozen=True)
 class DrLocOptions(DrLocReading):
-    """All options of the term; those of the formula are inherited from `DrLocReading`.
+    """All options of DrLoc; the options of the formula are inherited from `DrLocReading`.
 
     Attributes:
-        weight: Factor lambda of the loss; see `default_weight` for what was published per backbone.
-        n_pairs: Random pairs per image m; None pairs all cells with a random permutation of themselves.
-        hidden: Width of the two hidden layers of the head.
-        extra_layer: Give the head of "ce" and "reg" one more linear layer, as the authors' code does.
-        pool: Pooling of the last grid before the pairs, see `paucal.losses.drloc.pool_grid`. Where `levels` asks for
-            several grids, "paper" and "reference" pool none of them, as in both sources.
-        levels: "last" for the final grid; "stages", "merged" or "blocks" for one loss and one head on each of
-            these grids, summed (L_all: the paper means blocks, the authors' code the outputs of Swin's stages
-            after merging).
-        norm: Read the last grid after the final norm (True) or before it.
-        schedule: "constant", or "ramp": linear from 0 to `weight` over `warmup_epochs`, then linear to 0 at
-            `horizon_epochs`, as in the authors' code, in which the run may end long before that.
-        warmup_epochs: Length of the rise.
-        horizon_epochs: Epoch at which the weight reaches 0.
-        seed: Seed of the stream of random pairs.
+        weight: Weight lambda of the loss; see `default_weight` for the published weights by backbone.
+        n_pairs: Number m of random pairs per image; None to pair each cell with one of a random permutation.
+        hidden: Width of the head's two hidden layers.
+        extra_layer: Whether the head has another linear layer in the modes "ce" and "reg", as in the authors' code.
+        pool: Pooling of the last grid before pairs are drawn, see `paucal.losses.drloc.pool_grid`. If `levels` has
+            several grids, "paper" and "reference" pool none of them, as in the paper and the authors' code.
+        levels: "last" for the final grid. "stages", "merged" or "blocks" for the sum of the losses on each of these
+            grids, each with its own head (L_all: on blocks in the paper; in the authors' code, on the outputs of Swin's
+            stages after patch merging).
+        norm: Whether the last grid is taken after the backbone's final norm.
+        schedule: "constant" or "ramp". The ramp rises linearly from 0 to `weight` over `warmup_epochs` and then falls
+            linearly to 0 at `horizon_epochs`, as in the authors' code; the run may end long before that.
+        warmup_epochs: Epochs in which the ramp rises.
+        horizon_epochs: Epoch at which the ramp reaches 0.
+        seed: Seed of the random pairs.
     """
 
     weight: float = 0.5
@@ -50,15 +50,16 @@ class DrLocOptions(DrLocReading):
             value = getattr(self, name)
             if value not in allowed and not (name == "pool" and type(value) is int and value > 0):
                 pool_text = " or a number of cells" if name == "pool" else ""
-                raise UserError(f"The DrLoc option {name} is {value!r}; choose one of {', '.join(allowed)}{pool_text}.")
+                choices = ", ".join(allowed)
+                raise UserError(f"The DrLoc option {name} is {value!r}, but must be one of {choices}{pool_text}.")
         for name, minimum in _MINIMA.items():
             value = getattr(self, name)
             if value is not None and not value >= minimum:
-                raise UserError(f"The DrLoc option {name} is {value!r}; give a number of at least {minimum}.")
+                raise UserError(f"The DrLoc option {name} is {value!r}, but must be at least {minimum}.")
         if self.schedule == "ramp" and self.horizon_epochs <= self.warmup_epochs:
             raise UserError(
-                f"The DrLoc option horizon_epochs is {self.horizon_epochs}; give more epochs than the "
-                f"{self.warmup_epochs} of warmup_epochs."
+                f"The DrLoc option horizon_epochs is {self.horizon_epochs}, but must be larger than warmup_epochs, "
+                f"which is {self.warmup_epochs}."
             )
 
 
@@ -74,8 +75,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 _MINIMA = {"weight": 0, "alpha": 0, "n_pairs": 1, "hidden": 1, "warmup_epochs": 0, "seed": 0}
 
-# The method as in the paper, which the defaults are, and in the authors' code; docs/reference/drloc_options.md lists
-# every difference.
+# Options of the paper, which are the defaults, and of the authors' code; docs/reference/drloc_options.md lists every
+# difference.
 PAPER = DrLocOptions()
 PRESETS = {
     "paper": PAPER,
@@ -107,7 +108,7 @@ _FAMILIES = {
 
 
 def default_weight(model_name: str) -> tuple[float, str]:
-    """Return the weight of the loss for a backbone, by its name, and the reason in words.
+    """Return the default weight of the loss for a backbone, by its name, and the source of the weight as text.
 
     Example:
         >>> default_weight("swin_tiny_patch4_window7_224")
@@ -121,17 +122,17 @@ def preset_options(preset: str, *, model_name: str | None = None, **overrides: A
 
     Args:
         preset: "paper" or "reference".
-        model_name: Name of the backbone; sets the weight by `default_weight` and, for "reference", follows
-            the authors' code: the grid of a plain ViT is not pooled, and that of T2T-ViT is read after its
-            final norm.
-        **overrides: Fields of `DrLocOptions` that override both.
+        model_name: Name of the backbone, which decides the weight (`default_weight`). With "reference" it also decides
+            two options as in the authors' code: the grid of a plain ViT is not pooled, and the grid of T2T-ViT is taken
+            after the final norm.
+        **overrides: Fields of `DrLocOptions` that override the preset.
     """
     if preset not in PRESETS:
-        raise UserError(f"DrLoc has no preset {preset!r}; choose one of {', '.join(PRESETS)}.")
+        raise UserError(f"DrLoc has no preset {preset!r}; the presets are {', '.join(PRESETS)}.")
     option_names = sorted(field.name for field in fields(DrLocOptions))
     for name in overrides:
         if name not in option_names:
-            raise UserError(f"DrLoc has no option {name!r}; choose among {', '.join(option_names)}.")
+            raise UserError(f"DrLoc has no option {name!r}; the options are {', '.join(option_names)}.")
     options = PRESETS[preset]
     if model_name is not None:
         options = replace(options, weight=default_weight(model_name)[0])

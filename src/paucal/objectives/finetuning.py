@@ -1,18 +1,18 @@
-"""Fine-tuning of pretrained backbones: layer-wise learning rates, frozen layers, the classifier first.
+"""Fine-tuning of pretrained backbones: layer-wise learning rates, frozen layers, and training the classifier first.
 
-Three ways to preserve what pretrained weights have learned, for any objective with one backbone; they can be combined.
+These three methods preserve what pretrained weights have learned. They work for any objective with one backbone and can
+be combined:
 
 - Layer-wise decay of the learning rate (BEiT, Bao et al., ICLR 2022): from the classifier down to the stem, each layer
-  has `layer_decay` times the rate of the layer above.
-- Freezing: the stem, the first stages or the whole backbone never change. With the whole backbone frozen, training
-  is a linear probe. Or all weights are frozen except those of norms, biases and the classifier (BitFit, Ben Zaken et
-  al., ACL 2022).
-- Linear probe, then fine-tune (Kumar et al., ICLR 2022): for the first epochs only the classifier learns, so that
-  its random initial weights do not disturb the backbone. We use a single schedule instead of the paper's two runs, and
-  warm up the backbone's rate over its first epoch, since AdamW has no statistics of its gradients yet.
+  has `layer_decay` times the learning rate of the layer above.
+- Freezing: the stem, the first stages or the whole backbone are not trained. Training with a frozen backbone is linear
+  probing. In another variant, only norms, biases and the classifier are trained (BitFit, Ben Zaken et al., ACL 2022).
+- Linear probing, then fine-tuning (Kumar et al., ICLR 2022): in the first epochs only the classifier is trained, so
+  that its random initial weights do not disturb the backbone. This uses a single schedule instead of the paper's two
+  runs. The backbone's learning rate is warmed up over its first epoch, since AdamW's moments are still empty.
 
-Frozen modules run in evaluation mode, so that running statistics are fixed and dropout is off. The whole backbone can
-be kept in that mode while its parameters are trained, as in DHVT's code (Lu et al., NeurIPS 2022).
+Frozen modules are in evaluation mode, so that running statistics do not change and dropout is off. The whole backbone
+can stay in evaluation mode while its parameters are trained, as in DHVT's code (Lu et al., NeurIPS 2022).
 """
 
 from collections.abc import Iterator
@@ -27,24 +27,24 @@ from paucal.types import GroupScale, GroupScales, Progress
 
 Frozen = Literal["stem", "backbone", "weights"] | int | None
 
-MAIN, BACKBONE = "main", "backbone"  # labels of groups of parameters
-THAW_EPOCHS = 1  # epochs during which the learning rate of an unfrozen backbone rises
+MAIN, BACKBONE = "main", "backbone"  # labels of parameter groups
+BACKBONE_WARMUP_EPOCHS = 1  # after `freeze_epochs`
 
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Options of fine-tuning; by default all layers have the same rate.
+    """Options of fine-tuning; by default all layers have the same learning rate and nothing is frozen.
 
     Attributes:
-        layer_decay: Factor on the learning rate from one layer to the one below it, in (0, 1]; None for none.
-        freeze: Frozen part: "stem", "backbone" (all but the classifier), "weights" (all but norms, biases and the
-            classifier), or a number of stages (blocks, where a model has no stages) that are frozen together with the
-            stem.
-        freeze_epochs: Epochs at the start in which only the classifier learns.
-        eval_mode: Whether the whole backbone, its classifier included, stays in evaluation mode. Batch norms then
-            divide by the statistics it started with, and neither dropout nor stochastic depth acts.
-        lora_rank: Rank of low-rank adapters, which are trained together with the classifier instead of the weights;
-            None for none.
+        layer_decay: Factor of the learning rate from each layer to the layer below, in (0, 1]; None for equal rates.
+        freeze: What is frozen: "stem", "backbone" (all but the classifier), "weights" (all but norms, biases and the
+            classifier), or how many of the first stages (blocks if the model has no stages), the stem included. None to
+            train all.
+        freeze_epochs: Epochs at the start in which only the classifier is trained.
+        eval_mode: Whether the whole model, its classifier included, stays in evaluation mode: batch norms use the
+            running statistics of the start, and there is no dropout and no stochastic depth.
+        lora_rank: Rank of the low-rank adapters that are trained instead of the backbone's weights, together with the
+            classifier; None for no adapters.
     """
 
     layer_decay: float | None = None
@@ -63,15 +63,17 @@ class FineTuning:
 class BackboneTuner:
     """Applies a `FineTuning` to the timm model of an objective; the objective calls the methods of this class.
 
-    Parameters frozen for the whole run lose `requires_grad`, so the optimizer never sees them and no other process
-    waits for their gradients. Parameters frozen for the first epochs keep it and have their gradients dropped: the
-    optimizer skips parameters without gradient, including moments and weight decay.
+    Parameters that are frozen for the whole run get `requires_grad=False`, so the optimizer does not have them and
+    other processes do not wait for their gradients. Parameters that are frozen in the first epochs keep
+    `requires_grad=True`, but their gradients are set to None: the optimizer then skips them, without weight decay and
+    without a change of their moments.
 
     Args:
-        model: timm model; its frozen parameters are marked at once.
+        model: timm model; `requires_grad` of its frozen parameters is set at once.
         options: Options of fine-tuning.
-        prefix: Prefix of the model's parameters in the objective.
-        rate: Factor on the learning rate of the whole model, which then is a group of its own; None for no such group.
+        prefix: Prefix of the model's parameter names in the objective.
+        rate: Factor of the learning rate of the whole model; None if it has the same rate as the objective's other
+            parameters.
     """
 
     def __init__(
@@ -83,53 +85,62 @@ class BackboneTuner:
         self._frozen = frozen_parameters(model, options.freeze if options.lora_rank is None else "backbone")
         for name in self._frozen:
             model.get_parameter(name).requires_grad_(False)
-        self._held = body_names - self._frozen if options.freeze_epochs else set()
-        whole = self._frozen == body_names
-        self._still = list(model.modules() if options.eval_mode else frozen_modules(model, self._frozen, whole))
-        self._held_modules = list(frozen_modules(model, body_names, whole=True)) if self._held else []
+        # Names and modules that are frozen in the first epochs only
+        self._frozen_at_start = body_names - self._frozen if options.freeze_epochs else set()
+        is_all_frozen = self._frozen == body_names
+        self._eval_modules = list(
+            model.modules() if options.eval_mode else frozen_modules(model, self._frozen, is_all_frozen)
+        )
+        self._modules_frozen_at_start = (
+            list(frozen_modules(model, body_names, is_all_frozen=True)) if self._frozen_at_start else []
+        )
         self._labels, self._scales = self._groups()
 
     def label(self, name: str) -> str:
-        """Return the label of the group of an objective's parameter."""
+        """Return the label of the group of the objective's parameter with this name."""
         return self._labels.get(name, BACKBONE if self._rate is not None and name.startswith(self._prefix) else MAIN)
 
     def scales(self, progress: Progress) -> GroupScales:
-        """Return the factors per label at this point of the run."""
-        share = self._rate_factor(progress) if self._held else 1.0
-        scales = {name: GroupScale(scale * share, float(share > 0)) for name, scale in self._scales.items()}
+        """Return the factors of the learning rate and the weight decay of each group at this step, by label."""
+        factor = self._rate_factor(progress) if self._frozen_at_start else 1.0
+        scales = {name: GroupScale(scale * factor, float(factor > 0)) for name, scale in self._scales.items()}
         if self._rate is None:
             return scales
         scales = {BACKBONE: GroupScale(), **scales}
         return {name: GroupScale(scale.lr * self._rate, scale.weight_decay) for name, scale in scales.items()}
 
     def before_step(self, progress: Progress) -> None:
-        """Drop the gradients of the parameters that are frozen at this step."""
-        if self.holds(progress):
-            for name in self._held:
+        """Set the gradients of the parameters that are frozen at this step to None."""
+        if self.trains_classifier_only(progress):
+            for name in self._frozen_at_start:
                 self._model.get_parameter(name).grad = None
 
     def set_modes(self, progress: Progress) -> None:
-        """Put the currently frozen modules in evaluation mode; call this before every training forward pass."""
-        for module in self._held_modules:
-            module.training = not self.holds(progress)
-        for module in self._still:
+        """Put modules that are frozen at this step in evaluation mode; call this before every training forward pass."""
+        for module in self._modules_frozen_at_start:
+            module.training = not self.trains_classifier_only(progress)
+        for module in self._eval_modules:
             module.training = False
 
-    def holds(self, progress: Progress) -> bool:
-        """Return whether only the classifier learns at this step."""
+    def trains_classifier_only(self, progress: Progress) -> bool:
+        """Return whether this step is in the first `freeze_epochs` epochs, in which only the classifier is trained."""
         return progress.step < self.options.freeze_epochs * progress.steps_per_epoch
 
     def _rate_factor(self, progress: Progress) -> float:
-        """Return the factor on the backbone's rate: 0 while it is frozen, then rising to 1."""
-        if self.holds(progress):
+        """Return the factor of the backbone's learning rate: 0 while it is frozen, then rising linearly to 1."""
+        if self.trains_classifier_only(progress):
             return 0.0
-        since = progress.step - self.options.freeze_epochs * progress.steps_per_epoch
-        return min(1.0, (since + 1) / (THAW_EPOCHS * progress.steps_per_epoch))
+        steps = progress.step - self.options.freeze_epochs * progress.steps_per_epoch
+        return min(1.0, (steps + 1) / (BACKBONE_WARMUP_EPOCHS * progress.steps_per_epoch))
 
     def _groups(self) -> tuple[dict[str, str], dict[str, float]]:
-        decay, prefix = self.options.layer_decay, self._prefix
+        """Return the group label of each of the model's parameters, and the factor of the learning rate by label.
+
+        Parameters that no group needs to tell apart are left out.
+        """
+        decay, prefix, frozen_at_start = self.options.layer_decay, self._prefix, self._frozen_at_start
         if decay is None or decay == 1:
-            return {prefix + name: BACKBONE for name in self._held}, {BACKBONE: 1.0} if self._held else {}
+            return {prefix + name: BACKBONE for name in frozen_at_start}, {BACKBONE: 1.0} if frozen_at_start else {}
         labels, scales = {}, {}
         scale_by_name, classifier_names = layer_scales(self._model, decay), classifier_parameters(self._model)
         for name, number in layer_ids(self._model).items():
@@ -140,25 +151,25 @@ class BackboneTuner:
 
 
 class TunedObjective(Objective):
-    """An objective with one backbone, which `tuner` fine-tunes."""
+    """An objective with one backbone that is fine-tuned by `tuner`."""
 
     tuner: BackboneTuner
 
     def parameter_group(self, name: str) -> str:
-        """Return the label of the backbone's layer if layers have their own rates."""
+        """Return the label of the parameter's group: its layer if layers have different rates."""
         return self.tuner.label(name)
 
     def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the factors on learning rates and weight decays from fine-tuning."""
+        """Return the factors of learning rates and weight decays from the fine-tuning options."""
         return self.tuner.scales(progress)
 
     def before_step(self, progress: Progress) -> None:
-        """Drop the gradients of the parameters that the fine-tuning freezes at this step."""
+        """Set the gradients of the parameters that are frozen at this step to None."""
         self.tuner.before_step(progress)
 
 
 def frozen_parameters(model: nn.Module, freeze: Frozen) -> set[str]:
-    """Return the names of the parameters that never change."""
+    """Return the names of a model's parameters that are frozen for the whole run; see `FineTuning.freeze`."""
     if freeze is None:
         return set()
     if freeze in ("backbone", "weights"):
@@ -167,21 +178,21 @@ def frozen_parameters(model: nn.Module, freeze: Frozen) -> set[str]:
     return first_stages(model, 0 if freeze == "stem" else freeze)
 
 
-def frozen_modules(model: nn.Module, frozen: set[str], whole: bool, prefix: str = "") -> Iterator[nn.Module]:
+def frozen_modules(model: nn.Module, frozen: set[str], is_all_frozen: bool, prefix: str = "") -> Iterator[nn.Module]:
     """Yield each module whose parameters are all frozen, and its submodules.
 
     Args:
         model: Model to search.
         frozen: Names of frozen parameters.
-        whole: Whether all but the classifier is frozen; then modules with statistics but without parameters are frozen
-            too.
-        prefix: Prefix of the names inside `model`.
+        is_all_frozen: Whether all parameters except the classifier's are frozen. Then modules with buffers but without
+            parameters, such as batch norms without affine parameters, count as frozen too.
+        prefix: Prefix of the parameter names of `model` in `frozen`.
     """
     names = [prefix + name for name, _ in model.named_parameters()]
     if names and frozen.issuperset(names):
         yield from model.modules()
     elif names:
         for child, module in model.named_children():
-            yield from frozen_modules(module, frozen, whole, f"{prefix}{child}.")
-    elif whole and any(True for _ in model.buffers()):
+            yield from frozen_modules(module, frozen, is_all_frozen, f"{prefix}{child}.")
+    elif is_all_frozen and any(True for _ in model.buffers()):
         yield from model.modules()

@@ -1,4 +1,4 @@
-"""Extra losses that compare a network with the outputs of a frozen one on the training images."""
+"""The common base of extra losses that compare a network with a frozen network, the guide, on the training images."""
 
 from collections.abc import Iterable, Sequence
 from typing import Self
@@ -10,7 +10,12 @@ from paucal.objectives.base import Term
 
 
 class GuidedTerm(Term):
-    """An extra loss with a guide: a frozen network that gets images normalised as in its own training."""
+    """An extra loss with a guide: a frozen network that gets images normalised as in the guide's training.
+
+    Args:
+        guide: Frozen network.
+        channels: Number of channels of the images.
+    """
 
     def __init__(self, guide: nn.Module, channels: int = 3) -> None:
         super().__init__()
@@ -18,13 +23,13 @@ class GuidedTerm(Term):
         self.register_buffer("scale", torch.ones(1, channels, 1, 1))
         self.register_buffer("shift", torch.zeros(1, channels, 1, 1))
 
-    def see_as(self, scale: Sequence[float], shift: Sequence[float]) -> None:
-        """Set the scale and shift per channel that turn this run's normalised images into the guide's."""
+    def set_renormalisation(self, scale: Sequence[float], shift: Sequence[float]) -> None:
+        """Set the factor and the offset per channel that convert this run's normalisation to the guide's."""
         for name, values in (("scale", scale), ("shift", shift)):
             self.get_buffer(name).copy_(torch.tensor(values).reshape(1, -1, 1, 1))
 
-    def shown(self, images: Tensor) -> Tensor:
-        """Return this run's normalised images in the guide's normalisation."""
+    def renormalise(self, images: Tensor) -> Tensor:
+        """Convert images from this run's normalisation to the guide's."""
         return images * self.get_buffer("scale") + self.get_buffer("shift")
 
     def compilable(self) -> Iterable[nn.Module]:
@@ -32,7 +37,7 @@ class GuidedTerm(Term):
         return [self.guide]
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of all but the guide."""
+        """Set the mode of all modules except the guide, which stays in evaluation mode."""
         super().train(mode)
         self.guide.eval()
         return self

@@ -1,4 +1,4 @@
-"""LeJEPA (Balestriero and LeCun 2025, arXiv:2511.08544): one network whose views predict each other's centre."""
+"""LeJEPA (Balestriero and LeCun 2025, arXiv:2511.08544): self-supervised training of one network, without a teacher."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 @dataclass(frozen=True)
 class LeJepaOptions:
-    """Options of LeJEPA: values of the authors' minimal example, except the weight, the default of their package.
+    """Options of LeJEPA. Defaults are from the authors' minimal example; the weight is the default of their package.
 
     Attributes:
-        weight: Share lambda of SIGReg in the loss.
-        directions: Random directions along which embeddings are tested, drawn in every forward pass.
-        projection_dim: Width of the projected embeddings.
+        weight: Weight lambda of SIGReg; the prediction loss has the weight 1 - lambda.
+        directions: Number of random directions on which embeddings are projected, drawn in every forward pass.
+        projection_dim: Number of channels of the projected embeddings.
         hidden_dim: Width of the projector's two hidden layers.
-        norm: Normalisation of the projector; "batch" as published, "layer" if batch statistics cannot be used.
-        knots: Points of SIGReg's integral from 0 to its limit.
+        norm: Norm of the projector's hidden layers: "batch" as published, "layer" if batch statistics cannot be used.
+        knots: Number of points of SIGReg's integral from 0 to `limit`.
         limit: Upper end of SIGReg's integral, which is taken from -limit to limit.
-        seed: Seed of the directions.
+        seed: Seed of the random directions.
     """
 
     weight: float = WEIGHT
@@ -44,14 +44,16 @@ class LeJepaOptions:
 
 
 class LeJepa(OneNetwork):
-    """Every view of an image predicts the centre of its global views; SIGReg keeps embeddings normal.
+    """A backbone and a projector, trained with the LeJEPA loss on the views of each image.
+
+    The embedding of every view must be near the mean of the image's global views; SIGReg prevents collapse.
 
     Args:
-        spec: Backbone without a classifier; its image size is that of the global views.
+        spec: Backbone without a classifier, with the image size of the global views.
         crops: Groups of views with their sizes, global views first.
-        options: Options of the method.
+        options: Options of the method; None for the defaults.
         drop_path_rate: Stochastic depth rate of the backbone.
-        tuning: Frozen parts of a pretrained network; None to train all of it.
+        tuning: Which parts of a pretrained backbone are frozen; None to train all of it.
     """
 
     def __init__(
@@ -66,18 +68,18 @@ class LeJepa(OneNetwork):
         self.options = options or LeJepaOptions()
         self.global_views, count = crops[0].count, sum(group.count for group in crops)
         if count < 2:
-            raise ValueError(f"{count} view of an image has nothing to predict; ask for at least 2")
+            raise ValueError(f"the loss compares the views of an image and needs at least 2, got {count}")
         widths = [self.options.hidden_dim, self.options.hidden_dim, self.options.projection_dim]
         self.projector: nn.Module = MLP(self.backbone.dim, widths, norm_layer=NORMS[self.options.norm], inplace=None)
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
-        """Return the losses that `compare` finds."""
+        """Return the losses of `compute_losses` for the batch's views."""
         pooled = self.embed(batch.views, progress)
-        # All views together, as published, so that batch norms compute statistics over all of them.
-        return self.compare(self.projector(torch.cat(pooled)).chunk(len(pooled)), progress)
+        # Project all views together, as published, so that batch norms compute statistics over all views.
+        return self.compute_losses(self.projector(torch.cat(pooled)).chunk(len(pooled)), progress)
 
-    def compare(self, projected: Sequence[Tensor], progress: Progress) -> LossTerms:
-        """Return the losses "prediction" and "sigreg" of the projected views."""
+    def compute_losses(self, projected: Sequence[Tensor], progress: Progress) -> LossTerms:
+        """Return the losses "prediction" and "sigreg" of projected embeddings, one (B, D) tensor per view."""
         options = self.options
         loss_parts = lejepa_loss(
             projected,
@@ -91,7 +93,7 @@ class LeJepa(OneNetwork):
         return LossTerms(values, {"prediction": 1 - options.weight, "sigreg": options.weight})
 
     def directions(self, progress: Progress, device: torch.device) -> Tensor:
-        """Draw directions from the seed and the forward pass only, so that all processes have the same."""
+        """Draw random directions; they depend only on the seed and the forward pass, so all processes have the same."""
         generator = torch.Generator(device=device)
         generator.manual_seed(stream_seed(self.options.seed, progress.micro_step))
         directions = unit_directions(self.options.projection_dim, self.options.directions, generator)

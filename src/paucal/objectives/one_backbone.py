@@ -1,4 +1,4 @@
-"""The common part of methods that train one backbone: extra losses on its forward pass, and fine-tuning."""
+"""The common base of methods that train one backbone, with extra losses on its forward pass and with fine-tuning."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,7 +12,7 @@ from paucal.types import Batch, FeatureRequest, Features, LossTerms, Progress
 
 
 class TunedBackbone(TunedObjective):
-    """A method that trains one backbone, whose model is deployed without heads."""
+    """A method that trains one backbone; the backbone's timm model is deployed, without the method's heads."""
 
     def __init__(self, backbone: FeatureBackbone, tuning: FineTuning | None) -> None:
         super().__init__()
@@ -20,11 +20,11 @@ class TunedBackbone(TunedObjective):
         self.tuner = BackboneTuner(backbone.model, tuning or FineTuning())
 
     def backbones(self) -> Sequence[FeatureBackbone]:
-        """Return the one backbone."""
+        """Return the backbone in a list."""
         return [self.backbone]
 
     def deployable(self) -> nn.Module:
-        """Return the timm model without the heads."""
+        """Return the backbone's timm model."""
         return self.backbone.model
 
 
@@ -32,10 +32,10 @@ class OneBackbone(TunedBackbone):
     """A method that trains one backbone with a classifier, and any number of extra losses.
 
     Args:
-        backbone: Backbone with grids and logits.
-        terms: Extra losses by name, each with its own weight.
-        tuning: Layer-wise decay, freezing and adapters of the backbone; by default all layers have the same rate.
-        own: Names of the method's own losses, which terms must not use.
+        backbone: Backbone with grids and a classifier.
+        terms: Extra losses by name.
+        tuning: Layer-wise decay, freezing and adapters; None to train all layers with the same learning rate.
+        reserved_names: Names of the method's losses, which extra losses must not have.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class OneBackbone(TunedBackbone):
         backbone: FeatureBackbone,
         terms: Mapping[str, Term] | None = None,
         tuning: FineTuning | None = None,
-        own: Sequence[str] = ("class",),
+        reserved_names: Sequence[str] = ("class",),
     ) -> None:
         if backbone.num_classes < 2:
-            raise ValueError(f"a backbone that learns classes needs at least 2 of them, got {backbone.num_classes}")
-        for name in own:
+            raise ValueError(f"the backbone's classifier needs at least 2 classes, got {backbone.num_classes}")
+        for name in reserved_names:
             if name in (terms or {}):
-                raise ValueError(f"the name {name!r} is used by a loss of the method; rename the term")
+                raise ValueError(f"an extra loss cannot be named {name!r}, the name of a loss of the method; rename it")
         super().__init__(backbone, tuning)
-        # A list, since an nn.ModuleDict does not allow names of its own methods.
+        # A list, since an nn.ModuleDict does not allow keys such as "keys" or "pop".
         self.names = tuple(terms or {})
         self.terms = nn.ModuleList((terms or {}).values())
         rank = self.tuner.options.lora_rank
@@ -59,17 +59,17 @@ class OneBackbone(TunedBackbone):
 
     @property
     def requests(self) -> list[FeatureRequest]:
-        """The features that each term reads, in the order of the terms."""
+        """The features that each extra loss needs, in the order of the losses."""
         return [term.request for term in self._terms()]
 
     def add_terms(self, losses: LossTerms, features: Sequence[Features], batch: Batch, progress: Progress) -> None:
-        """Add the terms and their weights to the losses; `features` answer `requests`."""
+        """Add the extra losses and their weights to `losses`; `features` has an entry for each of `requests`."""
         for name, term, term_features in zip(self.names, self._terms(), features, strict=True):
             losses.values[name] = term(term_features, batch, progress)
             losses.weights[name] = term.weight(progress)
 
     def chance_levels(self) -> dict[str, float]:
-        """Return the chance levels of the terms, where known."""
+        """Return the chance levels of the extra losses, by name, except those that are unknown."""
         levels = {name: term.chance_level() for name, term in self.named_terms().items()}
         return {name: level for name, level in levels.items() if level is not None}
 
@@ -82,13 +82,13 @@ class OneBackbone(TunedBackbone):
         return [self.backbone, *(module for term in self._terms() for module in term.compilable())]
 
     def before_step(self, progress: Progress) -> None:
-        """Drop the gradients of the parameters and adapters that the fine-tuning freezes at this step."""
+        """Drop the gradients of the parameters and adapters that are frozen at this step."""
         super().before_step(progress)
         if self.adapters is not None:
-            self.adapters.before_step(held=self.tuner.holds(progress))
+            self.adapters.before_step(frozen=self.tuner.trains_classifier_only(progress))
 
     def after_step(self, progress: Progress) -> None:
-        """Update the weights with the adapters, if there are any."""
+        """Merge the adapters, if there are any, into the weights."""
         if self.adapters is not None:
             self.adapters.after_step()
 

@@ -1,4 +1,4 @@
-"""The common part of pre-training methods with one network and no teacher: crops, features, health, frozen stages."""
+"""The common base of pre-training methods with one network and no teacher: crops, features and health metrics."""
 
 from collections.abc import Sequence
 
@@ -8,21 +8,21 @@ from torch import Tensor
 from paucal.backbones.spec import BackboneSpec
 from paucal.distributed import all_reduce_mean
 from paucal.losses.feature_health import effective_rank, feature_spread
-from paucal.objectives.distilled_network import same_size
+from paucal.objectives.distilled_network import group_by_size
 from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.one_backbone import TunedBackbone
-from paucal.objectives.self_distillation import HEALTH_EVERY, crop_size
+from paucal.objectives.self_distillation import HEALTH_STEPS, crop_size
 from paucal.types import Crops, DataRequest, Progress
 
 
 class OneNetwork(TunedBackbone):
-    """A backbone for all views of an image; its heads are not deployed.
+    """A pre-training method in which one backbone gets all views of an image.
 
     Args:
-        spec: Backbone without a classifier; its image size is that of the global views.
+        spec: Backbone without a classifier, with the image size of the global views.
         crops: Groups of views with their sizes, global views first.
         drop_path_rate: Stochastic depth rate of the backbone.
-        tuning: Frozen parts of a pretrained network; None to train all of it.
+        tuning: Which parts of a pretrained backbone are frozen; None to train all of it.
     """
 
     def __init__(
@@ -37,22 +37,25 @@ class OneNetwork(TunedBackbone):
         self.data_request = DataRequest(tuple(crops), mixing=False, labels=False, smallest_batch=2)
 
     def embed(self, views: Sequence[Tensor], progress: Progress) -> list[Tensor]:
-        """Return per view the (B, D) pooled features; the backbone runs once per resolution."""
+        """Return the (B, D) pooled features of each view; the backbone runs once for all views of the same size."""
         if self.training:
             self.tuner.set_modes(progress)
         pooled = list(views)
-        for members in same_size(views):
-            features = self.backbone(torch.cat([views[number] for number in members])).pooled
-            for number, view_features in zip(members, features.chunk(len(members)), strict=True):
+        for numbers in group_by_size(views):
+            features = self.backbone(torch.cat([views[number] for number in numbers])).pooled
+            for number, view_features in zip(numbers, features.chunk(len(numbers)), strict=True):
                 pooled[number] = view_features
-        if self.training and progress.step % min(HEALTH_EVERY, progress.steps_per_epoch) == 0:
+        if self.training and progress.step % min(HEALTH_STEPS, progress.steps_per_epoch) == 0:
             self._record_health(pooled[0].detach())
         return pooled
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the latest measurements of the first view's features: spread, directions, length."""
-        newest, self._health = self._health, {}
-        return newest
+        """Return the spread, the effective rank and the mean norm of the first view's features.
+
+        They are measured every `HEALTH_STEPS` steps; empty if there is no new measurement.
+        """
+        health, self._health = self._health, {}
+        return health
 
     @torch.no_grad()
     def _record_health(self, features: Tensor) -> None:

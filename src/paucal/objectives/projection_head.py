@@ -1,4 +1,4 @@
-"""The projection head of DINO and EsViT (Li et al., ICLR 2022, section 3): an MLP, then prototypes."""
+"""The projection head of DINO and EsViT (Li et al., ICLR 2022, section 3): an MLP and a layer of prototypes."""
 
 import torch
 import torch.nn.functional as F
@@ -8,19 +8,20 @@ INIT_STD = 0.02
 
 
 class ProjectionHead(nn.Module):
-    """Projects features to unit vectors that are compared with prototypes.
+    """Projects features to vectors of length 1, and scores these for each prototype.
 
-    The comparison itself is left to `losses.prototype_cross_entropy`, which never has all scores in memory; `forward`
-    returns all of them, for few rows. Names of parameters are those of the published checkpoints.
+    In training, `project` is used and `losses.prototype_cross_entropy` computes the scores, a few images at a time.
+    `forward` returns the scores of all rows at once, so it is for few rows. Parameters have the names of the published
+    checkpoints.
 
     Args:
-        dim: P, channels of the features.
-        out_dim: K, prototypes.
+        dim: Number of channels P of the features.
+        out_dim: Number of prototypes K.
         hidden_dim: Width of the hidden layers.
-        bottleneck_dim: D, width of the unit vectors.
-        layers: Linear layers of the MLP, at least 1.
-        batch_norm: Whether hidden layers are batch-normalised.
-        norm_last_layer: Whether prototypes have length 1; otherwise their lengths are learned.
+        bottleneck_dim: Number of channels D of the projected vectors.
+        layers: Number of linear layers of the MLP, at least 1.
+        batch_norm: Whether hidden layers have batch norm.
+        norm_last_layer: Whether all prototypes have length 1; False to learn their lengths.
     """
 
     def __init__(
@@ -35,14 +36,14 @@ class ProjectionHead(nn.Module):
     ) -> None:
         super().__init__()
         if layers < 1:
-            raise ValueError(f"a projection head has at least 1 layer, got {layers}")
+            raise ValueError(f"a projection head needs at least 1 layer, got {layers}")
         widths = [dim, *[hidden_dim] * (layers - 1), bottleneck_dim]
-        parts: list[nn.Module] = []
+        modules: list[nn.Module] = []
         for number in range(layers):
-            parts.append(nn.Linear(widths[number], widths[number + 1]))
+            modules.append(nn.Linear(widths[number], widths[number + 1]))
             if number < layers - 1:
-                parts += [nn.BatchNorm1d(hidden_dim), nn.GELU()] if batch_norm else [nn.GELU()]
-        self.mlp = nn.Sequential(*parts) if layers > 1 else parts[0]
+                modules += [nn.BatchNorm1d(hidden_dim), nn.GELU()] if batch_norm else [nn.GELU()]
+        self.mlp = nn.Sequential(*modules) if layers > 1 else modules[0]
         for module in self.mlp.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=INIT_STD)
@@ -50,14 +51,15 @@ class ProjectionHead(nn.Module):
         self.last_layer = Prototypes(bottleneck_dim, out_dim, norm_last_layer)
 
     def project(self, features: Tensor) -> Tensor:
-        """Return (..., D) vectors of length 1 for (..., P) features, in float32 also inside autocast."""
+        """Return (..., D) float32 vectors of length 1 for (..., P) features."""
         flat = self.mlp(features.flatten(0, -2)).float()
         return F.normalize(flat, dim=-1).unflatten(0, features.shape[:-1])
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return (..., K) scores for (..., P) features, in float32 also inside autocast.
+        """Return the (..., K) scores of (..., P) features.
 
-        In half precision several prototypes could share the highest score of a row.
+        The scores are computed in float32 also under autocast: in half precision, the highest scores of a row could
+        become equal.
         """
         rows = self.project(features)
         with torch.autocast(rows.device.type, enabled=False):
@@ -65,7 +67,13 @@ class ProjectionHead(nn.Module):
 
 
 class Prototypes(nn.Module):
-    """A weight-normalised linear layer without bias, as tensors `weight_v` (K, D) and `weight_g` (K, 1)."""
+    """The parameters of a weight-normalised linear layer without bias: `weight_v` (K, D) and `weight_g` (K, 1).
+
+    Args:
+        dim: Number of channels D.
+        out_dim: Number of prototypes K.
+        fixed: Whether the lengths `weight_g` are not trained.
+    """
 
     def __init__(self, dim: int, out_dim: int, fixed: bool) -> None:
         super().__init__()
@@ -73,5 +81,5 @@ class Prototypes(nn.Module):
         self.weight_v = nn.Parameter(nn.Linear(dim, out_dim, bias=False).weight.detach())
 
     def directions(self) -> Tensor:
-        """Return the (K, D) prototypes: `weight_v` scaled row by row to the length `weight_g`."""
+        """Return the (K, D) prototypes: the rows of `weight_v`, scaled to the lengths `weight_g`."""
         return self.weight_g * F.normalize(self.weight_v, dim=1)

@@ -1,10 +1,10 @@
-"""Seeds of random streams per step, independent of earlier draws."""
+"""Seeds for random generators that depend on the step only, not on numbers drawn before."""
 
 
 def stream_seed(seed: int, micro_step: int) -> int:
-    """Return a seed for one step of a run, from 0 to 2**63 - 1, which torch's generators take.
+    """Return the seed of a torch generator for one forward pass of a run, from 0 to 2**63 - 1.
 
-    Neighbouring seeds and steps give unrelated streams (SplitMix64; Steele et al., OOPSLA 2014).
+    Consecutive seeds and forward passes give unrelated random numbers (SplitMix64; Steele et al., OOPSLA 2014).
 
     Example:
         >>> stream_seed(0, 0) == stream_seed(2**32, 0), stream_seed(2**62, 9) < 2**63

@@ -14,38 +14,38 @@ class SelfDistillationOptions:
     """Options of EsViT (Li et al., ICLR 2022), with the values of the published Swin-T run.
 
     Attributes:
-        tasks: "view" compares crops, "view+region" also their cells.
+        tasks: "view" to compare crops, "view+region" to compare crops and cells.
         view_weight: Weight of the view loss; None for 0.5 with the region loss and 1 without it, as in the published
             code.
-        region_weight: Weight of the region loss. (The text of the paper adds the two losses; Algorithm 1 and the
-            authors' code halve each.)
-        similarity: Similarity by which a cell's counterpart is found.
-        out_dim: K, prototypes of a head.
-        hidden_dim: Width of a head's MLP.
-        bottleneck_dim: Width of the vectors that are compared with prototypes.
-        head_layers: Linear layers of the MLP.
-        head_batch_norm: Whether the MLP is batch-normalised.
-        norm_last_layer: Whether prototypes have a fixed length of 1, the default of the authors' code. Its published
-            runs, except Swin-B with windows of 14, learn the lengths, which is less stable.
+        region_weight: Weight of the region loss. (The text of the paper adds both losses with the weight 1; Algorithm 1
+            and the authors' code use 0.5.)
+        similarity: Similarity that decides which cell is a cell's target: "cosine" or "dot".
+        out_dim: Number of prototypes K of a head.
+        hidden_dim: Width of the hidden layers of a head's MLP.
+        bottleneck_dim: Number of channels of the vectors that are compared with prototypes.
+        head_layers: Number of linear layers of a head's MLP.
+        head_batch_norm: Whether the MLP has batch norms.
+        norm_last_layer: Whether all prototypes have length 1, the default of the authors' code. Its published runs,
+            except Swin-B with windows of 14, learn the lengths, which is less stable.
         freeze_last_layer: Epochs at the start in which prototypes are frozen.
         student_temperature: Temperature of the student.
-        teacher_temperature: Temperature of the teacher.
-        warmup_teacher_temperature: Temperature of the teacher at the start.
-        warmup_teacher_epochs: Epochs of the linear change between the two, both ends included.
-        momentum: Share of the old teacher in the new one at the start; rises to 1 on a half cosine.
-        centre_momentum: Share of the old centre in the new one.
+        teacher_temperature: Temperature of the teacher after the warm-up.
+        warmup_teacher_temperature: Temperature of the teacher at the start of the warm-up.
+        warmup_teacher_epochs: Epochs of the linear warm-up between these two; the last has `teacher_temperature`.
+        momentum: Momentum of the teacher's moving average at the start; it rises to 1 on a half cosine.
+        centre_momentum: Momentum of the centre's moving average.
         weight_decay: Weight decay at the start.
-        weight_decay_end: Weight decay at the end of a half cosine.
-        decays_tables: Whether tables of relative positions, tokens and position embeddings are decayed too, as in the
-            authors' code, whose weight decay leaves out only biases and parameters of one dimension.
-        clip: L2 norm to which the gradient of each tensor is clipped separately; 0 for no clipping.
-        teacher_norm: Statistics of the teacher's BatchNorms: those of the "batch", as published, or "running"
-            statistics that follow the student's as its weights do.
-        mixup: Alpha of mixup between the student's crops of neighbouring images, 0 for none. Only for the view task: a
-            mixed cell has no single match. (The authors' code mixes cells too, with unmixed targets.)
+        weight_decay_end: Weight decay at the end, which is reached on a half cosine.
+        decays_tables: Whether weight decay also applies to relative-position tables, tokens and position embeddings, as
+            in the authors' code, where only biases and one-dimensional parameters have none.
+        clip: L2 norm to which the gradient of each parameter is clipped separately; 0 for no clipping.
+        teacher_norm: Statistics that the teacher's batch norms use: "batch" for those of the batch, as published, or
+            "running" for a moving average of the student's running statistics.
+        mixup: Alpha of mixup between the student's crops of consecutive images; 0 for no mixup. Not with the region
+            task, since a mixed cell has no single match. (The authors' code also mixes cells, but not their targets.)
 
     Raises:
-        ValueError: a value is out of its range.
+        ValueError: a value is out of range.
     """
 
     tasks: Tasks = "view+region"
@@ -82,10 +82,10 @@ class SelfDistillationOptions:
         if self.out_dim < 2:
             raise ValueError(f"out_dim must be at least 2, got {self.out_dim}")
         if self.mixup and self.tasks != "view":
-            raise ValueError("mixup needs the view task alone")
+            raise ValueError(f"mixup is only supported for the tasks 'view', got {self.tasks!r}")
 
     def weights(self) -> dict[str, float]:
-        """Return the weight of each task that is on."""
+        """Return the weight of each task that is used, by the name of the task."""
         return task_weights(self.tasks != "view", self.view_weight, self.region_weight)
 
     def temperature(self, epoch: int) -> float:
@@ -101,7 +101,7 @@ class SelfDistillationOptions:
         return start + (end - start) * epoch / max(epochs - 1, 1)
 
     def teacher_momentum(self, progress: Progress) -> float:
-        """Return the share of the old teacher in the update that follows the step at `progress`."""
+        """Return the momentum of the teacher's update after the step at `progress`."""
         return progress.half_cosine(self.momentum, 1.0)
 
     def decay(self, progress: Progress) -> float:
@@ -110,5 +110,5 @@ class SelfDistillationOptions:
 
     @property
     def highest_decay(self) -> float:
-        """The larger of the weight decays at the beginning and at the end."""
+        """The larger of the weight decays at the start and at the end."""
         return max(self.weight_decay, self.weight_decay_end)

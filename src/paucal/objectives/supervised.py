@@ -1,4 +1,4 @@
-"""Ordinary supervised classification, with any number of extra losses on the same forward pass."""
+"""Supervised classification, with any number of extra losses on the same forward pass."""
 
 from collections.abc import Mapping
 
@@ -14,18 +14,18 @@ from paucal.types import Batch, DataRequest, FeatureRequest, LossTerms, Progress
 
 
 class Supervised(OneBackbone):
-    """Cross-entropy on labels, plus weighted terms such as DrLoc (`L_tot = L_ce + weight * L_drloc`).
+    """Cross-entropy on labels, plus weighted extra losses such as DrLoc (`L_tot = L_ce + weight * L_drloc`).
 
-    For images that may have several labels it is the binary cross-entropy of each class, see `judge_classes_apart`.
+    For images that may have several labels, the loss is the binary cross-entropy of each class, see `use_sigmoids`.
 
-    The backbone runs once per batch, whatever the terms read. Smoothing is applied to hard and to mixed labels
-    alike, which equals smoothing the labels before they are mixed.
+    The backbone runs once per batch, whatever features the extra losses need. Label smoothing is applied after mixing,
+    with the same result as before mixing.
 
     Args:
-        backbone: Backbone with grids and logits.
-        terms: Extra losses by name, each with its own weight.
+        backbone: Backbone with grids and a classifier.
+        terms: Extra losses by name.
         label_smoothing: Share of the label that is spread over all classes.
-        tuning: Layer-wise decay and freezing of the backbone; by default all layers have the same rate.
+        tuning: Layer-wise decay and freezing; None to train all layers with the same learning rate.
     """
 
     data_request = DataRequest()
@@ -39,25 +39,25 @@ class Supervised(OneBackbone):
     ) -> None:
         super().__init__(backbone, terms, tuning)
         self.label_smoothing = label_smoothing
-        self.classes_apart = False
+        self.uses_sigmoids = False
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", None, persistent=False)  # computed from the data, not learned
 
-    def weigh_classes(self, weights: Tensor) -> None:
-        """Weight the classes in the loss.
+    def set_class_weights(self, weights: Tensor) -> None:
+        """Weight the loss of each image by its class.
 
         Args:
-            weights: (K,) weights with mean 1 over the training images; with one sigmoid per class, factors on the loss
-                of positive images.
+            weights: (K,) weights by class, with a mean of 1 over the training images. With `use_sigmoids`, factors of
+                the loss of positive labels instead.
         """
         self.class_weights = weights.float()
 
-    def judge_classes_apart(self) -> None:
-        """Train one sigmoid per class, for (B, K) labels with any number of 1s (`losses.multi_label`)."""
-        self.classes_apart = True
+    def use_sigmoids(self) -> None:
+        """Train one sigmoid per class instead of a softmax, for (B, K) labels with any number of 1s."""
+        self.uses_sigmoids = True
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
-        """Return the loss named "class" and one per term.
+        """Return the loss named "class" and the extra losses.
 
         Raises:
             ValueError: the batch has no labels.
@@ -68,20 +68,20 @@ class Supervised(OneBackbone):
             self.tuner.set_modes(progress)
         features = self.backbone.extract(batch.views[0], self.requests or [FeatureRequest()])
         logits = features[0].logits
-        assert logits is not None  # the constructor checks for a classifier
-        # Not left to autocast: which functions it computes in float32 differs between devices.
+        assert logits is not None  # the constructor checked for a classifier
+        # Converted here, since under autocast it depends on the device which functions are computed in float32.
         loss = self._loss(logits.float(), batch.labels)
         losses = LossTerms({"class": loss})
         self.add_terms(losses, features[: len(self.names)], batch, progress)
         return losses
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self.classes_apart:
+        if self.uses_sigmoids:
             weights = None if self.class_weights is None else self.class_weights.to(logits.device)
             return multi_label_loss(logits, labels, self.label_smoothing, weights)
         if self.class_weights is None:
             return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
-        # Divided by the number of images, so that hard and soft labels have equal weight.
+        # Divided by the number of images, as torch does for soft labels; for hard ones it divides by the class weights.
         weights = self.class_weights.to(logits.device)
         total = F.cross_entropy(logits, labels, weights, label_smoothing=self.label_smoothing, reduction="sum")
         return total / len(logits)

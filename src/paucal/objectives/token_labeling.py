@@ -1,7 +1,7 @@
-"""Token labeling: every token learns a teacher's label for its part of the image.
+"""Token labeling: every token is trained on a teacher's label for the token's area of the image.
 
 Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers", NeurIPS 2021. The
-authors' code trains LV-ViT on ImageNet's thousand classes; ours trains any backbone with a grid on any classes.
+authors' code trains LV-ViT on ImageNet's 1,000 classes; this works with any backbone that has a grid, and any classes.
 """
 
 from collections.abc import Mapping
@@ -27,37 +27,38 @@ class TokenLabelingOptions:
     """Options of token labeling.
 
     Attributes:
-        reading: Weights of the loss.
-        mix_token: Whether images exchange a box of cells in training.
+        reading: Variant of the loss, with its weights.
+        mix_token: Whether MixToken is used in training: each image gets a box of cells from another image.
         label_smoothing: Share of each target that is spread over all classes.
-        like_program: Reproduce three mistakes of the published code: a crop's labels are looked up with rows and
-            columns exchanged, maps of central squares are used as maps of whole images, and smoothing only adds to the
-            targets, so that they sum to more than one. (A fourth, rotating maps about a point half a cell off, is not
+        like_authors_code: Whether to reproduce three mistakes of the published code: a crop's labels are looked up with
+            rows and columns exchanged, label maps of central squares are used as maps of whole images, and smoothed
+            targets sum to more than 1. (A fourth mistake, rotating maps about a point that is half a cell off, is not
             reproduced.)
-        seed: Seed of the boxes.
+        seed: Seed of MixToken's boxes.
     """
 
     reading: TokenLabelingReading = field(default_factory=TokenLabelingReading)
     mix_token: bool = True
     label_smoothing: float = 0.1
-    like_program: bool = False
+    like_authors_code: bool = False
     seed: int = 0
 
 
 class TokenLabeling(OneBackbone):
-    """Soft cross-entropy of the class and of every token against a teacher's label map.
+    """Soft cross-entropy of the class logits and of every token's logits, with targets from a teacher's label map.
 
-    LV-ViT classifies its tokens itself and mixes inside the network; its deployed logits combine class and tokens. Any
-    other backbone gets a linear classifier on its last grid, which is not deployed, and images exchange their boxes,
-    cut along the cells, before they reach the backbone.
+    LV-ViT has a classifier of tokens and applies MixToken inside the network; its deployed logits combine class and
+    tokens. Any other backbone gets a linear classifier on its last grid, which is not deployed, and MixToken is applied
+    to the images before the backbone, with boxes that end at the edges of cells.
 
-    With a dense weight of 0 and without MixToken this is ReLabel (Yun et al., CVPR 2021): only the class target.
+    With a dense weight of 0 and without MixToken, only the class logits are trained: this is ReLabel (Yun et al., CVPR
+    2021).
 
     Args:
-        backbone: Backbone with a grid and logits.
-        options: Options of the method.
-        terms: Extra losses by name, such as DrLoc, each with its own weight.
-        tuning: Layer-wise decay and freezing of the backbone; by default all layers have the same rate.
+        backbone: Backbone with a grid and a classifier.
+        options: Options of the method; None for the defaults.
+        terms: Extra losses, such as DrLoc, by name.
+        tuning: Layer-wise decay and freezing; None to train all layers with the same learning rate.
 
     Raises:
         ValueError: the backbone has no classifier.
@@ -72,54 +73,54 @@ class TokenLabeling(OneBackbone):
         terms: Mapping[str, Term] | None = None,
         tuning: FineTuning | None = None,
     ) -> None:
-        super().__init__(backbone, terms, tuning, own=("class", "tokens"))
+        super().__init__(backbone, terms, tuning, reserved_names=("class", "tokens"))
         self.options = options or TokenLabelingOptions()
-        wants_tokens = self.options.reading.dense_weight > 0
-        self.dense = wants_tokens and backbone.classifies_tokens
-        needs_own_head = wants_tokens and not self.dense
-        self.aux_head = new_classifier(backbone.dim, backbone.num_classes) if needs_own_head else None
+        trains_tokens = self.options.reading.dense_weight > 0
+        self.dense = trains_tokens and backbone.classifies_tokens
+        needs_head = trains_tokens and not self.dense
+        self.aux_head = new_classifier(backbone.dim, backbone.num_classes) if needs_head else None
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
-        """Return the losses named "class" and "tokens", and one per term.
+        """Return the losses named "class" and "tokens", and the extra losses.
 
         Raises:
             ValueError: the batch has no label maps or no geometry.
         """
         if batch.label_maps is None or batch.geometry is None:
-            raise ValueError("token labeling needs label maps and geometry, but the batch lacks them")
+            raise ValueError("token labeling needs a batch with label_maps and geometry, but at least one is None")
         if self.training:
             self.tuner.set_modes(progress)
         box = self._draw_box(progress) if self.training and self.options.mix_token else None
         features = self._extract_mixed(batch.views[0], box)
         reading, first = self.options.reading, features[0]
-        image_targets, tokens = self._targets(batch)
+        image_targets, token_targets = self._targets(batch)
         truth = self._true_targets(batch) if reading.use_truth else None
-        kept_area = kept_share(box, self.backbone.grid)
+        kept = kept_share(box, self.backbone.grid)
         assert first.logits is not None
-        pair = (self._token_logits(first, box), tokens) if reading.dense_weight > 0 else (None, None)
-        loss_parts = token_label_loss(first.logits, image_targets, *pair, kept=kept_area, truth=truth, reading=reading)
-        losses = LossTerms({"class": loss_parts.whole}, {"class": reading.class_weight})
-        if loss_parts.tokens is not None:
-            losses.values["tokens"], losses.weights["tokens"] = loss_parts.tokens, reading.dense_weight
+        tokens = (self._token_logits(first, box), token_targets) if reading.dense_weight > 0 else (None, None)
+        label_losses = token_label_loss(first.logits, image_targets, *tokens, kept=kept, truth=truth, reading=reading)
+        losses = LossTerms({"class": label_losses.whole}, {"class": reading.class_weight})
+        if label_losses.tokens is not None:
+            losses.values["tokens"], losses.weights["tokens"] = label_losses.tokens, reading.dense_weight
         self.add_terms(losses, features[1:], batch, progress)
         return losses
 
     def _draw_box(self, progress: Progress) -> Box:
-        # The box is the same on every process, and the same if a step is repeated.
+        # The seed makes the box the same on every process, and the same if a step is repeated.
         generator = torch.Generator().manual_seed(stream_seed(self.options.seed, progress.micro_step))
         return draw_mix_box(self.backbone.grid, generator)
 
     def _extract_mixed(self, images: Tensor, box: Box | None) -> list[Features]:
         requests = [FeatureRequest(), *self.requests]
         if not self.dense:
-            mixed = images if box is None else paste(images, box, self.backbone.grid)
+            mixed = images if box is None else exchange_boxes(images, box, self.backbone.grid)
             return self.backbone.extract(mixed, requests)
-        # A tensor, so that code is not recompiled for each box.
-        inner = None if box is None else torch.tensor(box).to(images.device, non_blocking=images.is_cuda)
-        return self.backbone.extract(images, requests, dense=True, mix_box=inner)
+        # As a tensor, since `torch.compile` would compile again for each tuple of integers.
+        box_tensor = None if box is None else torch.tensor(box).to(images.device, non_blocking=images.is_cuda)
+        return self.backbone.extract(images, requests, dense=True, mix_box=box_tensor)
 
     def _token_logits(self, features: Features, box: Box | None) -> Tensor:
-        """Return (B, H * W, K), each prediction with the image its cell came from."""
+        """Return the token logits (B, H * W, K), with those of mixed-in cells put back in their original image."""
         if self.aux_head is None:
             assert features.token_logits is not None
             logits = features.token_logits
@@ -128,17 +129,17 @@ class TokenLabeling(OneBackbone):
         return logits if box is None else exchange_tokens(logits, box, self.backbone.grid)
 
     def _targets(self, batch: Batch) -> tuple[SparseTargets, SparseTargets]:
-        """Return the targets of the whole views and of their cells."""
+        """Return the targets of the views, one per view, and the targets of their cells."""
         label_maps, geometry = batch.label_maps, batch.geometry
         assert label_maps is not None
         assert geometry is not None
         classes, options = label_maps["classes"], self.options
         maps = compact_maps(label_maps["values"], label_maps["slots"], classes.shape[1])
         # The authors' code also uses maps of central squares as maps of whole images.
-        theta = transpose_geometry(geometry[0]) if options.like_program else geometry[0]
-        covered = None if options.like_program else label_maps.get("covered")
+        theta = transpose_geometry(geometry[0]) if options.like_authors_code else geometry[0]
+        covered = None if options.like_authors_code else label_maps.get("covered")
         count, n_teacher_classes = self.backbone.num_classes, label_maps.get("teacher_classes")
-        smooth = SparseTargets.smoothed_like_program if options.like_program else SparseTargets.smoothed
+        smooth = SparseTargets.smoothed_like_authors if options.like_authors_code else SparseTargets.smoothed
         image_targets, cells = (
             smooth(map_targets(maps, classes, theta, size, count, covered, n_teacher_classes), options.label_smoothing)
             for size in ((1, 1), self.backbone.grid)
@@ -147,19 +148,19 @@ class TokenLabeling(OneBackbone):
 
     def _true_targets(self, batch: Batch) -> SparseTargets:
         if batch.labels is None:
-            raise ValueError("the true class is to be mixed into the targets, but the batch has no labels")
+            raise ValueError("use_truth mixes the true class into the targets, but the batch has no labels")
         count, ones = self.backbone.num_classes, torch.ones_like(batch.labels[:, None, None], dtype=torch.float32)
         exact = SparseTargets(batch.labels[:, None], ones, torch.zeros_like(ones[..., 0]), count)
         return exact.smoothed(self.options.label_smoothing)
 
 
-def paste(images: Tensor, box: Box, grid: tuple[int, int]) -> Tensor:
-    """Exchange a box between each image and its partner in the flipped batch, cut along the cells of a grid.
+def exchange_boxes(images: Tensor, box: Box, grid: tuple[int, int]) -> Tensor:
+    """Exchange a box of pixels between the images i and B - 1 - i of a batch.
 
     Args:
-        images: (B, C, H, W).
+        images: (B, C, H, W) images.
         box: (top, left, bottom, right) in cells.
-        grid: (rows, columns) that the backbone makes of the images.
+        grid: (rows, columns) of the backbone's grid for these images.
     """
     height, width = images.shape[-2:]
     top, bottom = (round(edge * height / grid[0]) for edge in (box[0], box[2]))

@@ -1,4 +1,4 @@
-"""VISReg (arXiv:2606.02572): LeJEPA's network, whose embeddings are kept normal by their sorted projections."""
+"""VISReg (arXiv:2606.02572): LeJEPA's network with another regularisation, which sorts projected embeddings."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,14 @@ from paucal.types import LossTerms, Progress
 
 
 class VisReg(LeJepa):
-    """Every view of an image predicts the mean of all its views; sorted projections keep embeddings normal.
+    """A backbone and a projector, trained with the VISReg loss on the views of each image.
 
-    Takes the arguments of `LeJepa`; of its options, `knots` and `limit` have no effect.
+    The embedding of every view must be near the mean of all the image's views; the regularisation prevents collapse.
+    The arguments are those of `LeJepa`; the options `knots` and `limit` have no effect.
     """
 
-    def compare(self, projected: Sequence[Tensor], progress: Progress) -> LossTerms:
-        """Return the losses "prediction" and "shape" of the projected views."""
+    def compute_losses(self, projected: Sequence[Tensor], progress: Progress) -> LossTerms:
+        """Return the losses "prediction" and "shape" of projected embeddings, one (B, D) tensor per view."""
         weight = self.options.weight
         loss_parts = visreg_loss(projected, self.directions(progress, projected[0].device), weight=weight)
         values = {"prediction": loss_parts.prediction, "shape": loss_parts.regularisation}

@@ -72,7 +72,7 @@ def _settle_teacher(settings: Any, term: Distillation, run_images: RunImages) ->
     if isinstance(run_or_name := find_named(settings.teacher), RunFolder):
         refuse_leaks("teacher", run_or_name, run_images)
     normalise_for_guide("teacher", term, card.preprocessing, run_images)
-    term.answer_in([card.classes.index(name) for name in images.classes])
+    term.set_teacher_columns([card.classes.index(name) for name in images.classes])
 
 
 TERM = ExtraLoss(

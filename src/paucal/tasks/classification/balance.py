@@ -55,7 +55,7 @@ def set_label_mode(settings: TrainSettings, data: SplitImages, objective: Object
             "--sampling balanced draws the same number of images from every class, but these images may have several "
             "classes each: leave it out, or give --class-weights auto."
         )
-    objective.judge_classes_apart()
+    objective.use_sigmoids()
 
 
 def set_class_weights(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
@@ -78,4 +78,4 @@ def set_class_weights(settings: TrainSettings, data: SplitImages, objective: Obj
         )
     train, labels = data.part("train"), data.images.multi_hot
     weights = balanced_weights(data.images.class_counts(train)) if labels is None else positive_weights(labels[train])
-    objective.weigh_classes(weights)
+    objective.set_class_weights(weights)

@@ -25,7 +25,7 @@ class _TeacherLogits(nn.Module):
         self.term = term
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.term.answers(images)
+        return self.term.teacher_logits(images)
 
 
 def find_soft_teacher(objective: Objective) -> Distillation | None:
