@@ -24,7 +24,7 @@ from torch import Tensor
 
 from few_shot_features import NETWORKS, features
 from measuring import store, surroundings
-from paucal.backbones.stage_classifier import STAGES
+from paucal.backbones.stage_classifier import N_STAGES
 from paucal.evaluation.protocols.classifier import LinearClassifier
 from paucal.tasks.classification.auto_tune.head_race import race_heads
 from paucal.tasks.classification.auto_tune.heads import HEADS, FitHead, fit_gaussian, fit_mixture
@@ -71,7 +71,7 @@ class Draw:
 
     def staged(self) -> Tensor:
         """Return the last features with mean and spread of the last stages, as `StageClassifier` reads them."""
-        return torch.cat([self.last(), *self.blocks("mean")[-STAGES:], *self.blocks("std")[-STAGES:]], 1)
+        return torch.cat([self.last(), *self.blocks("mean")[-N_STAGES:], *self.blocks("std")[-N_STAGES:]], 1)
 
 
 Scores = Callable[[Draw], Tensor]

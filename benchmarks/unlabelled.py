@@ -34,7 +34,7 @@ from torch import Tensor
 from few_shot_features import NETWORKS, features
 from labelling import parts
 from measuring import store, surroundings
-from paucal.backbones.stage_classifier import STAGES
+from paucal.backbones.stage_classifier import N_STAGES
 from paucal.evaluation.familiarity import fit_familiarity
 from paucal.tasks.classification.auto_tune.head_race import race_heads
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head
@@ -186,7 +186,7 @@ def staged_features(found: dict[str, Tensor]) -> Tensor:
     """Return the last features with mean and spread of the last stages."""
     kept = found["widths"].tolist()
     return torch.cat(
-        [found["last"], *found["mean"].split(kept, 1)[-STAGES:], *found["std"].split(kept, 1)[-STAGES:]], 1
+        [found["last"], *found["mean"].split(kept, 1)[-N_STAGES:], *found["std"].split(kept, 1)[-N_STAGES:]], 1
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.spec import lay_out_convolutions
+from paucal.backbones.spec import use_channels_last
 
 
 def is_channels_last(weight: torch.Tensor) -> bool:
@@ -17,7 +17,7 @@ def is_channels_last(weight: torch.Tensor) -> bool:
 def test_layout__changes_the_order_in_memory_and_no_value() -> None:
     torch.manual_seed(0)
     plain = timm.create_model("resnet10t", num_classes=3).eval()
-    other = lay_out_convolutions(copy.deepcopy(plain))
+    other = use_channels_last(copy.deepcopy(plain))
     for name, weight in plain.state_dict().items():
         assert torch.equal(other.state_dict()[name], weight)
     weights = [module.weight for module in other.modules() if isinstance(module, nn.Conv2d)]

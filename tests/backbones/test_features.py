@@ -254,5 +254,5 @@ def test_feature_backbone__refuses_a_model_without_grid() -> None:
 def test_blocks__are_refused_where_they_are_not_in_row_order() -> None:
     model = timm.create_model("hiera_tiny_224", num_classes=0, embed_dim=16, stages=(1, 1, 1, 1))
     backbone = FeatureBackbone(model, (224, 224))
-    with pytest.raises(UserError, match="hiera_tiny_224 has no blocks that output grids; read 'stages'"):
+    with pytest.raises(UserError, match="hiera_tiny_224 has no blocks that output grids; use 'stages'"):
         backbone(torch.zeros(1, 3, 224, 224), BLOCKS)

@@ -54,7 +54,7 @@ def test_layer_ids__count_tensors_where_timm_has_no_matcher():
     trunk = [name for name in names if not name.startswith("head")]
     assert [ids[name] for name in trunk[:13]] == [0] * 12 + [1]
     assert ids["head.weight"] == max(ids.values()) == -(-len(trunk) // 12)
-    with pytest.raises(UserError, match=r"does not say which stages.*--freeze backbone"):
+    with pytest.raises(UserError, match=r"does not define the stages.*--freeze backbone"):
         first_stages(model, 1)
 
 
@@ -81,7 +81,7 @@ def test_first_stages__are_the_stem_and_so_many(name, stages, inside, outside):
     assert first_stages(model, 0) < first_stages(model, 1) < two
     below = {n for n, _ in model.named_parameters()} - classifier_parameters(model)
     assert first_stages(model, stages) | {n for n in below if n.startswith("norm.")} == below
-    with pytest.raises(UserError, match=rf"--freeze is {stages + 1} and {name} has {stages} stages or blocks"):
+    with pytest.raises(UserError, match=rf"--freeze is {stages + 1}, but {name} has {stages} stages or blocks"):
         first_stages(model, stages + 1)
     with pytest.raises(UserError, match="--freeze is -1"):
         first_stages(model, -1)

@@ -111,5 +111,5 @@ def test_models__without_merging_layers_say_so(name):
     side = 32 if name in ("vit_mini", "resnet18_cifar") else 64
     size = {"img_size": side} if name in ("t2t_vit_14", "vit_mini") else {}
     backbone = FeatureBackbone(timm.create_model(name, num_classes=2, **size, **small.get(name, {})), (side, side))
-    with pytest.raises(UserError, match=rf"{name} has no layers that merge patches.*read 'stages' or 'blocks' instead"):
+    with pytest.raises(UserError, match=rf"{name} has no layers that merge patches.*use 'stages' or 'blocks' instead"):
         backbone.shapes(MERGED)

@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-from paucal.backbones.candidates import best_window, equal_patches
+from paucal.backbones.candidates import best_window, patch_sides
 from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
 from paucal.types import UserError
 
@@ -109,7 +109,7 @@ def test_fit__says_why_and_what_to_do() -> None:
         "For 32x32 pixels vit_tiny_patch16_224 is built with patch_size=4, which gives a last grid of 8x8."
     )
     assert fit_to_image_size(PVT, (64, 64)).warning == (
-        "The last grid of pvt_v2_b0 is 2x2, under 4x4: tasks on its cells (dense localization, regions, "
+        "The last grid of pvt_v2_b0 is 2x2, smaller than 4x4, which is too few cells for losses on cells (dense localization, regions, "
         "token labels) have too few cells to learn from; "
         "use --img-size 128 or more, or --model vit_mini."
     )
@@ -133,11 +133,11 @@ def test_fit__leaves_the_users_own_arguments_alone() -> None:
         (
             PVT,
             (32, 32),
-            "sees 32x32 pixels as a single cell; use --img-size 128 or more, or --model vit_mini",
+            "is a single cell; use --img-size 128 or more, or --model vit_mini",
         ),
-        (PVT, (16, 16), "sees 16x16 pixels as a single cell; use --img-size 128"),
-        ("pit_ti_224", (16, 16), "sees 16x16 pixels as a single cell"),
-        ("crossvit_tiny_240", (64, 64), "use its own 240x240"),
+        (PVT, (16, 16), "for 16x16 pixels the last grid of pvt_v2_b0 is a single cell; use --img-size 128"),
+        ("pit_ti_224", (16, 16), "for 16x16 pixels the last grid of pit_ti_224 is a single cell"),
+        ("crossvit_tiny_240", (64, 64), "use its default size 240x240"),
         ("swin_tinny_patch4_window7_224", (224, 224), "did you mean swin_tiny_patch4_window7_224"),
     ],
 )
@@ -163,9 +163,9 @@ def test_best_window__pads_least() -> None:
 
 
 def test_equal_patches__divide_both_sides() -> None:
-    assert equal_patches((32, 48)) == [4, 2]
-    assert equal_patches((100, 100)) == [10]
-    assert equal_patches((97, 97)) == []
+    assert patch_sides((32, 48)) == [4, 2]
+    assert patch_sides((100, 100)) == [10]
+    assert patch_sides((97, 97)) == []
 
 
 def test_fit_sizes__adds_only_what_is_needed() -> None:

@@ -49,7 +49,7 @@ def test_build__sets_the_drop_path_rate_where_there_is_one() -> None:
     assert BackboneSpec("densenet121", 2, image_size=(64, 64)).build(drop_path_rate=0).num_classes == 2
     with pytest.raises(UserError, match=r"densenet121 has no stochastic depth: a drop-path rate of 0\.1 cannot be set"):
         BackboneSpec("densenet121", 2, image_size=(64, 64)).build(drop_path_rate=0.1)
-    with pytest.raises(UserError, match=r"rate is 1\.5; give"):
+    with pytest.raises(UserError, match=r"rate is 1\.5; it must be"):
         spec.build(drop_path_rate=1.5)
 
 
@@ -66,14 +66,14 @@ def test_to_dict__survives_json() -> None:
     [
         ({"name": "vit_tiny_patch16"}, "did you mean vit_tiny_patch16_224"),
         ({"name": "zzz"}, "There is no model 'zzz'"),
-        ({"name": "resnet18.mine"}, "timm knows no weights 'mine' of resnet18"),
+        ({"name": "resnet18.mine"}, "timm has no weights 'mine' of resnet18"),
         ({"image_size": [32]}, "image size of resnet18 is [32]"),
         ({"image_size": [32.5, 32]}, "whole pixels"),
         ({"num_classes": -1}, "number of classes is -1"),
         ({"in_chans": 0}, "channels is 0"),
         ({"arguments": {"checkpoint_path": "a.pth"}}, "'checkpoint_path' of resnet18 does not describe"),
         ({"arguments": {"pretrained_cfg_overlay": {"file": "a"}}}, "does not describe an architecture"),
-        ({"arguments": {"num_classes": 3}}, "has its own option"),
+        ({"arguments": {"num_classes": 3}}, "is set by another option"),
         ({"arguments": {"act_layer": torch.nn.ReLU}}, "must be of JSON types"),
         ({"colour": 1}, "unknown entries ['colour']"),
     ],
@@ -88,7 +88,7 @@ def test_from_dict__refuses_what_is_wrong(entries: dict, says: str) -> None:
     ("name", "arguments", "says"),
     [
         ("resnet18", {"dept": 3}, "resnet18 has no argument 'dept'; remove it."),
-        ("mixer_s32_224", {"num_blocks": 2}, "mixer_s32_224 does not let 'num_blocks' be changed"),
+        ("mixer_s32_224", {"num_blocks": 2}, "the argument 'num_blocks' of mixer_s32_224 cannot be changed"),
         (
             "vit_tiny_patch16_224",
             {"embed_dim": 50},

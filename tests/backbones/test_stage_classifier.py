@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.stage_classifier import STAGES, StageClassifier, StageMap, add_stage_classifier, last_stage_maps
+from paucal.backbones.stage_classifier import N_STAGES, StageClassifier, StageMap, add_stage_classifier, last_stage_maps
 from paucal.labeling.teacher import DenseTeacher
 from paucal.models.features import ClassifierInputs, StagedInputs
 from paucal.types import FeatureRequest, UserError
@@ -37,11 +37,11 @@ def images(count=3):
 def test_features__are_means_and_deviations_over_the_cells(name):
     backbone = small(name)
     maps = last_stage_maps(backbone.model, (SIDE, SIDE))
-    assert len(maps) == STAGES
+    assert len(maps) == N_STAGES
     reader, own = StagedInputs(backbone.model, (SIDE, SIDE)), ClassifierInputs(backbone.model)
     with torch.no_grad():
         found, last = reader(images()), own(images())
-        grids = backbone(images(), FeatureRequest("stages", norm=False)).grids[-STAGES:]
+        grids = backbone(images(), FeatureRequest("stages", norm=False)).grids[-N_STAGES:]
     expected = [last]
     for number in range(2):
         for grid in grids:
@@ -103,12 +103,12 @@ def test_classifier__without_the_maps_of_its_images_says_so():
     model = add_stage_classifier(small("resnet18").model, (SIDE, SIDE))
     with torch.no_grad():
         model(images())
-        with pytest.raises(RuntimeError, match="maps of the last stages are missing"):
+        with pytest.raises(RuntimeError, match="outputs of the last stages are missing"):
             model.get_submodule("fc")(torch.zeros(3, 24))
 
 
 def test_classifier__of_a_network_that_has_none_is_refused():
-    with pytest.raises(UserError, match="no linear classifier"):
+    with pytest.raises(UserError, match="needs a model with a linear classifier"):
         add_stage_classifier(timm.create_model("resnet18", num_classes=0), (SIDE, SIDE))
     assert last_stage_maps(nn.Sequential(nn.Linear(3, 3)), (SIDE, SIDE)) == ()
 

@@ -176,13 +176,13 @@ def test_model_of_one_size__pads_to_it_and_refuses_larger_images():
     maps = built("three stages").eval()
     assert maps.fixed_size == (96, 96)
     assert maps.padded_size(10, 90) == (96, 96)
-    with pytest.raises(UserError, match="built for 96x96 pixels and got 97x96"):
+    with pytest.raises(UserError, match="built for 96x96 pixels, but got 97x96"):
         maps(torch.zeros(1, 3, 97, 96))
 
 
 def test_model_of_one_size__that_no_stride_divides_is_refused():
     model = timm.create_model("pit_ti_224", img_size=80, depth=(1, 1, 1), num_classes=0)
-    with pytest.raises(UserError, match="80x80 pixels only, which are not multiples of 32"):
+    with pytest.raises(UserError, match="images of 80x80 pixels, but sides must be multiples of 32"):
         StageMaps(FeatureBackbone(model, (80, 80)), any_size=False)
 
 

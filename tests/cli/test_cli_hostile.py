@@ -156,7 +156,7 @@ def test_data_root__that_is_missing_is_said(tmp_path, capsys):
             ["train", "--sync-bn", "--device", "cpu"],
             "--sync-bn: torch synchronises batch norms only on GPUs",
         ),
-        (["train", "--model", "vit_mini", "--model-args", "depth=1000000000"], "is more than 1,000, the limit"),
+        (["train", "--model", "vit_mini", "--model-args", "depth=1000000000"], "is above the limit of 1,000"),
         (
             ["train", "--img-size", "4096", "--model", "resnext101_64x4d", "-b", "64"],
             "images of 4096x4096 pixels needs",

@@ -39,7 +39,7 @@ from paucal.types import UserError
         (["train", "--model", "swin_tyni_patch4_window7_224"], "swin_tiny_patch4_window7_224"),
         (["train", "--model-args", "depth"], "'depth' is not of the form NAME=VALUE"),
         (["train", "--model-args", "dpeth=3"], "dpeth"),
-        (["train", "--model", "vit_mini", "--model-args", "depth=0"], "has no layers: give numbers of layers from 1"),
+        (["train", "--model", "vit_mini", "--model-args", "depth=0"], "has no layers: use at least 1 layer"),
         (["train", "--model", "vit_mini", "--model-args", "embed_dim=0"], "vit_mini cannot be built with"),
         (["train", "--model", "resnet18", "--img-size", "64", "--model-args", "layers=[]"], "resnet18 does not take"),
         (["train", "--model", "vit_mini", "--model-args", "drop_path_rate=x"], "invalid combination of arguments"),

@@ -9,7 +9,7 @@ from contracts.reduced_models import ONE_EACH, build, images, reduced
 from device.machine import CLOSE, DEVICE, PRECISIONS, apart, cast, marks, never_waiting, require
 from paucal.backbones import FeatureBackbone
 from paucal.backbones.attention_maps import recorded_attention
-from paucal.backbones.spec import lay_out_convolutions
+from paucal.backbones.spec import use_channels_last
 from paucal.types import FeatureRequest
 
 pytestmark = marks()
@@ -25,7 +25,7 @@ def test_features__are_those_of_the_cpu(name, precision):
     require(precision)
     model, x = build(name), images(reduced(name).size)
     expected = FeatureBackbone(copy.deepcopy(model), reduced(name).size)
-    backbone = FeatureBackbone(lay_out_convolutions(model), reduced(name).size).to(DEVICE)
+    backbone = FeatureBackbone(use_channels_last(model), reduced(name).size).to(DEVICE)
     there = x.to(DEVICE)
     with torch.no_grad():
         wanted = expected.extract(x, EVERYTHING)

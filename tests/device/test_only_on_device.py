@@ -26,7 +26,7 @@ from contracts.test_objectives import StopAfter
 from data.test_loader import Collecting
 from device.machine import DEVICE, marks, only
 from paucal.backbones import FeatureBackbone
-from paucal.backbones.spec import lay_out_convolutions
+from paucal.backbones.spec import use_channels_last
 from paucal.data.loader import make_ordered_loader, make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.losses.drloc_targets import permuted_pairs, sample_pairs
@@ -107,7 +107,7 @@ def test_pairs__are_drawn_on_the_device_and_again_for_the_same_seed():
 
 
 def test_layout__of_convolutions_survives_the_way_to_the_device():
-    model = lay_out_convolutions(build("esvit_cvt_tiny")).to(DEVICE)
+    model = use_channels_last(build("esvit_cvt_tiny")).to(DEVICE)
     weights = [p for p in model.parameters() if p.ndim == 4 and p.shape[1] > 1 and p.shape[2] > 1]
     assert weights
     laid = [weight.is_contiguous(memory_format=torch.channels_last) for weight in weights]

@@ -249,9 +249,9 @@ def test_bad_input__is_told_in_one_sentence() -> None:
     with pytest.raises(UserError, match=r"there is no layer 'blocks\.7'"):
         read_attention(model, images(), ["blocks.7"])
     last = read_attention(model, images())[-1]
-    with pytest.raises(UserError, match=r"\(4, 0\) lies outside the grid of 4x6 cells"):
+    with pytest.raises(UserError, match=r"\(4, 0\) is outside the grid of 4x6 cells"):
         last.row((4, 0))
-    with pytest.raises(UserError, match="the layer has no token 'register 1'; it has class"):
+    with pytest.raises(UserError, match="the layer has no token 'register 1'; its named tokens are: class"):
         last.row("register 1")
     with pytest.raises(UserError, match="has no head tokens"):
         head_token_maps(last)

@@ -181,7 +181,7 @@ def test_levels__merged_are_read_where_patches_are_merged():
     _, term = built("--drloc-levels merged", swin)
     assert [head.first.in_features for head in heads_of(term)] == [2 * 16, 2 * 32, 2 * 32]
     assert term.sizes == [(8, 8), (4, 4), (4, 4)]
-    with pytest.raises(UserError, match=r"vit_mini has no layers that merge patches.*read 'stages' or 'blocks'"):
+    with pytest.raises(UserError, match=r"vit_mini has no layers that merge patches.*use 'stages' or 'blocks'"):
         built("--drloc-levels merged")
 
 

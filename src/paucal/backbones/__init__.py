@@ -1,6 +1,6 @@
-"""Backbones, timm's and our own, read through one interface and fitted to the image size.
+"""Backbones: timm's models and paucal's, with one interface for their features and fitted to the image size.
 
-Importing this package registers our models with timm.
+Importing this package registers paucal's models with timm.
 """
 
 from paucal.backbones import families as families

@@ -1,9 +1,10 @@
-"""How a family's attention is read: where to find its weights, and where in the image queries and keys lie.
+"""Declares for each family of models how to read its attention: where the weights are, and what queries and keys mean.
 
-A layer's weights have only the axes (batch, heads, queries, keys). The rest is declared by an attribute
-`attention_layout` of the layer's class, of its block's class, or of a class further up; `timm_attention` declares
-timm's classes. A class without a declaration follows timm's convention: an attribute `fused_attn`, weights that pass
-through `attn_drop`, and full attention over prefix tokens and cells.
+Attention weights have the axes (batch, heads, queries, keys), which do not say to which cells of the image queries and
+keys belong. This is declared by an attribute `attention_layout` of the class of the layer, of its block, or of a module
+around the block; `timm_attention` declares it for timm's classes. Without a declaration, timm's convention applies: the
+layer has an attribute `fused_attn`, the weights pass through its submodule `attn_drop`, and all prefix tokens and cells
+attend to each other.
 """
 
 from collections.abc import Callable
@@ -22,11 +23,11 @@ Token = str | tuple[int, int]
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a layer: prefix tokens, the cells row by row, suffix tokens.
+    """The tokens of a layer, in this order: prefix tokens, the cells of the grid row by row, suffix tokens.
 
     Attributes:
-        grid: (rows, columns) of the cells.
-        prefix: Names of the tokens before the cells, such as "class", "distillation", "register 1".
+        grid: (rows, columns) of the grid.
+        prefix: Names of the tokens before the cells, such as "class", "distillation" or "register 1".
         suffix: Names of the tokens after the cells, such as DHVT's "head 1".
     """
 
@@ -39,14 +40,14 @@ class Tokens:
 
     @property
     def cells(self) -> int:
-        """The number of cells."""
+        """The number of cells of the grid."""
         return self.grid[0] * self.grid[1]
 
-    def place(self, token: Token) -> int:
-        """Return the index of a token, given as (row, column) or by its name.
+    def index_of(self, token: Token) -> int:
+        """Return the index of a token, which is given by its name or, for a cell, as (row, column).
 
         Example:
-            >>> Tokens((2, 3), ("class",)).place((1, 2)), Tokens((2, 3), ("class",)).place("class")
+            >>> Tokens((2, 3), ("class",)).index_of((1, 2)), Tokens((2, 3), ("class",)).index_of("class")
             (6, 0)
         """
         rows, columns = self.grid
@@ -55,24 +56,29 @@ class Tokens:
                 return self.prefix.index(token)
             if token in self.suffix:
                 return len(self.prefix) + self.cells + self.suffix.index(token)
-            names = ", ".join((*self.prefix, *self.suffix)) or "only cells"
-            raise UserError(f"the layer has no token {token!r}; it has {names}: give one of these, or (row, column).")
+            names = ", ".join((*self.prefix, *self.suffix)) or "none"
+            raise UserError(
+                f"the layer has no token {token!r}; its named tokens are: {names}. Give one of these, or a cell as "
+                "(row, column)."
+            )
         row, column = token
         if not (0 <= row < rows and 0 <= column < columns):
-            raise UserError(f"the cell {token} lies outside the grid of {rows}x{columns} cells: count from 0.")
+            raise UserError(
+                f"the cell {token} is outside the grid of {rows}x{columns} cells; rows and columns count from 0."
+            )
         return len(self.prefix) + row * columns + column
 
     def to_grid(self, values: Tensor) -> Tensor:
-        """Return the values of the cells from (..., tokens) as (..., rows, columns)."""
+        """Return the values of the cells as (..., rows, columns), from values of all tokens (..., tokens)."""
         first = len(self.prefix)
         return values[..., first : first + self.cells].unflatten(-1, self.grid)
 
 
 class Call(NamedTuple):
-    """The arguments that an attention layer and the block around it were called with.
+    """The arguments with which an attention layer, and the block around it, were called in a forward pass.
 
     Attributes:
-        modules: The layer, its block, and the modules around them, up to the model.
+        modules: The layer, its block, and each module around them up to the model.
         inputs: Positional arguments of the layer.
         block_inputs: Positional arguments of the block.
     """
@@ -93,18 +99,18 @@ class Call(NamedTuple):
 
     @property
     def model(self) -> Any:
-        """The whole model."""
+        """The model that contains the layer."""
         return self.modules[-1]
 
 
-class Places(NamedTuple):
-    """Where the queries and keys of a layer lie, in groups (such as windows) whose queries share their keys.
+class AttentionGroups(NamedTuple):
+    """The tokens of a layer's queries and keys, in groups (such as windows) in which all queries have the same keys.
 
     Attributes:
-        tokens: Tokens that the queries belong to.
-        key_tokens: Tokens that the keys belong to; the same unless the layer pools them.
-        queries: (groups, Q) indices among `tokens`, -1 for padding.
-        keys: (groups, K) indices among `key_tokens`, -1 for padding.
+        tokens: Tokens of the queries.
+        key_tokens: Tokens of the keys; equal to `tokens` unless the layer pools keys or queries.
+        queries: (groups, Q) index in `tokens` of each query, -1 for padding.
+        keys: (groups, K) index in `key_tokens` of each key, -1 for padding.
     """
 
     tokens: Tokens
@@ -115,21 +121,21 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """How the attention of a class is read, as the class declares it.
+    """How to read the attention of a class of layers, as the class declares it.
 
     Attributes:
-        weights: Where the weights can be seen: "fused_attn" for layers that pass them through `attn_drop` while
-            `fused_attn` is off, "attn_drop" for layers that always do, "softmax" for layers whose softmax must be
-            intercepted.
-        places: Function of (call, weights, image size) that returns the places; None for all tokens in one group.
-        groups_last: Whether weights of five dimensions are (B, heads, groups, Q, K), not (B, groups, heads, Q, K).
-        pools: Tokens that are pooled to a coarser grid: nothing, keys, or "queries" for both queries and keys.
-        between_cells: Whether cells attend to each other; False where channels do.
-        suffix: Function that returns the names of the tokens after the cells.
+        weights: How to get the weights: "fused_attn" if they pass through `attn_drop` while `fused_attn` is False,
+            "attn_drop" if they always do, "softmax" if the output of the softmax must be intercepted.
+        find_groups: Function that returns the groups from (call, weights, image size); None if all tokens are in one
+            group.
+        groups_last: Whether 5-D weights are (B, heads, groups, Q, K); False for (B, groups, heads, Q, K).
+        pools: What is pooled to a coarser grid: "nothing", "keys", or "queries" for both queries and keys.
+        between_cells: Whether cells attend to each other; False if channels do.
+        suffix: Function that returns the names of the tokens after the cells from the layer.
     """
 
     weights: Literal["fused_attn", "attn_drop", "softmax"] = "fused_attn"
-    places: Callable[[Call, Tensor, Size], Places | None] | None = None
+    find_groups: Callable[[Call, Tensor, Size], AttentionGroups | None] | None = None
     groups_last: bool = False
     pools: Literal["nothing", "keys", "queries"] = "nothing"
     between_cells: bool = True
@@ -137,35 +143,35 @@ class AttentionLayout:
 
 
 def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:
-    """Return names for the tokens before the cells, as far as the model's attributes give their kinds.
+    """Return the names of the first `count` tokens; "token 1" and so on where the model's attributes do not name them.
 
     Example:
         >>> import timm
         >>> prefix_names(timm.create_model("deit_tiny_distilled_patch16_224", depth=1), 2)
         ('class', 'distillation')
     """
-    # In models with stages (CvT, ViL) the token belongs to a stage.
+    # All submodules are searched, since in models with stages (CvT, ViL) the token is an attribute of a stage.
     names = [
         token_name
         for token_name, attribute in (("class", "cls_token"), ("distillation", "dist_token"))
-        if any(getattr(part, attribute, None) is not None for part in model.modules())
+        if any(getattr(module, attribute, None) is not None for module in model.modules())
     ]
-    other = "register" if getattr(model, "reg_token", None) is not None else "token"
-    return (*names, *(f"{other} {number}" for number in range(1, count + 1)))[:count]
+    other_name = "register" if getattr(model, "reg_token", None) is not None else "token"
+    return (*names, *(f"{other_name} {number}" for number in range(1, count + 1)))[:count]
 
 
-def window_places(grid: Size, cut: Tensor) -> Places:
-    """Return the places of windows from cell indices (windows, ...) that were cut like the features."""
-    positions = cut.reshape(len(cut), -1)
-    return Places(Tokens(grid), Tokens(grid), positions, positions)
+def window_groups(grid: Size, windows: Tensor) -> AttentionGroups:
+    """Return a group per window, from the cell indices (windows, ...) of each window."""
+    indices = windows.reshape(len(windows), -1)
+    return AttentionGroups(Tokens(grid), Tokens(grid), indices, indices)
 
 
 def cell_indices(grid: Size, like: Tensor) -> Tensor:
-    """Return the index of every cell as a map (1, H, W, 1) on the device of a tensor."""
+    """Return a (1, H, W, 1) map with the index of every cell, on the device of `like`."""
     return torch.arange(grid[0] * grid[1], device=like.device).view(1, *grid, 1)
 
 
-def fill_up(indices: Tensor, window: Size) -> Tensor:
-    """Pad indices (1, H, W, 1) with -1 on the right and at the bottom to whole windows."""
-    fill = (0, 0, 0, -indices.shape[2] % window[1], 0, -indices.shape[1] % window[0])
-    return functional.pad(indices, fill, value=-1)
+def pad_indices(indices: Tensor, window: Size) -> Tensor:
+    """Pad a (1, H, W, 1) map of indices with -1 on the right and bottom to a multiple of the window's sides."""
+    padding = (0, 0, 0, -indices.shape[2] % window[1], 0, -indices.shape[1] % window[0])
+    return functional.pad(indices, padding, value=-1)

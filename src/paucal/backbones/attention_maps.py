@@ -1,9 +1,8 @@
-"""Read the attention weights of a model, timm's or ours.
+"""Records the attention weights of a model in a forward pass.
 
-timm's attention layers share a convention that ours follow: `fused_attn` tells whether a fused kernel may be used,
-which never exposes its weights; without it the weights pass through the submodule `attn_drop`. Other layers declare
-where their weights can be seen (`AttentionLayout.weights`): where no submodule receives them, the output of the softmax
-is kept.
+timm's attention layers have a convention that paucal's follow. If `fused_attn` is True, a fused kernel is used, which
+does not output the weights; if it is False, the weights pass through the submodule `attn_drop`. Other layers declare
+how to get their weights (`AttentionLayout.weights`). If these pass through no submodule, the softmax is intercepted.
 """
 
 from collections.abc import Iterator
@@ -18,7 +17,10 @@ from paucal.backbones.timm_attention import layout_of
 
 
 class _Recorder:
-    """A hook that is an object, not a closure, so that a deep copy of a model has its own hooks."""
+    """A forward pre-hook that stores its module's first input in `maps`.
+
+    It is an object, not a closure, so that a deep copy of a model gets copies of the hooks.
+    """
 
     def __init__(self, maps: dict[str, Tensor], name: str) -> None:
         self.maps, self.name = maps, name
@@ -27,8 +29,8 @@ class _Recorder:
         self.maps[self.name] = inputs[0]
 
 
-class _Softmaxes(TorchFunctionMode):
-    """Keeps the outputs of softmax in the attention layer that is running."""
+class _SoftmaxRecorder(TorchFunctionMode):
+    """Stores in `maps` the output of each softmax that runs inside a watched attention layer."""
 
     def __init__(self, maps: dict[str, Tensor]) -> None:
         super().__init__()
@@ -36,7 +38,7 @@ class _Softmaxes(TorchFunctionMode):
         self.running_layer: str | None = None
 
     def watch(self, name: str, layer: nn.Module) -> list[Any]:
-        """Follow a layer; return the handles of the hooks, which stop it when removed."""
+        """Watch a layer; return the handles of the hooks, whose removal ends this."""
 
         def set_running(running_layer: str | None) -> None:
             self.running_layer = running_layer
@@ -54,34 +56,35 @@ class _Softmaxes(TorchFunctionMode):
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the attention layers whose weights can be read, by dotted name, shallow to deep.
+    """Return the attention layers whose weights can be recorded, by dotted name, shallow to deep.
 
     Example:
         >>> import timm
         >>> list(attention_layers(timm.create_model("vit_tiny_patch16_224", depth=2)))
         ['blocks.0.attn', 'blocks.1.attn']
     """
-    return {name: module for name, module in model.named_modules() if _shows_weights(module)}
+    return {name: module for name, module in model.named_modules() if _has_readable_weights(module)}
 
 
-def _shows_weights(module: nn.Module) -> bool:
+def _has_readable_weights(module: nn.Module) -> bool:
     weights = layout_of(module).weights
     if weights == "softmax":
         return True
-    drops = isinstance(getattr(module, "attn_drop", None), nn.Module)
-    return drops and (weights == "attn_drop" or hasattr(module, "fused_attn"))
+    has_attn_drop = isinstance(getattr(module, "attn_drop", None), nn.Module)
+    return has_attn_drop and (weights == "attn_drop" or hasattr(module, "fused_attn"))
 
 
 @contextmanager
 def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Record the weights of every attention layer while the model runs, with fused kernels switched off.
+    """Record the weights of every attention layer in the model's forward passes, with fused kernels switched off.
 
-    The weights are taken after the softmax and before dropout, as (B, heads, queries, keys), or with one row per window
-    where a layer works in windows. They carry gradients if the model does. A second run overwrites them. The model must
-    be uncompiled, since compiled code ignores hooks that are placed later.
+    The weights are taken after the softmax and before dropout. Their shape is (B, heads, queries, keys); in layers with
+    windows, the first axis has an entry per window and image. They have gradients if the forward pass does. A second
+    forward pass overwrites them. The model must not be compiled, since compiled code ignores hooks that are added
+    later.
 
     Yields:
-        A mapping from the layer's dotted name to its weights, empty until the model has run.
+        Dictionary of the weights by the layer's dotted name, empty until the model has run.
 
     Example:
         >>> import timm, torch
@@ -94,7 +97,7 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     maps: dict[str, Tensor] = {}
     layers = attention_layers(model)
     was_fused = {name: layer.fused_attn for name, layer in layers.items() if hasattr(layer, "fused_attn")}
-    softmaxes, handles = _Softmaxes(maps), []
+    softmaxes, handles = _SoftmaxRecorder(maps), []
     for name, layer in layers.items():
         if layout_of(layer).weights == "softmax":
             handles += softmaxes.watch(name, layer)

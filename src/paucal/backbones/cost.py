@@ -1,4 +1,4 @@
-"""Measure a model's cost at an image size on the meta device, where nothing is computed or stored."""
+"""Measures a model's parameters, multiply-adds and memory on the meta device, where no values are computed."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,28 +17,28 @@ from paucal.backbones.empty_models import CacheKey, build_empty
 from paucal.backbones.layout import Size
 from paucal.backbones.probe import probe_images
 
-BYTES = 4  # size of a float32
+FLOAT_BYTES = 4  # of a float32
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Lower bounds of the cost of one image.
+    """Lower bounds of a model's cost for one image.
 
     Attributes:
-        parameters: Parameters of the model.
-        macs: Multiply-adds of a forward pass, without those of attention.
-        kept: Bytes that a forward pass keeps for the backward pass, in float32, without attention matrices.
-        largest: Bytes of the largest of the kept tensors.
+        parameters: Number of parameters of the model.
+        macs: Multiply-adds of a forward pass, without the products of attention.
+        activation_bytes: Bytes that a forward pass keeps for the backward pass, in float32, without attention matrices.
+        largest_bytes: Bytes of the largest tensor among these.
     """
 
     parameters: int
     macs: int
-    kept: int
-    largest: int
+    activation_bytes: int
+    largest_bytes: int
 
 
 def image_cost(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Cost | None:
-    """Return the cost of one image; None if the model cannot run on the meta device.
+    """Return a model's cost for one image; None if the model cannot run on the meta device.
 
     Args:
         name: Name of a timm model.
@@ -47,7 +47,7 @@ def image_cost(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Cos
 
     Example:
         >>> cost = image_cost("resnet18", (224, 224), {})
-        >>> round(cost.parameters / 1e6, 1), round(cost.macs / 1e9, 1), round(cost.kept / 2**20)
+        >>> round(cost.parameters / 1e6, 1), round(cost.macs / 1e9, 1), round(cost.activation_bytes / 2**20)
         (11.7, 1.8, 21)
     """
     return _measured_cost(name, tuple(image_size), CacheKey.of(arguments))
@@ -83,7 +83,10 @@ def _storage_address(tensor: Tensor) -> int:
 
 
 class NoAttention(TorchFunctionMode):
-    """Leaves out the attention matrix, which the meta device builds and most devices do not."""
+    """Replaces fused attention by a product without the attention matrix.
+
+    On the meta device fused attention builds that matrix, unlike on most devices, where it would not be counted.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention:
@@ -94,11 +97,11 @@ class NoAttention(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class PartCost:
-    """The cost of a part of a network for one image.
+    """The cost of a submodule for one image.
 
     Attributes:
-        parameters: Number of parameters, trained or not.
-        macs: Multiply-adds without those of attention, as the papers' code counts them.
+        parameters: Number of parameters, trained or frozen.
+        macs: Multiply-adds without the products of attention, as counted by the papers' code.
     """
 
     parameters: int
@@ -107,14 +110,14 @@ class PartCost:
 
 @contextmanager
 def meta_device() -> Iterator[None]:
-    """Build and run modules within the block without values, warnings or gradients; random states are restored."""
+    """Build and run modules in the `with` block without values, warnings and gradients; restore random states."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("meta"):
         warnings.simplefilter("ignore")
         yield
 
 
 def part_cost(part: nn.Module, inputs: Any, run: Callable[[Any], Any] | None = None) -> PartCost:
-    """Return the cost of a part of a network on the meta device; `run` replaces its forward pass."""
+    """Return the cost of a submodule on the meta device; `run`, if given, is called instead of the submodule."""
     with FlopCounterMode(display=False) as counter, NoAttention():
         (run or part)(inputs)
     return PartCost(sum(parameter.numel() for parameter in part.parameters()), counter.get_total_flops() // 2)

@@ -1,4 +1,4 @@
-"""Build models without arithmetic, to find out which sizes and arguments they accept."""
+"""Builds models without values, on the meta device, to find out which image sizes and arguments they accept."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,18 +16,18 @@ from paucal.backbones.names import create_model
 from paucal.backbones.probe import probe_images, undisturbed
 from paucal.types import UserError
 
-# Exceptions that timm's constructors and models raise at unsuitable sizes.
-_REFUSALS = (
+# Exceptions that timm's constructors and models raise for unsuitable sizes
+_SIZE_ERRORS = (
     *(AssertionError, AttributeError, RuntimeError, TypeError, ValueError, IndexError, ZeroDivisionError, UserError),
 )
 
 
 @dataclass(frozen=True)
 class CacheKey:
-    """Arguments of a model's constructor as a key of a cache.
+    """The arguments of a model's constructor as a hashable key of a cache.
 
     Attributes:
-        text: The arguments as text, by which keys are compared.
+        text: The arguments as text, which is compared and hashed.
         arguments: The arguments.
     """
 
@@ -36,37 +36,37 @@ class CacheKey:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "CacheKey":
-        """Return the key of arguments."""
+        """Return the key for these arguments."""
         return cls(repr(arguments), arguments)
 
 
 def build_empty(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """Build a model on the meta device: shapes without values."""
+    """Build a model on the meta device, where tensors have shapes but no values."""
     with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # layers without elements; whether the model works is checked later
+        warnings.simplefilter("ignore")  # such as those about layers without elements; other code checks the model
         return create_model(name, **arguments)
 
 
 def try_size(name: str, image_size: Size, arguments: Mapping[str, Any]) -> FeatureBackbone | None:
-    """Build a model on the meta device and probe it at an image size; None where it does not fit."""
+    """Build a model on the meta device and run it with one image; return None if it does not support the image size."""
     try:
         with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # layers without elements, in models that are then refused
+            warnings.simplefilter("ignore")  # such as those about layers without elements
             model = timm.create_model(name, **arguments)
         patch = patch_size(model)
         if patch is not None and (image_size[0] % patch[0] or image_size[1] % patch[1]):
-            return None  # timm would silently leave out the right and bottom border
+            return None  # timm would silently ignore the remaining pixels on the right and bottom
         backbone = FeatureBackbone(model, image_size)
-    except _REFUSALS:
+    except _SIZE_ERRORS:
         return None
-    # Refuse models that enlarge their input: PiT resizes a grid of a single cell to that of its position embedding, and
-    # CrossViT enlarges every image.
-    stretched = min(backbone.cell_size) < reductions(model)[-1] / 2
-    return None if stretched else backbone
+    # Models that enlarge their input do not support the size: PiT resizes a grid with a single cell to the grid of its
+    # position embedding, and CrossViT enlarges every image.
+    is_enlarged = min(backbone.cell_size) < reductions(model)[-1] / 2
+    return None if is_enlarged else backbone
 
 
 def takes_sizes(name: str, image_sizes: Sequence[Size], arguments: Mapping[str, Any]) -> bool:
-    """Whether one model, built once with these arguments, runs at all of the image sizes."""
+    """Return whether a model, built once with these arguments, runs with images of all these sizes."""
     backbone = try_size(name, image_sizes[0], arguments)
     if backbone is None:
         return False
@@ -74,13 +74,13 @@ def takes_sizes(name: str, image_sizes: Sequence[Size], arguments: Mapping[str, 
         with undisturbed(backbone):
             for size in image_sizes[1:]:
                 backbone.forward(probe_images(backbone.model, size))
-    except _REFUSALS:
+    except _SIZE_ERRORS:
         return False
     return True
 
 
 def patch_size(model: nn.Module) -> Size | None:
-    """Return (height, width) of a model's patches where it cuts the image into patches without overlap."""
+    """Return the (height, width) of a model's patches in pixels; None if it has none, or if they overlap."""
     for embed in (getattr(model, "patch_embed", None), getattr(model, "stem", None)):
         if isinstance(embed, PatchEmbed):
             height, width = embed.patch_size  # type: ignore[misc]
@@ -89,6 +89,6 @@ def patch_size(model: nn.Module) -> Size | None:
 
 
 def reductions(model: nn.Module) -> list[int]:
-    """Return how many pixels a cell of each stage is wide, from timm's feature_info."""
+    """Return the stride of each stage in pixels, shallow to deep, from timm's `feature_info`."""
     info: Any = model.feature_info
     return [int(entry["reduction"]) for entry in getattr(info, "info", info)]

@@ -1,8 +1,8 @@
-"""Any timm model as a backbone that returns grids of features.
+"""Wraps any timm model as a backbone that returns grids of features.
 
-One forward pass through the model serves any number of requests: the final grid, one grid per stage or one per block,
-before or after the final norm, always (B, D, H, W), row by row and without class tokens, plus the model's own pooled
-feature and logits.
+One forward pass of the model serves any number of requests: the final grid, a grid per stage or a grid per block,
+before or after the final norm. A grid is always (B, D, H, W), without class tokens. In addition the backbone returns
+pooled features and the model's logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,24 +20,30 @@ _LAST = FeatureRequest()
 
 
 class FeatureBackbone(nn.Module):
-    """A timm model whose features are read the same way for every family.
+    """A timm model with the same interface to its features for every family of models.
 
-    "last" is the output of `model.forward_features`, so `norm=True` and `norm=False` differ where the model normalises
-    the grid itself (ViT, Swin, Twins, ...) and agree where it does not (ResNet, PVTv2) or only after pooling (ConvNeXt,
-    a mean-pooled ViT). With several branches (CrossViT, CoaT) it is the last branch's; where only a class token is left
-    (PiT), it is the deepest intermediate map. "stages" has one grid per entry of timm's `feature_info`; models of equal
-    blocks (ViT) list every block there. "merged" has the grids that a Swin's stages hand on, after the merging of
-    patches, and the last one; timm's stages end before the merging. With `norm=True` the last entry of "stages",
-    "merged" and "blocks" is the last grid after the norm, where the model has one.
+    The levels of a `FeatureRequest` mean:
 
-    The module compiles in place: `backbone.compile()`.
+    - "last": the output of `model.forward_features`. So `norm=True` and `norm=False` give different grids if the model
+      normalises the grid (ViT, Swin, Twins, ...), and the same grid if it does not (ResNet, PVTv2) or only after
+      pooling (ConvNeXt, a mean-pooled ViT). In models with several branches (CrossViT, CoaT) it is the grid of the last
+      branch. If only a class token is left at the end (PiT), it is the deepest intermediate map.
+    - "stages": a grid per entry of timm's `feature_info`; models without stages (ViT) list every block there.
+    - "merged": the output of each of Swin's patch-merging layers, and the last grid. (timm's stages end before the
+      merging.)
+    - "blocks": the output of every block.
+
+    With `norm=True` the last entry of "stages", "merged" and "blocks" is the last grid after the final norm, if the
+    model has one.
+
+    To compile the module in place, call `backbone.compile()`.
 
     Args:
         model: A timm model.
-        image_size: (height, width) in pixels of the images that the model is built for.
+        image_size: (height, width) in pixels of the images for which the model was built.
 
     Raises:
-        UserError: the model keeps no spatial grid.
+        UserError: the model has no spatial grid.
 
     Example:
         >>> import timm, torch
@@ -58,7 +64,7 @@ class FeatureBackbone(nn.Module):
 
     @property
     def plan(self) -> Plan:
-        """How the model's outputs are read, as found by the probe at construction."""
+        """How the model's outputs are read, from the forward pass at construction."""
         return self._plan
 
     @property
@@ -68,17 +74,17 @@ class FeatureBackbone(nn.Module):
 
     @property
     def dim(self) -> int:
-        """Channels of the last grid."""
+        """Number of channels of the last grid."""
         return self._plan.last[0]
 
     @property
     def cell_size(self) -> tuple[float, float]:
-        """(height, width) in pixels of the image area that one cell of the last grid covers."""
+        """(height, width) in pixels of the image area of one cell of the last grid."""
         return self.image_size[0] / self.grid[0], self.image_size[1] / self.grid[1]
 
     @property
     def num_classes(self) -> int:
-        """Outputs of the model's classifier; 0 where it has none."""
+        """Number of classes of the model's classifier; 0 without a classifier."""
         return int(getattr(self.model, "num_classes", 0))
 
     @property
@@ -106,10 +112,11 @@ class FeatureBackbone(nn.Module):
         """Run the model once and return the requested features.
 
         Args:
-            images: (B, C, H, W), normalised as the model expects.
-            request: One request, or a tuple of them, which gives a list of features in the same order.
-            dense: Return class and token logits separately; for models that classify tokens.
-            mix_box: MixToken's box of cells (4,) int64, for models that mix tokens themselves (LV-ViT).
+            images: (B, C, H, W) images, normalised as the model expects.
+            request: One request, or a tuple of requests, for which a list of features is returned.
+            dense: Whether to return class logits and token logits separately; only for models that classify tokens.
+            mix_box: (4,) int64 (top, left, bottom, right) of MixToken's box in cells; only for models that mix tokens
+                inside (LV-ViT). None for no mixing.
         """
         requests = (request,) if isinstance(request, FeatureRequest) else request
         final, maps, tensors = self._run_model(images, requests, mix_box)
@@ -127,24 +134,24 @@ class FeatureBackbone(nn.Module):
     def extract(
         self, images: Tensor, requests: Sequence[FeatureRequest], dense: bool = False, mix_box: Tensor | None = None
     ) -> list[Features]:
-        """Serve several requests from one forward pass, compiled if the module is."""
+        """Return the features for several requests from one forward pass; compiled if the module is compiled."""
         return self(images, tuple(requests), dense, mix_box)
 
     def shapes(self, request: FeatureRequest = _LAST, image_size: Size | None = None) -> list[tuple[int, int, int]]:
-        """Return (dim, height, width) of each grid of a request, found by a forward pass of one black image.
+        """Return (channels, rows, columns) of each grid of a request, from a forward pass with one black image.
 
-        The model's state, its training mode and the random generators are left unchanged.
+        The model's state and training mode and the random generators stay unchanged.
 
         Args:
-            request: Features to read.
-            image_size: (height, width) in pixels; the backbone's own by default.
+            request: Requested features.
+            image_size: (height, width) in pixels; None for the backbone's image size.
         """
         with undisturbed(self):
             features = self.forward(probe_images(self.model, image_size or self.image_size), request)
         return [(grid.shape[1], grid.shape[2], grid.shape[3]) for grid in features.grids]
 
     def _logits_of(self, final: Any, dense: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the logits of the image, of its tokens and of the distillation token; None for absent ones."""
+        """Return the logits of the image, of its tokens and of the distillation token; None for what is missing."""
         if dense:
             return *self.model.dense_logits(final), None  # type: ignore[operator]
         logits = self.model.forward_head(final) if self.num_classes > 0 else None  # type: ignore[operator]
@@ -154,16 +161,17 @@ class FeatureBackbone(nn.Module):
     def _run_model(
         self, images: Tensor, requests: Sequence[FeatureRequest], mix_box: Tensor | None
     ) -> tuple[Any, list[Tensor] | None, dict[str, Any]]:
-        stages = not self._plan.last_is_final or any(request.levels == "stages" for request in requests)
-        mixed = {} if mix_box is None else {"mix_box": mix_box}
+        """Return the model's final output, its maps per stage (None if not needed), and tensors by module name."""
+        needs_stages = not self._plan.last_is_final or any(request.levels == "stages" for request in requests)
+        mix_argument = {} if mix_box is None else {"mix_box": mix_box}
         self._hooked.tensors = {}
         try:
-            if stages:
-                if mixed:
-                    raise UserError("MixToken mixes within the model, where 'stages' cannot be read; use 'blocks'.")
+            if needs_stages:
+                if mix_argument:
+                    raise UserError("the level 'stages' is not supported with MixToken in the model; use 'blocks'.")
                 final, maps = self.model.forward_intermediates(images)  # type: ignore[operator]
             else:
-                final, maps = self.model.forward_features(images, **mixed), None  # type: ignore[operator]
+                final, maps = self.model.forward_features(images, **mix_argument), None  # type: ignore[operator]
             tensors = self._hooked.tensors
         finally:
             self._hooked.tensors = None
@@ -181,7 +189,7 @@ class FeatureBackbone(nn.Module):
 
     def _require_grid(self, grid: Tensor | None, size: Size) -> Tensor:
         if grid is None:
-            raise ValueError(f"no grid for images of {size} pixels in an output of {model_name(self.model)}")
+            raise ValueError(f"an output of {model_name(self.model)} is not a grid for images of {size} pixels")
         return grid
 
     def _requested_grids(
@@ -195,12 +203,12 @@ class FeatureBackbone(nn.Module):
         elif request.levels == "merged":
             if not self._plan.merging:
                 raise UserError(
-                    f"{model_name(self.model)} has no layers that merge patches, unlike Swin; read 'stages' or "
+                    f"{model_name(self.model)} has no layers that merge patches, as Swin has; use 'stages' or "
                     "'blocks' instead."
                 )
             grids = [*map(grid_of, self._plan.merging), last if norm is None else grid_of(norm)]
         elif self._plan.blocks:
             grids = [grid_of(name) for name in self._plan.blocks]
         else:
-            raise UserError(f"{model_name(self.model)} has no blocks that output grids; read 'stages' instead.")
+            raise UserError(f"{model_name(self.model)} has no blocks that output grids; use 'stages' instead.")
         return grids if norm is None or not request.norm else [*grids[:-1], last]

@@ -1,4 +1,4 @@
-"""The frozen stages of a network: their activations, and the network continued from stored activations."""
+"""Computes the activations of a network's frozen stages, and runs the network from stored activations."""
 
 import posixpath
 from typing import Any
@@ -12,17 +12,18 @@ from paucal.types import UserError
 
 
 class _StageReached(Exception):
-    """Ends a forward pass at the first trained stage."""
+    """Ends a forward pass at the first trained stage; the argument is the stage's input."""
 
 
 class FrozenStages:
-    """Computes the activations of a network's frozen stages, and lets the network continue from stored ones.
+    """Computes the activations of a network's frozen stages, and lets the network continue from stored activations.
 
-    A hook on the first trained stage reads its input, or replaces it. The network is then given a single image in place
-    of the batch, so the frozen stages cost one image, whatever the architecture does between its input and that stage.
+    A hook on the first trained stage reads the stage's input, or replaces it by stored activations. In the second case
+    the network is called with a single image instead of the batch, so that its frozen stages compute one image only;
+    this works for any architecture.
 
     Args:
-        model: A timm model whose stem and first stages are frozen and stay in evaluation mode during training.
+        model: A timm model whose stem and first stages are frozen and in evaluation mode during training.
         frozen: Number of frozen stages.
     """
 
@@ -36,15 +37,18 @@ class FrozenStages:
                 "module: leave it out."
             )
         self._image: Tensor | None = None
-        self._kept: Tensor | None = None
-        self._reading = False
-        self._layout = torch.contiguous_format
+        self._stored: Tensor | None = None
+        self._is_reading = False
+        self._memory_format = torch.contiguous_format
         self._handle = model.get_submodule(stage).register_forward_pre_hook(self._enter_stage)
 
     @torch.no_grad()
     def activations(self, images: Tensor) -> Tensor:
-        """Return the input (B, ...) of the first trained stage for (B, C, H, W) images; the last image is kept."""
-        self._reading = True
+        """Return the input (B, ...) of the first trained stage for (B, C, H, W) images.
+
+        The last image is stored, for `resume_from`.
+        """
+        self._is_reading = True
         try:
             self._model(images)
         except _StageReached as reached:
@@ -52,34 +56,34 @@ class FrozenStages:
         else:
             activations = None
         finally:
-            self._reading = False
+            self._is_reading = False
         if not isinstance(activations, Tensor) or len(activations) != len(images):
             raise UserError(f"--frozen-views is not supported for {model_name(self._model)}: leave it out.")
         self._image = images[-1:].clone()
-        laid_out = activations.ndim == 4 and activations.is_contiguous(memory_format=torch.channels_last)
-        self._layout = torch.channels_last if laid_out else torch.contiguous_format
+        is_channels_last = activations.ndim == 4 and activations.is_contiguous(memory_format=torch.channels_last)
+        self._memory_format = torch.channels_last if is_channels_last else torch.contiguous_format
         return activations.detach()
 
     def resume_from(self, activations: Tensor) -> Tensor:
-        """Let the network compute the outputs of a batch from its activations, until `forget` is called.
+        """Let the network continue from the activations of a batch, until `forget` is called.
 
         Returns:
-            The single image (1, C, H, W) to give to the network in place of the batch.
+            The single image (1, C, H, W) with which to call the network instead of the batch.
         """
         if self._image is None:
-            raise RuntimeError("no activations were computed")
-        self._kept = activations.contiguous(memory_format=self._layout)
+            raise RuntimeError("no image is stored: call `activations` first")
+        self._stored = activations.contiguous(memory_format=self._memory_format)
         return self._image
 
     def forget(self) -> None:
-        """Let the network compute everything from images again."""
-        self._kept = None
+        """Let the network compute all stages from images again."""
+        self._stored = None
 
     def close(self) -> None:
         """Remove the hook."""
         self._handle.remove()
 
     def _enter_stage(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if self._reading:
+        if self._is_reading:
             raise _StageReached(inputs[0] if len(inputs) == 1 else None)
-        return None if self._kept is None else (self._kept,)
+        return None if self._stored is None else (self._stored,)

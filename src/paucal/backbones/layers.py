@@ -1,4 +1,4 @@
-"""Where a parameter sits in its model (stem, stage, block or classifier), according to timm's own matchers."""
+"""Assigns a model's parameters to its stem, stages, blocks and classifier, with timm's `group_matcher`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +12,7 @@ from paucal.types import UserError
 
 
 def classifier_modules(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the modules that produce the logits; none if the model has no classifier.
+    """Return the names of the modules that compute the logits; empty if the model has no classifier.
 
     Example:
         >>> import timm
@@ -25,26 +25,26 @@ def classifier_modules(model: nn.Module) -> tuple[str, ...]:
         layers: Any = model.get_classifier()  # type: ignore[operator]
         outputs = layers if isinstance(layers, tuple | list) else [layers]
         names = [name for name, module in model.named_modules() if any(module is output for output in outputs)]
-    parts = dict(model.named_modules())
-    return tuple(name for name in names if name in parts and any(True for _ in parts[name].parameters()))
+    modules = dict(model.named_modules())
+    return tuple(name for name in names if name in modules and any(True for _ in modules[name].parameters()))
 
 
 def classifier_parameters(model: nn.Module) -> set[str]:
     """Return the names of the classifier's parameters."""
     modules = classifier_modules(model)
-    return {name for name, _ in model.named_parameters() if within(name, modules)}
+    return {name for name, _ in model.named_parameters() if is_inside(name, modules)}
 
 
-def within(name: str, modules: Iterable[str]) -> bool:
-    """Whether a parameter belongs to one of the modules."""
+def is_inside(name: str, modules: Iterable[str]) -> bool:
+    """Return whether the parameter with this name belongs to one of the named modules."""
     return any(name.startswith(f"{module}.") for module in modules)
 
 
 def layer_ids(model: nn.Module) -> dict[str, int]:
-    """Return the layer of each parameter: 0 for the stem, then one number per block, the last for the classifier.
+    """Return the layer number of each parameter: 0 for the stem, then 1, 2, ... for blocks, then the classifier.
 
-    The numbers are timm's (`group_matcher`; where a model has none, every twelve consecutive tensors make a layer, as
-    in timm's own optimizer groups). A final norm before pooling counts as part of the last block.
+    The numbers are from timm's `group_matcher`. For a model without one, every twelve consecutive tensors are a layer,
+    as in timm's optimizer groups. A final norm before pooling belongs to the last block.
 
     Example:
         >>> import timm
@@ -61,14 +61,14 @@ def layer_ids(model: nn.Module) -> dict[str, int]:
 
 
 def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
-    """Return the factor on the learning rate of each parameter: `decay` to the power of the layers above it.
+    """Return the learning-rate factor of each parameter: `decay` to the power of the number of layers above it.
 
-    This is the layer-wise decay of BEiT (Bao et al., ICLR 2022, appendix), as in timm's `param_groups_layer_decay`: the
-    classifier has factor 1, the last block `decay`, the stem the smallest factor.
+    This is the layer-wise decay of BEiT (Bao et al., ICLR 2022, appendix), as in timm's `param_groups_layer_decay`. The
+    classifier has the factor 1, the last block `decay`, and the stem the smallest factor.
 
     Args:
         model: A timm model.
-        decay: Factor from one layer to the one below it, in (0, 1]; 1 for equal rates.
+        decay: Factor from each layer to the layer below, in (0, 1]; 1 for equal rates.
     """
     ids = layer_ids(model)
     last = max(ids.values())
@@ -76,12 +76,12 @@ def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
 
 
 def count_stages(model: nn.Module) -> int:
-    """Return how many stages (blocks, where a model has no stages) lie between the stem and the classifier."""
+    """Return the number of stages between the stem and the classifier; of blocks if the model has no stages."""
     return max(_stage_numbers(model).values()) - 1
 
 
 def norms_and_biases(model: nn.Module) -> set[str]:
-    """Return the names of the parameters of all norms, and of all biases.
+    """Return the names of the parameters of all norms, and of all other biases.
 
     Example:
         >>> import timm
@@ -102,14 +102,14 @@ def first_stages(model: nn.Module, count: int) -> set[str]:
     if not 0 <= count <= n_stages:
         available = "1 stage or block" if n_stages == 1 else f"{n_stages} stages or blocks"
         raise UserError(
-            f"--freeze is {count} and {model_name(model)} has {available}: give a number from 0 (the stem "
-            f"alone) to {n_stages}, or 'backbone'."
+            f"--freeze is {count}, but {model_name(model)} has {available}: give a number from 0 (only the stem) to "
+            f"{n_stages}, or 'backbone'."
         )
     return {name for name, number in stages.items() if number <= count} - classifier_parameters(model)
 
 
 def stage_parameters(model: nn.Module, number: int) -> list[str]:
-    """Return the names of the parameters of a stage, counted from 1; 0 is the stem."""
+    """Return the names of the parameters of a stage; stages count from 1, and 0 is the stem."""
     return [name for name, stage in _stage_numbers(model).items() if stage == number]
 
 
@@ -117,7 +117,7 @@ def _stage_numbers(model: nn.Module) -> dict[str, int]:
     matcher = getattr(model, "group_matcher", None)
     if matcher is None:
         raise UserError(
-            f"timm does not say which stages {model_name(model)} has: use --freeze backbone, which leaves only the "
-            "classifier to train."
+            f"timm does not define the stages of {model_name(model)}: use --freeze backbone, with which only the "
+            "classifier is trained."
         )
     return group_parameters(model, matcher(coarse=True), reverse=True)  # type: ignore[return-value]

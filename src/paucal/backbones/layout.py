@@ -1,8 +1,8 @@
-"""Read a timm model's output, whatever its layout, as a grid of cells.
+"""Converts a timm model's output, whatever its layout, to a grid of cells.
 
 timm's families return (B, N, C) tokens with or without leading class tokens, (B, H, W, C) or (B, C, H, W) maps, or
-lists of those. The layout follows from the image size: the cells of a grid are nearly square patches of the image, so a
-layout is accepted only where one stride explains both of its sides.
+lists of these. The layout is derived from the image size: since the cells of a grid are nearly square areas of the
+image, only layouts with nearly the same stride in both directions are possible.
 """
 
 import math
@@ -17,13 +17,14 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Layout:
-    """How to read one tensor as a grid.
+    """The layout of a tensor that is a grid.
 
     Attributes:
-        kind: "tokens" for (B, prefix + H * W, C), row by row; "nhwc" and "nchw" for maps.
-        prefix: Leading tokens that belong to no cell.
-        height: Rows of the grid.
-        width: Columns of the grid.
+        kind: "tokens" for (B, prefix + H * W, C), with the cells row by row; "nhwc" for (B, H, W, C); "nchw" for
+            (B, C, H, W).
+        prefix: Number of leading tokens that are not cells.
+        height: Number of rows H of the grid.
+        width: Number of columns W of the grid.
     """
 
     kind: Literal["tokens", "nhwc", "nchw"]
@@ -34,12 +35,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Hints:
-    """Facts that decide between several possible layouts of a tensor.
+    """What is known about a model, to decide between several possible layouts of a tensor.
 
     Attributes:
-        channels_last: Whether the model's maps are (B, H, W, C); decides if 24x24 cells have 24 channels.
-        sides: (rows, columns) of the model's last grid; tells 2x5 cells with two class tokens from 2x6 cells without
-            any.
+        channels_last: Whether the model's maps are (B, H, W, C); decides, for example, if there are 24 x 24 cells with
+            24 channels.
+        sides: (rows, columns) of the model's last grid; decides, for example, between 2 x 5 cells with two class tokens
+            and 2 x 6 cells without class tokens. None if it is not known.
     """
 
     channels_last: bool = False
@@ -49,13 +51,14 @@ class Hints:
 NO_HINTS = Hints()
 
 
-def misfit(height: int, width: int, image_size: Size) -> float | None:
-    """Return how far a grid's shape is from the image's, or None where no stride explains both sides.
+def aspect_mismatch(height: int, width: int, image_size: Size) -> float | None:
+    """Return the absolute log ratio of a grid's and an image's aspect ratios; None if the grid cannot be the image's.
 
-    The value is zero for the same aspect ratio; padding changes each side by up to one cell.
+    It is 0 for equal aspect ratios. A grid can be the image's if one stride gives both sides, up to one cell of padding
+    for each.
 
     Example:
-        >>> misfit(14, 14, (224, 224)), misfit(2, 98, (224, 224))
+        >>> aspect_mismatch(14, 14, (224, 224)), aspect_mismatch(2, 98, (224, 224))
         (0.0, None)
     """
     if height < 1 or width < 1:
@@ -67,7 +70,7 @@ def misfit(height: int, width: int, image_size: Size) -> float | None:
 
 
 def grid_sides(cells: int, image_size: Size) -> tuple[int, int] | None:
-    """Return the rows and columns of a grid of that many cells, or None where the image has no such grid.
+    """Return the (rows, columns) of an image's grid with this number of cells; None if there is no such grid.
 
     Example:
         >>> grid_sides(24, (64, 96)), grid_sides(197, (224, 224))
@@ -76,24 +79,24 @@ def grid_sides(cells: int, image_size: Size) -> tuple[int, int] | None:
     if cells < 1:
         return None
     estimate = math.floor(math.sqrt(cells * image_size[0] / image_size[1]))
-    best, best_misfit = None, math.inf
+    best, best_mismatch = None, math.inf
     for height in range(max(1, estimate - 1), estimate + 3):
-        off = misfit(height, cells // height, image_size) if cells % height == 0 else None
-        if off is not None and off < best_misfit:
-            best, best_misfit = (height, cells // height), off
+        mismatch = aspect_mismatch(height, cells // height, image_size) if cells % height == 0 else None
+        if mismatch is not None and mismatch < best_mismatch:
+            best, best_mismatch = (height, cells // height), mismatch
     return best
 
 
 def read_layout(
     shape: Sequence[int], image_size: Size, prefixes: Sequence[int] = (0,), hints: Hints = NO_HINTS
 ) -> Layout | None:
-    """Find the layout that fits the image, or None.
+    """Return the layout of a tensor of features; None if it is not a grid of the image's cells.
 
     Args:
         shape: Shape of the tensor, batch first.
-        image_size: (height, width) of the images it was computed from, in pixels.
-        prefixes: Numbers of leading tokens to consider, the likeliest first.
-        hints: Tie-breakers where several layouts fit.
+        image_size: (height, width) in pixels of the images from which the tensor was computed.
+        prefixes: Possible numbers of leading tokens that are not cells, the most likely first.
+        hints: What decides if several layouts are possible.
 
     Example:
         >>> read_layout((2, 197, 192), (224, 224), (1, 0))
@@ -102,28 +105,28 @@ def read_layout(
     if len(shape) == 4:
         maps = [Layout("nchw", 0, shape[2], shape[3]), Layout("nhwc", 0, shape[1], shape[2])]
         for layout in reversed(maps) if hints.channels_last else maps:
-            if misfit(layout.height, layout.width, image_size) is not None:
+            if aspect_mismatch(layout.height, layout.width, image_size) is not None:
                 return layout
-    best, best_misfit = None, math.inf
+    best, best_mismatch = None, math.inf
     for prefix in prefixes if len(shape) == 3 else ():
         sides = grid_sides(shape[1] - prefix, image_size)
         if sides is None:
             continue
-        off = misfit(*sides, image_size) if sides != hints.sides else -1.0
-        if off is not None and off < best_misfit:
-            best, best_misfit = Layout("tokens", prefix, *sides), off
+        mismatch = aspect_mismatch(*sides, image_size) if sides != hints.sides else -1.0
+        if mismatch is not None and mismatch < best_mismatch:
+            best, best_mismatch = Layout("tokens", prefix, *sides), mismatch
     return best
 
 
 def last_tensor(output: Any) -> Any:
-    """Return the deepest tensor of a model's or block's output: several branches come as a list or tuple."""
+    """Return the last tensor of an output, which may be a list or tuple, for example with a tensor per branch."""
     while isinstance(output, list | tuple) and output:
         output = output[-1]
     return output
 
 
 def to_grid(output: Any, image_size: Size, prefixes: Sequence[int] = (0,), hints: Hints = NO_HINTS) -> Tensor | None:
-    """Return an output as (B, D, H, W), or None if it is not a grid; arguments as in `read_layout`."""
+    """Return an output as a (B, D, H, W) grid; None if it is not a grid. The arguments are as for `read_layout`."""
     output = last_tensor(output)
     if not isinstance(output, Tensor):
         return None

@@ -1,4 +1,4 @@
-"""Check models' names and arguments, and turn timm's errors into messages for the user."""
+"""Checks the names and arguments of models, and turns timm's errors into messages for the user."""
 
 import difflib
 import re
@@ -13,18 +13,20 @@ from paucal.backbones.weights.fetching import quiet_logs, require_reachable
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-# Arguments that make timm read files, fetch weights or return something other than a classifier. A model's description
-# may come from outside, so they are refused in it.
+# Arguments with which timm reads files, fetches weights or returns something other than a classifier. They are not
+# allowed, since the description of a model may be from an untrusted file.
 _RESERVED = {
     *("cache_dir", "checkpoint_path", "device", "dtype", "drop_connect_rate", "exportable", "feature_cfg"),
     *("feature_cls", "features_only", "out_indices", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict"),
     "scriptable",
 }
-# Even without values, building a million blocks would take hours.
-MAX_BLOCKS, MAX_UNITS = 1000, 1 << 20
-_COUNTS_BLOCKS = re.compile(r"depth|layers|blocks|num_heads|stages")
-_FIXED = re.compile(r"multiple values for keyword argument '(\w+)'")
-_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
+# Limits of the numbers in arguments: those that count blocks or heads, and all others. Even on the meta device,
+# building a million blocks would take hours.
+MAX_BLOCKS, MAX_NUMBER = 1000, 1 << 20
+_BLOCK_COUNT = re.compile(r"depth|layers|blocks|num_heads|stages")  # names of arguments
+# Texts of TypeError
+_REPEATED_ARGUMENT = re.compile(r"multiple values for keyword argument '(\w+)'")
+_UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 def nearest_names(name: str, count: int = 3) -> list[str]:
@@ -41,7 +43,7 @@ def nearest_names(name: str, count: int = 3) -> list[str]:
 
 
 def require_name(name: str) -> None:
-    """Check that timm knows a model of that name."""
+    """Check that timm has a model with this name and, if the name has a tag, weights with this tag."""
     if timm.is_model(name):
         timm_config(name)
         return
@@ -51,37 +53,37 @@ def require_name(name: str) -> None:
 
 
 def timm_config(name: str) -> PretrainedCfg | None:
-    """Return timm's configuration of a model's weights; None if it has none."""
+    """Return timm's configuration of a model's published weights; None if there are none."""
     try:
         return timm.get_pretrained_cfg(name, allow_unregistered=True)
     except RuntimeError:
         base, _, tag = name.partition(".")
         suggestion = did_you_mean(name, timm.list_pretrained(f"{base}.*"))
         raise UserError(
-            f"timm knows no weights {tag!r} of {base}{suggestion}: give one that it knows, or {base} alone."
+            f"timm has no weights {tag!r} of {base}{suggestion}: give a tag that it has, or only {base}."
         ) from None
 
 
 def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
-    """Check that a model's arguments describe an architecture and nothing else."""
+    """Check that a model's arguments only describe its architecture."""
     for key in arguments:
         if key in ("num_classes", "in_chans", "img_size", "pretrained"):
-            raise UserError(f"Model argument {key!r} of {name} has its own option; remove it.")
+            raise UserError(f"Model argument {key!r} of {name} is set by another option; remove it.")
     require_harmless(name, arguments)
 
 
 def require_harmless(name: str, arguments: Mapping[str, Any]) -> None:
-    """Check that merely building a model with these arguments reads no file and fetches nothing."""
+    """Check that building a model with these arguments reads no files, fetches nothing and does not take hours."""
     for key, value in arguments.items():
         if key in _RESERVED or (key == "pretrained" and value):
             raise UserError(f"Model argument {key!r} of {name} does not describe an architecture; remove it.")
-        limit = MAX_BLOCKS if _COUNTS_BLOCKS.search(key) else MAX_UNITS
+        limit = MAX_BLOCKS if _BLOCK_COUNT.search(key) else MAX_NUMBER
         if _largest_number(value) > limit:
-            raise UserError(f"Model argument {key}={value} of {name} is more than {limit:,}, the limit.")
+            raise UserError(f"Model argument {key}={value} of {name} is above the limit of {limit:,}.")
 
 
 def _largest_number(value: Any) -> float:
-    """Return the largest number in a value, which may be nested; 0 where there is none."""
+    """Return the largest number in a value, which may be a nested list or mapping; 0 if it contains no number."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -90,7 +92,7 @@ def _largest_number(value: Any) -> float:
 
 
 def create_model(name: str, **arguments: Any) -> nn.Module:
-    """Build a timm model; errors about its arguments become one sentence."""
+    """Build a timm model; turn errors about its name, weights or arguments into a UserError."""
     require_name(name)
     try:
         if not arguments.get("pretrained"):
@@ -107,15 +109,15 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
 
 
 def _explain_type_error(name: str, arguments: Mapping[str, Any], error: TypeError) -> str:
-    unknown, fixed_match = _UNEXPECTED.search(str(error)), _FIXED.search(str(error))
+    unknown, repeated = _UNKNOWN_ARGUMENT.search(str(error)), _REPEATED_ARGUMENT.search(str(error))
     if unknown is not None:
         return f"{name} has no argument {unknown[1]!r}; remove it."
-    if fixed_match is not None:
-        return f"{name} does not let {fixed_match[1]!r} be changed; remove it or choose another model."
+    if repeated is not None:
+        return f"the argument {repeated[1]!r} of {name} cannot be changed; remove it or choose another model."
     return f"{name} cannot be built with {arguments}: {_first_line(error)}."
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error of torch or timm, without the lists and stack frames that may follow."""
+    """Return the first line of an error's text, or its type; torch and timm may add lists and stack traces below."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(".:")

@@ -1,4 +1,4 @@
-"""Find out with one forward pass how to read a timm model's features."""
+"""Finds out, with one forward pass, how to get the grids of a timm model's features."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,18 +21,18 @@ from paucal.types import UserError
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model's features are read, as found by a probe.
+    """How to get a model's features, as found out by a forward pass.
 
     Attributes:
-        last_is_final: Whether `forward_features` ends in a grid; else the deepest intermediate map is the
+        last_is_final: Whether the output of `forward_features` is a grid; if not, the deepest intermediate map is the
             last grid.
-        norm: Name of the module whose input is the last grid before the final norm, or None.
+        norm: Name of the final norm, whose input is the last grid before it; None without one.
         blocks: Names of the blocks whose outputs are grids, shallow to deep.
         merging: Names of the layers that merge patches, shallow to deep.
-        prefixes: Numbers of leading tokens that an output may have, the likeliest first.
+        prefixes: Possible numbers of leading tokens that are not cells, the most likely first.
         channels_last: Whether the model declares its maps as (B, H, W, C).
-        class_token: Whether the pooled feature is the first token.
-        last: (dim, rows, columns) of the last grid at the size probed.
+        class_token: Whether the pooled features are the class token, the first token.
+        last: (channels, rows, columns) of the last grid in this forward pass.
     """
 
     last_is_final: bool
@@ -46,7 +46,7 @@ class Plan:
 
 
 def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
-    """Run the model on the images and place the hooks that its features need."""
+    """Run the model on images, and register the hooks that its features need; they store tensors in `hooked`."""
     size = (images.shape[-2], images.shape[-1])
     handles = {name: hook_output(model, name, hooked) for name in (*block_names(model), *merging_names(model))}
     handles |= {name: hook_input(model, name, hooked) for name in final_norm_names(model)}
@@ -64,7 +64,7 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
     grids = {name: to_grid(output, size, prefixes, hints) for name, output in tensors.items()}
     shapes = {name: grid.shape for name, grid in grids.items() if grid is not None}
     norms = [name for name in final_norm_names(model) if last_is_final and shapes.get(name) == last.shape]
-    # A block whose output has fewer cells than the model's last grid works on class tokens.
+    # Blocks whose outputs have fewer cells than the last grid process class tokens only.
     blocks = [n for n in block_names(model) if n in shapes and shapes[n][2:].numel() >= last.shape[2:].numel()]
     merging = [name for name in merging_names(model) if name in shapes]
     for name, handle in handles.items():
@@ -85,9 +85,9 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
 
 
 def final_prefixes(prefixes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the numbers of leading tokens that the final output may have; it always keeps the class token.
+    """Return the possible numbers of leading tokens of the final output, which always has the class token.
 
-    Otherwise a lone class token would be taken for a grid of one cell.
+    With 0 as a possibility, an output with only a class token would be mistaken for a grid with one cell.
     """
     return prefixes[:1] if prefixes[0] else prefixes
 
@@ -103,12 +103,12 @@ def _deepest_map(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def layout_facts(model: nn.Module) -> tuple[tuple[int, ...], bool]:
-    """Return the numbers of leading tokens that outputs may have, and whether maps are (B, H, W, C)."""
-    counted = getattr(model, "num_prefix_tokens", None)
-    if counted is None:
-        counted = int(_has_class_token(model))
-    inner = getattr(model, "inner_prefix_tokens", (0, 1))  # for blocks whose extra tokens are dropped after their stage
-    prefixes = tuple(dict.fromkeys((counted, 0) if counted else (0, *inner)))
+    """Return the possible numbers of leading tokens of a model's outputs, and whether its maps are (B, H, W, C)."""
+    count = getattr(model, "num_prefix_tokens", None)
+    if count is None:
+        count = int(_has_class_token(model))
+    inner = getattr(model, "inner_prefix_tokens", (0, 1))  # in blocks of stages whose extra tokens are dropped later
+    prefixes = tuple(dict.fromkeys((count, 0) if count else (0, *inner)))
     return prefixes, str(getattr(model, "output_fmt", "")).endswith("NHWC")
 
 
@@ -117,27 +117,27 @@ def _has_class_token(model: nn.Module) -> bool:
 
 
 def model_name(model: nn.Module) -> str:
-    """Return the name under which timm built the model, or else its class name."""
+    """Return the name of the model in timm, or its class name if it has none."""
     return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
 
 
 def probe_images(model: nn.Module, image_size: Size) -> Tensor:
-    """Return one black image with the model's channels, device and precision."""
+    """Return a batch with one image of zeros, with the model's number of channels, device and dtype."""
     weight = next(p for p in model.parameters() if p.is_floating_point())
-    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    channels = getattr(model, "in_chans", None) or (first.in_channels if first is not None else 3)
+    first_conv = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    channels = getattr(model, "in_chans", None) or (first_conv.in_channels if first_conv is not None else 3)
     return torch.zeros(1, channels, *image_size, device=weight.device, dtype=weight.dtype)
 
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Probe in evaluation mode, without gradients, and leave modes and random generators as they were."""
-    modes = [(part, part.training) for part in module.modules()]
+    """Run a module in evaluation mode, without gradients; restore its modes and the random generators afterwards."""
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
     devices = {p.device for p in module.parameters() if p.is_cuda}
     module.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
             yield
     finally:
-        for part, training in modes:
-            part.training = training
+        for submodule, training in modes:
+            submodule.training = training

@@ -1,10 +1,10 @@
-"""Fit a backbone to the size of the images.
+"""Fits a backbone to the size of the images.
 
-Most of timm's models are made for 224 pixels. On small images their last grid shrinks to a cell or two, which leaves a
-transformer little to attend to and dense localization nothing to compare. Where a family has an argument for it (patch
-size, window size, output stride), a finer grid is chosen here and the reason is given; otherwise the user is told which
-sizes work. Choices are tried by building the model on the meta device, without arithmetic, so a new family needs no
-entry in a table.
+Most of timm's models are made for 224 pixels. With small images their last grid has only one or two cells, so that a
+transformer has little to attend to and dense localization nothing to compare. If a family has an argument for it (patch
+size, window size, output stride), a finer grid is chosen here, with a reason for the user; otherwise an error says
+which sizes are possible. Candidates are tried by building the model on the meta device, without computing values, so
+no table of families is needed.
 """
 
 import copy
@@ -16,7 +16,13 @@ from typing import Any
 
 from torch import nn
 
-from paucal.backbones.candidates import EQUAL_BEST, STAGED_SIDE, arguments_to_try, has_equal_blocks, wanted_side
+from paucal.backbones.candidates import (
+    MIN_STAGED_CELLS,
+    PREFERRED_VIT_CELLS,
+    candidate_arguments,
+    has_single_grid,
+    min_cells,
+)
 from paucal.backbones.empty_models import CacheKey, build_empty, patch_size, reductions, takes_sizes, try_size
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
@@ -32,10 +38,10 @@ class Sizing:
 
     Attributes:
         grid: (rows, columns) of the last grid.
-        arguments: Further arguments of the model's constructor, besides the user's own.
-        reason: One sentence on why the model is built differently from usual, else None.
-        warning: One sentence if the grid stays small, else None.
-        parameters: Number of parameters of the model with these arguments and its published classifier.
+        arguments: Arguments of the model's constructor, in addition to the user's.
+        reason: Sentence for the user if the model is built with other than its default arguments; else None.
+        warning: Sentence for the user if the grid is small nevertheless; else None.
+        parameters: Number of parameters of the model with these arguments and with its default classifier.
     """
 
     grid: Size
@@ -46,15 +52,15 @@ class Sizing:
 
 
 def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] | None = None) -> Sizing:
-    """Choose constructor arguments that give a model a useful grid at an image size.
+    """Choose constructor arguments with which a model has a large enough grid for an image size.
 
     Args:
         name: Name of a timm model.
         image_size: (height, width) in pixels.
-        arguments: The user's own constructor arguments, which are never overridden.
+        arguments: The user's constructor arguments, which are never overridden.
 
     Raises:
-        UserError: the model does not exist, does not take the arguments or images of that size, or its grid would be a
+        UserError: the model does not exist, does not support the arguments or the image size, or its grid would have a
             single cell.
 
     Example:
@@ -73,55 +79,55 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
 
 @lru_cache(maxsize=32)
 def _fitted_sizing(name: str, image_size: Size, arguments: str) -> Sizing:
-    """Choose once per process, since trying takes up to a second and a run needs the result several times."""
+    """Choose the arguments; cached, since this takes up to a second and a run needs the result several times."""
     user_args = json.loads(arguments)
     model = _build_unfitted(name, image_size, user_args)
     if not reductions(model):
-        raise UserError(f"{name} with {user_args} has no layers: give numbers of layers from 1.")
-    # A model with dynamic image size works at any size. If other arguments change its patches anyway, it is better to
-    # build it for this size.
-    dynamic = bool(getattr(model, "dynamic_img_size", False))
-    best: _Built | None = None
-    for size_arguments in arguments_to_try(model, image_size, user_args):
-        built = _build_at_size(name, image_size, user_args, size_arguments, dynamic and bool(size_arguments))
-        if built is not None and (best is None or built.side > best.side):
-            best = built
-        if best is not None and best.side >= wanted_side(model):
+        raise UserError(f"{name} with {user_args} has no layers: use at least 1 layer.")
+    # A model with `dynamic_img_size` works at any size. But if other arguments change its patches, so that it cannot
+    # have its usual position embedding, build it for this size.
+    is_dynamic = bool(getattr(model, "dynamic_img_size", False))
+    best: _SizedModel | None = None
+    for extra in candidate_arguments(model, image_size, user_args):
+        sized = _build_at_size(name, image_size, user_args, extra, is_dynamic and bool(extra))
+        if sized is not None and (best is None or sized.side > best.side):
+            best = sized
+        if best is not None and best.side >= min_cells(model):
             break
     if best is None:
-        raise UserError(_size_refusal(name, model, image_size))
+        raise UserError(_size_error(name, model, image_size))
     grid = best.backbone.grid
     if grid == (1, 1):
-        raise UserError(_single_cell_refusal(name, best.backbone.model, image_size))
+        raise UserError(_single_cell_error(name, best.backbone.model, image_size))
     return Sizing(
         grid,
         {**best.size_argument, **best.extra},
         _size_reason(name, image_size, best) if best.extra else None,
-        _coarse_grid_warning(name, best.backbone) if best.side < STAGED_SIDE else None,
+        _coarse_grid_warning(name, best.backbone) if best.side < MIN_STAGED_CELLS else None,
         sum(parameter.numel() for parameter in best.backbone.parameters()),
     )
 
 
 def _build_unfitted(name: str, image_size: Size, user_args: dict[str, Any]) -> nn.Module:
-    """Build a model at its own image size, or at the wanted size if the arguments only fit that one."""
+    """Build a model with its default image size or, if the arguments do not allow this, with `image_size`."""
     try:
         return build_empty(name, user_args)
-    except UserError as refused:
+    except UserError as default_size_error:
         if "img_size" in user_args:
             raise
-        try:  # patches of 12 pixels do not divide the usual 224
+        try:  # for example with patches of 12 pixels, which do not divide 224
             return build_empty(name, {**user_args, "img_size": image_size})
         except UserError:
-            raise refused from None
+            raise default_size_error from None
 
 
 def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments, extended where needed, that let one model run at several image sizes.
+    """Return constructor arguments with which one model runs at several image sizes.
 
     Args:
         name: Name of a timm model.
-        image_sizes: (height, width) in pixels; the model is built for the first.
-        arguments: Complete constructor arguments for the first size.
+        image_sizes: (height, width) in pixels of each size; the model is built for the first.
+        arguments: Complete constructor arguments for the first size, which are extended if needed.
     """
     for size_arguments in ({}, {"dynamic_img_size": True}):
         extended = {**arguments, **size_arguments}
@@ -129,77 +135,87 @@ def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mappin
             return extended
     sizes = " and ".join(_size_text(size) for size in image_sizes)
     raise UserError(
-        f"{name} does not run at {sizes} pixels at once; choose a ViT, a Swin or a convnet and sizes "
-        "that are multiples of its patches."
+        f"{name} does not run at all of the sizes {sizes} pixels; choose a ViT, a Swin or a convnet, and sizes that "
+        "are multiples of its patches."
     )
 
 
 @lru_cache(maxsize=32)
 def _takes_sizes(name: str, image_sizes: tuple[Size, ...], key: CacheKey) -> bool:
-    """Try once per process: a pre-training run needs the result for its student and its teacher."""
+    """Return whether a model runs at all of these sizes; cached, since a run needs this for student and teacher."""
     return takes_sizes(name, image_sizes, key.arguments)
 
 
 @dataclass(frozen=True)
-class _Built:
+class _SizedModel:
+    """A model built for an image size, with the constructor arguments that were added to the user's.
+
+    Attributes:
+        backbone: The model, on the meta device.
+        size_argument: `img_size`, or empty if the model does not need it.
+        extra: Arguments that make the grid finer; may be empty.
+    """
+
     backbone: FeatureBackbone
     size_argument: dict[str, Any]
     extra: dict[str, Any]
 
     @property
     def side(self) -> int:
+        """Number of cells along the shorter side of the last grid."""
         return min(self.backbone.grid)
 
 
 def _build_at_size(
-    name: str, image_size: Size, user_args: dict[str, Any], extra: dict[str, Any], size_first: bool
-) -> _Built | None:
-    for size_argument in ({"img_size": image_size}, {}) if size_first else ({}, {"img_size": image_size}):
+    name: str, image_size: Size, user_args: dict[str, Any], extra: dict[str, Any], prefer_img_size: bool
+) -> _SizedModel | None:
+    """Build a model with or without `img_size`, whichever works, and prefer it with `img_size` if that is asked for."""
+    for size_argument in ({"img_size": image_size}, {}) if prefer_img_size else ({}, {"img_size": image_size}):
         backbone = try_size(name, image_size, {**user_args, **extra, **size_argument})
         if backbone is not None:
-            return _Built(backbone, size_argument, extra)
+            return _SizedModel(backbone, size_argument, extra)
     return None
 
 
-def _size_reason(name: str, image_size: Size, built: _Built) -> str:
-    settings = " and ".join(f"{key}={value}" for key, value in built.extra.items())
-    grid = _size_text(built.backbone.grid)
+def _size_reason(name: str, image_size: Size, sized: _SizedModel) -> str:
+    settings = " and ".join(f"{key}={value}" for key, value in sized.extra.items())
+    grid = _size_text(sized.backbone.grid)
     return f"For {_size_text(image_size)} pixels {name} is built with {settings}, which gives a last grid of {grid}."
 
 
 def _coarse_grid_warning(name: str, backbone: FeatureBackbone) -> str:
     return (
-        f"The last grid of {name} is {_size_text(backbone.grid)}, under 4x4: tasks on its cells (dense "
-        f"localization, regions, token labels) have too few cells to learn from; {_size_advice(backbone.model)}."
+        f"The last grid of {name} is {_size_text(backbone.grid)}, smaller than 4x4, which is too few cells for losses "
+        f"on cells (dense localization, regions, token labels); {_size_advice(backbone.model)}."
     )
 
 
-def _size_refusal(name: str, model: nn.Module, image_size: Size) -> str:
-    if min(image_size) < reductions(model)[-1] and not has_equal_blocks(model):
-        return _single_cell_refusal(name, model, image_size)
+def _size_error(name: str, model: nn.Module, image_size: Size) -> str:
+    if min(image_size) < reductions(model)[-1] and not has_single_grid(model):
+        return _single_cell_error(name, model, image_size)
     patch = patch_size(model)
     if patch is not None and (image_size[0] % patch[0] or image_size[1] % patch[1]):
-        is_too_small = has_equal_blocks(model) and min(image_size) < wanted_side(model) * max(patch)
-        steps = (EQUAL_BEST, EQUAL_BEST) if is_too_small else patch
+        is_too_small = has_single_grid(model) and min(image_size) < min_cells(model) * max(patch)
+        steps = (PREFERRED_VIT_CELLS, PREFERRED_VIT_CELLS) if is_too_small else patch
         smaller_size = [max(1, side // step) * step for side, step in zip(image_size, steps, strict=True)]
         larger_size = [-(-side // step) * step for side, step in zip(image_size, steps, strict=True)]
         return (
-            f"{name} cuts images into equal patches, which is impossible for {_size_text(image_size)} "
-            f"pixels; use {_size_text(smaller_size)} or {_size_text(larger_size)}."
+            f"{name} divides images into equal patches, which is impossible for {_size_text(image_size)} pixels; use "
+            f"{_size_text(smaller_size)} or {_size_text(larger_size)}."
         )
     default_size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[1:]
     return (
-        f"{name} does not take images of {_size_text(image_size)} pixels; use its own {_size_text(default_size)}, or "
-        f"a model that fits itself to the image, such as {_SMALL_MODEL} or swin_tiny_patch4_window7_224."
+        f"{name} does not support images of {_size_text(image_size)} pixels; use its default size "
+        f"{_size_text(default_size)}, or a model for any size, such as {_SMALL_MODEL} or swin_tiny_patch4_window7_224."
     )
 
 
-def _single_cell_refusal(name: str, model: nn.Module, image_size: Size) -> str:
-    return f"{name} sees {_size_text(image_size)} pixels as a single cell; {_size_advice(model)}."
+def _single_cell_error(name: str, model: nn.Module, image_size: Size) -> str:
+    return f"for {_size_text(image_size)} pixels the last grid of {name} is a single cell; {_size_advice(model)}."
 
 
 def _size_advice(model: nn.Module) -> str:
-    return f"use --img-size {STAGED_SIDE * reductions(model)[-1]} or more, or --model {_SMALL_MODEL}"
+    return f"use --img-size {MIN_STAGED_CELLS * reductions(model)[-1]} or more, or --model {_SMALL_MODEL}"
 
 
 def _size_text(size: Sequence[int]) -> str:

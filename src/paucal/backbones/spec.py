@@ -1,4 +1,4 @@
-"""The recipe of a backbone as plain data, which can be stored beside its weights."""
+"""The specification of a backbone: plain data from which it is built, stored beside its weights."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ import torch
 from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 
-from paucal.backbones.cost import BYTES, image_cost
+from paucal.backbones.cost import FLOAT_BYTES, image_cost
 from paucal.backbones.empty_models import CacheKey, build_empty
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
@@ -21,24 +21,24 @@ from paucal.memory import available_memory
 from paucal.types import UserError
 
 MAX_CLASSES, MAX_CHANNELS = 1_000_000, 10_000
-LARGE_IMAGE = 1024 * 1024  # pixels from which the cost of one image is estimated before it is computed
+LARGE_IMAGE_PIXELS = 1024 * 1024  # for larger images, the memory of a forward pass is estimated before
 
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """A recipe for a backbone: the same spec always builds the same architecture.
+    """The specification of a backbone, which always gives the same architecture.
 
     Attributes:
         name: Name of a timm model.
-        num_classes: Outputs of the classifier; 0 for none.
-        in_chans: Channels of the images.
-        image_size: (height, width) in pixels.
+        num_classes: Number of classes of the classifier; 0 for no classifier.
+        in_chans: Number of channels of the images.
+        image_size: (height, width) of the images in pixels.
         pretrained: Whether to fetch timm's published weights.
-        arguments: Further arguments of the model's constructor, of JSON types; they override the choices made from the
-            image size.
+        arguments: Further arguments of the model's constructor, of JSON types; they override those that are chosen for
+            the image size.
 
     Raises:
-        UserError: the model does not exist or an argument does not belong to its architecture.
+        UserError: the model does not exist, or an argument does not describe its architecture.
 
     Example:
         >>> spec = BackboneSpec("vit_mini", num_classes=10, image_size=(32, 32))
@@ -65,21 +65,21 @@ class BackboneSpec:
     def build(
         self, image_sizes: Sequence[Size] | None = None, drop_path_rate: float | None = None, sync_norms: bool = False
     ) -> FeatureBackbone:
-        """Build the backbone with fresh weights from the global random generator, or with published ones.
+        """Build the backbone with random weights from the global generator or, if `pretrained`, with published weights.
 
         Args:
-            image_sizes: All image sizes (height, width) in pixels that it will be run at, if more than one.
-            drop_path_rate: Chance that a block is skipped in training (stochastic depth); None for the
-                model's own.
-            sync_norms: Whether batch norms take their statistics over all processes; weight names stay the same.
+            image_sizes: (height, width) in pixels of all image sizes at which it will run, if there are several.
+            drop_path_rate: Probability that a block is skipped in training (stochastic depth); None for the model's
+                default.
+            sync_norms: Whether batch norms use the statistics of all processes; this does not change parameter names.
 
         Raises:
-            UserError: the model cannot take these sizes, arguments or stochastic depth, or has no published
+            UserError: the model does not support these sizes, arguments or stochastic depth, or has no published
                 weights.
         """
         sizing = fit_to_image_size(self.name, self.image_size, self.arguments)
         arguments = {**self.arguments, **sizing.arguments}
-        _require_room(self, sizing.parameters, arguments)
+        _require_memory(self, sizing.parameters, arguments)
         if drop_path_rate is not None:
             arguments = self._with_drop_path(arguments, drop_path_rate)
         other_sizes = [(height, width) for height, width in image_sizes or () if (height, width) != self.image_size]
@@ -89,35 +89,38 @@ class BackboneSpec:
             self.name, pretrained=self.pretrained, num_classes=self.num_classes, in_chans=self.in_chans, **arguments
         )
         model = convert_sync_batchnorm(model) if sync_norms else model
-        return FeatureBackbone(lay_out_convolutions(model), self.image_size)
+        return FeatureBackbone(use_channels_last(model), self.image_size)
 
     def oblong_grid(self) -> Size | None:
-        """Return (rows, columns) of the position embedding; None for square images."""
+        """Return the (rows, columns) of the position embedding if images are not square; None for square images."""
         if self.image_size[0] == self.image_size[1]:
             return None
         with torch.device("meta"):
             return position_grid(replace(self, pretrained=False).build().model)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the spec in JSON types, for `model.json`."""
+        """Return the specification as JSON types, for `model.json`."""
         return {**asdict(self), "image_size": list(self.image_size)}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "BackboneSpec":
-        """Return the spec from the output of `to_dict`.
+        """Return the specification from the output of `to_dict`.
 
         Raises:
-            UserError: an entry is missing, unknown or of the wrong type.
+            UserError: an entry is missing, unknown or has the wrong type.
         """
         unknown = sorted(set(stored) - {entry.name for entry in fields(cls)})
         missing = sorted({"name", "num_classes"} - set(stored))
         if unknown or missing:
-            raise UserError(f"A stored backbone has unknown entries {unknown} and lacks {missing}; store it again.")
+            raise UserError(
+                f"the stored description of a backbone has unknown entries {unknown} and misses the entries {missing}; "
+                "store it again."
+            )
         return cls(**stored)
 
     def _with_drop_path(self, arguments: dict[str, Any], rate: float) -> dict[str, Any]:
         if not 0 <= rate < 1:
-            raise UserError(f"The drop-path rate is {rate}; give a probability from 0 to below 1.")
+            raise UserError(f"The drop-path rate is {rate}; it must be at least 0 and below 1.")
         extended = {**arguments, "drop_path_rate": rate}
         if _accepts_arguments(self.name, CacheKey.of(extended)):
             return extended
@@ -126,28 +129,29 @@ class BackboneSpec:
         raise UserError(f"{self.name} has no stochastic depth: a drop-path rate of {rate} cannot be set; use 0.")
 
 
-def _require_room(spec: BackboneSpec, parameters: int, arguments: Mapping[str, Any]) -> None:
-    """Refuse a model that, or one image in it, cannot fit in memory; a spec may come from an untrusted file."""
+def _require_memory(spec: BackboneSpec, parameters: int, arguments: Mapping[str, Any]) -> None:
+    """Check that the model, and a forward pass with one image, can fit in memory; the spec may be untrusted."""
     free_bytes, gib = available_memory(), 2**30
-    if BYTES * parameters > free_bytes:
+    if FLOAT_BYTES * parameters > free_bytes:
         raise UserError(
-            f"{spec.name} with {arguments} has {parameters / 1e6:,.0f} M parameters, {BYTES * parameters / gib:.3g} "
-            f"GiB, and {free_bytes / gib:.3g} GiB of this machine's memory are free: choose a smaller model."
+            f"{spec.name} with {arguments} has {parameters / 1e6:,.0f} M parameters, which need "
+            f"{FLOAT_BYTES * parameters / gib:.3g} GiB, but only {free_bytes / gib:.3g} GiB of this machine's memory "
+            "are free: choose a smaller model."
         )
-    if spec.image_size[0] * spec.image_size[1] <= LARGE_IMAGE:
+    if spec.image_size[0] * spec.image_size[1] <= LARGE_IMAGE_PIXELS:
         return
     cost = image_cost(spec.name, spec.image_size, arguments)
-    if cost is not None and 2 * cost.largest > free_bytes:  # input and output of a layer
+    if cost is not None and 2 * cost.largest_bytes > free_bytes:  # input and output of a layer
         raise UserError(
             f"one image of {spec.image_size[0]}x{spec.image_size[1]} pixels needs at least "
-            f"{2 * cost.largest / gib:.3g} GiB with {spec.name}, and {free_bytes / gib:.3g} GiB of this machine's "
-            "memory are free: choose smaller images."
+            f"{2 * cost.largest_bytes / gib:.3g} GiB with {spec.name}, but only {free_bytes / gib:.3g} GiB of this "
+            "machine's memory are free: choose smaller images."
         )
 
 
 @lru_cache(maxsize=32)
 def _accepts_arguments(name: str, key: CacheKey) -> bool:
-    """Try once per process: a run needs the result whenever it builds its network."""
+    """Return whether a model can be built with these arguments; cached, since each build of the network needs this."""
     try:
         build_empty(name, key.arguments)
     except UserError:
@@ -159,14 +163,15 @@ def _require_numbers(spec: BackboneSpec) -> None:
     size = spec.image_size
     is_size = isinstance(size, list | tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
     if not is_size:
-        raise UserError(f"The image size of {spec.name} is {size}; give height and width in whole pixels.")
+        raise UserError(f"The image size of {spec.name} is {size}; it must be (height, width) in whole pixels.")
     if type(spec.num_classes) is not int or not 0 <= spec.num_classes <= MAX_CLASSES:
         raise UserError(
-            f"The number of classes is {spec.num_classes!r}; give a whole number up to {MAX_CLASSES:,}, 0 for none."
+            f"The number of classes is {spec.num_classes!r}; it must be a whole number from 0 (no classifier) to "
+            f"{MAX_CLASSES:,}."
         )
     if type(spec.in_chans) is not int or not 1 <= spec.in_chans <= MAX_CHANNELS:
         raise UserError(
-            f"The number of image channels is {spec.in_chans!r}; give a whole number from 1 to {MAX_CHANNELS:,}."
+            f"The number of image channels is {spec.in_chans!r}; it must be a whole number from 1 to {MAX_CHANNELS:,}."
         )
 
 
@@ -177,14 +182,15 @@ def _as_json_types(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"The arguments of {name} must be of JSON types: {error}.") from error
 
 
-def lay_out_convolutions(model: nn.Module) -> nn.Module:
-    """Lay the weights of 2D convolutions out channels last, in place; return the model.
+def use_channels_last(model: nn.Module) -> nn.Module:
+    """Convert the weights of 2D convolutions to the channels-last memory format, in place; return the model.
 
-    The values stay the same. Such a convolution outputs channels-last maps whatever its input, and so do the layers
-    after it. On two CPU cores a training step then takes 0.92 (ResNet-18), 0.84 (ResNet-50), 0.62 (MobileNetV3-S) or
-    0.95 (LV-ViT, which has a convolutional stem) of the time; other transformers take the same time as before.
+    The values stay the same. Such a convolution outputs channels-last maps, whatever the format of its input, and so do
+    the layers after it. On two CPU cores this reduces the time of a training step to 0.92 (ResNet-18), 0.84
+    (ResNet-50), 0.62 (MobileNetV3-S) or 0.95 (LV-ViT, which has a convolutional stem) of the time without it. The time
+    of other transformers is the same.
 
-    On Apple's devices the weights are left unchanged, since not every kernel there supports this layout.
+    On Apple's devices the weights are not changed, since not all kernels there support this format.
     """
     if torch.backends.mps.is_available():
         return model

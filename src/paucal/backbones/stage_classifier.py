@@ -1,4 +1,4 @@
-"""A linear classifier that reads the pooled maps of a network's last stages beside its last features."""
+"""A linear classifier on a network's last features together with the pooled maps of its last stages."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,19 +15,19 @@ from paucal.backbones.layout import Hints, Size, last_tensor, read_layout
 from paucal.backbones.probe import layout_facts, model_name, probe_images, undisturbed
 from paucal.types import UserError
 
-STAGES = 3  # the last three; earlier maps have few channels and helped less
-SMALLEST_VARIANCE = 1e-12  # keeps the gradient of a constant map's deviation finite
-_SPATIAL = {"nchw": (2, 3), "nhwc": (1, 2), "tokens": (1,)}
+N_STAGES = 3  # the last ones; earlier maps have few channels and improve accuracy less
+MIN_VARIANCE = 1e-12  # keeps the gradient of the standard deviation of a constant map finite
+_CELL_AXES = {"nchw": (2, 3), "nhwc": (1, 2), "tokens": (1,)}  # by the layout
 
 
 @dataclass(frozen=True)
 class StageMap:
-    """How the output of a stage is read.
+    """How to pool the output of a stage.
 
     Attributes:
-        name: Name of the module.
+        name: Name of the stage's module.
         kind: Layout of its output, see `Layout`.
-        prefix: Leading tokens that belong to no cell.
+        prefix: Number of leading tokens that are not cells.
         channels: Number of channels.
     """
 
@@ -37,18 +37,21 @@ class StageMap:
     channels: int
 
     def pooled(self, output: Any) -> tuple[Tensor, Tensor]:
-        """Return the mean and the standard deviation over the cells, (B, C) float32 each."""
+        """Return the mean and the standard deviation of each channel over the cells, both (B, C) float32."""
         cells = last_tensor(output).float()
         cells = cells[:, self.prefix :] if self.kind == "tokens" else cells
-        variance, mean = torch.var_mean(cells, _SPATIAL[self.kind], correction=0)
-        return mean, variance.clamp(min=SMALLEST_VARIANCE).sqrt()
+        variance, mean = torch.var_mean(cells, _CELL_AXES[self.kind], correction=0)
+        return mean, variance.clamp(min=MIN_VARIANCE).sqrt()
 
 
 def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
-    """Return the maps of a model's last stages as timm lists them; none where the outputs are not grids of cells.
+    """Return how to pool the outputs of a model's last three stages.
+
+    Empty if timm does not list the model's stages as modules, if their outputs are not grids of cells, or if the model
+    has no classifier.
 
     Args:
-        model: timm model; a black image goes through it once.
+        model: timm model; it runs once with a black image.
         image_size: (height, width) in pixels.
     """
     feature_info: Any = list(getattr(model, "feature_info", None) or [])
@@ -56,11 +59,11 @@ def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
     are_modules = len(names) == len(feature_info) and set(names) <= dict(model.named_modules()).keys()
     if not are_modules or not names or not classifier_modules(model):
         return ()
-    with recorded_outputs(model, names[-STAGES:]) as outputs, undisturbed(model):
+    with recorded_outputs(model, names[-N_STAGES:]) as outputs, undisturbed(model):
         model(probe_images(model, image_size))
     prefixes, channels_last = layout_facts(model)
     maps = []
-    for name in names[-STAGES:]:
+    for name in names[-N_STAGES:]:
         output, layout = last_tensor(outputs.get(name)), None
         if isinstance(output, Tensor):
             layout = read_layout(output.shape, image_size, prefixes, Hints(channels_last))
@@ -72,11 +75,11 @@ def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
 
 
 class StagePool:
-    """Joins last features with the pooled maps of the same forward pass.
+    """Concatenates a model's last features with the pooled maps of its last stages, from the same forward pass.
 
     Args:
-        model: timm model; the hooks stay on it until `close`.
-        maps: Maps to read, see `last_stage_maps`.
+        model: timm model; the hooks stay on it until `close` is called.
+        maps: Maps to pool, see `last_stage_maps`.
     """
 
     def __init__(self, model: nn.Module, maps: Sequence[StageMap]) -> None:
@@ -86,14 +89,14 @@ class StagePool:
 
     @property
     def width(self) -> int:
-        """Number S of features that are joined."""
+        """Number S of pooled features that are appended to the last features."""
         return 2 * sum(stage.channels for stage in self.maps)
 
     def join(self, features: Tensor) -> Tensor:
-        """Return (B, D + S): (B, D) last features, the means of all maps, then their standard deviations."""
+        """Return (B, D + S) features: the (B, D) last features, the means of all maps, their standard deviations."""
         stage_outputs, self._hooked.tensors = self._hooked.tensors or {}, {}
         if len(stage_outputs) < len(self.maps):
-            raise RuntimeError("the maps of the last stages are missing: run the whole network, not its classifier")
+            raise RuntimeError("the outputs of the last stages are missing: call the network, not only its classifier")
         pooled = [stage.pooled(stage_outputs[stage.name]) for stage in self.maps]
         return torch.cat([features, *(mean for mean, _ in pooled), *(deviation for _, deviation in pooled)], 1)
 
@@ -104,47 +107,52 @@ class StagePool:
 
 
 class StageClassifier(nn.Linear):
-    """Linear classifier of (B, D) last features and the pooled maps of the last stages.
+    """A linear classifier on a network's (B, D) last features and the pooled maps of its last stages.
 
-    It takes the place of a network's own classifier, and is called like it with the last features.
+    It replaces the network's classifier and, like that, is called with the last features.
 
-    Shape:
-        - input: (B, D)
-        - output: (B, K)
+    Args:
+        model: Network whose stages are pooled.
+        maps: Maps to pool, see `last_stage_maps`.
+        last_features: Number D of last features.
+        classes: Number K of classes.
     """
 
-    def __init__(self, model: nn.Module, maps: Sequence[StageMap], own_features: int, classes: int) -> None:
+    def __init__(self, model: nn.Module, maps: Sequence[StageMap], last_features: int, classes: int) -> None:
         pool = StagePool(model, maps)
-        super().__init__(own_features + pool.width, classes)
+        super().__init__(last_features + pool.width, classes)
         self.pool = pool
-        self._own_features, self._alone = own_features, False
+        self._last_features, self._ignores_stages = last_features, False
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return (B, K) logits of (B, D) last features."""
-        if self._alone:
-            return F.linear(input, self.weight[:, : self._own_features])
+        """Return (B, K) logits from (B, D) last features."""
+        if self._ignores_stages:
+            return F.linear(input, self.weight[:, : self._last_features])
         return F.linear(self.pool.join(input), self.weight, self.bias)
 
     @contextmanager
     def last_features_alone(self) -> Iterator[None]:
-        """Inside a `with` block, return the part of the logits that comes from the last features."""
-        self._alone = True
+        """In the `with` block, let `forward` return the last features' contribution to the logits, without the bias."""
+        self._ignores_stages = True
         try:
             yield
         finally:
-            self._alone = False
+            self._ignores_stages = False
 
 
 def stage_classifier(model: nn.Module) -> StageClassifier | None:
-    """Return the classifier of a model that reads its last stages; None where the model has another one."""
-    return next((part for part in model.modules() if isinstance(part, StageClassifier)), None)
+    """Return a model's `StageClassifier`; None if it has none."""
+    return next((module for module in model.modules() if isinstance(module, StageClassifier)), None)
 
 
 def add_stage_classifier(model: nn.Module, image_size: Size) -> nn.Module:
-    """Replace a model's linear classifier by a `StageClassifier` with fresh weights, in place; return the model."""
+    """Replace a model's linear classifier by a `StageClassifier` with random weights, in place; return the model."""
     names, maps = classifier_modules(model), last_stage_maps(model, image_size)
     classifier = model.get_submodule(names[0]) if len(names) == 1 else None
     if not isinstance(classifier, nn.Linear) or not maps:
-        raise UserError(f"{model_name(model)} has no linear classifier that could read its last stages.")
+        raise UserError(
+            f"a classifier on the last stages needs a model with a linear classifier and stages of timm, unlike "
+            f"{model_name(model)}: choose another model."
+        )
     model.set_submodule(names[0], StageClassifier(model, maps, classifier.in_features, classifier.out_features))
     return model

@@ -1,11 +1,13 @@
-"""Read maps of several strides from any backbone, for detectors and segmenters.
+"""Feature maps with several strides from any backbone, for detectors and segmenters.
 
-A backbone with stages (ResNet, Swin, EfficientNet) gives one map per stride, from 4 pixels up. For a backbone with a
-single grid (ViT, DHVT, LV-ViT) a simple pyramid is built from its last grid (ViTDet: Li et al., ECCV 2022, section 3).
+A backbone with stages (ResNet, Swin, EfficientNet) has a feature map per stride, from a stride of 4 pixels on. For a
+backbone with a single grid (ViT, DHVT, LV-ViT), a simple pyramid is built from its last grid (ViTDet: Li et al., ECCV
+2022, section 3).
 
-Code that reads the maps assumes that strides are powers of two and that cells fill the image exactly (torchvision's
-RoIAlign does so silently). Here both hold for every model: images are padded on their right and bottom, patches of 14
-pixels see the image at 14/16 of its size, and a map that is a cell off (PiT) is resampled.
+Detectors and segmenters assume that strides are powers of two and that cells fill the image exactly (torchvision's
+RoIAlign does so without a check). This is ensured for every model: images are padded on the right and bottom, models
+with patches of 14 pixels get the image at 14/16 of its size, and a map with a row or column too many or too few (PiT)
+is resized.
 """
 
 import math
@@ -25,27 +27,28 @@ from paucal.backbones.probe import model_name, probe_images, undisturbed
 from paucal.backbones.sizing import fit_to_image_sizes
 from paucal.types import FeatureRequest, UserError
 
-SMALLEST_STRIDE = 4  # pixels
-PYRAMID_LEVELS = 4  # made from a single grid
+MIN_STRIDE = 4  # pixels
+N_PYRAMID_LEVELS = 4  # built from a single grid
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 class StageMaps(nn.Module):
-    """A backbone read as maps of growing stride, for images of any size.
+    """A backbone that returns feature maps with increasing strides, for images of any size.
 
-    Maps of models without batch norm (Swin, ConvNeXt) go through a layer norm each, as in their published detectors.
-    Parameters that affect no map (a head, a last norm) lose `requires_grad`.
+    For models without batch norms (Swin, ConvNeXt), each map is normalised by a layer norm, as in their published
+    detectors. Parameters that affect no map (those of a classifier or a last norm) get `requires_grad=False`.
 
     Args:
         backbone: Backbone of any family.
         any_size: Whether the model runs at sizes other than `backbone.image_size`; see `stage_maps`.
-        finest: Stride in pixels of the finest map wanted; finer maps are left out and cost nothing.
+        finest: Smallest stride in pixels; maps with smaller strides are not computed.
 
     Attributes:
-        strides: Pixels from one cell to the next, of each map; powers of two, growing.
-        channels: Channels of each map.
-        multiple: Images are padded to multiples of this side, in pixels.
-        fixed_size: (height, width) that all images are padded to, if the model runs at no other size; else None.
+        strides: Stride of each map in pixels, powers of two in increasing order.
+        channels: Number of channels of each map.
+        multiple: Number of pixels of which the sides of images are padded to a multiple.
+        fixed_size: (height, width) in pixels to which all images are padded, if the model runs at this size only; else
+            None.
 
     Example:
         >>> import timm, torch
@@ -56,55 +59,56 @@ class StageMaps(nn.Module):
         [(16, 24), (8, 12), (4, 6), (2, 3)]
     """
 
-    def __init__(self, backbone: FeatureBackbone, any_size: bool = True, finest: int = SMALLEST_STRIDE) -> None:
+    def __init__(self, backbone: FeatureBackbone, any_size: bool = True, finest: int = MIN_STRIDE) -> None:
         super().__init__()
         self.backbone = backbone
         stages = _stages_of(backbone)
         self._stages = {stride: stage for stride, stage in stages.items() if len(stages) == 1 or stride >= finest}
-        normed = not any(isinstance(module, BATCH_NORMS) for module in backbone.model.modules())
-        self._single = len(stages) == 1
-        if not self._single:
+        needs_norm = not any(isinstance(module, BATCH_NORMS) for module in backbone.model.modules())
+        self._has_single_grid = len(stages) == 1
+        if not self._has_single_grid:
             self.strides = tuple(self._stages)
             self.channels = tuple(channels for _, channels in self._stages.values())
-            self.levels = nn.ModuleList(LayerNorm2d(n) if normed else nn.Identity() for n in self.channels)
-            self._shrink = 1.0
+            self.levels = nn.ModuleList(LayerNorm2d(n) if needs_norm else nn.Identity() for n in self.channels)
+            self._image_scale = 1.0
         else:
             stride = math.sqrt(math.prod(backbone.cell_size))
             factors = [factor for factor in pyramid_factors(stride) if _power_of_two(stride) / factor >= finest]
             self.strides = tuple(round(_power_of_two(stride) / factor) for factor in factors)
             self.levels = nn.ModuleList(_Rescale(backbone.dim, factor) for factor in factors)
             self.channels = tuple(level.channels for level in self.levels if isinstance(level, _Rescale))
-            self._shrink = stride / _power_of_two(stride)
+            self._image_scale = stride / _power_of_two(stride)
         self.multiple = self.strides[-1]
         height, width = backbone.image_size
-        self.fixed_size = None if any_size else (round(height / self._shrink), round(width / self._shrink))
+        self.fixed_size = None if any_size else (round(height / self._image_scale), round(width / self._image_scale))
         if self.fixed_size is not None and any(side % self.multiple for side in self.fixed_size):
             rows, columns = self.fixed_size
             raise UserError(
-                f"{model_name(self.backbone.model)} takes images of {rows}x{columns} pixels only, which are not "
+                f"{model_name(self.backbone.model)} only supports images of {rows}x{columns} pixels, but sides must be "
                 f"multiples of {self.multiple}: set --img-size to a multiple, or choose another model."
             )
-        self._release_unused()
+        self._freeze_unused()
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Return the maps of a batch, shallow to deep.
 
         Args:
-            images: (B, C, H, W), normalised as the model expects. They are padded with zeros on the right and bottom.
+            images: (B, C, H, W) images, normalised as the model expects; they are padded with zeros on the right and
+                bottom.
 
         Returns:
-            One (B, channels, H' / stride, W' / stride) map per stride, where H' and W' are the padded sides.
+            One (B, channels, H' / stride, W' / stride) map per stride, where H' and W' are the sides after padding.
         """
         return self.maps_of(self.grids(images), self.padded_size(images.shape[-2], images.shape[-1]))
 
     def grids(self, images: Tensor) -> list[Tensor]:
-        """Return the model's own grids of a batch: one per level, or the single grid that all levels are built from."""
+        """Return the model's grids of a batch: one per level, or the single grid from which all levels are built."""
         images = self._pad_images(images)
         height, width = images.shape[-2:]
-        if self._shrink != 1:
-            input_size = (round(height * self._shrink), round(width * self._shrink))
+        if self._image_scale != 1:
+            input_size = (round(height * self._image_scale), round(width * self._image_scale))
             images = F.interpolate(images, input_size, mode="bilinear", antialias=True)
-        if self._single:
+        if self._has_single_grid:
             return [self.backbone(images).grids[0]]
         indices = [index for index, _ in self._stages.values()]
         return self.backbone.model.forward_intermediates(  # type: ignore[operator]
@@ -112,40 +116,40 @@ class StageMaps(nn.Module):
         )
 
     def maps_of(self, grids: Sequence[Tensor], size: Size) -> list[Tensor]:
-        """Return the maps of a batch from what `grids` returned.
+        """Return the maps of a batch from the output of `grids`.
 
         Args:
-            grids: (B, channels, rows, columns) each.
-            size: (height, width) in pixels that the images were padded to.
+            grids: (B, channels, rows, columns) tensors.
+            size: (height, width) of the images in pixels, after padding.
         """
-        per_level = [*grids] * (len(self.levels) if self._single else 1)
+        per_level = [*grids] * (len(self.levels) if self._has_single_grid else 1)
         maps = [level(grid) for level, grid in zip(self.levels, per_level, strict=True)]
         return [_resize_exactly(grid, (size[0] // n, size[1] // n)) for grid, n in zip(maps, self.strides, strict=True)]
 
     def padded_size(self, height: int, width: int) -> Size:
-        """Return the (height, width) in pixels that images of this size are padded to."""
-        if self.fixed_size is None:  # no negative number is divided, since ONNX rounds it another way
+        """Return the (height, width) in pixels to which images of this size are padded."""
+        if self.fixed_size is None:  # -(-a // b) would be wrong in ONNX, which rounds negative quotients differently
             rows, columns = ((side + self.multiple - 1) // self.multiple for side in (height, width))
             return rows * self.multiple, columns * self.multiple
         if height > self.fixed_size[0] or width > self.fixed_size[1]:
             rows, columns = self.fixed_size
             raise UserError(
-                f"{model_name(self.backbone.model)} is built for {rows}x{columns} pixels and got {height}x{width}: "
-                "build it for the largest image, or choose a model that takes any size, such as a Swin or a ResNet."
+                f"{model_name(self.backbone.model)} is built for {rows}x{columns} pixels, but got {height}x{width}: "
+                "build it for the largest image, or choose a model for any size, such as a Swin or a ResNet."
             )
         return self.fixed_size
 
     def _pad_images(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         rows, columns = self.padded_size(height, width)
-        # With a dynamic side, torch.export would fix the result of this comparison to that of its example image.
+        # With dynamic sides always pad: torch.export would keep the result of the comparison for its example image.
         is_dynamic = isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt)
         if is_dynamic or (rows, columns) != (height, width):
             return F.pad(images, (0, columns - width, 0, rows - height))
         return images
 
-    def _release_unused(self) -> None:
-        """Keep optimizers and distributed training from waiting for gradients that never come."""
+    def _freeze_unused(self) -> None:
+        """Freeze parameters that affect no map, since distributed training would wait for their gradients."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         side = 2 * self.multiple
         with undisturbed(self), torch.enable_grad():
@@ -157,13 +161,13 @@ class StageMaps(nn.Module):
                 parameter.requires_grad_(False)
 
 
-def stage_maps(spec: BackboneSpec, drop_path_rate: float | None = None, finest: int = SMALLEST_STRIDE) -> StageMaps:
-    """Build a backbone that is read as maps, for images of any size if the model can take them.
+def stage_maps(spec: BackboneSpec, drop_path_rate: float | None = None, finest: int = MIN_STRIDE) -> StageMaps:
+    """Build a backbone that returns feature maps, for images of any size if the model supports this.
 
     Args:
-        spec: The model; its `image_size` is that of the largest images, in pixels.
-        drop_path_rate: Chance that a block is skipped in training; None for the model's own.
-        finest: Stride in pixels of the finest map wanted.
+        spec: Specification of the backbone, with the size of the largest images.
+        drop_path_rate: Probability that a block is skipped in training; None for the model's default.
+        finest: Smallest stride in pixels.
     """
     spec = replace(spec, image_size=_input_size(spec))
     other = (2 * spec.image_size[0], spec.image_size[1])
@@ -176,24 +180,24 @@ def stage_maps(spec: BackboneSpec, drop_path_rate: float | None = None, finest: 
 
 
 def pyramid_factors(stride: float) -> tuple[float, ...]:
-    """Return the factors by which a model's single grid is enlarged for each level, the finest first.
+    """Return the factor by which a model's single grid is enlarged for each level, the finest level first.
 
-    For patches of 16 pixels these are ViTDet's 4, 2, 1 and 1/2. The finest level has a stride of 4 for all patches of 4
-    pixels or more.
+    For patches of 16 pixels these are ViTDet's 4, 2, 1 and 1/2. For patches of 4 pixels or more, the finest level has a
+    stride of 4 pixels.
 
     Args:
-        stride: Pixels from one cell of the grid to the next.
+        stride: Stride of the grid in pixels.
 
     Example:
         >>> pyramid_factors(16), pyramid_factors(4), pyramid_factors(14)
         ((4.0, 2.0, 1.0, 0.5), (1.0, 0.5, 0.25, 0.125), (4.0, 2.0, 1.0, 0.5))
     """
-    finest = max(1.0, _power_of_two(stride) / SMALLEST_STRIDE)
-    return tuple(finest / 2**level for level in range(PYRAMID_LEVELS))
+    largest_factor = max(1.0, _power_of_two(stride) / MIN_STRIDE)
+    return tuple(largest_factor / 2**level for level in range(N_PYRAMID_LEVELS))
 
 
 class _Rescale(nn.Module):
-    """One level of the simple pyramid: transposed convolutions enlarge, 2x2 max pooling shrinks."""
+    """A level of the simple pyramid: enlarges a grid by transposed convolutions, or reduces it by 2 x 2 max pooling."""
 
     def __init__(self, channels: int, factor: float) -> None:
         super().__init__()
@@ -203,7 +207,7 @@ class _Rescale(nn.Module):
         for in_width, out_width in pairwise(widths):
             layers += [nn.ConvTranspose2d(in_width, out_width, 2, 2), LayerNorm2d(out_width), nn.GELU()]
         self.channels = widths[-1]
-        # A norm and a GELU lie between two convolutions; the last one is followed by the reader of the map.
+        # A norm and a GELU are between two convolutions, but not after the last.
         self.layers = nn.Sequential(*(layers[:-2] if doublings > 0 else layers))
 
     def forward(self, grid: Tensor) -> Tensor:
@@ -211,20 +215,26 @@ class _Rescale(nn.Module):
 
 
 def _stages_of(backbone: FeatureBackbone) -> dict[int, tuple[int, int]]:
-    """Return (index, channels) of the deepest map of each stride from 4 pixels up; strides are powers of two."""
+    """Return by stride the (index, channels) of the deepest map with this stride, for strides of at least 4 pixels.
+
+    Strides are rounded to powers of two. For a model without stages, the only key is 0.
+    """
     if not hasattr(backbone.model, "forward_intermediates"):
         return {0: (0, backbone.dim)}
     area = math.prod(backbone.image_size)
     stages: dict[int, tuple[int, int]] = {}
     for index, (channels, rows, columns) in enumerate(backbone.shapes(FeatureRequest("stages"))):
         stride = _power_of_two(math.sqrt(area / (rows * columns)))
-        if stride >= SMALLEST_STRIDE:
+        if stride >= MIN_STRIDE:
             stages[stride] = (index, channels)
     return dict(sorted(stages.items())) or {0: (0, backbone.dim)}
 
 
 def _input_size(spec: BackboneSpec) -> Size:
-    """Return the image size in pixels that the model receives: the spec's, but whole patches for sides like 14."""
+    """Return the size in pixels of the images that the model gets.
+
+    It is the spec's image size, or for patches such as 14 pixels, the size scaled by 14/16 and rounded up to patches.
+    """
     patch = patch_size(build_empty(spec.name, spec.arguments))
     if patch is None or all(side == _power_of_two(side) for side in patch):
         return spec.image_size
@@ -237,7 +247,7 @@ def _power_of_two(stride: float) -> int:
 
 
 def _resize_exactly(grid: Tensor, size: Size) -> Tensor:
-    """Resample a map whose cells do not fill the image exactly."""
+    """Resize a map by bilinear interpolation if it does not have this (rows, columns)."""
     if (grid.shape[-2], grid.shape[-1]) == size:
         return grid
     return F.interpolate(grid, size, mode="bilinear", align_corners=False)

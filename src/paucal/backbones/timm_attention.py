@@ -1,6 +1,7 @@
-"""The attention layouts of timm's families, which cannot declare their own.
+"""The attention layouts of timm's families, whose classes do not declare them.
 
-A map of indices is cut into windows exactly as the family cuts its features, with the same shifts and padding.
+To find the cells of each window, a map of cell indices is divided into windows with the family's own functions, with
+the same shifts and padding as the features.
 """
 
 import math
@@ -39,74 +40,74 @@ from timm.models.xcit import XCA
 from torch import Tensor, nn
 
 from paucal.backbones.attention_layout import (
+    AttentionGroups,
     AttentionLayout,
     Call,
-    Places,
     Size,
     Tokens,
     cell_indices,
-    fill_up,
-    window_places,
+    pad_indices,
+    window_groups,
 )
 from paucal.backbones.layout import grid_sides
 
 
 def layout_of(module: nn.Module) -> AttentionLayout:
-    """Return how a module's attention is read, as declared by its class or a base class."""
+    """Return how to read a module's attention, as declared by its class, by a base class or in `TIMM_LAYOUTS`."""
     declared = getattr(module, "attention_layout", None)
     if isinstance(declared, AttentionLayout):
         return declared
-    return next((TIMM[kind] for kind in type(module).__mro__ if kind in TIMM), AttentionLayout())
+    return next((TIMM_LAYOUTS[base] for base in type(module).__mro__ if base in TIMM_LAYOUTS), AttentionLayout())
 
 
 def relevance_family(model: nn.Module) -> str | None:
-    """Return the family whose relevance rules apply to a model; None if neither its class nor timm's declares one."""
+    """Return the family of models whose relevance-propagation rules apply to a model; None if there are no rules."""
     declared = getattr(model, "relevance_family", None)
     return "vit" if declared is None and isinstance(model, VisionTransformer) else declared
 
 
-def _swin(call: Call, weights: Tensor, image_size: Size) -> Places:
+def _swin(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
     features, window = call.block_inputs[0], call.block.window_size
     grid = (features.shape[1], features.shape[2])
     back = tuple(-steps for steps in call.block.shift_size)
-    shifted = cell_indices(grid, features).roll(back, (1, 2))  # timm shifts before it pads
-    return window_places(grid, window_partition(fill_up(shifted, window), window))
+    shifted = cell_indices(grid, features).roll(back, (1, 2))  # before the padding, as in timm
+    return window_groups(grid, window_partition(pad_indices(shifted, window), window))
 
 
-def _twins(call: Call, weights: Tensor, image_size: Size) -> Places:
+def _twins(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
     grid, side = (int(call.inputs[1][0]), int(call.inputs[1][1])), call.layer.ws
     return _unshifted_windows(grid, (side, side), call.inputs[0])
 
 
-def _nest(call: Call, weights: Tensor, image_size: Size) -> Places:
+def _nest(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
     blocks, cells = call.inputs[0].shape[1:3]
     side = math.isqrt(cells)
     grid = (math.isqrt(blocks) * side, math.isqrt(blocks) * side)
-    return window_places(grid, blockify(cell_indices(grid, call.inputs[0]), side)[0])
+    return window_groups(grid, blockify(cell_indices(grid, call.inputs[0]), side)[0])
 
 
-def _maxvit(call: Call, weights: Tensor, image_size: Size) -> Places:
+def _maxvit(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
     block, features = call.block, call.block_inputs[0]
     shape = features.shape[2:] if isinstance(block, PartitionAttention2d) else features.shape[1:3]
-    cut = maxvit_partition if block.partition_block else grid_partition
+    partition = maxvit_partition if block.partition_block else grid_partition
     grid = (shape[0], shape[1])
-    return window_places(grid, cut(cell_indices(grid, features), [int(side) for side in block.partition_size]))
+    return window_groups(grid, partition(cell_indices(grid, features), [int(side) for side in block.partition_size]))
 
 
-def _place_without_shift(call: Call, weights: Tensor, image_size: Size) -> Places | None:
-    """Return the places of DaViT, GC ViT, TinyViT and SAM: windows without shift, the last ones padded."""
+def _plain_windows(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups | None:
+    """Return the groups of DaViT, GC ViT, TinyViT and SAM: windows without shift, the last ones padded."""
     features, side = call.block_inputs[0], call.block.window_size
-    if not side:  # one of SAM's blocks of global attention
+    if not side:  # a block of SAM with global attention
         return None
     shape = features.shape[2:] if isinstance(call.block, SpatialBlock) else features.shape[1:3]
     window = (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
     return _unshifted_windows((shape[0], shape[1]), window, features)
 
 
-def _sam2(call: Call, weights: Tensor, image_size: Size) -> Places:
-    """Return the places of SAM 2's Hiera, which pools queries within windows (Ravi et al. 2024).
+def _sam2(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+    """Return the groups of SAM 2's Hiera, which pools queries within windows (Ravi et al. 2024).
 
-    Padded cells are keys like others, and a pooled query may stand for both cells and padding.
+    Padding has keys as cells do, and a query may be pooled from both cells and padding.
     """
     block, features = call.block, call.block_inputs[0]
     rows, columns = int(features.shape[1]), int(features.shape[2])
@@ -115,18 +116,19 @@ def _sam2(call: Call, weights: Tensor, image_size: Size) -> Places:
     down, right = block.q_stride or (1, 1)
     # The pooled map is cropped to the size of the shortcut's map: each side is divided by the stride and rounded down.
     queries = _unshifted_windows((rows // down, columns // right), (window[0] // down, window[1] // right), features)
-    return Places(queries.tokens, keys.tokens, queries.queries, keys.keys)
+    return AttentionGroups(queries.tokens, keys.tokens, queries.queries, keys.keys)
 
 
-def _unshifted_windows(grid: Size, window: Size, like: Tensor) -> Places:
-    """Return the places of windows that start at the top left corner; the last ones are padded."""
-    return window_places(grid, window_partition(fill_up(cell_indices(grid, like), window), window))
+def _unshifted_windows(grid: Size, window: Size, like: Tensor) -> AttentionGroups:
+    """Return the groups of windows that start at the top left corner; the last windows are padded."""
+    return window_groups(grid, window_partition(pad_indices(cell_indices(grid, like), window), window))
 
 
-def _mobilevit(call: Call, weights: Tensor, image_size: Size) -> Places | None:
-    """Return the places of MobileViT, where the cells at the same position of all small patches see each other.
+def _mobilevit(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups | None:
+    """Return the groups of MobileViT (Mehta and Rastegari 2022).
 
-    Mehta and Rastegari 2022. Weights are (B * cells of a patch, heads, patches, patches).
+    The map is divided into small patches, and the cells at the same position of all patches attend to each other. The
+    weights are (B * cells per patch, heads, patches, patches).
     """
     block = next(module for module in call.modules if isinstance(module, MobileVitBlock))
     patches = grid_sides(weights.shape[-1], image_size)
@@ -135,17 +137,17 @@ def _mobilevit(call: Call, weights: Tensor, image_size: Size) -> Places | None:
     height, width = (int(side) for side in block.patch_size)  # type: ignore[union-attr]
     grid = (patches[0] * height, patches[1] * width)
     index = torch.arange(grid[0] * grid[1], device=weights.device).view(patches[0], height, patches[1], width)
-    return window_places(grid, index.permute(1, 3, 0, 2).reshape(height * width, -1))
+    return window_groups(grid, index.permute(1, 3, 0, 2).reshape(height * width, -1))
 
 
-def _hiera(call: Call, weights: Tensor, image_size: Size) -> Places:
-    """Return the places of Hiera, whose token order lets pooling join neighbours (Ryali et al. 2023).
+def _hiera(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+    """Return the groups of Hiera (Ryali et al. 2023), whose tokens are ordered so that neighbours can be pooled.
 
-    Tokens are unrolled so that the four cells of a pooled token lie a quarter of all tokens apart; a mask unit is every
-    n-th token. A list of indices is passed through the blocks like the tokens. Weights are (B, heads, units, Q, K), or
-    (B, heads, Q, K) where all tokens see each other.
+    The four cells of a pooled token are a quarter of all tokens apart, and every n-th token belongs to the same mask
+    unit (window). Here the indices of the cells go through the same reordering and pooling as the tokens. The weights
+    are (B, heads, units, Q, K), or (B, heads, Q, K) if all tokens attend to each other.
     """
-    hiera = next(part for part in call.model.modules() if isinstance(part, Hiera))
+    hiera = next(module for module in call.model.modules() if isinstance(module, Hiera))
     rows, columns = (int(side) for side in hiera.tokens_spatial_shape)
     cells = torch.arange(rows * columns, device=weights.device).view(1, -1, 1)
     keys = queries = ((rows, columns), hiera.unroll(cells).flatten())
@@ -156,21 +158,21 @@ def _hiera(call: Call, weights: Tensor, image_size: Size) -> Places:
         if block.attn is call.layer:
             break
     units = weights.shape[2] if weights.ndim == 5 else 1
-    return Places(Tokens(queries[0]), Tokens(keys[0]), queries[1].view(-1, units).T, keys[1].view(-1, units).T)
+    return AttentionGroups(Tokens(queries[0]), Tokens(keys[0]), queries[1].view(-1, units).T, keys[1].view(-1, units).T)
 
 
 def _pool_cells(grid: Size, cells: Tensor, down: int, right: int) -> tuple[Size, Tensor]:
-    """Return the coarser grid, and the index in it of each token, after tokens of these cells were pooled."""
-    first_cells = cells[: len(cells) // (down * right)]  # one of the cells of each pooled token
+    """Return the coarser grid, and each token's index in it, after the tokens of these cells are pooled."""
+    first_cells = cells[: len(cells) // (down * right)]  # a cell of each pooled token
     coarse = (grid[0] // down, grid[1] // right)
     return coarse, first_cells // grid[1] // down * coarse[1] + first_cells % grid[1] // right
 
 
 _ATTN_DROP, _SOFTMAX = AttentionLayout("attn_drop"), AttentionLayout("softmax")
 _SOFTMAX_POOLS = AttentionLayout("softmax", pools="queries")
-_SWIN, _MAXVIT, _UNSHIFTED = (AttentionLayout(places=places) for places in (_swin, _maxvit, _place_without_shift))
-# Attention layers, or the blocks around them that know about windows and shifts.
-TIMM: Mapping[type[nn.Module], AttentionLayout] = {
+_SWIN, _MAXVIT, _UNSHIFTED = (AttentionLayout(find_groups=find) for find in (_swin, _maxvit, _plain_windows))
+# By the class of the attention layer, or of the block around it if the block has the attributes of the windows
+TIMM_LAYOUTS: Mapping[type[nn.Module], AttentionLayout] = {
     Attention2d: _SOFTMAX_POOLS,
     Attention2dDownsample: _SOFTMAX_POOLS,
     AttentionDownsample: _SOFTMAX_POOLS,
@@ -180,13 +182,13 @@ TIMM: Mapping[type[nn.Module], AttentionLayout] = {
     GlobalSubSampleAttn: AttentionLayout(pools="keys"),
     GPSA: _ATTN_DROP,
     LeVitAttention: _SOFTMAX,
-    LocallyGroupedAttn: AttentionLayout(places=_twins),
+    LocallyGroupedAttn: AttentionLayout(find_groups=_twins),
     MaskUnitAttention: AttentionLayout("softmax", _hiera, groups_last=True),
     MHSA: _ATTN_DROP,
-    MobileVitBlock: AttentionLayout(places=_mobilevit),
+    MobileVitBlock: AttentionLayout(find_groups=_mobilevit),
     MultiScaleAttention: _SOFTMAX_POOLS,
     MultiScaleAttentionPoolFirst: _SOFTMAX_POOLS,
-    NestAttention: AttentionLayout(places=_nest, groups_last=True),
+    NestAttention: AttentionLayout(find_groups=_nest, groups_last=True),
     PartitionAttention2d: _MAXVIT,
     PartitionAttentionCl: _MAXVIT,
     PvtAttention: AttentionLayout(pools="keys"),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import last_tensor
-from paucal.backbones.spec import lay_out_convolutions
+from paucal.backbones.spec import use_channels_last
 from paucal.backbones.stage_classifier import stage_classifier
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
@@ -39,7 +39,7 @@ class DenseTeacher(nn.Module):
 
     def __init__(self, model: nn.Module, image_size: tuple[int, int]) -> None:
         super().__init__()
-        self.backbone = FeatureBackbone(lay_out_convolutions(model), image_size)
+        self.backbone = FeatureBackbone(use_channels_last(model), image_size)
         if self.backbone.num_classes < 1:
             raise UserError("the teacher has no classification head: choose a model that classifies images.")
         self._dense = getattr(model, "dense_logits", None) if getattr(model, "aux_head", None) is not None else None

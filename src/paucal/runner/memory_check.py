@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from paucal.backbones.cost import BYTES, image_cost
+from paucal.backbones.cost import FLOAT_BYTES, image_cost
 from paucal.backbones.layout import Size
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
@@ -38,7 +38,7 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
         return []
     shrink = 1 if settings.precision == "32-true" else 2
     copies = COPIES[getattr(settings, "optimizer", "adamw")]
-    weights, image = copies * BYTES * cost.parameters, round(views * cost.kept / shrink)
+    weights, image = copies * FLOAT_BYTES * cost.parameters, round(views * cost.activation_bytes / shrink)
     local = 1 if settings.device == "cuda" else settings.devices
     on_gpu = settings.device == "cuda" and torch.cuda.is_available()
     available = (torch.cuda.mem_get_info()[1] if on_gpu else available_memory()) // local
@@ -73,7 +73,7 @@ def explain_memory_errors() -> Iterator[None]:
 def check_batch_memory(batch_size: int, image_size: Size) -> None:
     """Refuse an evaluation batch that cannot fit in the memory."""
     height, width = image_size
-    image_bytes = CHANNELS * height * width * BYTES
+    image_bytes = CHANNELS * height * width * FLOAT_BYTES
     free_bytes = available_memory()
     if batch_size * image_bytes > free_bytes:
         raise UserError(

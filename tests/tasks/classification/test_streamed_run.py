@@ -72,7 +72,7 @@ def test_class_weights__of_streamed_images_are_those_of_any_others(data):
     uneven = replace(data, images=replace(data.images, labels=np.repeat([0, 1, 2], [60, 20, 10])))
     objective = Supervised.__new__(Supervised)
     found = []
-    objective.weigh_classes = found.append  # type: ignore[method-assign]
+    objective.set_class_weights = found.append  # type: ignore[method-assign]
     set_class_weights(TrainSettings(class_weights="auto"), uneven, objective)
     train = uneven.images.labels[uneven.part("train")]
     counts = np.bincount(train)

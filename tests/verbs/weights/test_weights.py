@@ -128,7 +128,7 @@ def test_add__refuses_a_licence_that_is_missing_or_wrong(file, capsys):
     assert "--model is missing" in refused(capsys, "add", path, "--licence", "MIT")
     assert "timm states 'apache-2.0'" in refused(capsys, "add", path, "--model", NAME, "--licence", "MIT")
     assert "licence" in refused(capsys, "add", path, "--model", NAME, "--licence", "a\x1b[1m")
-    assert "knows no weights 'mine'" in refused(capsys, "add", path, "--model", "test_resnet.mine", "--licence", "MIT")
+    assert "has no weights 'mine'" in refused(capsys, "add", path, "--model", "test_resnet.mine", "--licence", "MIT")
     assert "--licence-text" in refused(capsys, "pack", path, "--model", "test_resnet", "--licence", "MIT")
 
 

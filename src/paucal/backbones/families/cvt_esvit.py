@@ -26,7 +26,14 @@ from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paucal.backbones.attention_layout import AttentionLayout, Call, Places, cell_indices, fill_up, window_places
+from paucal.backbones.attention_layout import (
+    AttentionGroups,
+    AttentionLayout,
+    Call,
+    cell_indices,
+    pad_indices,
+    window_groups,
+)
 from paucal.backbones.families.common.attention import attend, join_heads, split_heads
 from paucal.backbones.families.common.contract import DEIT_CROP, configuration, register_variants, to_tokens
 from paucal.backbones.families.cvt_layers import (
@@ -111,10 +118,10 @@ def window_offsets(side: int) -> Tensor:
     return down * (2 * side - 1) + across
 
 
-def _places(call: Call, weights: Tensor, image_size: Grid) -> Places:
+def _places(call: Call, weights: Tensor, image_size: Grid) -> AttentionGroups:
     grid = call.inputs[1]
     window = window_of(grid, call.layer.window_size[0], call.layer.padding)
-    return window_places(grid, partition(fill_up(cell_indices(grid, call.inputs[0]), window), window))
+    return window_groups(grid, partition(pad_indices(cell_indices(grid, call.inputs[0]), window), window))
 
 
 class WindowAttention(nn.Module):
@@ -133,7 +140,7 @@ class WindowAttention(nn.Module):
             offset, so smaller windows use its middle.
     """
 
-    attention_layout = AttentionLayout(places=_places)
+    attention_layout = AttentionLayout(find_groups=_places)
     relative_position_index: Tensor
 
     def __init__(

@@ -19,7 +19,7 @@ from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, 
 from timm.models.swin_transformer import checkpoint_filter_fn as checkpoint_filter_fn
 from torch import Tensor, nn
 
-from paucal.backbones.attention_layout import AttentionLayout, Call, Places, cell_indices, window_places
+from paucal.backbones.attention_layout import AttentionGroups, AttentionLayout, Call, cell_indices, window_groups
 from paucal.backbones.families.common.attention import add_bias, attend, is_fused_faster
 from paucal.backbones.families.common.contract import DEIT_CROP, configuration, register_variants
 from paucal.backbones.families.common.windows import Size, Windows, kept_apart, lay_out, take_back
@@ -111,12 +111,12 @@ class PaddedWindowAttention(WindowAttention):
         return bias.masked_fill(kept_apart(windows, like)[:, None], float("-inf"))
 
 
-def _places(call: Call, weights: Tensor, image_size: Size) -> Places:
+def _places(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
     features = call.block_inputs[0]
     grid = (features.shape[1], features.shape[2])
     windows = call.block.windows(grid)
     laid_out = lay_out(cell_indices(grid, features) + 1, windows) - 1  # padding, which is 0 there, becomes -1
-    return window_places(grid, window_partition(laid_out, windows.window))
+    return window_groups(grid, window_partition(laid_out, windows.window))
 
 
 class PaddedSwinBlock(SwinTransformerBlock):
@@ -126,7 +126,7 @@ class PaddedSwinBlock(SwinTransformerBlock):
         padding: "published", "masked" or "shrunk", see `EsvitSwin`.
     """
 
-    attention_layout = AttentionLayout(places=_places)
+    attention_layout = AttentionLayout(find_groups=_places)
     padding: str
 
     @classmethod

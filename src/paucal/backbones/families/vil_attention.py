@@ -13,7 +13,7 @@ from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paucal.backbones.attention_layout import AttentionLayout, Call, Places, Tokens, prefix_names
+from paucal.backbones.attention_layout import AttentionGroups, AttentionLayout, Call, Tokens, prefix_names
 from paucal.backbones.families.common.attention import attend, join_heads
 from paucal.backbones.families.vil_chunks import NEIGHBOURS, OWN_SLOT, Grid, Mode, Pairs, grid_offsets, sparse_pairs
 
@@ -140,14 +140,14 @@ def _bias_table(is_used: bool, *shape: int) -> nn.Parameter | None:
     return table
 
 
-def _global_places(call: Call, weights: Tensor, image_size: Grid) -> Places:
+def _global_places(call: Call, weights: Tensor, image_size: Grid) -> AttentionGroups:
     """Return the places of weights (B, heads, g, N) of the global tokens; their block is called with (tokens, grid)."""
     layout = Tokens(call.block_inputs[1], prefix_names(call.model, weights.shape[2]))
     queries, keys = (torch.arange(count, device=weights.device)[None] for count in weights.shape[2:])
-    return Places(layout, layout, queries, keys)
+    return AttentionGroups(layout, layout, queries, keys)
 
 
-def _sparse_places(call: Call, weights: Tensor, image_size: Grid) -> Places:
+def _sparse_places(call: Call, weights: Tensor, image_size: Grid) -> AttentionGroups:
     """Return the places of weights (B * chunks, heads, Q, g + K) of the cells, one group per chunk of queries."""
     layer, (tokens, grid) = call.layer, call.inputs
     layout = Tokens(grid, prefix_names(call.model, layer.global_tokens))
@@ -165,13 +165,13 @@ def _sparse_places(call: Call, weights: Tensor, image_size: Grid) -> Places:
         keys = torch.where(unseen, -first - 1, keys.expand(pairs.chunks, -1))
     global_positions = torch.arange(first, device=weights.device).expand(pairs.chunks, -1)
     keys = torch.cat((global_positions, keys.expand(pairs.chunks, -1) + first), 1)
-    return Places(layout, layout, queries + first, keys)
+    return AttentionGroups(layout, layout, queries + first, keys)
 
 
 class GlobalAttention(nn.Module):
     """Attention of global tokens to all tokens in sparse attention; a module, so that its weights can be recorded."""
 
-    attention_layout = AttentionLayout(places=_global_places)
+    attention_layout = AttentionLayout(find_groups=_global_places)
 
     def __init__(self, scale: float, attn_drop: float) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class SparseAttention(VilAttention):
             once for each call, instead of all.
     """
 
-    attention_layout = AttentionLayout(places=_sparse_places)
+    attention_layout = AttentionLayout(find_groups=_sparse_places)
 
     def __init__(
         self, settings: AttentionSettings, window: int, mode: Mode = "blocks", share_projections: bool = True

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paucal.backbones.empty_models import build_empty
 from paucal.backbones.features import FeatureBackbone
-from paucal.backbones.layers import classifier_modules, within
+from paucal.backbones.layers import classifier_modules, is_inside
 from paucal.backbones.layout import Size
 from paucal.backbones.probe import model_name
 from paucal.backbones.weights.adapt import FittedTensors, fit_to_model, is_computed, keep_classifier
@@ -77,7 +77,7 @@ def start_from(
     _require_shapes(model, weights.source, best, classifier_names)
     from_classifier = _take_classifier(fitted, classifier_names)
     model_state = model.state_dict()
-    shapes = {name: value.shape for name, value in model_state.items() if within(name, classifier_names)}
+    shapes = {name: value.shape for name, value in model_state.items() if is_inside(name, classifier_names)}
     kept_classifier, verdict = keep_classifier(from_classifier, shapes, weights.classes, classes, head)  # type: ignore[arg-type]
     state = {**fitted.state, **kept_classifier}
     _require_finite(state, weights.source)
@@ -109,7 +109,9 @@ def take_whole(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tenso
     best = _best_fit(model, weights)
     classifier_names, fitted = classifier_modules(model), best.fitted
     classifier = _take_classifier(fitted, classifier_names)
-    needed_names = [name for name in model.state_dict() if not within(name, classifier_names) and not _is_count(name)]
+    needed_names = [
+        name for name in model.state_dict() if not is_inside(name, classifier_names) and not _is_count(name)
+    ]
     missing = [name for name in needed_names if name not in fitted.state and not is_computed(name)]
     if missing:
         raise UserError(
@@ -199,7 +201,7 @@ def _fit_part(model: nn.Module, part: Candidate, grid: Size | None) -> Fit:
 
 def _loaded_share(model: nn.Module, fitted: FittedTensors) -> float:
     classifier_names = classifier_modules(model)
-    sizes = {name: p.numel() for name, p in model.named_parameters() if not within(name, classifier_names)}
+    sizes = {name: p.numel() for name, p in model.named_parameters() if not is_inside(name, classifier_names)}
     return sum(size for name, size in sizes.items() if name in fitted.state) / max(sum(sizes.values()), 1)
 
 
@@ -224,13 +226,13 @@ def _too_little_message(model: nn.Module, weights: StartWeights, best: Fit) -> s
 
 def _take_classifier(fitted: FittedTensors, classifier_names: Sequence[str]) -> dict[str, Tensor]:
     """Remove the classifier's tensors from the matched and the mismatched tensors, and return them."""
-    names = [name for name in (*fitted.state, *fitted.mismatched) if within(name, classifier_names)]
+    names = [name for name in (*fitted.state, *fitted.mismatched) if is_inside(name, classifier_names)]
     return {name: (fitted.state if name in fitted.state else fitted.mismatched).pop(name) for name in names}
 
 
 def _require_shapes(model: nn.Module, source: str, best: Fit, classifier_names: Sequence[str]) -> None:
     """Refuse a published checkpoint that fits only in part: it belongs to another variant."""
-    mismatched = [name for name in best.fitted.mismatched if not within(name, classifier_names)]
+    mismatched = [name for name in best.fitted.mismatched if not is_inside(name, classifier_names)]
     if best.program is None or not mismatched:
         return
     misfit, parameter = best.fitted.mismatched[mismatched[0]], model.state_dict()[mismatched[0]]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paucal.backbones.attention_layout import Call, Places, Size, Tokens, prefix_names
+from paucal.backbones.attention_layout import AttentionGroups, Call, Size, Tokens, prefix_names
 from paucal.backbones.attention_maps import attention_layers, recorded_attention
 from paucal.backbones.layout import grid_sides
 from paucal.backbones.probe import model_name
@@ -133,9 +133,9 @@ def add_positions(name: str, weights: Tensor, call: Call, images: Tensor) -> Att
     """Return a layer's attention with the positions of its queries and keys; None if these are unknown."""
     size, positions = (images.shape[-2], images.shape[-1]), None
     for declared in map(layout_of, call.modules):
-        if positions is None and declared.places is not None:
-            positions = declared.places(call, weights, size)
-    positions = _global_places(weights, call, images) if positions is None else positions
+        if positions is None and declared.find_groups is not None:
+            positions = declared.find_groups(call, weights, size)
+    positions = _global_groups(weights, call, images) if positions is None else positions
     return None if positions is None else AttentionMap(name, as_groups(weights, call.layer, len(images)), *positions)
 
 
@@ -158,7 +158,7 @@ def _with_heads(weights: Tensor, layer: nn.Module) -> Tensor:
     return weights.unflatten(0, (-1, int(getattr(layer, "num_heads", 1)))) if weights.ndim == 3 else weights  # type: ignore[arg-type]
 
 
-def _global_places(weights: Tensor, call: Call, images: Tensor) -> Places | None:
+def _global_groups(weights: Tensor, call: Call, images: Tensor) -> AttentionGroups | None:
     layer, layout = call.layer, layout_of(call.layer)
     inputs, weights = call.inputs[0], _with_heads(weights, layer)
     if weights.ndim != 4 or len(weights) != len(images) or not layout.between_cells:
@@ -178,7 +178,9 @@ def _global_places(weights: Tensor, call: Call, images: Tensor) -> Places | None
     key_tokens = tokens if keys == len(tokens) else tokens_of(keys, call.model, size, prefix=len(tokens.prefix))
     if key_tokens is None:
         return None
-    return Places(tokens, key_tokens, *(torch.arange(count, device=weights.device)[None] for count in (queries, keys)))
+    return AttentionGroups(
+        tokens, key_tokens, *(torch.arange(count, device=weights.device)[None] for count in (queries, keys))
+    )
 
 
 def _token_counts(inputs: Tensor) -> tuple[int, ...]:
