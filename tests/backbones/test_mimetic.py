@@ -70,5 +70,5 @@ def test_other_families__are_drawn_too_and_by_the_seed_alone(name, arguments, la
 
 
 def test_model_without_attention__is_refused():
-    with pytest.raises(UserError, match="--attention-init mimetic needs attention .* which ResNet does not have"):
+    with pytest.raises(UserError, match=r"--attention-init mimetic needs attention .* which ResNet does not have"):
         drawn("test_resnet")

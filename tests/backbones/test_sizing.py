@@ -109,8 +109,8 @@ def test_fit__says_why_and_what_to_do() -> None:
         "For 32x32 pixels vit_tiny_patch16_224 is built with patch_size=4, which gives a last grid of 8x8."
     )
     assert fit_to_image_size(PVT, (64, 64)).warning == (
-        "The last grid of pvt_v2_b0 is 2x2, smaller than 4x4, which is too few cells for losses on cells (dense localization, regions, "
-        "token labels) have too few cells to learn from; "
+        "The last grid of pvt_v2_b0 is 2x2, smaller than 4x4, which is too few cells for losses on cells "
+        "(dense localization, regions, token labels); "
         "use --img-size 128 or more, or --model vit_mini."
     )
 

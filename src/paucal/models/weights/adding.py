@@ -12,7 +12,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from paucal.backbones.empty_models import build_empty
-from paucal.backbones.layers import classifier_modules, within
+from paucal.backbones.layers import classifier_modules, is_inside
 from paucal.backbones.names import create_model, require_name, timm_config
 from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_timm
 from paucal.backbones.weights.load_report import LoadReport
@@ -42,7 +42,7 @@ class CheckedWeights:
     def classes(self) -> int:
         """Number of outputs of the classifier; 0 without one."""
         names = classifier_modules(build_empty(self.name, {}))
-        return next((len(value) for name, value in self.state.items() if within(name, names)), 0)
+        return next((len(value) for name, value in self.state.items() if is_inside(name, names)), 0)
 
     def card(self, digest: str, size: int) -> AddedWeights:
         """Return the card for the tensors in a file of this SHA-256 and size in bytes."""
