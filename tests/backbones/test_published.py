@@ -134,7 +134,7 @@ def test_esvit__gives_the_teacher_or_the_student_without_heads(tmp_path):
         assert report.classifier == "fresh, since the loaded weights have none"
         assert "written by microsoft/esvit" in str(report)
     with pytest.raises(
-        UserError, match=r"--init-network: the file checkpoint.pth holds no 'momentum'; it holds student"
+        UserError, match=r"--init-network: the file checkpoint.pth has no network 'momentum'; it has student"
     ):
         paucal.load_published(small_swin(), tmp_path / "checkpoint.pth", "momentum")
 
@@ -155,7 +155,7 @@ def test_another_variant__is_refused_with_the_shapes():
     state = original_names(small_swin(depths=(2, 3)))
     state["layers.0.blocks.0.mlp.fc1.weight"] = torch.zeros(48, 24)
     with pytest.raises(
-        UserError, match=r"microsoft/Swin-Transformer writes them, but 1 of its tensors .* 48x24 in the file"
+        UserError, match=r"was written by microsoft/Swin-Transformer, but 1 of its tensors .* 48x24 in the file"
     ):
         start_from(small_swin(), StartWeights({"model": state}, "a file"))
 

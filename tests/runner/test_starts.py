@@ -178,7 +178,7 @@ def test_bad_starts__are_refused_in_one_sentence(base, tmp_path, capsys):
     assert "there is no file or run folder 'runs/77'" in refused("runs/77")
     assert "does not name the model of its weights" in refused(tmp_path / "other.safetensors")
     assert "(0.0 % of the parameters)" in refused(tmp_path / "other.safetensors", *vit, "--img-size", "16")
-    assert "it holds a vit_mini, so choose --model vit_mini" in refused(
+    assert "the weights belong to vit_mini, so choose --model vit_mini" in refused(
         base / "run", "--model", "test_resnet", "--img-size", "64"
     )
     assert "not a readable safetensors file" in refused(tmp_path / "cut.safetensors", *vit)

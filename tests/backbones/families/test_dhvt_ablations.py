@@ -182,7 +182,7 @@ def test_drop_path__grows_linearly() -> None:
         ({"daff": 1}, "daff is 1; give one of True, False"),
         ({"num_heads": 5}, "num_heads is 5; give a number that divides embed_dim, 192"),
         ({"img_size": (32, 32, 3)}, "img_size is .* give a side, or .height, width., in whole pixels"),
-        ({"global_pool": "max"}, "global_pool is 'max'; Dhvt has 'token', 'avg', ''"),
+        ({"global_pool": "max"}, "global_pool is 'max', but Dhvt only supports 'token', 'avg', ''"),
     ],
 )
 def test_arguments__are_checked(arguments: dict[str, Any], words: str) -> None:

@@ -189,7 +189,7 @@ WRONG = [
     ({"patch_size": 7}, "patch_size is 7; the stem '4_conv' takes multiples of 2"),
     ({"stem": "3_conv_coarse_overlap", "patch_size": 4}, "takes multiples of 8"),
     ({"img_size": (64, 72)}, "images of 64x72 pixels do not divide into patches of 16"),
-    ({"num_heads": 5}, "embed_dim is 24 for 5 heads"),
+    ({"num_heads": 5}, "embed_dim is 24, but must be a multiple of num_heads, which is 5"),
     ({"depth": 0}, "depth is 0"),
     ({"skip_lam": 0}, "skip_lam is 0"),
     ({"aux_weight": -1.0}, "aux_weight is -1.0"),

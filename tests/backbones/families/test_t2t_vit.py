@@ -146,7 +146,7 @@ def test_grid__is_counted_for_any_size(size, grid) -> None:
         ({"img_size": (2, 32)}, "images of 2x32 pixels hold no window; give 3 pixels or more"),
         ({"tokens_type": "convolution"}, "tokens_type is 'convolution'; choose one of performer, transformer"),
         ({"kernel_ratio": 1.5}, "24 random features of 16 channels cannot be orthogonal"),
-        ({"num_heads": 5}, "embed_dim is 32 for 5 heads"),
+        ({"num_heads": 5}, "embed_dim is 32, but must be a multiple of num_heads, which is 5"),
         ({"depth": 0}, "depth is 0"),
         ({"global_pool": "max"}, "global_pool is 'max'"),
     ],

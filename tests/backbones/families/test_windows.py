@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from paucal.backbones.families.common.windows import Windows, kept_apart, lay_out, take_back
+from paucal.backbones.families.common.windows import Windows, pad_and_shift, unpad_and_unshift, window_mask
 from paucal.backbones.families.swin_esvit import relative_bias
 
 CUTS = [
@@ -30,15 +30,15 @@ def test_lay_out__pads_then_shifts(windows: Windows) -> None:
     expected = fill.expand(2, rows, columns, 3).clone()
     expected[:, :height, :width] = x
     expected = expected.roll((-windows.shift[0], -windows.shift[1]), (1, 2))
-    assert torch.equal(lay_out(x, windows, fill), expected)
+    assert torch.equal(pad_and_shift(x, windows, fill), expected)
     padded = functional.pad(x, (0, 0, 0, columns - width, 0, rows - height))
-    assert torch.equal(lay_out(x, windows), padded.roll((-windows.shift[0], -windows.shift[1]), (1, 2)))
+    assert torch.equal(pad_and_shift(x, windows), padded.roll((-windows.shift[0], -windows.shift[1]), (1, 2)))
 
 
 @every_cut
 def test_take_back__undoes_it(windows: Windows) -> None:
     x = torch.randn(2, *windows.size, 3)
-    assert torch.equal(take_back(lay_out(x, windows, torch.full((3,), 9.0)), windows), x)
+    assert torch.equal(unpad_and_unshift(pad_and_shift(x, windows, torch.full((3,), 9.0)), windows), x)
 
 
 @every_cut
@@ -54,7 +54,7 @@ def test_kept_apart__keeps_what_was_no_neighbour_and_padding_apart(windows: Wind
         place = (row + down) % padded_rows, (column + right) % padded_columns
         return side, place[0] >= height or place[1] >= width
 
-    found = kept_apart(windows, torch.zeros(1))
+    found = window_mask(windows, torch.zeros(1))
     corners = itertools.product(range(0, padded_rows, rows), range(0, padded_columns, columns))
     for window, (top, left) in enumerate(corners):
         cells = [described(top + i, left + j) for i in range(rows) for j in range(columns)]
@@ -69,12 +69,12 @@ def test_kept_apart__keeps_what_was_no_neighbour_and_padding_apart(windows: Wind
 def test_kept_apart__is_made_once_and_fits_training() -> None:
     windows, like = Windows((13, 11), (4, 4), (2, 2)), torch.zeros(1)
     with FakeTensorMode():
-        kept_apart(windows, torch.zeros(1))  # while something is traced
+        window_mask(windows, torch.zeros(1))  # while something is traced
     with torch.inference_mode():
-        first = kept_apart(windows, torch.zeros(1))
+        first = window_mask(windows, torch.zeros(1))
     assert type(first) is torch.Tensor
     assert not first.is_inference()
-    assert kept_apart(windows, like) is first
+    assert window_mask(windows, like) is first
 
 
 @pytest.mark.parametrize("window", [(3, 4), (2, 4), (3, 1), (1, 1)])

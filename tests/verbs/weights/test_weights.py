@@ -107,7 +107,7 @@ def test_weights_of_the_table_with_terms__are_never_chosen(monkeypatch):
 
 def test_add__refuses_what_is_not_the_model(file, tmp_path, capsys):
     path, model = file
-    assert "does not hold the weights of resnet18" in refused(
+    assert "does not contain the weights of resnet18" in refused(
         capsys, "add", path, "--model", "resnet18", "--licence", "MIT"
     )
     state = dict(model.state_dict())
@@ -195,7 +195,7 @@ def test_archive__that_is_damaged_or_hostile_is_refused(file, tmp_path, capsys):
     assert "'MIT', but timm states 'apache-2.0'" in message
     assert "or an archive with it" in message  # an archive takes no --licence
     other = json.dumps({**card, "name": "resnet18"}).encode()
-    assert "does not hold the weights of resnet18" in refused(capsys, "add", rewritten(archive, bad, card=other))
+    assert "does not contain the weights of resnet18" in refused(capsys, "add", rewritten(archive, bad, card=other))
     assert "leave --model out" in refused(capsys, "add", archive, "--model", NAME)
     assert not weights_folder().exists()
 

@@ -35,7 +35,7 @@ from paucal.backbones.attention_layout import (
     window_groups,
 )
 from paucal.backbones.families.common.attention import attend, join_heads, split_heads
-from paucal.backbones.families.common.contract import DEIT_CROP, configuration, register_variants, to_tokens
+from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, register_variants, to_tokens
 from paucal.backbones.families.cvt_layers import (
     ConvEmbed,
     CvtBackbone,
@@ -311,7 +311,7 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
     return {name: value for name, value in rename_tensors(state, _RULES).items() if not name.endswith(".rel_pos_idx")}
 
 
-_CONFIG = configuration("stages.0.embed.proj", crop_pct=DEIT_CROP, license="mit")
+_CONFIG = configuration("stages.0.embed.proj", crop_pct=DEIT_CROP_RATIO, license="mit")
 default_cfgs = generate_default_cfgs({"esvit_cvt_tiny": _CONFIG, "esvit_cvt_small": _CONFIG})
 
 

@@ -22,7 +22,7 @@ from timm.models import vision_transformer as timm_vit
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from paucal.backbones.families.common.contract import DEIT_CROP, configuration, register_variants
+from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, register_variants
 from paucal.backbones.families.common.positions import resample_positions, with_fitting_positions
 
 
@@ -152,7 +152,7 @@ _ESVIT = {
     "esvit_deit_small_patch16_224": {**_SMALL, "drop_path_rate": 0.1},  # 22.1M
     "esvit_vit_base_patch16_224": {**_BASE, "drop_path_rate": 0.1},  # 86.6M
 }
-_CFG = configuration("patch_embed.proj", fixed_input_size=True, crop_pct=DEIT_CROP, license="mit")
+_CFG = configuration("patch_embed.proj", fixed_input_size=True, crop_pct=DEIT_CROP_RATIO, license="mit")
 default_cfgs = generate_default_cfgs(dict.fromkeys((*_DRLOC, *_ESVIT), _CFG))
 register_variants(__name__, DrlocViT, _DRLOC, checkpoint_filter_fn, 3)
 register_variants(__name__, EsvitViT, _ESVIT, checkpoint_filter_fn, 3)

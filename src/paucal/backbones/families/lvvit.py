@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from paucal.backbones.families.common.contract import (
     configuration,
     init_linear,
-    like,
+    match_model,
     new_classifier,
     register_variants,
     to_tokens,
@@ -173,7 +173,7 @@ class LvVit(TokenBackbone):
         """Replace both classifiers by fresh ones, and the pooling if one is given."""
         super().reset_classifier(num_classes, global_pool)
         if self.aux_head is not None:
-            self.aux_head = like(self, new_classifier(self.num_features, num_classes))
+            self.aux_head = match_model(self, new_classifier(self.num_features, num_classes))
 
     def set_input_size(self, img_size: int | Size) -> None:
         """Resample the position table in place for images of another size, in pixels."""

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from paucal.backbones.attention_layout import AttentionGroups, AttentionLayout, Call, cell_indices, window_groups
 from paucal.backbones.families.common.attention import add_bias, attend, is_fused_faster
-from paucal.backbones.families.common.contract import DEIT_CROP, configuration, register_variants
-from paucal.backbones.families.common.windows import Size, Windows, kept_apart, lay_out, take_back
+from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, register_variants
+from paucal.backbones.families.common.windows import Size, Windows, pad_and_shift, unpad_and_unshift, window_mask
 
 PADDINGS = ("published", "masked", "shrunk")
 
@@ -88,9 +88,9 @@ class PaddedWindowAttention(WindowAttention):
         """Return the output (B, H, W, C) for a normed map (B, H, W, C)."""
         if windows.padded == windows.size:
             # The input has a third of the channels of qkv, so shifting it is cheaper.
-            qkv = self.qkv(lay_out(x, windows))
+            qkv = self.qkv(pad_and_shift(x, windows))
         else:
-            qkv = lay_out(self.qkv(x), windows, self.qkv.bias)
+            qkv = pad_and_shift(self.qkv(x), windows, self.qkv.bias)
         (down, across), (rows, columns), heads = windows.counts, windows.window, self.num_heads
         parts = qkv.view(-1, down, rows, across, columns, 3, heads, qkv.shape[-1] // (3 * heads))
         parts = parts.permute(5, 0, 1, 3, 6, 2, 4, 7).reshape(
@@ -99,7 +99,7 @@ class PaddedWindowAttention(WindowAttention):
         query, key, value = parts.unbind(0)
         out = attend_windows(query, key, value, self._bias(windows, x), self.scale, self.fused_attn, self.attn_drop)
         out = out.view(-1, down, across, heads, rows, columns, out.shape[-1]).permute(0, 1, 4, 2, 5, 3, 6)
-        out = take_back(out.reshape(-1, *windows.padded, qkv.shape[-1] // 3), windows)
+        out = unpad_and_unshift(out.reshape(-1, *windows.padded, qkv.shape[-1] // 3), windows)
         return self.proj_drop(self.proj(out))
 
     def _bias(self, windows: Windows, like: Tensor) -> Tensor:
@@ -108,14 +108,14 @@ class PaddedWindowAttention(WindowAttention):
         if not windows.needs_mask:
             return bias
         # The papers' code adds -100, which makes no difference after a softmax in float32.
-        return bias.masked_fill(kept_apart(windows, like)[:, None], float("-inf"))
+        return bias.masked_fill(window_mask(windows, like)[:, None], float("-inf"))
 
 
 def _places(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
     features = call.block_inputs[0]
     grid = (features.shape[1], features.shape[2])
     windows = call.block.windows(grid)
-    laid_out = lay_out(cell_indices(grid, features) + 1, windows) - 1  # padding, which is 0 there, becomes -1
+    laid_out = pad_and_shift(cell_indices(grid, features) + 1, windows) - 1  # padding, which is 0 there, becomes -1
     return window_groups(grid, window_partition(laid_out, windows.window))
 
 
@@ -194,7 +194,12 @@ class EsvitSwin(SwinTransformer):
 default_cfgs = generate_default_cfgs(
     {
         f"esvit_swin_{size}_patch4_window{window}_224": configuration(
-            "patch_embed.proj", "head.fc", pool_size=(7, 7), fixed_input_size=True, crop_pct=DEIT_CROP, license="mit"
+            "patch_embed.proj",
+            "head.fc",
+            pool_size=(7, 7),
+            fixed_input_size=True,
+            crop_pct=DEIT_CROP_RATIO,
+            license="mit",
         )
         for size in ("tiny", "small", "base")
         for window in (7, 14)

@@ -6,7 +6,7 @@ part of a variant: pass `drop_path_rate` (published: 0.1).
 
 from timm.models import generate_default_cfgs
 
-from paucal.backbones.families.common.contract import DEIT_CROP, configuration, register_variants
+from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, register_variants
 from paucal.backbones.families.vil import FIRST_CONVOLUTION, VisionLongformer, checkpoint_filter_fn
 
 _TINY = {"embed_dims": (96, 192, 384, 768), "depths": (2, 2, 6, 2)}
@@ -16,5 +16,7 @@ _VARIANTS = {
     "esvit_vil_tiny": {**_TINY, "num_heads": (3, 6, 12, 24)},  # the heads of the published command
     "esvit_vil_tiny_paper_heads": {**_TINY, "num_heads": (3, 3, 6, 12)},  # the heads of the paper's Table 6
 }
-default_cfgs = generate_default_cfgs(dict.fromkeys(_VARIANTS, configuration(FIRST_CONVOLUTION, crop_pct=DEIT_CROP)))
+default_cfgs = generate_default_cfgs(
+    dict.fromkeys(_VARIANTS, configuration(FIRST_CONVOLUTION, crop_pct=DEIT_CROP_RATIO))
+)
 register_variants(__name__, VisionLongformer, _VARIANTS, checkpoint_filter_fn)

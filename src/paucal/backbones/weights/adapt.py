@@ -1,8 +1,8 @@
-"""Adapt a model's tensors to a model of its kind with another image size, patches, windows or input channels.
+"""Adapts a model's tensors to the same architecture with another image size, patches, windows or input channels.
 
-timm's own conversion for the model's family is used where there is one (`checkpoint_filter_fn`); it also renames the
-tensors of the papers' checkpoints. Tensors that still do not fit are resampled here with timm's functions, positions by
-their family's rule (`families.common.positions`).
+If timm has a conversion for the model's family (`checkpoint_filter_fn`), it is applied first; it also renames the
+tensors of the papers' checkpoints. Tensors whose shapes still differ are resampled here with timm's functions, position
+embeddings as `families.common.positions` defines for the family.
 """
 
 import math
@@ -26,21 +26,21 @@ from paucal.backbones.weights.load_report import some
 from paucal.types import UserError
 from paucal.wording import counted
 
-_POSITIONS = re.compile(r"(^|\.)(pos_embed\w*|absolute_pos_embed|position_embeddings?|patch_pos)$")
-_TABLE = "relative_position_bias_table"
-_MAX_PREFIX = 8  # tokens before the cells: class, distillation and register tokens
-# Computed from the sizes when a model is built, so those in a file are not needed.
-_COMPUTED = ("relative_position_index", "attn_mask", "relative_coords_table", "attention_bias_idxs")
+_POSITION_NAME = re.compile(r"(^|\.)(pos_embed\w*|absolute_pos_embed|position_embeddings?|patch_pos)$")
+_BIAS_TABLE_NAME = "relative_position_bias_table"
+_MAX_PREFIX_TOKENS = 8  # class, distillation and register tokens
+# Ends of the names of tensors that a model computes from sizes when it is built, so that a file need not have them
+_COMPUTED_NAMES = ("relative_position_index", "attn_mask", "relative_coords_table", "attention_bias_idxs")
 
 
 @dataclass
 class FittedTensors:
-    """The tensors of a file, sorted by what a model can do with them.
+    """The tensors of a file, sorted by whether they fit a model.
 
     Attributes:
-        state: Tensors with the model's names and shapes.
-        changes: Description of each change that made a tensor fit.
-        mismatched: Tensors with the model's names but other shapes.
+        state: Tensors with the model's names and shapes, adapted if needed.
+        changes: By name, how a tensor was adapted, as text.
+        mismatched: Tensors with the model's names but other shapes or types.
         unused: Names that the model does not have.
     """
 
@@ -51,22 +51,22 @@ class FittedTensors:
 
 
 def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None = None) -> FittedTensors:
-    """Fit a state dict to a timm model; neither is changed.
+    """Adapt a state dict to a timm model; neither of them is changed.
 
     Args:
-        model: Model that the tensors are for.
+        model: Model into which the tensors will be loaded.
         state: Tensors by name.
-        grid: (rows, columns) of the source's position embedding; None where unknown, which assumes a square.
+        grid: (rows, columns) of the position embedding in `state`; None if unknown, then assumed to be square.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # timm's table resampling indexes in an outdated way
+        warnings.simplefilter("ignore")  # timm's resampling of tables uses a deprecated way of indexing
         return _fit_tensors(model, state, grid)
 
 
 def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> FittedTensors:
     model_state = model.state_dict()
     source = {name: value for name, value in state.items() if not is_computed(name)}
-    # timm's conversions assume a square source grid, so positions of a known grid are not converted.
+    # timm's conversions assume a square source grid, so position embeddings with a known grid are not converted.
     positions = {name: source.pop(name) for name in list(source) if grid is not None and is_position(name)}
     converted = {**_convert_by_timm(model, source), **positions}
     fitted = FittedTensors()
@@ -79,7 +79,7 @@ def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
         has_other_grid = grid is not None and is_position(name)
         fits = value.shape == parameter.shape and not has_other_grid
         if not fits and is_position(name):
-            value = source.get(name, value)  # timm's conversion has cut an oblong grid as a square
+            value = source.get(name, value)  # instead of timm's conversion, which treated an oblong grid as a square
         result = value if fits else _resample(model, name, value, parameter, grid)
         if result.shape != parameter.shape or result.is_floating_point() != parameter.is_floating_point():
             fitted.mismatched[name] = value
@@ -92,17 +92,17 @@ def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
 
 
 def is_computed(name: str) -> bool:
-    """Return whether a model computes a tensor from its sizes when it is built, so that a file need not hold it."""
-    return name.endswith(_COMPUTED)
+    """Return whether a model computes the named tensor from sizes when it is built, so that a file need not have it."""
+    return name.endswith(_COMPUTED_NAMES)
 
 
 def is_position(name: str) -> bool:
-    """Return whether a tensor is a position embedding."""
-    return _POSITIONS.search(name) is not None
+    """Return whether the named tensor is a position embedding."""
+    return _POSITION_NAME.search(name) is not None
 
 
 def position_grid(model: nn.Module) -> Size | None:
-    """Return (rows, columns) of the grid of a model's position embedding, if timm states it."""
+    """Return the (rows, columns) of a model's position embedding; None if the model does not have `grid_size`."""
     grid: Any = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     return (int(grid[0]), int(grid[1])) if grid is not None else None
 
@@ -113,22 +113,25 @@ def _convert_by_timm(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Te
         return state
     try:
         converted = convert(dict(state), model)
-    except Exception:  # not a checkpoint of this family; comparing the names will say so
+    except Exception:  # not a checkpoint of this family, which the comparison of names will report
         return state
     return {name: value for name, value in converted.items() if isinstance(value, Tensor)}
 
 
 def _converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
-    """Return timm's conversion for the model's family, from the module of its variant or of its class."""
+    """Return the function that converts checkpoints of the model's family; None if timm has none.
+
+    It is in the module that defines the model's variant, or its class or a base class.
+    """
     name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or ""
-    files = [timm.model_entrypoint(name).__module__] if timm.is_model(name) else []
-    files += [kind.__module__ for kind in type(model).__mro__]
-    converters = (getattr(sys.modules.get(file), "checkpoint_filter_fn", None) for file in files)
+    modules = [timm.model_entrypoint(name).__module__] if timm.is_model(name) else []
+    modules += [base.__module__ for base in type(model).__mro__]
+    converters = (getattr(sys.modules.get(module), "checkpoint_filter_fn", None) for module in modules)
     return next((function for function in converters if function is not None), None)
 
 
 def _dropped_names(source: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> list[str]:
-    """Return the names that a conversion has dropped; empty if it has built new tensors from old ones."""
+    """Return the names of tensors that a conversion dropped; empty if it computed new tensors, which hides this."""
     kept_ids = {id(value) for value in converted.values()}
     source_ids = {id(value) for value in source.values()}
     if any(name not in source and id(value) not in source_ids for name, value in converted.items()):
@@ -140,38 +143,41 @@ def _resample(model: nn.Module, name: str, value: Tensor, parameter: Tensor, gri
     try:
         if is_position(name):
             return _resample_positions(model, value, parameter, grid)
-        if name.endswith(_TABLE):
+        if name.endswith(_BIAS_TABLE_NAME):
             module: Any = model.get_submodule(name.rpartition(".")[0])
             return resize_rel_pos_bias_table(value, module.window_size, tuple(parameter.shape))  # type: ignore[arg-type]
         if value.ndim == parameter.ndim == 4 and name.endswith(".weight"):
             return _adapt_input_channels(model, name, _resample_kernel(model, name, value, parameter), parameter)
     except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        pass  # another kind of table; the comparison of shapes reports it
+        pass  # the tensor has another meaning in this model; the comparison of shapes reports it
     return value
 
 
 def _resample_positions(model: nn.Module, value: Tensor, parameter: Tensor, grid: Size | None) -> Tensor:
     if value.ndim == parameter.ndim == 4:
-        return _map_of_positions(value, parameter, grid, antialiases(model))
+        return _resample_position_map(value, parameter, grid, antialiases(model))
     if value.ndim != 3 or parameter.ndim != 3 or value.shape[-1] != parameter.shape[-1]:
         return value
     new_grid = position_grid(model) or _square_grid(parameter.shape[1])
     prefix = parameter.shape[1] - new_grid[0] * new_grid[1]
     old_grid = grid if grid is not None else _square_grid(value.shape[1] - prefix)
-    if not 0 <= prefix <= _MAX_PREFIX or old_grid[0] * old_grid[1] + prefix != value.shape[1]:
+    if not 0 <= prefix <= _MAX_PREFIX_TOKENS or old_grid[0] * old_grid[1] + prefix != value.shape[1]:
         return value
     return resample_positions(value, old_grid, new_grid, prefix, antialiases(model))
 
 
-def _map_of_positions(value: Tensor, parameter: Tensor, grid: Size | None, antialias: bool) -> Tensor:
-    """Resample (1, H, W, C) or (1, C, H, W); NesT's (1, blocks, cells, C) is neither and is left alone."""
-    last = value.shape[-1] == parameter.shape[-1]
-    old_map, new_map = (value, parameter) if last else (value.permute(0, 2, 3, 1), parameter.permute(0, 2, 3, 1))
+def _resample_position_map(value: Tensor, parameter: Tensor, grid: Size | None, antialias: bool) -> Tensor:
+    """Resample position embeddings that are (1, H, W, C) or (1, C, H, W); return others, such as NesT's, unchanged."""
+    channels_last = value.shape[-1] == parameter.shape[-1]
+    if channels_last:
+        old_map, new_map = value, parameter
+    else:
+        old_map, new_map = value.permute(0, 2, 3, 1), parameter.permute(0, 2, 3, 1)
     old_grid = grid or (old_map.shape[1], old_map.shape[1])
     if old_map.shape[-1] != new_map.shape[-1] or tuple(old_map.shape[1:3]) != old_grid:
         return value
     cells = resample_map(old_map, (new_map.shape[1], new_map.shape[2]), antialias)
-    return cells if last else cells.permute(0, 3, 1, 2).contiguous()
+    return cells if channels_last else cells.permute(0, 3, 1, 2).contiguous()
 
 
 def _square_grid(cells: int) -> Size:
@@ -180,10 +186,10 @@ def _square_grid(cells: int) -> Size:
 
 
 def _resample_kernel(model: nn.Module, name: str, value: Tensor, parameter: Tensor) -> Tensor:
-    """Resample the kernel of a patch projection without overlap; other kernels are left alone."""
+    """Resample the kernel of a patch embedding without overlap; return other kernels unchanged."""
     module = model.get_submodule(name.removesuffix(".weight"))
-    patches = isinstance(module, nn.Conv2d) and module.kernel_size == module.stride
-    if not patches or value.shape[2:] == parameter.shape[2:]:
+    is_patch_embedding = isinstance(module, nn.Conv2d) and module.kernel_size == module.stride
+    if not is_patch_embedding or value.shape[2:] == parameter.shape[2:]:
         return value
     return resample_patch_embed(value, [parameter.shape[2], parameter.shape[3]])
 
@@ -194,14 +200,14 @@ def _adapt_input_channels(model: nn.Module, name: str, value: Tensor, parameter:
     if name.removesuffix(".weight") not in names or value.shape[1] == parameter.shape[1]:
         return value
     if parameter.shape[1] != getattr(model, "in_chans", parameter.shape[1]):
-        return value  # the first layer reads something other than pixels
+        return value  # the input of the first layer is not the image
     return adapt_input_conv(parameter.shape[1], value, base_chans=value.shape[1])
 
 
 def _describe_change(name: str, old_value: Tensor, new_value: Tensor) -> str:
     if is_position(name):
         return f"resampled from {_cells_text(old_value)} to {_cells_text(new_value)} positions"
-    if name.endswith(_TABLE):
+    if name.endswith(_BIAS_TABLE_NAME):
         return f"resampled from {old_value.shape[0]} to {new_value.shape[0]} offsets"
     if old_value.ndim == new_value.ndim == 4 and old_value.shape[0] == new_value.shape[0]:
         parts = []
@@ -224,7 +230,7 @@ def _sizes_text(sizes: Any) -> str:
     return "x".join(map(str, sizes))
 
 
-Kept = tuple[dict[str, Tensor], str]
+ClassifierChoice = tuple[dict[str, Tensor], str]  # tensors to load, and the reason as text
 
 
 def keep_classifier(
@@ -233,18 +239,18 @@ def keep_classifier(
     loaded_classes: Sequence[str] | None,
     classes: Sequence[str] | None,
     head: Literal["auto", "keep", "fresh"],
-) -> Kept:
+) -> ClassifierChoice:
     """Choose the classifier tensors to load, with rows in the order of the model's classes.
 
     Args:
-        loaded: The source's classifier, by the model's names.
-        shapes: Shapes of the model's classifier.
-        loaded_classes: Names of the source's classes, where known.
-        classes: Names of the model's classes, where known.
-        head: "auto" to keep the classifier if it fits, or the user's choice.
+        loaded: Tensors of the loaded classifier, by their names in the model.
+        shapes: Shapes of the tensors of the model's classifier, by name.
+        loaded_classes: Class names of the loaded weights; None if unknown.
+        classes: Class names of the model; None if unknown.
+        head: "auto" to load the classifier if it fits, "keep" to require this, "fresh" to never load it.
 
     Returns:
-        The tensors to load (none for a fresh classifier), and a description of the choice for the user.
+        The tensors to load (empty for a classifier with random weights), and the reason as text for the user.
     """
     if not shapes:
         return {}, "none"
@@ -261,7 +267,7 @@ def _match_classes(
     shapes: Mapping[str, torch.Size],
     loaded_classes: Sequence[str] | None,
     classes: Sequence[str] | None,
-) -> Kept:
+) -> ClassifierChoice:
     if set(loaded_tensors) != set(shapes):
         return {}, "fresh, since the loaded weights have none"
     counts = {value.shape[0] if value.ndim and value.is_floating_point() else 0 for value in loaded_tensors.values()}
@@ -278,5 +284,5 @@ def _match_classes(
         count_text = counted(available, "class", "classes")
         return {}, f"fresh, since the loaded weights have {count_text} and this run {n_classes}"
     if len(counts) > 1 or any(value[:n_classes].shape != shapes[name] for name, value in loaded_tensors.items()):
-        return {}, "fresh, since that of the loaded weights has another shape"
+        return {}, "fresh, since the classifier of the loaded weights has another shape"
     return {name: value[torch.tensor(rows)] for name, value in loaded_tensors.items()}, verdict

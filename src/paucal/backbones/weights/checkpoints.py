@@ -1,8 +1,8 @@
-"""Find a model's weights in published checkpoints, and the program (a paper's code) that wrote them.
+"""Finds a model's weights in published checkpoints, and recognises the program (a paper's code) that wrote them.
 
-A file does not say where it comes from, but the names of its tensors do. The program determines which tensors belong to
-its training method and not to the backbone, and which of our models the weights fit; and for a known program a tensor
-of another shape is a mistake, not a choice.
+The program is recognised by the names of the tensors. It determines which tensors belong to the training method instead
+of the backbone, and which models the weights may belong to. If the program is known, a tensor with another shape is an
+error: the weights belong to another variant.
 """
 
 import fnmatch
@@ -15,20 +15,20 @@ from typing import Any
 import timm
 from torch import Tensor
 
-MAX_MAPPINGS, MAX_PREFIXES = 6, 3
-# In a file with several networks the averaged one is better (DINO, EsViT, moving averages), so it comes first.
-PREFERRED = ("ema", "average", "averaged", "teacher", "momentum")
-LAST = ("student", "online", "optimizer")
-# Prefixes that wrappers add to the names of tensors. Names are matched with and without them.
-WRAPPERS = ("module.", "_orig_mod.", "module.backbone.", "backbone.", "model.")
+MAX_MAPPINGS, MAX_PREFIXES = 6, 3  # largest mappings of a file, and most frequent prefixes in each, that are tried
+# Words in keys: in a file with several networks, an averaged network is better (DINO, EsViT, moving averages).
+PREFERRED_WORDS = ("ema", "average", "averaged", "teacher", "momentum")
+LAST_WORDS = ("student", "online", "optimizer")
+# Prefixes that wrappers add to the names of tensors; names are matched with and without them
+WRAPPER_PREFIXES = ("module.", "_orig_mod.", "module.backbone.", "backbone.", "model.")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A set of tensors that may be the weights.
+    """A set of tensors in a checkpoint that may be a model's weights.
 
     Attributes:
-        part: Place of the weights inside the file, as text; empty where they are the whole file.
+        part: Keys and prefix of these tensors in the checkpoint, as text; empty if they are all of it.
         state: Tensors by name, without the prefix.
     """
 
@@ -37,27 +37,33 @@ class Candidate:
 
 
 def candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidate]:
-    """Return the parts of a checkpoint that may be a model's weights, the preferred ones first.
+    """Return the sets of tensors in a checkpoint that may be a model's weights, the preferred ones first.
 
-    Nested mappings are searched ("state_dict", "model", "teacher", ...), and prefixes are found by comparing the ends
-    of the names with the model's own ("module.", "backbone.", ...), without a complete list of wrappers.
+    Nested mappings ("state_dict", "model", "teacher", ...) are searched. Prefixes of names ("module.", "backbone.",
+    ...) are found by comparing the ends of the names with the model's names, so that no complete list is needed.
+
+    Args:
+        tree: Content of the checkpoint.
+        names: Names of the model's tensors.
 
     Example:
         >>> import torch
-        >>> parts = candidates({"teacher": {"module.fc.bias": torch.zeros(2)}}, {"fc.bias"})
-        >>> parts[0].part, list(parts[0].state)
+        >>> first, *_ = candidates({"teacher": {"module.fc.bias": torch.zeros(2)}}, {"fc.bias"})
+        >>> first.part, list(first.state)
         ("teacher, 'module.'", ['fc.bias'])
     """
     mappings = sorted(_mappings(tree), key=lambda mapping: -len(mapping[1]))[:MAX_MAPPINGS]
-    parts = []
+    found_candidates = []
     for path, tensors in mappings:
         for prefix in _prefixes(tensors, names):
             state = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            parts.append(Candidate(", ".join(filter(None, (".".join(path), prefix and repr(prefix)))), state))
-    return sorted(parts, key=lambda part: _preference_rank(part.part))
+            part = ", ".join(filter(None, (".".join(path), prefix and repr(prefix))))
+            found_candidates.append(Candidate(part, state))
+    return sorted(found_candidates, key=lambda candidate: _preference_rank(candidate.part))
 
 
 def _mappings(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict]]:
+    """Yield the keys that lead to each mapping with tensors, and these tensors by name."""
     tensors = {name: value for name, value in tree.items() if isinstance(value, Tensor)}
     if tensors:
         yield path, tensors
@@ -67,20 +73,24 @@ def _mappings(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[t
 
 
 def _prefixes(tensors: Mapping[str, Tensor], names: Collection[str]) -> list[str]:
-    votes: Counter[str] = Counter()
+    """Return prefixes of the tensors' names that may have been added to the model's names; "" for none is the last."""
+    counts: Counter[str] = Counter()
     for key in tensors:
-        parts = key.split(".", 12)
-        for cut in range(1, len(parts)):
-            if ".".join(parts[cut:]) in names:
-                votes[".".join(parts[:cut]) + "."] += 1
-    voted = [prefix for prefix, _ in votes.most_common(MAX_PREFIXES)]
-    wrapped = [prefix for prefix in WRAPPERS if sum(key.startswith(prefix) for key in tensors) > len(tensors) / 2]
-    return list(dict.fromkeys([*voted, *reversed(wrapped), ""]))
+        words = key.split(".", 12)
+        for start in range(1, len(words)):
+            if ".".join(words[start:]) in names:
+                counts[".".join(words[:start]) + "."] += 1
+    frequent = [prefix for prefix, _ in counts.most_common(MAX_PREFIXES)]
+    wrappers = [
+        prefix for prefix in WRAPPER_PREFIXES if sum(key.startswith(prefix) for key in tensors) > len(tensors) / 2
+    ]
+    return list(dict.fromkeys([*frequent, *reversed(wrappers), ""]))
 
 
 def _preference_rank(part: str) -> int:
-    name_words = set(re.split(r"[\W_]+", part.lower()))
-    return 0 if name_words & set(PREFERRED) else 2 if name_words & set(LAST) else 1
+    """Return 0 for an averaged network, 2 for one that is not preferred, and 1 for others."""
+    words = set(re.split(r"[\W_]+", part.lower()))
+    return 0 if words & set(PREFERRED_WORDS) else 2 if words & set(LAST_WORDS) else 1
 
 
 State = dict[str, Tensor]
@@ -92,12 +102,12 @@ class Program:
 
     Attributes:
         name: Name of its repository.
-        signs: Patterns; each must be found in the name of some tensor.
-        models: Patterns of the timm names of the models that its weights may belong to, the likeliest first.
-        method: Pattern of the names of its training method's tensors, such as projection or localization heads.
-        rename: Mapping of its tensor names to ours, where no conversion for the model's family handles them.
-        own_crops: Whether its variants are tested with crops other than 224 of 256 pixels, as stated in the models'
-            configurations.
+        signs: Regular expressions that recognise its checkpoints: each must match the name of at least one tensor.
+        models: Shell patterns of the timm models to which its weights may belong, the most likely first.
+        method: Regular expression of the names of its training method's tensors, such as projection heads.
+        rename: Function that renames its tensors to the model's names, if the conversion of the family does not.
+        own_crops: Whether its models are tested with the crops of their timm configurations; False for crops of 224
+            pixels from 256.
     """
 
     name: str
@@ -108,7 +118,7 @@ class Program:
     own_crops: bool = False
 
     def wrote(self, names: Collection[str]) -> bool:
-        """Return whether the program wrote a file, by the names of its tensors."""
+        """Return whether the program wrote a file with tensors of these names."""
         return all(any(re.search(sign, name) for name in names) for sign in self.signs)
 
     def without_method(self, state: Mapping[str, Tensor]) -> tuple[State, list[str]]:
@@ -121,9 +131,10 @@ _SEQUENTIAL_RESNET = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6
 
 
 def name_resnet(state: Mapping[str, Tensor]) -> State:
-    """Return a ResNet's tensors under torchvision's names, which timm shares, from the positions in a sequence.
+    """Rename the tensors of VTs-Drloc's ResNet to timm's names, which are also torchvision's.
 
-    VTs-Drloc keeps torchvision's ResNet as a list of its children (`model.4.0.conv1`); other states are unchanged.
+    VTs-Drloc has torchvision's ResNet as a list of its children (`model.4.0.conv1`). Other state dicts are returned
+    unchanged.
     """
     if not any(name.startswith("model.4.0.conv1") for name in state):
         return dict(state)
@@ -137,7 +148,7 @@ _SELF_SUPERVISED_HEADS = r"^(head|head_dense|projection_head)\.(mlp|last_layer)\
 _DRLOC, _DRLOC_HEAD = "yhlleo/VTs-Drloc", r"^drloc\."
 _ESVIT, SWIN = "microsoft/esvit", "microsoft/Swin-Transformer"
 
-# The first program whose signs are all present is chosen.
+# The first program whose signs all match is the one that wrote a file.
 PROGRAMS: tuple[Program, ...] = (
     Program(_DRLOC, (r"^layers\.\d\.2\.layers\.\d+\.0\.fn\.to_kv",), ("drloc_cvt_13",), _DRLOC_HEAD),
     Program(_DRLOC, (r"^to_patch_embedding\.1\.weight$", r"^transformer\.layers\."), ("drloc_vit_*",), _DRLOC_HEAD),
@@ -178,7 +189,7 @@ PROGRAMS: tuple[Program, ...] = (
 
 
 def recognise(names: Collection[str]) -> Program | None:
-    """Return the program that wrote a file, by the names of its tensors; None if no known program matches.
+    """Return the program that wrote a file with tensors of these names; None if it is unknown.
 
     Example:
         >>> recognise({"tokens_to_token.attention1.kqv.weight"}).name
@@ -189,6 +200,6 @@ def recognise(names: Collection[str]) -> Program | None:
 
 
 def models_of(program: Program) -> list[str]:
-    """Return the registered models that a program's weights may belong to, the likeliest first."""
+    """Return the names of the timm models to which a program's weights may belong, the most likely first."""
     names = timm.list_models()
     return list(dict.fromkeys(name for pattern in program.models for name in fnmatch.filter(names, pattern)))

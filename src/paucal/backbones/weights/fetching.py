@@ -1,6 +1,7 @@
-"""Fetch weights that timm publishes, quietly and after one short check that they are available.
+"""Checks that weights published for timm can be fetched from the Hugging Face Hub, and silences logs while fetching.
 
-Without a network, the hub's client would retry for most of a minute and report every attempt.
+The check is a single request with a short timeout: without a network, the hub's client would retry for almost a minute
+and log each attempt.
 """
 
 import logging
@@ -12,20 +13,20 @@ import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError
 
-SECONDS = 5.0  # maximum seconds to wait for the hub's answer
-_FILES = ("model.safetensors", "pytorch_model.bin")  # the files that timm looks for, in this order
+TIMEOUT_SECONDS = 5.0
+_FILES = ("model.safetensors", "pytorch_model.bin")  # file names that timm tries, in this order
 _LOGGERS = ("huggingface_hub", "timm", "httpx", "httpx2", "urllib3", "filelock")
 
 
 def require_reachable(config: Any) -> None:
-    """Ask the hub once for published weights; do nothing if they are in its cache or lie elsewhere.
+    """Check with one request that the hub can be reached, unless the weights are cached or not on the hub.
 
     Args:
-        config: timm's description of the weights (`timm.get_pretrained_cfg`).
+        config: timm's configuration of the weights (`timm.get_pretrained_cfg`).
 
     Raises:
-        ConnectionError: the weights are not in the cache and the hub cannot be reached; the message is a clause for a
-            longer sentence.
+        ConnectionError: the weights are not in the cache, and the hub cannot be reached. The message is a clause that
+            the caller puts into a sentence.
     """
     if not getattr(config, "hf_hub_id", None) or getattr(config, "file", None) or is_cached(config):
         return
@@ -35,15 +36,15 @@ def require_reachable(config: Any) -> None:
     url = huggingface_hub.hf_hub_url(name, files[0], revision=revision)
     try:
         with quiet_logs():
-            huggingface_hub.get_hf_file_metadata(url, timeout=SECONDS)
+            huggingface_hub.get_hf_file_metadata(url, timeout=TIMEOUT_SECONDS)
     except (EntryNotFoundError, GatedRepoError):
-        return  # the hub has answered; fetching will show whether it has the weights
-    except Exception as problem:  # any exception from the layers below the client
+        return  # the hub can be reached; fetching will show whether it has the weights
+    except Exception as problem:  # whatever the client's HTTP library raises
         raise ConnectionError(f"{constants.ENDPOINT} cannot be reached: {_error_reason(problem)}") from problem
 
 
 def is_cached(config: Any) -> bool:
-    """Return whether published weights are in the hub's cache on this machine; uses no network."""
+    """Return whether published weights are in the hub's cache on this machine, without a request."""
     if config is None or not getattr(config, "hf_hub_id", None):
         return False
     name, revision, files = _repository_of(config)
@@ -51,14 +52,14 @@ def is_cached(config: Any) -> bool:
 
 
 def _repository_of(config: Any) -> tuple[str, str | None, Sequence[str]]:
-    """Return the repository, the revision and the possible files of published weights."""
+    """Return the hub's repository, the revision (None for the newest) and the possible file names of weights."""
     name, _, revision = str(config.hf_hub_id).partition("@")
     return name, revision or None, [config.hf_hub_filename] if getattr(config, "hf_hub_filename", None) else _FILES
 
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Silence the logs of the libraries that fetch weights; failures are raised, and reported once."""
+    """Silence the logs of the libraries that fetch weights; their errors are raised and reported by the caller."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

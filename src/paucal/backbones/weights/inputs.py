@@ -1,8 +1,8 @@
-"""Image preprocessing that belongs to weights: the crop, filter, mean and deviation with which they were tested.
+"""The image preprocessing with which weights were tested: crop, resize filter, mean and standard deviation.
 
 The papers' code preprocesses test images differently from timm for the same architectures. EsViT, DINO, DeiT, DrLoc,
-DHVT, Swin, CvT and Vision Longformer resize the shorter side to 256 for a crop of 224 pixels, where timm's
-configurations have a crop ratio of 0.9 or 0.95. All use ImageNet's mean and deviation, where timm's ViT has 0.5.
+DHVT, Swin, CvT and Vision Longformer resize the shorter side to 256 pixels and crop 224, but timm's configurations have
+a crop ratio of 0.9 or 0.95. All use ImageNet's mean and standard deviation, but timm's ViT uses 0.5 for both.
 """
 
 import fnmatch
@@ -19,13 +19,13 @@ Filter = Literal["bicubic", "bilinear", "lanczos"]
 
 @dataclass(frozen=True)
 class ImageInput:
-    """Preprocessing that weights were tested with; by default that of DeiT's code and of its successors.
+    """The preprocessing with which weights were tested. The defaults are those of DeiT's code and of code based on it.
 
     Attributes:
-        crop_ratio: Side of the centre crop over the side the image is resized to.
-        interpolation: Filter of the resize.
-        mean: Mean of pixels in [0, 1], per channel.
-        std: Standard deviation of pixels in [0, 1], per channel.
+        crop_ratio: Side of the centre crop, divided by the side to which images are resized.
+        interpolation: Filter with which images are resized.
+        mean: Mean per channel that is subtracted from pixels in [0, 1].
+        std: Standard deviation per channel by which they are divided then.
     """
 
     crop_ratio: float = 224 / 256
@@ -35,7 +35,7 @@ class ImageInput:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "ImageInput":
-        """Read the output of `dataclasses.asdict`, also from JSON; the caller checks the values.
+        """Return the object for the output of `dataclasses.asdict`, also after JSON; the caller must check the values.
 
         Raises:
             TypeError: an entry is unknown.
@@ -45,7 +45,7 @@ class ImageInput:
 
 
 def input_of_timm(model: str) -> ImageInput:
-    """Return the preprocessing in timm's configuration of a model; the default if there is none."""
+    """Return the preprocessing in timm's configuration of a model; the defaults if it has no configuration."""
     config = timm_config(model)
     if config is None:
         return ImageInput()
@@ -55,11 +55,11 @@ def input_of_timm(model: str) -> ImageInput:
 
 
 def input_of_file(program: str, model: str) -> ImageInput:
-    """Return the preprocessing that a file's weights were tested with.
+    """Return the preprocessing with which the weights of a file were tested.
 
     Args:
         program: Name (`Program.name`) of the program that wrote the file; "" if unknown.
-        model: timm name of their model.
+        model: timm name of the model to which the weights belong.
 
     Example:
         >>> input_of_file("facebookresearch/dino or microsoft/esvit", "vit_base_patch16_224").mean
@@ -68,7 +68,7 @@ def input_of_file(program: str, model: str) -> ImageInput:
         1.0
     """
     if program == SWIN and model.endswith("_384"):
-        return ImageInput(crop_ratio=1.0)  # there the whole image is resized to 384 pixels
+        return ImageInput(crop_ratio=1.0)  # Swin's code resizes images to 384 pixels without a crop
     writer = next((entry for entry in PROGRAMS if entry.name == program), None)
     if model.startswith("deit_") if writer is None else not writer.own_crops:
         return ImageInput()
@@ -76,15 +76,15 @@ def input_of_file(program: str, model: str) -> ImageInput:
 
 
 def find_program(tree: Mapping[str, Any]) -> str:
-    """Return the name of the program that wrote a file, "" if the names of its tensors do not identify it."""
+    """Return the name of the program that wrote a file, recognised by the names of its tensors; "" if unknown."""
     programs = (recognise(candidate.state) for candidate in candidates(tree, ()))
     return next((program.name for program in programs if program is not None), "")
 
 
 def input_of_scratch(model: str) -> ImageInput:
-    """Return the preprocessing of a family's original code, for testing models trained from scratch.
+    """Return the preprocessing of the original code of a model's family, to test models trained from scratch.
 
-    timm's configuration only describes the weights that timm publishes.
+    timm's configurations are not used for this, since they belong to the weights that timm publishes.
 
     Example:
         >>> [round(input_of_scratch(name).crop_ratio, 3) for name in ("lvvit_s", "lvvit_m", "resnet50")]

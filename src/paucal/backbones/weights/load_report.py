@@ -1,4 +1,4 @@
-"""A short report of what happened to the tensors of a file."""
+"""A report of which tensors of a file were loaded into a model, adapted or left out."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,26 +6,27 @@ from typing import Any
 
 from paucal.wording import percent
 
-SHOWN = 3  # names per line
+SHOWN_NAMES = 3  # per line
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """The result of loading weights, and their source.
+    """The result of loading weights into a model.
 
     Attributes:
         source: Origin of the weights, as text.
-        part: Place of the weights inside the file; empty if they are the whole file.
-        share: Share of the elements of the model's parameters that were loaded, without the classifier (0 to 1).
-        classifier: Treatment of the classifier, as text.
-        loaded: Tensors loaded unchanged.
-        adapted: Tensors changed to fit, and how.
-        fresh: Tensors of the model that kept the values it was built with.
-        unused: Tensors of the file that the model has no place for.
-        program: Program that wrote the file, if the names of its tensors tell.
-        method: Tensors of the file that belong to that program's training method, such as projection heads.
-        input: Preprocessing of images that belongs to the weights, with the keys of `inputs.ImageInput`.
-        undertrained: Whether the weights were trained on so few images that careful fine-tuning does not pay off.
+        part: Keys and prefix of the weights in the file, as text; empty if they are all of it.
+        share: Share (0 to 1) of the model's parameters that were loaded, by number of elements and without the
+            classifier.
+        classifier: Whether the classifier was loaded and why, as text.
+        loaded: Names of the tensors that were loaded unchanged.
+        adapted: By name, how a tensor was adapted before it was loaded, as text.
+        fresh: Names of the model's tensors that were not loaded and keep their initial values.
+        unused: Names of the file's tensors that were not loaded.
+        program: Program that wrote the file; empty if it is unknown.
+        method: Names of the file's tensors that belong to the program's training method, such as projection heads.
+        input: Preprocessing with which the weights were tested, with the keys of `inputs.ImageInput`.
+        undertrained: Whether the weights were trained on so few images that careful fine-tuning does not help.
     """
 
     source: str
@@ -42,9 +43,9 @@ class LoadReport:
     undertrained: bool = False
 
     def lines(self) -> list[str]:
-        """Return sentences for the user: how much was loaded, then only what is unexpected."""
-        origin = "; ".join(filter(None, (self.program and f"written by {self.program}", self.part)))
-        part = f" ({origin})" if origin else ""
+        """Return lines for the user: how much was loaded, then what was adapted or not loaded."""
+        details = "; ".join(filter(None, (self.program and f"written by {self.program}", self.part)))
+        part = f" ({details})" if details else ""
         count = len(self.loaded) + len(self.adapted)
         lines = [
             f"starts from {self.source}{part}: {count} tensors loaded, {rounded_down(self.share)} of the parameters "
@@ -56,9 +57,9 @@ class LoadReport:
         mismatched = set(self.fresh) & set(self.unused)
         for names, description in (
             ([name for name in self.fresh if name in mismatched], "not loaded, since the shape differs"),
-            ([name for name in self.fresh if name not in mismatched], "not loaded, since the file lacks them"),
-            ([name for name in self.unused if name not in mismatched], "in the file, not used by the model"),
-            (self.method, "left out, as part of the training method"),
+            ([name for name in self.fresh if name not in mismatched], "not loaded, since they are not in the file"),
+            ([name for name in self.unused if name not in mismatched], "in the file, but not in the model"),
+            (self.method, "left out, since they belong to the training method"),
         ):
             lines += [f"{description}: {some(names)}"] if names else []
         return lines
@@ -67,17 +68,17 @@ class LoadReport:
         return "\n".join(self.lines())
 
     def short(self) -> dict[str, Any]:
-        """Return the outcome without the names, for `summary.json`."""
+        """Return the report without the names of tensors, for `summary.json`."""
         return {name: getattr(self, name) for name in ("source", "program", "part", "share", "classifier")}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values, for `init.json`."""
+        """Return the report as JSON values, for `init.json`."""
         lists = {name: list(value) for name, value in vars(self).items() if isinstance(value, tuple)}
         return {**vars(self), **lists, "adapted": dict(self.adapted)}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "LoadReport":
-        """Read the output of `to_dict`.
+        """Return the report for the output of `to_dict`.
 
         Raises:
             TypeError: an entry is missing or unknown.
@@ -87,19 +88,19 @@ class LoadReport:
 
 
 def some(names: Iterable[str]) -> str:
-    """Return a few names and the number of the others.
+    """Return the first names, and the number of further names if there are several.
 
     Example:
         >>> some(["a", "b", "c", "d", "e"])
         'a, b, c and 2 more'
     """
     name_list = list(names)
-    n_more = len(name_list) - SHOWN
-    return ", ".join(name_list) if n_more <= 1 else f"{', '.join(name_list[:SHOWN])} and {n_more} more"
+    n_more = len(name_list) - SHOWN_NAMES
+    return ", ".join(name_list) if n_more <= 1 else f"{', '.join(name_list[:SHOWN_NAMES])} and {n_more} more"
 
 
 def rounded_down(share: float) -> str:
-    """Return a share as a percentage that is never rounded up to 100 %.
+    """Return a share (0 to 1) as a percentage, which is "100 %" only if the share is exactly 1.
 
     Example:
         >>> rounded_down(1.0), rounded_down(0.99996), rounded_down(0.5)

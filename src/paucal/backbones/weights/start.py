@@ -1,4 +1,4 @@
-"""Initialise a model with weights trained elsewhere, and report what was loaded."""
+"""Initialises a model with pretrained weights, and reports what was loaded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,22 +17,23 @@ from paucal.backbones.weights.checkpoints import Candidate, Program, candidates,
 from paucal.backbones.weights.load_report import LoadReport, rounded_down
 from paucal.types import UserError
 
-# Below this share of the parameters, most of a "pre-trained" model would be random without the user noticing.
-MIN_SHARE = 0.5
-COMPLETE = 0.999
+# Shares of a model's parameters, by number of elements: below the first, loading is refused, since most of the model
+# would have random weights; from the second on, the weights count as the model's.
+MIN_SHARE, COMPLETE_SHARE = 0.5, 0.999
 Head = Literal["auto", "keep", "fresh"]
 
 
 @dataclass(frozen=True)
 class StartWeights:
-    """Weights from elsewhere, and the known facts about them.
+    """Pretrained weights, and what is known about them.
 
     Attributes:
-        tree: Tensors by name, or mappings of them (checkpoints wrap their weights in "state_dict", "teacher", ...).
+        tree: Content of the file: tensors by name, or nested mappings of these under keys such as "state_dict" and
+            "teacher".
         source: Origin of the weights, as text.
-        model: timm name of their model; None where unknown.
-        classes: Names of their classifier's outputs; None where unknown.
-        grid: (rows, columns) of their position embedding; None where unknown, which assumes a square.
+        model: timm name of the model to which the weights belong; None if unknown.
+        classes: Class names of the classifier; None if unknown.
+        grid: (rows, columns) of the position embedding; None if unknown, then assumed to be square.
     """
 
     tree: Mapping[str, Any]
@@ -45,21 +46,21 @@ class StartWeights:
 def start_from(
     model: nn.Module, weights: StartWeights, classes: Sequence[str] | None = None, head: Head = "auto"
 ) -> LoadReport:
-    """Load weights into a model in place, adapted where their sizes differ.
+    """Load weights into a model in place; adapt tensors whose shapes differ.
 
-    Position embeddings, relative-position tables, patch kernels and the first layer's input channels are resampled with
-    timm's functions. The classifier is kept if the source has all of the model's classes by name, or the same number of
-    unnamed classes; else it stays fresh. (The published DrLoc code skips every tensor with "head" in its name and
-    checks no shapes.)
+    Position embeddings, relative-position tables, patch kernels and the input channels of the first layer are adapted
+    with timm's functions. The classifier is loaded if the weights have all classes of the model, by name, or the same
+    number of classes without names; otherwise it keeps its random weights. (The published DrLoc code ignores every
+    tensor with "head" in its name and does not check shapes.)
 
     Args:
-        model: A timm model, or the `FeatureBackbone` around one, built with fresh weights.
+        model: A timm model or a `FeatureBackbone`, built with random weights.
         weights: Weights to load.
-        classes: Names of the model's outputs, where known.
-        head: "keep" insists on the classifier, "fresh" discards it.
+        classes: Class names of the model; None if unknown.
+        head: "auto" to load the classifier if it fits, "keep" to require this, "fresh" to never load it.
 
     Returns:
-        A report of the tensors that were loaded, adapted, left fresh and unused.
+        A report of the tensors that were loaded, adapted or left out.
 
     Example:
         >>> import timm
@@ -96,15 +97,15 @@ def start_from(
     )
 
 
-def take_whole(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tensor], LoadReport]:
-    """Return all tensors of a model from a file, under the model's names, with the file's own classifier.
+def read_complete_state(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tensor], LoadReport]:
+    """Return a model's complete state dict from a file, with the classifier of the file.
 
     Args:
-        model: A timm model; it may be on the meta device.
-        weights: Weights of exactly this model.
+        model: A timm model, which may be on the meta device.
+        weights: Weights of this model.
 
     Returns:
-        The tensors, and a report of what was adapted and left out.
+        The state dict, and a report of what was adapted or left out.
     """
     best = _best_fit(model, weights)
     classifier_names, fitted = classifier_modules(model), best.fitted
@@ -115,9 +116,9 @@ def take_whole(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tenso
     missing = [name for name in needed_names if name not in fitted.state and not is_computed(name)]
     if missing:
         raise UserError(
-            f"{weights.source} does not hold the weights of {model_name(model)}: {len(missing)} of its "
+            f"{weights.source} does not contain the weights of {model_name(model)}: {len(missing)} of the model's "
             f"{len(needed_names)} tensors are missing or have another shape (such as {missing[0]!r}); give the --model "
-            "that the weights belong to."
+            "to which the weights belong."
         )
     state = {**fitted.state, **classifier}
     _require_finite(state, weights.source, "")
@@ -131,18 +132,18 @@ def take_whole(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tenso
 
 
 def suggest_model(tree: Mapping[str, Any]) -> str | None:
-    """Return the registered model that a published checkpoint's weights belong to; None if it cannot be found.
+    """Return the name of the timm model to which a published checkpoint's weights belong; None if it is not found.
 
-    The tensors' names identify the program, their shapes the variant.
+    The names of the tensors identify the program that wrote them, and their shapes identify the variant.
     """
     for candidate in candidates(tree, ()):
         program = recognise(candidate.state)
         fits: dict[str, int] = {}
         for name in models_of(program) if program is not None else ():
-            fit = _fit_part(build_empty(name, {}), candidate, None)
-            if fit.share < COMPLETE:
+            fit = _fit_candidate(build_empty(name, {}), candidate, None)
+            if fit.share < COMPLETE_SHARE:
                 continue
-            # A smaller variant would use some tensors of a larger one and leave the rest.
+            # The fewest changed and unused tensors decide, since a smaller variant can load some tensors of a larger.
             fits[name] = len(fit.fitted.changes) + len(fit.fitted.unused)
             if not fits[name]:
                 break
@@ -152,24 +153,27 @@ def suggest_model(tree: Mapping[str, Any]) -> str | None:
 
 
 def pick_network(tree: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
-    """Return the part of a checkpoint that is stored under a name, such as "teacher" or "student"."""
-    part = tree.get(name)
-    if not isinstance(part, Mapping):
+    """Return the network in a checkpoint that is stored under a key, such as "teacher" or "student"."""
+    network = tree.get(name)
+    if not isinstance(network, Mapping):
         names = ", ".join(key for key, value in tree.items() if isinstance(value, Mapping))
-        raise UserError(f"--init-network: {source} holds no {name!r}; it holds {names or 'one network, unnamed'}.")
-    return {name: part}
+        raise UserError(
+            f"--init-network: {source} has no network {name!r}; it has {names or 'one network without a name'}."
+        )
+    return {name: network}
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How well a part of a file fits a model.
+    """How well a set of tensors from a file fits a model.
 
     Attributes:
-        part: Place inside the file.
-        fitted: Its tensors, sorted by what the model can do with them.
-        share: Share of the elements of the model's parameters that it provides, without the classifier.
-        program: Program that wrote it, if its names tell.
-        method: Names of tensors that belong to that program's training method.
+        part: Keys and prefix of the tensors in the file, as text.
+        fitted: The tensors, sorted by whether they fit the model.
+        share: Share (0 to 1) of the model's parameters that can be loaded, by number of elements and without the
+            classifier.
+        program: Program that wrote the file; None if unknown.
+        method: Names of tensors that belong to the program's training method.
     """
 
     part: str = ""
@@ -182,21 +186,21 @@ class Fit:
 def _best_fit(model: nn.Module, weights: StartWeights) -> Fit:
     best = Fit()
     for candidate in candidates(weights.tree, model.state_dict().keys()):
-        fit = _fit_part(model, candidate, weights.grid)
+        fit = _fit_candidate(model, candidate, weights.grid)
         if fit.share > best.share or (not best.share and len(fit.fitted.mismatched) > len(best.fitted.mismatched)):
             best = fit
-        if fit.share >= COMPLETE:
+        if fit.share >= COMPLETE_SHARE:
             break
     return best
 
 
-def _fit_part(model: nn.Module, part: Candidate, grid: Size | None) -> Fit:
-    program, state, method = recognise(part.state), part.state, []
+def _fit_candidate(model: nn.Module, candidate: Candidate, grid: Size | None) -> Fit:
+    program, state, method = recognise(candidate.state), candidate.state, []
     if program is not None:
         state, method = program.without_method(state)
         state = program.rename(state)
     fitted = fit_to_model(model, state, grid)
-    return Fit(part.part, fitted, _loaded_share(model, fitted), program, method)
+    return Fit(candidate.part, fitted, _loaded_share(model, fitted), program, method)
 
 
 def _loaded_share(model: nn.Module, fitted: FittedTensors) -> float:
@@ -209,52 +213,52 @@ def _too_little_message(model: nn.Module, weights: StartWeights, best: Fit) -> s
     name, model_state, fitted = model_name(model), model.state_dict(), best.fitted
     loaded_text = f"{len(fitted.state)} of the {len(model_state)} tensors of {name} in the right shape"
     if weights.model is not None and weights.model != name:
-        reason = f"it holds a {weights.model}, so choose --model {weights.model}"
+        reason = f"the weights belong to {weights.model}, so choose --model {weights.model}"
     elif fitted.mismatched:
-        misfit, value = next(iter(fitted.mismatched.items()))
-        in_file, in_model = _describe_difference(value, model_state[misfit])
-        example = f"for example, {misfit!r} is {in_file} in the file and {in_model} in the model"
-        reason = f"{example}, so choose the --model and --model-args that the weights belong to"
-        if value.shape == model_state[misfit].shape:
+        tensor_name, value = next(iter(fitted.mismatched.items()))
+        in_file, in_model = _describe_difference(value, model_state[tensor_name])
+        example = f"for example, {tensor_name!r} is {in_file} in the file and {in_model} in the model"
+        reason = f"{example}, so choose the --model and --model-args to which the weights belong"
+        if value.shape == model_state[tensor_name].shape:
             reason = f"{example}: convert the weights to floats"
     else:
         in_file, in_model = next(iter(_names_in_file(weights.tree)), "nothing"), next(iter(model_state))
-        reason = f"its tensors have names such as {in_file!r}, the model's such as {in_model!r}; choose the --model "
-        reason += "that the weights belong to"
+        reason = f"the file's tensors have names such as {in_file!r}, and the model's such as {in_model!r}; choose the "
+        reason += "--model to which the weights belong"
     return f"--init: {weights.source} has only {loaded_text} ({rounded_down(best.share)} of the parameters): {reason}."
 
 
 def _take_classifier(fitted: FittedTensors, classifier_names: Sequence[str]) -> dict[str, Tensor]:
-    """Remove the classifier's tensors from the matched and the mismatched tensors, and return them."""
+    """Remove the classifier's tensors from `fitted.state` and `fitted.mismatched`, and return them."""
     names = [name for name in (*fitted.state, *fitted.mismatched) if is_inside(name, classifier_names)]
     return {name: (fitted.state if name in fitted.state else fitted.mismatched).pop(name) for name in names}
 
 
 def _require_shapes(model: nn.Module, source: str, best: Fit, classifier_names: Sequence[str]) -> None:
-    """Refuse a published checkpoint that fits only in part: it belongs to another variant."""
+    """Refuse a published checkpoint with tensors of other shapes or types, which belongs to another variant."""
     mismatched = [name for name in best.fitted.mismatched if not is_inside(name, classifier_names)]
     if best.program is None or not mismatched:
         return
-    misfit, parameter = best.fitted.mismatched[mismatched[0]], model.state_dict()[mismatched[0]]
-    in_file, in_model = _describe_difference(misfit, parameter)
-    noun, advice = ("shapes", "choose the --model and --model-args that the weights belong to")
-    if misfit.shape == parameter.shape:
+    value, parameter = best.fitted.mismatched[mismatched[0]], model.state_dict()[mismatched[0]]
+    in_file, in_model = _describe_difference(value, parameter)
+    noun, advice = ("shapes", "choose the --model and --model-args to which the weights belong")
+    if value.shape == parameter.shape:
         noun, advice = ("types", "convert the weights to floats")
     raise UserError(
-        f"--init: {source} holds weights as {best.program.name} writes them, but {len(mismatched)} of its tensors have "
-        f"other {noun} than in {model_name(model)}: for example, {mismatched[0]!r} is {in_file} in the file and "
-        f"{in_model} in the model; {advice}."
+        f"--init: {source} was written by {best.program.name}, but {len(mismatched)} of its tensors have other {noun} "
+        f"than in {model_name(model)}: for example, {mismatched[0]!r} is {in_file} in the file and {in_model} in the "
+        f"model; {advice}."
     )
 
 
 def _names_in_file(tree: Mapping[str, Any]) -> list[str]:
-    """Return the names in the largest mapping of a file."""
+    """Return the names of the tensors in the mapping with the most tensors of a file."""
     inner = [_names_in_file(value) for value in tree.values() if isinstance(value, Mapping)]
     return max([[name for name, value in tree.items() if isinstance(value, Tensor)], *inner], key=len)
 
 
 def _describe_difference(in_file: Tensor, in_model: Tensor) -> tuple[str, str]:
-    """Return the difference between two tensors as text: their shapes, or else their types."""
+    """Return how each of two tensors differs from the other, as text: its shape or, if shapes are equal, its dtype."""
     if in_file.shape != in_model.shape:
         texts = ["x".join(map(str, tensor.shape)) or "a number" for tensor in (in_file, in_model)]
     else:
@@ -265,10 +269,9 @@ def _describe_difference(in_file: Tensor, in_model: Tensor) -> tuple[str, str]:
 def _require_finite(state: Mapping[str, Tensor], source: str, setting: str = "--init: ") -> None:
     for name, value in state.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise UserError(
-                f"{setting}{source} has values in {name!r} that are not finite numbers: choose another checkpoint."
-            )
+            raise UserError(f"{setting}{source} has NaN or infinite values in {name!r}: choose another checkpoint.")
 
 
 def _is_count(name: str) -> bool:
-    return name.endswith("num_batches_tracked")  # a counter that nothing reads
+    """Return whether the named tensor is the batch counter of a batch norm, which is not used."""
+    return name.endswith("num_batches_tracked")

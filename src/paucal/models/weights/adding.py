@@ -16,7 +16,7 @@ from paucal.backbones.layers import classifier_modules, is_inside
 from paucal.backbones.names import create_model, require_name, timm_config
 from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_timm
 from paucal.backbones.weights.load_report import LoadReport
-from paucal.backbones.weights.start import StartWeights, take_whole
+from paucal.backbones.weights.start import StartWeights, read_complete_state
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.weights.store import AddedWeights, file_digest, require_words, weights_folder, write_card
 from paucal.runs.weights import save_weights
@@ -80,7 +80,7 @@ def check_weights(
         fed: Preprocessing of images; None for the file's own, or else timm's.
     """
     licence = checked_licence(name, licence)
-    state, report = take_whole(build_empty(name, {}), weights)
+    state, report = read_complete_state(build_empty(name, {}), weights)
     if fed is None:
         fed = input_of_file(report.program, name) if "." not in name else input_of_timm(name)
     Preprocessing.as_tested((1, 1), fed)  # raises an error for values out of range

@@ -134,7 +134,7 @@ def test_first_model__starts_another_run_with_a_fresh_classifier(run, patched, t
     result = started_from(patched, tmp_path / "next", init=str(run), model=MODEL, epochs=1)
     said = json.loads((result.folder / "init.json").read_text())
     assert said["share"] == 1.0
-    assert "fresh, since that of the loaded weights has another shape" in said["classifier"]
+    assert "fresh, since the classifier of the loaded weights has another shape" in said["classifier"]
     assert not load_trained(result.folder).card.reads_stages
 
 

@@ -1,7 +1,7 @@
-"""Scaled dot-product attention on two paths with equal outputs: a fused kernel, and explicit weights.
+"""Scaled dot-product attention in two ways with equal outputs: by a fused kernel, or with explicit attention weights.
 
-Every attention layer of ours follows timm's convention, so that tools for timm's attention work on ours: an attribute
-`fused_attn`, and on the explicit path the weights pass through the submodule `attn_drop`.
+paucal's attention layers follow timm's convention, so that tools for timm's attention work with them: they have an
+attribute `fused_attn`, and explicit weights pass through the submodule `attn_drop`.
 """
 
 import torch
@@ -15,16 +15,17 @@ def attend(
     """Return softmax(scale * query key^T + bias) value, with dropout on the weights in training.
 
     Args:
-        query: (..., N, d).
-        key: (..., M, d).
-        value: (..., M, e).
-        bias: Added to the logits, of a shape that broadcasts to (..., N, M), -inf where a key is hidden; or None.
-        scale: Factor on the products of queries and keys.
-        fused: Whether the fused kernel may be used; it is used where it is faster.
-        drop: Dropout module that the weights pass through on the explicit path.
+        query: (..., N, d) queries.
+        key: (..., M, d) keys.
+        value: (..., M, e) values.
+        bias: Bias that broadcasts to (..., N, M), added to the products before the softmax, -inf for keys that a query
+            must not attend to; None for no bias.
+        scale: Factor of the products of queries and keys.
+        fused: Whether the fused kernel may be used; it is only used if it is faster.
+        drop: Dropout module through which explicit weights pass.
 
     Returns:
-        (..., N, e).
+        (..., N, e) weighted sums of the values.
     """
     if fused and is_fused_faster(query, bias):
         dropout = drop.p if drop.training else 0.0
@@ -36,28 +37,28 @@ def attend(
 
 
 def add_bias(weights: Tensor, bias: Tensor) -> Tensor:
-    """Return weights + bias, in place unless the sum has a wider dtype.
+    """Return weights + bias; the sum is computed in place if the dtypes are equal.
 
-    The weights are the largest tensor of a layer, and a second one costs a CPU more time than the sum.
+    The weights are the largest tensor of a layer, and on a CPU a second tensor takes more time than the addition.
     """
     return weights.add_(bias) if bias.dtype == weights.dtype else weights + bias
 
 
 def is_fused_faster(query: Tensor, bias: Tensor | None) -> bool:
-    """Return whether the fused kernel is the faster path on this device.
+    """Return whether the fused kernel is faster than explicit weights on the query's device.
 
-    On a CPU it falls back to a slow path where the bias needs a gradient. Otherwise, in float32 with 4 to 64 queries,
-    it is about as fast in evaluation (0.84 to 2.6 times) and 1.3 to 3.9 times as fast in training.
+    On a CPU it is slow if the bias needs a gradient. Otherwise, in float32 with 4 to 64 queries, its speed is 0.84 to
+    2.6 times that of explicit weights in evaluation, and 1.3 to 3.9 times in training.
     """
     return query.device.type != "cpu" or bias is None or not (bias.requires_grad and torch.is_grad_enabled())
 
 
 def split_heads(tokens: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """Split the (B, N, parts * C) output of a joint projection into `parts` tensors of (B, heads, N, C / heads)."""
+    """Split the (B, N, parts * C) output of a linear layer such as `qkv` into (B, heads, N, C / heads) tensors."""
     batch, count, width = tokens.shape
     return tokens.reshape(batch, count, parts, heads, width // (parts * heads)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def join_heads(tokens: Tensor) -> Tensor:
-    """Return (B, heads, N, d) as (B, N, heads * d)."""
+    """Concatenate the heads of (B, heads, N, d) tokens; return (B, N, heads * d)."""
     return tokens.transpose(1, 2).flatten(2)

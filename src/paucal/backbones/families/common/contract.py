@@ -1,6 +1,6 @@
-"""The methods that timm expects of every model, written once for the families of this package.
+"""The methods that timm requires of every model, as a base class for the families of this package.
 
-timm's own models each repeat this code (see `timm.models.vision_transformer`); the behaviour is the same.
+Each of timm's models repeats this code (see `timm.models.vision_transformer`); the behaviour is the same.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 Indices = int | Sequence[int] | None
-DEIT_CROP = 224 / 256  # centre crop over resized side, in DeiT's code and code derived from it
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+DEIT_CROP_RATIO = 224 / 256  # side of the centre crop / resized side, in DeiT's code and code based on it
+IMAGENET_STATISTICS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 def configuration(first_conv: str, classifier: str | tuple[str, ...] = "head", **changes: Any) -> dict[str, Any]:
-    """Return timm's description of a model without published weights on the hub, for `generate_default_cfgs`.
+    """Return timm's configuration of a model without published weights, for `generate_default_cfgs`.
 
     Args:
-        first_conv: Dotted name of the layer that reads the image.
-        classifier: Dotted names of the layers that produce the logits.
-        changes: Entries that differ, for instance `input_size=(3, 32, 32)` or `fixed_input_size=True` for models
-            that need `img_size` when they are built.
+        first_conv: Dotted name of the first layer, whose input is the image.
+        classifier: Dotted names of the layers whose outputs are the logits.
+        changes: Entries with other than the default values, such as `input_size=(3, 32, 32)`, or
+            `fixed_input_size=True` for models that need `img_size` when they are built.
     """
     return {
         "url": "",
@@ -35,7 +35,7 @@ def configuration(first_conv: str, classifier: str | tuple[str, ...] = "head", *
         "crop_pct": 0.9,
         "interpolation": "bicubic",
         "fixed_input_size": False,
-        **IMAGENET,
+        **IMAGENET_STATISTICS,
         "first_conv": first_conv,
         "classifier": classifier,
         "license": "apache-2.0",
@@ -45,30 +45,30 @@ def configuration(first_conv: str, classifier: str | tuple[str, ...] = "head", *
 
 def register_variants(
     module: str,
-    kind: type[nn.Module],
+    model_class: type[nn.Module],
     variants: Mapping[str, Mapping[str, Any]],
     filter_fn: Callable[..., Any] | None = None,
     out_indices: int | Sequence[int] = (0, 1, 2, 3),
     changes: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda arguments: {},
 ) -> None:
-    """Register the variants of a family with timm; its `register_model` would need a function for each.
+    """Register the variants of a family with timm, without a function for each, which `register_model` would need.
 
     Args:
-        module: `__name__` of the family's module, whose `default_cfgs` describe the variants.
-        kind: The class of the models.
-        variants: Constructor arguments by registered name; the user's arguments override them.
-        filter_fn: timm's `checkpoint_filter_fn` of the family.
-        out_indices: Levels that `features_only` gives; a number stands for the last n (3 in timm's ViT).
-        changes: Returns the changes that constructor arguments make to a variant's configuration.
+        module: `__name__` of the family's module, whose `default_cfgs` are the configurations of the variants.
+        model_class: Class of the models.
+        variants: Constructor arguments by the name of the variant; the user's arguments override them.
+        filter_fn: Function that converts checkpoints of the family (timm's `checkpoint_filter_fn`).
+        out_indices: Indices of the levels that `features_only` returns, or n for the last n (3 in timm's ViT).
+        changes: Function that returns changes of the configuration from the constructor arguments.
     """
     for name, settings in variants.items():
-        register_model(_variant_builder(module, name, kind, settings, filter_fn, out_indices, changes))
+        register_model(_variant_builder(module, name, model_class, settings, filter_fn, out_indices, changes))
 
 
 def _variant_builder(
     module: str,
     name: str,
-    kind: type[nn.Module],
+    model_class: type[nn.Module],
     settings: Mapping[str, Any],
     filter_fn: Callable[..., Any] | None,
     out_indices: int | Sequence[int],
@@ -78,12 +78,13 @@ def _variant_builder(
         arguments = {**settings, **overrides}
         overlay = {**(arguments.pop("pretrained_cfg_overlay", None) or {}), **changes(arguments)}
         return build_model_with_cfg(
-            kind,
+            model_class,
             name,
             pretrained,
             pretrained_cfg_overlay=overlay,
             pretrained_filter_fn=filter_fn,
-            feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},  # timm takes entries out of it
+            # A new dictionary for each model, since timm removes entries.
+            feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
             **arguments,
         )
 
@@ -92,7 +93,10 @@ def _variant_builder(
 
 
 def take_indices(count: int, indices: Indices) -> list[int]:
-    """Return the indices of the selected levels: all (None), the last n (a number), or the listed ones.
+    """Return the indices of the selected levels from 0 to `count` - 1.
+
+    `indices` is None for all levels, an integer n for the last n, or a list, in which negative indices count from the
+    end.
 
     Example:
         >>> take_indices(4, None), take_indices(4, 2), take_indices(4, [0, -1])
@@ -111,19 +115,19 @@ def take_indices(count: int, indices: Indices) -> list[int]:
 
 
 class Classifying(nn.Module):
-    """The classifier of a model: `head_drop`, then the linear layer `head`, on one pooled feature.
+    """The base class of models with a classifier: pooling, dropout (`head_drop`) and a linear layer (`head`).
 
     Attributes:
-        num_classes: Outputs of the classifier; 0 for none.
-        in_chans: Channels of the images.
-        num_features: Channels of `forward_features`.
-        head_hidden_size: Channels before the classifier.
-        global_pool: How tokens become one feature; "" keeps all tokens.
+        num_classes: Number of classes; 0 for no classifier.
+        in_chans: Number of channels of the images.
+        num_features: Number of channels of the output of `forward_features`.
+        head_hidden_size: Number of channels before the classifier.
+        global_pool: How tokens are pooled, one of `pools`; "" for no pooling.
         grad_checkpointing: Whether blocks are computed again in the backward pass to save memory.
     """
 
     pools: tuple[str, ...] = ("avg", "")  # allowed values of `global_pool`
-    levels: Literal["blocks", "stages"] = "blocks"  # list of modules whose outputs are intermediate features
+    levels: Literal["blocks", "stages"] = "blocks"  # attribute with the modules whose outputs are intermediate features
     norm: nn.Module
     feature_info: list[dict[str, Any]]
 
@@ -138,24 +142,28 @@ class Classifying(nn.Module):
         self.head = new_classifier(num_features, num_classes)
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
-        """Return the last linear layer, an identity if there are no classes; a tuple where there are several."""
+        """Return the classifier's linear layer, an identity without classes; a tuple if there are several."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the classifier by a fresh one on the same device, and the pooling if one is given."""
+        """Replace the classifier by one with random weights on the same device, and set `global_pool` if given."""
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = self._checked_pool(global_pool)
-        self.head = like(self, new_classifier(self.num_features, num_classes))
+        self.head = match_model(self, new_classifier(self.num_features, num_classes))
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute blocks again in the backward pass instead of keeping what they computed."""
+        """Set whether blocks are computed again in the backward pass, instead of keeping their activations."""
         self.grad_checkpointing = enable
 
     def prune_intermediate_layers(
         self, indices: Indices = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the blocks or stages after the last requested one, and optionally the final norm and the classifier."""
+        """Remove blocks or stages after the last requested one, and optionally the final norm and the classifier.
+
+        Returns:
+            The indices of the requested levels.
+        """
         modules = getattr(self, self.levels)
         selected = take_indices(len(modules), indices)
         setattr(self, self.levels, modules[: max(selected) + 1])
@@ -170,11 +178,11 @@ class Classifying(nn.Module):
         raise NotImplementedError
 
     def pool(self, x: Tensor) -> Tensor:
-        """Return one feature (B, C) from the output of `forward_features`."""
+        """Return the pooled features (B, C) from the output of `forward_features`."""
         raise NotImplementedError
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits from the output of `forward_features`, or with `pre_logits` the pooled feature."""
+        """Return the logits from the output of `forward_features`; with `pre_logits`, the pooled features instead."""
         x = self.head_drop(self.pool(x) if self.global_pool else x)
         return x if pre_logits else self.head(x)
 
@@ -185,13 +193,14 @@ class Classifying(nn.Module):
     def _checked_pool(self, global_pool: str) -> str:
         if global_pool not in self.pools:
             raise ValueError(
-                f"global_pool is {global_pool!r}; {type(self).__name__} has {', '.join(map(repr, self.pools))}"
+                f"global_pool is {global_pool!r}, but {type(self).__name__} only supports "
+                f"{', '.join(map(repr, self.pools))}"
             )
         return global_pool
 
 
 def new_classifier(features: int, classes: int) -> nn.Module:
-    """Return a linear layer with the papers' initialisation, or an identity for no classes."""
+    """Return a linear layer with the papers' initialisation; an identity if `classes` is 0."""
     if classes < 1:
         return nn.Identity()
     layer = nn.Linear(features, classes)
@@ -200,7 +209,10 @@ def new_classifier(features: int, classes: int) -> nn.Module:
 
 
 def init_linear(module: nn.Module) -> None:
-    """Initialise a linear layer as all four papers do: truncated normal with deviation 0.02, biases zero."""
+    """Initialise a linear layer as in the papers' code: truncated normal with a deviation of 0.02, biases 0.
+
+    Other modules are not changed, so that this can be passed to `Module.apply`.
+    """
     if isinstance(module, nn.Linear):
         init_table(module.weight)
         if module.bias is not None:
@@ -208,55 +220,54 @@ def init_linear(module: nn.Module) -> None:
 
 
 def init_table(table: Tensor) -> None:
-    """Draw tokens or positions as all four papers do: truncated normal with deviation 0.02."""
-    if not table.is_meta:  # without values there is nothing to draw, and trying takes 15 ms
+    """Initialise tokens or positions as in the papers' code: truncated normal with a deviation of 0.02."""
+    if not table.is_meta:  # on the meta device there are no values, but drawing would take 15 ms
         trunc_normal_(table, std=0.02)
 
 
-def like(model: nn.Module, new: nn.Module) -> nn.Module:
-    """Move a new part to a model's device, precision and mode."""
+def match_model(model: nn.Module, new: nn.Module) -> nn.Module:
+    """Move a new module to a model's device and dtype, set its training mode to the model's, and return it."""
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
-    moved_part = new if weight is None else new.to(device=weight.device, dtype=weight.dtype)
-    return moved_part.train(model.training)
+    moved = new if weight is None else new.to(device=weight.device, dtype=weight.dtype)
+    return moved.train(model.training)
 
 
 def to_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Return tokens (B, H * W, C), row by row, as a contiguous map (B, C, H, W)."""
+    """Convert tokens (B, H * W, C), row by row, to a contiguous map (B, C, H, W)."""
     batch, _, channels = tokens.shape
     return tokens.transpose(1, 2).reshape(batch, channels, *grid).contiguous()
 
 
 def to_tokens(cells: Tensor) -> Tensor:
-    """Return a map (B, C, H, W) as tokens (B, H * W, C), row by row."""
+    """Convert a map (B, C, H, W) to tokens (B, H * W, C), row by row."""
     return cells.flatten(2).transpose(1, 2)
 
 
-class _Contexts:
-    """The contexts of a checkpoint's two passes: none for the first, `untouched` norms for the second."""
+class _CheckpointContexts:
+    """Returns the contexts of a gradient checkpoint's two forward passes: none, and `unchanged_statistics`."""
 
     def __init__(self, norms: Sequence[_BatchNorm]) -> None:
         self.norms = norms
 
     def __call__(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), untouched(self.norms)
+        return nullcontext(), unchanged_statistics(self.norms)
 
 
 def recompute(block: nn.Module, *arguments: Any) -> Any:
-    """Run a block and, in the backward pass, run it again instead of keeping what it computed.
+    """Run a block with gradient checkpointing: its activations are not kept but computed again in the backward pass.
 
-    In training, the second pass would update the running statistics of batch norms again, so a model with checkpoints
-    would end with different statistics from one without; here it does not. (Compiled code needs no such care: there a
-    buffer changes once.)
+    The second forward pass does not update the running statistics of batch norms again, so that they are the same with
+    and without gradient checkpointing. (In compiled code, buffers are updated only once anyway.)
     """
-    norms = [part for part in block.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+    norms = [module for module in block.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms or torch.compiler.is_compiling():
         return checkpoint(block, *arguments)
-    return checkpoint(block, *arguments, use_reentrant=False, context_fn=_Contexts(norms))
+    return checkpoint(block, *arguments, use_reentrant=False, context_fn=_CheckpointContexts(norms))
 
 
 @contextmanager
-def untouched(norms: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Let batch norms update copies of their running statistics instead of the originals."""
+def unchanged_statistics(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+    """Let batch norms update copies of their running statistics in the `with` block, and restore the originals."""
     originals = [dict(norm.named_buffers(recurse=False)) for norm in norms]
     try:
         for norm, buffers in zip(norms, originals, strict=True):

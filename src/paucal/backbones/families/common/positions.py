@@ -1,12 +1,12 @@
-"""Resample learned position tables for images of other sizes; all families do so through this module.
+"""Resamples learned position embeddings for images of other sizes, in the same manner everywhere.
 
-Each family uses one filter everywhere: for checkpoints of square and other grids, in `set_input_size`, and for images
-of other sizes in a forward pass. All filters are bicubic:
+Each family has one filter: for checkpoints, in `set_input_size`, and in a forward pass with images of another size. All
+filters are bicubic.
 
-- the papers' families (`antialias_positions = False`: LV-ViT, DHVT, T2T-ViT, EsViT's transformers) without
-  antialiasing, as in their published code;
-- timm's own models, and our variants of them in other sizes: with antialiasing, as in timm. It also changes timm's
-  kernel, so enlarged tables differ too.
+- The papers' families (`antialias_positions = False`: LV-ViT, DHVT, T2T-ViT, EsViT's transformers) have no
+  antialiasing, as in their published code.
+- timm's models, and paucal's variants of them, have antialiasing, as in timm. It also changes timm's kernel, so the
+  results differ even if a table is enlarged.
 """
 
 import math
@@ -19,37 +19,40 @@ Size = tuple[int, int]
 
 
 def antialiases(model: nn.Module) -> bool:
-    """Return whether the position tables of a model's family are resampled with antialiasing."""
+    """Return whether the position embeddings of a model's family are resampled with antialiasing."""
     return bool(getattr(model, "antialias_positions", True))
 
 
 def resample_positions(table: Tensor, before: Size, after: Size, prefix: int = 1, antialias: bool = False) -> Tensor:
-    """Return a position table (1, P + H * W, C) for another grid, its first P entries untouched.
+    """Resample a position embedding to another grid; the entries of prefix tokens are not changed.
 
     Args:
-        table: Entries row by row, after those of the prefix tokens.
-        before: (rows, columns) of the table.
-        after: (rows, columns) wanted.
-        prefix: P, the number of entries that stand for no cell.
-        antialias: The family's choice, see `antialiases`.
+        table: (1, P + H * W, C) position embedding: the entries of P prefix tokens, then of the cells row by row.
+        before: (rows, columns) of the table's grid.
+        after: (rows, columns) of the new grid.
+        prefix: Number P of prefix tokens.
+        antialias: Whether to resample with antialiasing, see `antialiases`.
+
+    Returns:
+        (1, P + rows * columns, C).
     """
     return resample_abs_pos_embed(table, list(after), list(before), num_prefix_tokens=prefix, antialias=antialias)
 
 
 def resample_map(table: Tensor, after: Size, antialias: bool) -> Tensor:
-    """Return a map of positions (1, H, W, C) for another grid (rows, columns)."""
+    """Resample a position embedding (1, H, W, C) to another grid `after`, (rows, columns)."""
     return resample_abs_pos_embed_nhwc(table, list(after), antialias=antialias)
 
 
 def with_fitting_positions(state: Mapping[str, Tensor], own: Tensor, grid: Size) -> dict[str, Tensor]:
-    """Return a state dict whose table "pos_embed", made for square images of another size, is resampled.
+    """Return a state dict in which the position embedding "pos_embed" is resampled from a square grid to the model's.
 
-    A table that fits already, or is not that of a square grid with a class entry, is left alone.
+    The embedding is not changed if it has the model's shape, or if it is not that of a square grid with a class token.
 
     Args:
         state: Tensors by name.
-        own: The model's table (1, 1 + H * W, C).
-        grid: Its (rows, columns).
+        own: (1, 1 + H * W, C) position embedding of the model.
+        grid: (rows, columns) of the model's grid.
     """
     table = state.get("pos_embed")
     if table is None or table.ndim != 3 or table.shape[1] < 2 or table.shape == own.shape:
@@ -61,9 +64,9 @@ def with_fitting_positions(state: Mapping[str, Tensor], own: Tensor, grid: Size)
 
 
 def record_input_size(model: nn.Module, img_size: Size) -> None:
-    """Tell timm about a change of size, so that it saves the arguments that rebuild the model."""
+    """Record a new image size in timm's configuration of the model, from which timm rebuilds a saved model."""
     try:
         from timm.models._input import update_model_input_size
-    except ImportError:  # older versions save only what the model was built with
+    except ImportError:  # an older timm, which always saves the original configuration
         return
     update_model_input_size(model, img_size)

@@ -1,4 +1,4 @@
-"""The base class of backbones with several stages of ever coarser grids: CvT, ViL."""
+"""The base class of backbones with stages, whose grids get coarser from stage to stage: CvT and ViL."""
 
 from typing import Any, Literal
 
@@ -9,15 +9,14 @@ from paucal.backbones.families.common.contract import Classifying, Indices, take
 
 
 class StagedBackbone(Classifying):
-    """A sequence of stages, then `norm`; the mean of the cells or the class token is classified.
+    """A sequence of stages, a final norm, and a classifier on the mean of the cells or on the class token.
 
-    A stage takes a map (B, C, H, W) and returns its own map and its prefix tokens (B, P, C), or None. Prefix tokens are
-    dropped after their stage; those of the last stage reach the final norm.
+    A stage gets a map (B, C, H, W) and returns a map and its prefix tokens (B, P, C), or None without prefix tokens.
+    Prefix tokens are dropped after their stage, except in the last stage, where they go through the final norm.
 
     Attributes:
-        num_prefix_tokens: Prefix tokens of the last stage.
-        stages: The stages; within each, the parameters of the patch embedding are called `embed`, the blocks
-            `blocks`.
+        num_prefix_tokens: Number of prefix tokens of the last stage.
+        stages: The stages. In each, the patch embedding is the submodule `embed`, and the blocks are in `blocks`.
     """
 
     levels = "stages"
@@ -42,14 +41,14 @@ class StagedBackbone(Classifying):
         ]
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Return the normed map (B, C, H, W) of the last stage, or tokens (B, P + H * W, C) if it has prefix tokens."""
+        """Return the last stage's map (B, C, H, W) after the norm; its tokens (B, P + H * W, C) with prefix tokens."""
         prefix = None
         for stage in self.stages:
             x, prefix = stage(x)
         return self._norm_grid(x, prefix)
 
     def pool(self, x: Tensor) -> Tensor:
-        """Return the class token, or the mean of the cells."""
+        """Return the class token if `global_pool` is "token", else the mean of the cells."""
         if x.ndim == 4:
             return x.mean((2, 3))
         return x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(1)
@@ -67,18 +66,18 @@ class StagedBackbone(Classifying):
 
         Args:
             x: Images (B, in_chans, H, W).
-            indices: Stages: all (None), the last n (a number), or a list of indices.
-            norm: Apply the final norm to the last stage's map.
-            stop_early: Compute no stage after the last requested one.
-            output_fmt: "NCHW" only.
-            intermediates_only: Leave out the final features.
+            indices: Indices of stages, n for the last n, or None for all.
+            norm: Whether to apply the final norm to the last stage's map.
+            stop_early: Whether to leave out stages after the last requested one.
+            output_fmt: Format of the maps, only "NCHW".
+            intermediates_only: Whether to return the maps without the final features.
 
         Returns:
-            (final features, list of (B, C, H, W)), or the list. The final features are normed if the last stage was
-            reached.
+            Final features and a list of maps (B, C, H, W), or only the list. The final norm is applied to the final
+            features if the last stage was computed.
         """
         if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt is {output_fmt!r}; maps come as 'NCHW'")
+            raise ValueError(f"output_fmt is {output_fmt!r}, but only 'NCHW' is supported")
         selected, last = take_indices(len(self.stages), indices), len(self.feature_info) - 1
         outputs, prefix, index = {}, None, 0
         for index, stage in enumerate(self.stages[: max(selected) + 1] if stop_early else self.stages):
@@ -93,16 +92,16 @@ class StagedBackbone(Classifying):
         return maps if intermediates_only else (final, maps)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute blocks again in the backward pass instead of keeping what they computed."""
+        """Set whether blocks are computed again in the backward pass, instead of keeping their activations."""
         super().set_grad_checkpointing(enable)
         for stage in self.stages:
             stage.grad_checkpointing = enable  # type: ignore[assignment]
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return how parameters are grouped by depth, for layer-wise learning rates.
+        """Return how parameters are grouped by depth, for layer-wise learning rates; the format is timm's.
 
-        The patch embedding and the tokens of a later stage belong to the stage's first block, just as positions belong
-        to the stem in timm's ViT.
+        The patch embedding and the tokens of a later stage belong to the stage's first block, as position embeddings
+        belong to the stem in timm's ViT.
         """
         if coarse:
             blocks: list[Any] = [(r"^stages\.(\d+)", None), (r"^norm", (99999,))]

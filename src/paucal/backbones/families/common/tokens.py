@@ -1,4 +1,4 @@
-"""The base class of transformers of equal blocks on one grid of tokens: DHVT, LV-ViT, T2T-ViT."""
+"""The base class of transformers without stages, whose blocks all have the same grid: DHVT, LV-ViT and T2T-ViT."""
 
 from typing import Any, Literal
 
@@ -11,29 +11,31 @@ Grid = tuple[int, int]
 
 
 def require_valid_sizes(embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) -> None:
-    """Check the numbers that describe the blocks."""
+    """Raise a ValueError if blocks with these sizes cannot be built."""
     if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
-        raise ValueError(f"embed_dim is {embed_dim} for {num_heads} heads; it must be a multiple of the heads")
+        raise ValueError(f"embed_dim is {embed_dim}, but must be a multiple of num_heads, which is {num_heads}")
     if depth < 1 or int(embed_dim * mlp_ratio) < 1:
-        raise ValueError(f"depth is {depth} and mlp_ratio {mlp_ratio}; both must give at least 1 layer and channel")
+        raise ValueError(
+            f"depth is {depth} and mlp_ratio {mlp_ratio}, but there must be at least 1 block and 1 channel in the MLP"
+        )
 
 
 class TokenBackbone(Classifying):
-    """A backbone that applies `embed`, `blocks` and `norm`, and classifies the class token or the mean of the cells.
+    """A backbone with `embed`, `blocks` and `norm`, and a classifier on the class token or on the mean of the cells.
 
-    A family defines `embed`, sets `blocks` (called with the tokens and their grid) and `norm`, and overrides
-    `run_block` where a plain gradient checkpoint would be wrong.
+    A subclass defines `embed` and sets `blocks`, which are called with tokens and their grid, and `norm`. It overrides
+    `run_block` if timm's gradient checkpointing would give wrong results.
 
     Attributes:
-        embed_dim: Channels of the tokens.
-        num_prefix_tokens: Tokens before the cells.
-        reduction: Pixels per cell, along each side.
+        embed_dim: Number of channels of the tokens.
+        num_prefix_tokens: Number of tokens before the cells.
+        reduction: Stride of the grid in pixels.
     """
 
     pools = ("token", "avg", "")
     blocks: nn.ModuleList
     antialias_positions = False  # see `positions`
-    stem_names: tuple[str, ...] = ("cls_token", "pos_embed", "patch_embed")  # layer 0 of layer-wise decay
+    stem_names: tuple[str, ...] = ("cls_token", "pos_embed", "patch_embed")  # layer 0 in layer-wise decay
 
     def __init__(
         self,
@@ -56,11 +58,11 @@ class TokenBackbone(Classifying):
         ]
 
     def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
-        """Return the tokens (B, P + H * W, C) of images, with positions, and the (rows, columns) of their grid."""
+        """Return the tokens (B, P + H * W, C) of images, positions added, and the (rows, columns) of their grid."""
         raise NotImplementedError
 
     def run_block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
-        """Apply one block, within a gradient checkpoint if these are on."""
+        """Apply a block, with gradient checkpointing if it is switched on."""
         if self.grad_checkpointing and self.training:
             return checkpoint(block, x, grid)
         return block(x, grid)
@@ -73,7 +75,7 @@ class TokenBackbone(Classifying):
         return self.norm(x)
 
     def pool(self, x: Tensor) -> Tensor:
-        """Return the class token, or the mean of the cells."""
+        """Return the class token if `global_pool` is "token", else the mean of the cells."""
         return x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(1)
 
     def forward_intermediates(
@@ -90,15 +92,15 @@ class TokenBackbone(Classifying):
 
         Args:
             x: Images (B, in_chans, H, W).
-            indices: Blocks: all (None), the last n (a number), or a list of indices.
-            return_prefix_tokens: Return (map, prefix tokens) pairs.
-            norm: Apply the final norm to each.
-            stop_early: Compute no block after the last requested one.
+            indices: Indices of blocks, n for the last n, or None for all.
+            return_prefix_tokens: Whether to return (map, prefix tokens) pairs instead of maps.
+            norm: Whether to apply the final norm to each output.
+            stop_early: Whether to leave out blocks after the last requested one.
             output_fmt: "NCHW" for maps (B, C, H, W), "NLC" for tokens (B, H * W, C).
-            intermediates_only: Leave out the final features.
+            intermediates_only: Whether to return the outputs of blocks without the final features.
 
         Returns:
-            (final features, list), or the list.
+            Final features and a list with the outputs of blocks, or only the list.
         """
         selected = take_indices(len(self.blocks), indices)
         x, grid = self.embed(x)
@@ -116,6 +118,6 @@ class TokenBackbone(Classifying):
         return maps if intermediates_only else (self.norm(x), maps)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return how parameters are grouped by depth, for layer-wise learning rates."""
+        """Return how parameters are grouped by depth, for layer-wise learning rates; the format is timm's."""
         stem = "|".join(self.stem_names)
         return {"stem": rf"^(?:{stem})", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}

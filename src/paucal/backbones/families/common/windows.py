@@ -1,8 +1,8 @@
-"""Cut maps of any size into windows in the order of Swin's papers: pad, shift, cut.
+"""Divides maps of any size into attention windows, as in the code of Swin's authors: pad, then shift, then divide.
 
-Maps are padded at the right and the bottom to whole windows, then shifted cyclically. Cells that wrap round to the
-other border are masked from their new neighbours. (timm shifts before it pads, which makes other cells neighbours: with
-timm, Swin in EsViT at 96 pixels and in detection differs from the papers' models.)
+Maps are padded on the right and bottom to a multiple of the window, then shifted cyclically. Cells that are shifted to
+the opposite border must not attend to their new neighbours; a mask prevents this. (timm shifts before it pads, which
+puts other cells into a window. So for Swin in EsViT at 96 pixels and in detection, timm differs from the papers.)
 """
 
 from functools import lru_cache
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 Size = tuple[int, int]
-_CACHED = 32  # masks kept; a model needs up to four per image size, shared by all of its blocks
+_MAX_CACHED_MASKS = 32  # a model needs up to four per image size, which all of its blocks share
 
 
 class Windows(NamedTuple):
-    """How a map is cut into windows.
+    """How a map is divided into windows.
 
     Attributes:
         size: (rows, columns) of the map.
         window: (rows, columns) of a window.
-        shift: Cells by which the padded map is shifted up and to the left.
-        hides_padding: Whether the map's own cells must not see padding.
+        shift: Numbers of cells by which the padded map is shifted (up, to the left).
+        hides_padding: Whether cells must not attend to padding.
     """
 
     size: Size
@@ -32,22 +32,22 @@ class Windows(NamedTuple):
 
     @property
     def padded(self) -> Size:
-        """(rows, columns) of the map with padding."""
+        """(rows, columns) of the map after padding."""
         (height, width), (rows, columns) = self.size, self.window
         return height + -height % rows, width + -width % columns
 
     @property
     def counts(self) -> Size:
-        """(rows, columns) of windows."""
+        """Number of windows along the height and along the width."""
         return self.padded[0] // self.window[0], self.padded[1] // self.window[1]
 
     @property
     def needs_mask(self) -> bool:
-        """Whether some cells of a window must not see each other."""
+        """Whether some cells of a window must not attend to each other."""
         return any(self.shift) or (self.hides_padding and self.padded != self.size)
 
     def shrunk(self) -> "Windows":
-        """Return windows no larger than the map, without a shift along a side that one window spans."""
+        """Return windows that are not larger than the map, and are not shifted along sides with a single window."""
         (height, width), (rows, columns), (down, right) = self.size, self.window, self.shift
         return self._replace(
             window=(min(rows, height), min(columns, width)),
@@ -55,13 +55,13 @@ class Windows(NamedTuple):
         )
 
 
-def lay_out(x: Tensor, windows: Windows, fill: Tensor | None = None) -> Tensor:
-    """Return a map (B, H, W, C) padded and shifted.
+def pad_and_shift(x: Tensor, windows: Windows, fill: Tensor | None = None) -> Tensor:
+    """Pad and shift a map, so that it can be divided into windows.
 
     Args:
-        x: The map.
-        windows: Windows that the map will be cut into.
-        fill: (C,), the content of padded cells; None for zeros.
+        x: (B, H, W, C) map.
+        windows: Windows into which the map will be divided.
+        fill: (C,) value of padded cells; None for zeros.
     """
     for axis, padded in zip((1, 2), windows.padded, strict=True):
         if padded > x.shape[axis]:
@@ -72,46 +72,46 @@ def lay_out(x: Tensor, windows: Windows, fill: Tensor | None = None) -> Tensor:
     return x.roll((-down, -right), (1, 2)) if down or right else x
 
 
-def take_back(x: Tensor, windows: Windows) -> Tensor:
-    """Undo `lay_out`: shift back, remove the padding and return the map (B, H, W, C)."""
+def unpad_and_unshift(x: Tensor, windows: Windows) -> Tensor:
+    """Undo `pad_and_shift`: shift the map back, and return it (B, H, W, C) without padding."""
     x = x.roll(windows.shift, (1, 2)) if any(windows.shift) else x
     return x if windows.padded == windows.size else x[:, : windows.size[0], : windows.size[1]]
 
 
-def kept_apart(windows: Windows, like: Tensor) -> Tensor:
-    """Return which cells of a window must not see each other, (windows, queries, keys), True where hidden.
+def window_mask(windows: Windows, like: Tensor) -> Tensor:
+    """Return the mask (windows, queries, keys), which is True where a query must not attend to a key.
 
-    Cells that only the cyclic shift has brought together are hidden from each other. Padding may see everything, since
-    nothing reads its output; so no query is left without a key. Masks are cached for the most recent sizes, for all
-    models of the process.
+    Cells that are neighbours only because of the cyclic shift must not attend to each other. Padding may attend to all
+    cells, since its output is not used; so every query has a key. Masks are cached for the most recent sizes and shared
+    by all models of the process.
     """
-    # A mask made during tracing, or of another tensor type, must not be reused outside.
+    # Do not cache masks that are made while tracing or for another tensor type: they cannot be used elsewhere.
     if torch.compiler.is_compiling() or type(like) is not Tensor:
-        return _kept_apart(windows, like.device)
-    return _cached_index(windows, like.device)
+        return _compute_mask(windows, like.device)
+    return _cached_mask(windows, like.device)
 
 
-@lru_cache(maxsize=_CACHED)
-def _cached_index(windows: Windows, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # otherwise a mask made for inference could not be used in training
-        return _kept_apart(windows, device)
+@lru_cache(maxsize=_MAX_CACHED_MASKS)
+def _cached_mask(windows: Windows, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # otherwise a mask made in inference mode could not be used in training
+        return _compute_mask(windows, device)
 
 
-def _kept_apart(windows: Windows, device: torch.device) -> Tensor:
+def _compute_mask(windows: Windows, device: torch.device) -> Tensor:
     sides = []
     for size, padded, shift in zip(windows.size, windows.padded, windows.shift, strict=True):
         index = torch.arange(padded, device=device)
         sides.append((index >= padded - shift, (index + shift) % padded >= size))
-    (row_region, low), (column_region, far) = sides
-    region = _cut_into_windows(row_region[:, None] * 2 + column_region, windows)
-    is_separate = region[:, :, None] != region[:, None, :]
+    (is_wrapped_row, is_padded_row), (is_wrapped_column, is_padded_column) = sides
+    region = _divide_into_windows(is_wrapped_row[:, None] * 2 + is_wrapped_column, windows)
+    mask = region[:, :, None] != region[:, None, :]
     if windows.hides_padding:
-        padding = _cut_into_windows(low[:, None] | far, windows)
-        is_separate = is_separate | (padding[:, None, :] & ~padding[:, :, None])
-    return is_separate
+        padding = _divide_into_windows(is_padded_row[:, None] | is_padded_column, windows)
+        mask = mask | (padding[:, None, :] & ~padding[:, :, None])
+    return mask
 
 
-def _cut_into_windows(cells: Tensor, windows: Windows) -> Tensor:
-    """Return (H, W) values of the cells as (windows, cells of a window)."""
+def _divide_into_windows(cells: Tensor, windows: Windows) -> Tensor:
+    """Convert (H, W) values of cells to (windows, cells per window)."""
     (down, across), (rows, columns) = windows.counts, windows.window
     return cells.view(down, rows, across, columns).transpose(1, 2).reshape(down * across, rows * columns)
