@@ -177,7 +177,7 @@ def test_fit_sizes__adds_only_what_is_needed() -> None:
 
 @pytest.mark.parametrize(("name", "sizes"), [("cait_xxs24_224", [(224, 224), (96, 96)]), (VIT, [(224, 224), (90, 90)])])
 def test_fit_sizes__refuses_a_model_bound_to_one_size(name: str, sizes: list[tuple[int, int]]) -> None:
-    with pytest.raises(UserError, match=f"{name} does not run at 224x224 and 9"):
+    with pytest.raises(UserError, match=f"{name} does not run at all of the sizes 224x224 and 9"):
         fit_to_image_sizes(name, sizes, {})
 
 

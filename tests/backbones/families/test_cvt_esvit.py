@@ -12,8 +12,8 @@ from paucal.backbones.attention_maps import recorded_attention
 from paucal.backbones.families.cvt_esvit import (
     EsvitCvt,
     WindowAttention,
-    hidden_cells,
     join,
+    padding_bias,
     partition,
     window_of,
     window_offsets,
@@ -110,9 +110,9 @@ def test_window_of__is_as_published_or_as_small_as_can_be(grid, published, shrun
 
 def test_hidden_cells__are_those_beyond_the_grid_and_serve_after_inference() -> None:
     with torch.inference_mode():
-        hidden = hidden_cells((3, 5), (2, 3), torch.zeros(1))
+        hidden = padding_bias((3, 5), (2, 3), torch.zeros(1))
     assert not hidden.is_inference()
-    assert hidden is hidden_cells((3, 5), (2, 3), torch.ones(1))
+    assert hidden is padding_bias((3, 5), (2, 3), torch.ones(1))
     beyond = hidden[:, 0, 0] == -torch.inf
     assert beyond.tolist() == [
         [False] * 6,
@@ -150,7 +150,7 @@ def test_attention__hands_out_a_map_per_window_in_which_hidden_cells_have_no_wei
         layer(torch.randn(2, 54, 12), (6, 9))
     weights = maps["attn"]
     assert weights.shape == (2 * 6, 3, 16, 16)
-    hidden = hidden_cells((6, 9), (4, 4), torch.zeros(1)).repeat(2, 1, 1, 1) == -torch.inf
+    hidden = padding_bias((6, 9), (4, 4), torch.zeros(1)).repeat(2, 1, 1, 1) == -torch.inf
     assert (weights[hidden.expand_as(weights)] == 0).all()
     assert (weights[~hidden.expand_as(weights)] > 0).all()
 

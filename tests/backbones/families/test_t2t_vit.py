@@ -143,7 +143,7 @@ def test_grid__is_counted_for_any_size(size, grid) -> None:
     [
         ({"patch_size": 6}, "patch_size is 6; it must be a multiple of 4 up to 28"),
         ({"patch_size": 32}, "patch_size is 32"),
-        ({"img_size": (2, 32)}, "images of 2x32 pixels hold no window; give 3 pixels or more"),
+        ({"img_size": (2, 32)}, "images of 2x32 pixels are smaller than a window; use 3 pixels or more"),
         ({"tokens_type": "convolution"}, "tokens_type is 'convolution'; choose one of performer, transformer"),
         ({"kernel_ratio": 1.5}, "24 random features of 16 channels cannot be orthogonal"),
         ({"num_heads": 5}, "embed_dim is 32, but must be a multiple of num_heads, which is 5"),

@@ -240,7 +240,7 @@ def test_hidden_keys__get_no_gradient():
 
 def test_compile__draws_neighbours_in_one_graph_and_keeps_no_tensor_of_it():
     torch.compiler.reset()
-    vil_chunks._kept_pairs.cache_clear()
+    vil_chunks._cached_pairs.cache_clear()
     layer, grid = make().train(), (9, 7)
     layer.random_neighbour = True
     compiled, x = torch.compile(layer, backend="eager", fullgraph=True), tokens(layer, grid)
@@ -248,5 +248,5 @@ def test_compile__draws_neighbours_in_one_graph_and_keeps_no_tensor_of_it():
     for one in (compiled, layer):
         torch.manual_seed(7)
         outs.append(one(x, grid).detach())
-        assert (vil_chunks._kept_pairs.cache_info().currsize > 0) == (one is layer)
+        assert (vil_chunks._cached_pairs.cache_info().currsize > 0) == (one is layer)
     torch.testing.assert_close(outs[0], outs[1])

@@ -1,6 +1,6 @@
-"""The papers' backbones that timm lacks, registered with timm: one file per family, plus `_layers` for long ones.
+"""The papers' backbones that are not in timm, registered with timm: a file per family, and `_layers` for long families.
 
-Docstrings of models and layers leave out arguments that timm's transformers have too, such as `mlp_ratio`.
+Docstrings of models and layers leave out arguments that timm's transformers also have, such as `mlp_ratio`.
 """
 
 from paucal.backbones.families import cvt as cvt

@@ -1,18 +1,18 @@
-"""CvT, the convolutional vision transformer (Wu et al., ICCV 2021, arXiv 2103.15808), as its authors published it.
+"""CvT, the convolutional vision transformer (Wu et al., ICCV 2021, arXiv:2103.15808), as its authors published it.
 
-Three stages; in each block queries, keys and values each have a depthwise convolution and a batch norm, with stride 2
-for keys and values. The class token lives in the last stage alone and bypasses the convolutions. Attention is scaled by
-the width of the stage to the power of -1/2, not by that of a head. There is no position embedding, so images may have
-any size from 3 pixels up, square or not.
+It has three stages. In each block, queries, keys and values each have a depthwise convolution and a batch norm; the
+stride is 2 for keys and values. Only the last stage has a class token, which bypasses the convolutions. Products of
+queries and keys are scaled by the width of the stage to the power of -1/2, not by the width of a head. There is no
+position embedding, so images may have any size from 3 pixels on.
 
 Differences from the published code:
-- A batch of one image gives logits (1, K); the published code loses the batch axis.
-- Feature maps, mean pooling and gradient checkpoints are added, as in timm.
+- A batch with one image gives logits (1, K); the published code loses the batch axis.
+- Feature maps, mean pooling and gradient checkpointing are added, as in timm.
 
-In the published code and here, a plain loss on the class token gives no gradient to the query convolution of the last
-block, since only the cells' queries pass through it. It learns with `global_pool="avg"` or from a loss on the cells,
-such as dense relative localization. The gradient of `proj_k.bias`, and of the bias of the keys' batch norm in stages
-without class token, is zero up to rounding: softmax ignores an offset that all keys share.
+In the published code and here, a loss on the class token alone gives no gradient to the query convolution of the last
+block, since only the cells' queries pass through it. It gets one with `global_pool="avg"` or a loss on the cells, such
+as dense relative localization. The gradient of `proj_k.bias`, and of the bias of the keys' batch norm in stages without
+a class token, is 0 up to rounding, since softmax does not change if all keys have the same offset.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ from paucal.backbones.families.cvt_layers import (
 
 
 class ConvAttention(nn.Module):
-    """Attention whose queries, keys and values each come from a convolutional projection (section 3.2 of the paper)."""
+    """Attention with a convolutional projection for each of queries, keys and values (section 3.2 of the paper)."""
 
     attention_layout = AttentionLayout(pools="keys")
 
@@ -71,9 +71,9 @@ class ConvAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return the output (B, P + H * W, C) for tokens of the same shape, whose cells form a grid (H, W)."""
+        """Return tokens (B, P + H * W, C) for P prefix tokens and the cells of a grid (H, W), with the same shape."""
         prefix, cells = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
-        cells = as_map(cells.contiguous(), grid)  # copied once for the three convolutions
+        cells = as_map(cells.contiguous(), grid)  # copied once, not by each of the three convolutions
         query = self._project_to_heads(self.proj_q, prefix, self.conv_proj_q(cells))
         key = self._project_to_heads(self.proj_k, prefix, self.conv_proj_k(cells))
         value = self._project_to_heads(self.proj_v, prefix, self.conv_proj_v(cells))
@@ -90,9 +90,10 @@ class Cvt(CvtBackbone):
     """A CvT; the defaults are those of CvT-13.
 
     Args:
-        global_pool: Input of the classifier: the class "token", the mean of the cells ("avg"), or "" for all tokens.
-        drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first
-            block of the last stage, and 0 in the stages before, as published (there 0.1).
+        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the cells, "" for all
+            tokens.
+        drop_path_rate: Probability that a residual branch of the last block is skipped in training. In the last stage
+            it rises linearly from 0 at the first block; in earlier stages it is 0. Published: 0.1.
     """
 
     pools = ("token", "avg", "")
@@ -140,7 +141,7 @@ class Cvt(CvtBackbone):
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Convert the names of microsoft/CvT."""
+    """Rename the tensors of microsoft/CvT's checkpoints to the model's names."""
     return rename_tensors(
         state, ((r"stage(\d+)\.patch_embed\.", r"stages.\1.embed."), (r"stage(\d+)\.", r"stages.\1."))
     )

@@ -1,16 +1,21 @@
 """The CvT that DrLoc's authors trained ("Efficient Training of Visual Transformers with Small Datasets", NeurIPS 2021).
 
-The official CvT was not public then. Theirs follows an independent implementation: no class token and no final norm,
-but the mean of the last map; one depthwise convolution for both keys and values; no bias in the projections of queries,
-keys and values; attention scaled by the head's width; exact GELU; a norm over the channels that divides by their
-standard deviation plus 1e-5; torch's own initialisation; no stochastic depth. The official CvT's weights do not fit.
+The official CvT was not public at that time, so they used an independent implementation. It differs from the official
+CvT, whose weights cannot be loaded:
+- no class token and no final norm; the mean of the last map is classified
+- one depthwise convolution for both keys and values
+- no bias in the projections of queries, keys and values
+- products of queries and keys are scaled by the width of a head
+- exact GELU
+- a norm over the channels that divides by their standard deviation plus 1e-5
+- torch's default initialisation, and no stochastic depth
 
 Differences from the published code:
-- The gradient of the norm at constant channels is (g - mean g) / 1e-5, as derived mathematically; the published code
-  gives NaN. Elsewhere both are equal.
+- If all channels are equal, the gradient of the norm is (g - mean g) / 1e-5, as derived mathematically; the published
+  code gives NaN. Otherwise both gradients are equal.
 - `eps_in_root` selects the norm that the independent implementation has had since January 2022.
-- The norm's gains and shifts are one-dimensional, so optimizers leave them out of weight decay; in the published code
-  they have four dimensions and are decayed.
+- The norm's scale and shift are one-dimensional, so optimizers apply no weight decay to them; in the published code
+  they have four dimensions and get weight decay.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +46,7 @@ EPS = 1e-5
 
 
 class DeviationNorm(nn.Module):
-    """(x - mean) / (std + 1e-5) over the channels, with a gain and a shift; computed in float32 or wider."""
+    """The norm (x - mean) / (std + 1e-5) over the channels, with a learned scale and shift; computed in float32."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -49,17 +54,17 @@ class DeviationNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normed tokens (B, N, C)."""
+        """Return the normalised tokens (B, N, C)."""
         floats = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         centred = floats - floats.mean(-1, keepdim=True)
-        # The norm of a vector has gradient zero at zero, where the root of a variance has no gradient.
+        # At 0, the gradient of torch's vector norm is 0, but the gradient of the root of a variance is NaN.
         deviation = torch.linalg.vector_norm(centred, dim=-1, keepdim=True) * centred.shape[-1] ** -0.5
-        # A product, since the gradient of a quotient of maps takes three more passes over them.
+        # Multiplied by the reciprocal, since the gradient of a quotient of maps takes three more passes over them.
         return torch.addcmul(self.bias, centred * (deviation + EPS).reciprocal(), self.weight).to(x.dtype)
 
 
 class SharedConvAttention(nn.Module):
-    """Attention whose keys and values share a depthwise convolution of stride 2."""
+    """Attention in which keys and values share a depthwise convolution with stride 2."""
 
     attention_layout = AttentionLayout(pools="keys")
 
@@ -77,7 +82,7 @@ class SharedConvAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, H * W, C) of tokens on a grid (H, W)."""
+        """Return tokens (B, H * W, C) for the tokens of a grid (H, W), with the same shape."""
         cells = as_map(x, grid)
         (query,) = split_heads(self.proj_q(to_tokens(self.conv_proj_q(cells))), 1, self.num_heads)
         key, value = split_heads(self.proj_kv(to_tokens(self.conv_proj_kv(cells))), 2, self.num_heads)
@@ -89,10 +94,10 @@ class DrlocCvt(CvtBackbone):
     """The CvT of DrLoc; the defaults are those of its CvT-13.
 
     Args:
-        global_pool: Input of the classifier: the mean of the cells ("avg"), or "" for the map.
-        eps_in_root: Put the 1e-5 of the norms inside the root, as a layer norm does.
-        drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first.
-            Published: 0.
+        global_pool: Input of the classifier: "avg" for the mean of the cells, "" for the map.
+        eps_in_root: Whether the norms add 1e-5 to the variance, as a layer norm does, instead of to its root.
+        drop_path_rate: Probability that a residual branch of the last block is skipped in training; it rises linearly
+            from 0 at the first block. Published: 0.
     """
 
     def __init__(  # noqa: PLR0913 (timm's builder passes plain arguments)
@@ -132,14 +137,14 @@ class DrlocCvt(CvtBackbone):
             drop_rate=drop_rate,
         )
         self.norm = nn.Identity()
-        self._start_classifier()
+        self._init_classifier()
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the classifier by a fresh one on the same device, and the pooling if one is given."""
+        """Replace the classifier by one with random weights on the same device, and set `global_pool` if given."""
         super().reset_classifier(num_classes, global_pool)
-        self._start_classifier()
+        self._init_classifier()
 
-    def _start_classifier(self) -> None:
+    def _init_classifier(self) -> None:
         if isinstance(self.head, nn.Linear):
             self.head.reset_parameters()
 
@@ -168,7 +173,7 @@ _RULES = (
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Convert the names of VTs-Drloc; its localization head, which the model lacks, keeps its names."""
+    """Rename the tensors of VTs-Drloc's checkpoints to the model's names; those of the localization head stay."""
     return rename_tensors(state, _RULES)
 
 

@@ -1,15 +1,16 @@
 """The CvT of EsViT ("Efficient Self-supervised Vision Transformers for Representation Learning", ICLR 2022).
 
-This is not CvT-13: it has four stages of windowed attention, shaped like Swin-T, without class token; the mean of the
-cells after the final norm is the feature. Queries, keys and values share one depthwise convolution, and only
-convolutions carry information between windows.
+This is not CvT-13. It has four stages of window attention with the sizes of Swin-T, and no class token; the mean of the
+cells after the final norm is classified. Queries, keys and values share one depthwise convolution. Information passes
+from window to window only through convolutions.
 
 Differences from the published code:
-- The relative bias is read by offset, so it works on grids smaller than the window, such as those of 96-pixel crops,
-  where the published code raises an error. The released configuration has no such bias; the paper's text has one.
+- The relative position bias is looked up by offset, so it works on grids smaller than the window, such as those of
+  crops of 96 pixels, for which the published code raises an error. The released configuration has no such bias; in the
+  paper's text there is one.
 - `padding` can leave padded cells out of attention; see `WindowAttention`.
-- Options that have no effect (such as shifted windows) are left out.
-- The larger configuration, which names a model that does not exist, is registered as `esvit_cvt_small`.
+- Options without effect (such as shifted windows) are left out.
+- The larger configuration, in which the name of the model does not exist, is registered as `esvit_cvt_small`.
 """
 
 import operator
@@ -52,11 +53,11 @@ Padding = Literal["published", "masked", "shrunk"]
 
 
 def window_of(grid: Grid, max_side: int, padding: Padding) -> Grid:
-    """Return (rows, columns) of the windows on a grid.
+    """Return the (rows, columns) of a window for a grid.
 
-    Published: a square with side `max_side`, or the grid's shorter side if that is less. Shrunk: along each side the
-        same
-    number of windows as with side `max_side`, each as small as that number allows.
+    With "published" and "masked" padding, windows are squares with the side `max_side`, or with the grid's shorter side
+    if that is less. With "shrunk" padding, the number of windows along each side is that for `max_side`, and windows
+    are as small as this number allows.
 
     Example:
         >>> window_of((24, 24), 7, "published"), window_of((24, 24), 7, "shrunk"), window_of((3, 5), 7, "shrunk")
@@ -70,7 +71,7 @@ def window_of(grid: Grid, max_side: int, padding: Padding) -> Grid:
 
 
 def partition(cells: Tensor, window: Grid) -> Tensor:
-    """Cut (B, H, W, C), with sides that are multiples of the window's, into (B * windows, rows * columns, C)."""
+    """Divide a map (B, H, W, C), whose sides are multiples of the window's, into (B * windows, rows * columns, C)."""
     batch, height, width, channels = cells.shape
     rows, columns = window
     cells = cells.reshape(batch, height // rows, rows, width // columns, columns, channels)
@@ -78,69 +79,70 @@ def partition(cells: Tensor, window: Grid) -> Tensor:
 
 
 def join(windows: Tensor, window: Grid, grid: Grid) -> Tensor:
-    """Undo `partition`: join windows to (B, H, W, C) on a grid (H, W)."""
+    """Undo `partition`: return the map (B, H, W, C) with the grid (H, W) from its windows."""
     rows, columns = window
     down, across = grid[0] // rows, grid[1] // columns
     cells = windows.reshape(-1, down, across, rows, columns, windows.shape[-1])
     return cells.transpose(2, 3).reshape(-1, *grid, windows.shape[-1])
 
 
-def hidden_cells(grid: Grid, window: Grid, like: Tensor) -> Tensor:
-    """Return a bias (windows, 1, 1, rows * columns) of -inf at the cells beyond the grid, 0 elsewhere.
+def padding_bias(grid: Grid, window: Grid, like: Tensor) -> Tensor:
+    """Return an attention bias (windows, 1, 1, rows * columns) that is -inf for padded cells and 0 for others.
 
-    The result is cached for the most recent sizes, for all models of the process.
+    The result is cached for the most recent sizes and shared by all models of the process.
     """
-    # A bias made during tracing, or of another tensor type, must not be reused outside.
+    # Do not cache a bias that is made while tracing or for another tensor type: it cannot be used elsewhere.
     if torch.compiler.is_compiling() or type(like) is not Tensor:
-        return _hidden_cells(grid, window, like.device)
-    return _kept_hidden_cells(grid, window, like.device)
+        return _compute_padding_bias(grid, window, like.device)
+    return _cached_padding_bias(grid, window, like.device)
 
 
-def _hidden_cells(grid: Grid, window: Grid, device: torch.device) -> Tensor:
+def _compute_padding_bias(grid: Grid, window: Grid, device: torch.device) -> Tensor:
     bias = torch.zeros(1, *grid, 1, device=device)
     fill = (0, 0, 0, -grid[1] % window[1], 0, -grid[0] % window[0])
     return partition(functional.pad(bias, fill, value=float("-inf")), window)[:, None, None, :, 0]
 
 
 @lru_cache(maxsize=64)
-def _kept_hidden_cells(grid: Grid, window: Grid, device: torch.device) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():  # so that it can be used outside of inference too
-        return _hidden_cells(grid, window, device)
+def _cached_padding_bias(grid: Grid, window: Grid, device: torch.device) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():  # so that it can also be used outside inference mode
+        return _compute_padding_bias(grid, window, device)
 
 
 def window_offsets(side: int) -> Tensor:
-    """Return the index in a table of (2 side - 1)^2 for each pair of a window's cells, (side^2, side^2).
+    """Return the index in a bias table for each pair of a window's cells, (side^2, side^2).
 
-    Query (i, j) and key (k, l) have entry (i - k + side - 1) * (2 side - 1) + (j - l + side - 1).
+    The table has an entry for each of the (2 side - 1)^2 offsets. Query (i, j) and key (k, l) have the index
+    (i - k + side - 1) * (2 side - 1) + (j - l + side - 1).
     """
     rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    down, across = (place.flatten()[:, None] - place.flatten() + side - 1 for place in (rows, columns))
+    down, across = (position.flatten()[:, None] - position.flatten() + side - 1 for position in (rows, columns))
     return down * (2 * side - 1) + across
 
 
-def _places(call: Call, weights: Tensor, image_size: Grid) -> AttentionGroups:
+def _window_groups(call: Call, weights: Tensor, image_size: Grid) -> AttentionGroups:
     grid = call.inputs[1]
     window = window_of(grid, call.layer.window_size[0], call.layer.padding)
     return window_groups(grid, partition(pad_indices(cell_indices(grid, call.inputs[0]), window), window))
 
 
 class WindowAttention(nn.Module):
-    """Attention within windows; queries, keys and values share a depthwise convolution that crosses windows.
+    """Attention within windows; queries, keys and values share a depthwise convolution over the whole map.
 
-    Padding, where a grid is not a multiple of the window:
-    - "published": as in the published code, zeros are added at the right and bottom before the convolution, attended to
-      like cells, and included in the batch norm's statistics.
-    - "masked": the same windows, but padded cells are neither attended to nor included in the statistics.
-    - "shrunk": windows as small as their number allows (`window_of`), for the least padding, which is masked.
+    If the sides of a grid are not multiples of the window's, the grid is padded in one of three ways:
+    - "published": as in the published code, zeros are added on the right and bottom before the convolution. Cells
+      attend to these as to other cells, and they are part of the batch norm's statistics.
+    - "masked": the windows are the same, but padding is neither attended to nor part of the statistics.
+    - "shrunk": windows are as small as their number allows (`window_of`), and the remaining padding is masked.
 
     Args:
-        window_size: Largest number of rows and of columns of a window.
-        padding: One of the three above.
-        rel_pos_bias: Add a learned bias for each head and each offset between query and key. The table is read by
-            offset, so smaller windows use its middle.
+        window_size: Maximum number of rows and of columns of a window.
+        padding: "published", "masked" or "shrunk".
+        rel_pos_bias: Whether to add a learned bias for each head and each offset between query and key. It is looked up
+            by offset, so smaller windows use the middle of the table.
     """
 
-    attention_layout = AttentionLayout(find_groups=_places)
+    attention_layout = AttentionLayout(find_groups=_window_groups)
     relative_position_index: Tensor
 
     def __init__(
@@ -175,20 +177,20 @@ class WindowAttention(nn.Module):
             self.register_buffer("relative_position_index", window_offsets(window_size), persistent=False)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, H * W, C) of tokens on a grid (H, W)."""
+        """Return tokens (B, H * W, C) for the tokens of a grid (H, W), with the same shape."""
         window = window_of(grid, self.window_size[0], self.padding)
         padding = (-grid[0] % window[0], -grid[1] % window[1])
         full = (grid[0] + padding[0], grid[1] + padding[1])
         x = self._project_cells(x, grid, padding)
         query, key, value = split_heads(self.qkv(partition(x, window)), 3, self.num_heads)
-        hidden = hidden_cells(grid, window, x) if any(padding) and self.padding != "published" else None
+        hidden = padding_bias(grid, window, x) if any(padding) and self.padding != "published" else None
         bias = self._position_bias(window, hidden, x.shape[0])
         x = attend(query, key, value, bias, self.scale, self.fused_attn, self.attn_drop)
         x = join(join_heads(x), window, full)[:, : grid[0], : grid[1]].flatten(1, 2)
         return self.proj_drop(self.proj(x))
 
     def _project_cells(self, x: Tensor, grid: Grid, padding: Grid) -> Tensor:
-        """Return the convolved cells (B, H', W', C), padded to whole windows."""
+        """Return the output of the convolution (B, H', W', C), padded to a multiple of the window."""
         fill = (0, 0, 0, padding[1], 0, padding[0])
         if any(padding) and self.padding == "published":
             x = functional.pad(x.unflatten(1, grid), fill)
@@ -210,27 +212,28 @@ class WindowAttention(nn.Module):
 
 
 class SizedConvEmbed(ConvEmbed):
-    """A `ConvEmbed` whose map sizes are constants to `torch.compile`, which compiles again for each size.
+    """A `ConvEmbed` with which `torch.compile` treats the size of a map as a constant and compiles for each size.
 
-    Compiling once for all sizes of windows takes minutes, and self-distillation has crops of only two sizes.
+    Compiling for all sizes at once takes minutes, and self-distillation has crops of only two sizes.
     """
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        """Return tokens (B, H * W, width) of a map, and their grid (H, W)."""
+        """Return the tokens (B, H * W, width) for a map, and their grid (H, W)."""
         for side in x.shape[2:]:
             operator.index(side)
         return super().forward(x)
 
 
 class EsvitCvt(CvtBackbone):
-    """A windowed CvT; the defaults are those of EsViT's CvT-T.
+    """A CvT with window attention; the defaults are those of EsViT's CvT-T.
 
     Args:
-        global_pool: Input of the classifier: the mean of the cells ("avg"), or "" for the map.
-        window_size: Largest number of rows and of columns of a window.
+        global_pool: Input of the classifier: "avg" for the mean of the cells, "" for the map.
+        window_size: Maximum number of rows and of columns of a window.
         padding: "published", "masked" or "shrunk"; see `WindowAttention`.
         rel_pos_bias: Whether attention has a learned bias for each offset between cells.
-        drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first.
+        drop_path_rate: Probability that a residual branch of the last block is skipped in training; it rises linearly
+            from 0 at the first block.
     """
 
     embed_layer = SizedConvEmbed
@@ -278,7 +281,7 @@ class EsvitCvt(CvtBackbone):
         self.apply(_init_layer)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the tables of relative biases."""
+        """Return the names of the parameters without weight decay: the tables of relative position biases."""
         return {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
 
 
@@ -307,7 +310,7 @@ _RULES = (
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Convert the names of EsViT and drop its index tables, which are computed here."""
+    """Rename the tensors of EsViT's checkpoints to the model's names, without index tables, which are computed here."""
     return {name: value for name, value in rename_tensors(state, _RULES).items() if not name.endswith(".rel_pos_idx")}
 
 

@@ -1,12 +1,12 @@
-"""The code that the three flavours of CvT share: layers, stages, and renaming of published tensors.
+"""The code that the three variants of CvT share: layers, stages, and renaming of published tensors.
 
 "CvT: Introducing Convolutions to Vision Transformers" (Wu et al., ICCV 2021). Each stage begins with a strided
 convolution, and attention applies a depthwise convolution to the grid of tokens before its linear layers, so no
 position embedding is needed.
 
-Tokens (B, N, C) are the layout throughout. Their map (B, C, H, W) is a view of the same memory in the "channels last"
-format, on which depthwise convolutions and batch norms are fastest, so nothing is copied between the two. The published
-code transposes before and after every convolution or norm.
+All tensors are stored as tokens (B, N, C). A map (B, C, H, W) is a view of the same memory in the channels-last format,
+with which depthwise convolutions and batch norms are fastest, so nothing is copied. The published code transposes
+before and after every convolution or norm.
 """
 
 import re
@@ -27,44 +27,44 @@ MakeNorm = Callable[[int], nn.Module]
 
 
 def as_map(tokens: Tensor, grid: Grid) -> Tensor:
-    """Return tokens (B, H * W, C), row by row, as a map (B, C, H, W) on the same memory."""
+    """Return a view of tokens (B, H * W, C), row by row, as a map (B, C, H, W)."""
     return tokens.transpose(1, 2).unflatten(2, grid)
 
 
 class QuickGelu(nn.Module):
-    """x * sigmoid(1.702 x), written as silu(1.702 x) / 1.702: one tensor is kept for the backward pass, not two.
+    """The activation x * sigmoid(1.702 x), computed as silu(1.702 x) / 1.702.
 
-    It works in place on its own intermediate results, which on a CPU takes two thirds of the time, or a third without
-    gradients.
+    So only one tensor is kept for the backward pass, not two. Intermediate results are changed in place: on a CPU this
+    takes two thirds of the time, or a third without gradients.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the activation of each entry; `x` stays as it is."""
+        """Return the activation of each entry; `x` is not changed."""
         scaled = 1.702 * x
-        # The backward pass of silu reads its input, but not its output.
+        # The output may be changed in place, since the backward pass of silu only needs its input.
         return functional.silu(scaled, inplace=not torch.is_grad_enabled()).mul_(1 / 1.702)
 
 
 class ConvEmbed(nn.Module):
-    """Overlapping patches: a strided convolution, then a norm over the channels."""
+    """A patch embedding with overlapping patches: a strided convolution, then a norm over the channels."""
 
     def __init__(self, in_chans: int, width: int, kernel: int, stride: int, padding: int, norm: nn.Module) -> None:
         super().__init__()
         self.proj = nn.Conv2d(in_chans, width, kernel, stride, padding)
         self.norm = norm
-        self.least = kernel - 2 * padding
+        self.min_side = kernel - 2 * padding
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        """Return tokens (B, H * W, width) of a map, and their grid (H, W)."""
+        """Return the tokens (B, H * W, width) for a map, and their grid (H, W)."""
         height, width = x.shape[2], x.shape[3]
-        if height < self.least or width < self.least:
-            raise ValueError(f"images are {height}x{width} pixels; each side must be {self.least} or more")
+        if height < self.min_side or width < self.min_side:
+            raise ValueError(f"images are {height}x{width} pixels; each side must be {self.min_side} or more")
         x = self.proj(x)
         return self.norm(to_tokens(x)), (x.shape[2], x.shape[3])
 
 
 class DepthwiseNorm(nn.Module):
-    """A depthwise 3x3 convolution without bias, then a batch norm: the first half of a convolutional projection."""
+    """A depthwise 3x3 convolution without bias and a batch norm: a convolutional projection before its linear layer."""
 
     def __init__(self, width: int, stride: int) -> None:
         super().__init__()
@@ -72,18 +72,18 @@ class DepthwiseNorm(nn.Module):
         self.bn = nn.BatchNorm2d(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a map (B, C, ceil(H / stride), ceil(W / stride)) of a map (B, C, H, W)."""
+        """Return the map (B, C, ceil(H / stride), ceil(W / stride)) for a map (B, C, H, W)."""
         return self.bn(self.conv(x))
 
 
 class CvtBlock(nn.Module):
-    """Attention and a feed-forward, each after a norm and with a shortcut; one stochastic depth module serves both.
+    """Attention and an MLP, each after a norm and with a residual connection; both use the same drop-path module.
 
     Args:
-        attn: Attention, called with the normed tokens and their grid.
-        act_layer: Activation of the feed-forward.
+        attn: Attention layer, called with the normalised tokens and their grid.
+        act_layer: Activation of the MLP.
         make_norm: Function that builds the norm for a number of channels.
-        drop_path: Chance that a branch is skipped in training.
+        drop_path: Probability that a residual branch is skipped in training.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class CvtBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, P + H * W, C) of tokens whose cells lie on a grid (H, W)."""
+        """Return tokens (B, P + H * W, C) for P prefix tokens and the cells of a grid (H, W), with the same shape."""
         x = x + self.drop_path(self.attn(self.norm1(x), grid))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
 class CvtStage(nn.Module):
-    """A convolutional embedding, then blocks, with a class token before the cells where it has one."""
+    """A convolutional patch embedding and blocks; with `class_token`, a class token comes before the cells."""
 
     def __init__(self, embed: ConvEmbed, blocks: list[nn.Module], width: int, class_token: bool) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class CvtStage(nn.Module):
         self.grad_checkpointing = False
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the stage's map (B, C, H, W), channels last, and its class token (B, 1, C) or None."""
+        """Return the stage's map (B, C, H, W) in channels-last format, and its class token (B, 1, C) or None."""
         x, grid = self.embed(x)
         if self.cls_token is not None:
             x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), 1)
@@ -135,14 +135,14 @@ Rules = Sequence[tuple[str, str]]
 
 
 class CvtBackbone(StagedBackbone):
-    """Stages of a CvT: the first with 4 pixels per cell, each further one with twice as many.
+    """The stages of a CvT: the first has a stride of 4 pixels, and each further stage twice the stride.
 
     Args:
-        stem_padding: Zeros around the image in the first convolution, 7x7 with stride 4.
+        stem_padding: Padding of the first convolution, which is 7x7 with stride 4.
         make_norm: Function that builds the norm for a number of channels.
-        make_block: Function that builds a block, given the numbers of its stage and the block.
+        make_block: Function that builds a block from the number of its stage and its number in the stage.
         class_token: Whether the last stage has a class token.
-        classifying: `num_classes`, `global_pool` and `drop_rate` of `StagedBackbone`.
+        classifying: Arguments `num_classes`, `global_pool` and `drop_rate` of `StagedBackbone`.
     """
 
     embed_layer: type[ConvEmbed] = ConvEmbed
@@ -182,7 +182,7 @@ class CvtBackbone(StagedBackbone):
 def require_valid_sizes(
     embed_dims: Sequence[int], depths: Sequence[int], num_heads: Sequence[int], mlp_ratio: float, drop_path_rate: float
 ) -> None:
-    """Check the values that describe the stages of a CvT."""
+    """Raise a ValueError if stages with these sizes cannot be built."""
     if not len(embed_dims) == len(depths) == len(num_heads) > 0:
         raise ValueError(
             f"embed_dims has {len(embed_dims)} entries, depths {len(depths)} and num_heads {len(num_heads)}; give one "
@@ -200,26 +200,26 @@ def require_valid_sizes(
 
 
 def rename_tensors(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
-    """Return a published state dict under our names and in our shapes; other names are left alone.
+    """Convert a published state dict to the model's names and shapes; tensors with other names are not changed.
 
-    1x1 convolutions become linear layers, norms of shape (1, C, 1, 1) become (C).
+    The weights of 1x1 convolutions become those of linear layers, and norms of shape (1, C, 1, 1) become (C).
 
     Args:
-        state: Tensors by name. A common prefix, such as "backbone.", is removed; the first rule shows where names
-            begin.
-        rules: (pattern of the beginning of a name, its replacement); the first rule that matches is used.
+        state: Tensors by name. A common prefix, such as "backbone.", is removed; it is found with the first rule.
+        rules: Pairs of a regular expression for the beginning of a name and its replacement; the first that matches is
+            applied.
     """
     matches = (re.match(rf"(.*?)(?:{rules[0][0]})", name) for name in state)
     prefix = next((match[1] for match in matches if match is not None), "")
     result = {}
     for name, value in state.items():
-        plain = name.removeprefix(prefix)
-        own_name = _renamed_key(plain, rules)
-        result[own_name] = _flatten_convolution(own_name, value) if own_name != plain else value
+        published_name = name.removeprefix(prefix)
+        model_name = _rename(published_name, rules)
+        result[model_name] = _flatten_convolution(model_name, value) if model_name != published_name else value
     return result
 
 
-def _renamed_key(name: str, rules: Rules) -> str:
+def _rename(name: str, rules: Rules) -> str:
     for pattern, replacement in rules:
         renamed, count = re.subn(rf"^(?:{pattern})", replacement, name)
         if count:

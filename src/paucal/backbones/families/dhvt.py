@@ -1,18 +1,18 @@
-"""DHVT, the dynamic hybrid vision transformer (Lu et al., NeurIPS 2022, arXiv 2210.05958).
+"""DHVT, the dynamic hybrid vision transformer (Lu et al., NeurIPS 2022, arXiv:2210.05958).
 
-A ViT that trains from scratch on few images: patches are embedded by overlapping convolutions, attention gets
-additional tokens that represent its heads, and the feed-forward mixes neighbours by convolutions (`dhvt_layers`). There
-is no position table: the convolutions' zero padding tells where a cell is. Every part can be switched off
-(`DhvtParts`).
+A ViT for training from scratch on few images: overlapping convolutions embed the patches, attention has an additional
+token per head, and the feed-forward network mixes neighbouring cells by convolutions (`dhvt_layers`). There is no
+position embedding, since the zero padding of the convolutions makes positions distinguishable. Each of these parts can
+be switched off (`DhvtParts`).
 
-Tensor names are those of the published code, which comes without weights. Names, widths and heads of the variants are
-the published ones too (the supplement's Table 11). Drop-path is not part of a variant: pass `drop_path_rate`
-(published: 0.1 for all). Inputs are normalised by ImageNet's statistics throughout, as published.
+Tensors have the names of the published code, for which no weights were published. The variants have the published
+names, widths and numbers of heads (the supplement's Table 11). They do not set drop-path: pass `drop_path_rate`
+(published: 0.1 for all). Images are always normalised with ImageNet's statistics, as published.
 
-`dhvt_mini` is paucal's own: as wide and deep as `vit_mini`, for small images and short runs.
+`dhvt_mini` is not from the paper: it has the width and depth of `vit_mini`, for small images and short runs.
 
 The published code also registers DHVTs under DeiT's names; here these names are timm's DeiTs. The plain transformers
-that the paper compares with, which that code cannot build, are in `vit_cifar`.
+with which the paper compares, which that code cannot build, are in `vit_cifar`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ EPS = 1e-6  # epsilon of the blocks' norms and of the final norm
 
 
 class DhvtBlock(nn.Module):
-    """Attention and feed-forward, each after a norm and with a shortcut."""
+    """Attention and a feed-forward network, each after a norm and with a residual connection."""
 
     def __init__(self, dim: int, attn: HeadInteractedAttention, mlp: Daff | PlainFeedForward, drop_path: float) -> None:
         super().__init__()
@@ -58,32 +58,32 @@ class DhvtBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, 1 + H * W, C) of tokens on a grid (H, W)."""
+        """Return tokens (B, 1 + H * W, C) for the class token and the cells of a grid (H, W), with the same shape."""
         x = x + self.drop_path(self.attn(self.norm1(x)))
         return x + self.drop_path(self.mlp(self.norm2(x), grid))
 
 
 class Dhvt(TokenBackbone):
-    """Overlapping patch embedding, then blocks of head-interacted attention and dynamic aggregation feed-forward.
+    """A DHVT: overlapping patch embedding, then blocks with head-interacted attention and dynamic aggregation.
 
-    Images may have any size, square or not (the original's are square): a side of s pixels gives ceil(s / patch) cells.
-    Plain patches (`sope=False`) need multiples of the patch. A table of positions (`abs_pos=True`) needs images of
-    `img_size`, unless `dynamic_img_size` resamples it.
+    Images may have any size and need not be square, as in the published code: a side of s pixels gives
+    ceil(s / patch_size) cells. Without SOPE (`sope=False`), sides must be multiples of the patch. With a position
+    embedding (`abs_pos=True`), images must have `img_size`, unless `dynamic_img_size` is set.
 
-    With `global_pool="avg"` nothing reads the class token at the end, and the gate of the last block gets no
-    gradient.
+    With `global_pool="avg"` the final class token is not used, so the gate of the last block gets no gradient.
 
     Args:
-        img_size: Side, or (height, width), in pixels.
-        patch_size: Pixels per cell: 2, 4, 8 or 16 with SOPE.
-        global_pool: "token", "avg" or "".
-        drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first. The
-            published code trains every model with 0.1.
-        dynamic_img_size: Resample the table of positions to the grid of each batch.
-        parts: The options of `DhvtParts`.
+        img_size: Side, or (height, width), of the images in pixels.
+        patch_size: Side of a cell in pixels: 2, 4, 8 or 16 with SOPE.
+        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the cells, "" for all
+            tokens.
+        drop_path_rate: Probability that a residual branch of the last block is skipped in training; it rises linearly
+            from 0 at the first block. Published: 0.1.
+        dynamic_img_size: Whether to resample the position embedding to the grid of each batch.
+        parts: Options of `DhvtParts`.
 
     Raises:
-        ValueError: sizes do not fit together, or an option has an unknown value.
+        ValueError: sizes are not compatible, or an option has an unknown value.
         TypeError: an option does not exist.
     """
 
@@ -142,7 +142,7 @@ class Dhvt(TokenBackbone):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Initialise as published: truncated normal for linear layers and tokens, torch's default for convolutions."""
+        """Initialise as in the published code: truncated normal for linear layers and tokens, torch's default else."""
         self.apply(init_linear)
         for table in (self.cls_token, self.pos_embed):
             if table is not None:
@@ -157,11 +157,11 @@ class Dhvt(TokenBackbone):
         return (x if self.pos_embed is None else x + self._positions(self.pos_embed, grid)), grid
 
     def run_block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
-        """Apply one block, within a gradient checkpoint if these are on."""
+        """Apply a block, with gradient checkpointing if it is switched on."""
         return recompute(block, x, grid) if self.grad_checkpointing and self.training else block(x, grid)
 
     def set_input_size(self, img_size: int | Size) -> None:
-        """Prepare for another image size: a table of positions, the only part bound to a size, is resampled."""
+        """Prepare the model for another image size; the position embedding, if there is one, is resampled."""
         size, old_grid = _as_pair(img_size), self.patch_embed.grid_size
         self._require_whole_patches(size)
         self.patch_embed.set_input_size(size)
@@ -171,9 +171,10 @@ class Dhvt(TokenBackbone):
         record_input_size(self, size)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the full names of the class token, the positions of cells and of heads, and the affines.
+        """Return the names of the parameters without weight decay: class token, position embeddings and affine layers.
 
-        The published code decays the positions of heads and the affines, and so pulls the affines' scale from 1 to 0.
+        The published code applies weight decay to the position embeddings of head tokens and to affine layers, and so
+        moves the scale of the latter from 1 towards 0.
         """
         ends = ("cls_token", "pos_embed", "affine.alpha", "affine.beta")
         return {name for name, _ in self.named_parameters() if name.endswith(ends)}
@@ -214,10 +215,10 @@ def _as_pair(img_size: int | Sequence[int]) -> Size:
 
 
 def checkpoint_filter_fn(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Return a state dict that fits a model of another image size or of other input channels.
+    """Adapt a state dict to a model with another image size or number of image channels.
 
-    A table of positions is resampled; the affine before the convolutions takes the mean of the channels. (timm's
-    functions fit the first convolution.) Everything else keeps its name and shape.
+    A position embedding is resampled, and the affine layer before the convolutions gets the mean over the channels.
+    (timm's functions adapt the first convolution.) All other tensors stay unchanged.
     """
     fitted: dict[str, Any] = dict(state)
     channels, table = getattr(model, "in_chans", None), getattr(model, "pos_embed", None)

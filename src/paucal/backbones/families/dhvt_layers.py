@@ -21,30 +21,31 @@ Aggregate = Literal["cls", "all", "none"]
 
 @dataclass(frozen=True)
 class DhvtParts:
-    """The options of a DHVT, all of JSON types; the defaults are the paper's model.
+    """The options of a DHVT, all of JSON types. The defaults are the paper's model.
 
-    With `sope`, `daff` and `head_tokens` off and `abs_pos` on, the model is the plain ViT that the paper compares with,
-    with timm's tensor names. `studies/published/dhvt.yaml` lists the options of each published row.
+    With `sope`, `daff` and `head_tokens` False and `abs_pos` True, the model is the plain ViT with which the paper
+    compares, with timm's tensor names. `studies/published/dhvt.yaml` lists the options for each published result.
 
     Attributes:
-        sope: Sequential overlapping patch embedding (a stack of 3x3 convolutions of stride 2); else one linear
-            projection per patch.
+        sope: Whether patches are embedded by SOPE, the sequential overlapping patch embedding (3x3 convolutions with
+            stride 2); False for a linear projection per patch.
         sope_norm: Norm after each convolution of SOPE.
-        pre_affine: Scale and shift of the image's channels before the convolutions of SOPE.
-        post_affine: Scale and shift of the tokens' channels after these convolutions.
-        head_tokens: One token per attention head, joined to the sequence within each attention.
-        abs_pos: A learned table of positions, added to the tokens; binds the model to one image size unless
-            `dynamic_img_size` is on.
-        daff: Dynamic aggregation feed-forward (convolutions and norms); else the two linear layers of a ViT. The
-            options below apply to both; None means "as in DAFF" if `daff` is on, "as in a ViT" if off.
+        pre_affine: Whether the image's channels are scaled and shifted before the convolutions of SOPE.
+        post_affine: Whether the tokens' channels are scaled and shifted after these convolutions.
+        head_tokens: Whether each attention layer adds a token per head to the sequence.
+        abs_pos: Whether a learned position embedding is added to the tokens. Then all images must have the same size,
+            unless `dynamic_img_size` is set.
+        daff: Whether blocks have the dynamic aggregation feed-forward (convolutions and norms); False for the two
+            linear layers of a ViT. The options below apply to both; their None means "as in DAFF" or "as in a ViT".
         daff_norm: Norm of the convolutions of DAFF.
-        local: Mixer of neighbouring cells between the two layers: a depth-wise 3x3 convolution, the mean of 3x3
-            cells (zeros outside, as a convolution of equal weights would have them), or nothing.
-        shortcut: Add the input of the local mixing to its output.
-        split_cls: The class token bypasses the layers. It stays as it is after the block's norm, so the block adds the
-            normed class token to the class token; the paper does not spell this out, but its code implies it.
-        aggregate: The mean output cell, through two linear layers and no gate function, multiplies the class token
-            ("cls"), every token ("all") or nothing ("none").
+        local: How neighbouring cells are mixed between the two layers: "conv" for a depth-wise 3x3 convolution, "pool"
+            for the mean over 3x3 cells (with zero padding, as in a convolution with equal weights), "none" for no
+            mixing.
+        shortcut: Whether the input of the mixing is added to its output.
+        split_cls: Whether the class token bypasses the layers. Then the block adds the normalised class token to the
+            class token; the paper does not say so, but its code does this.
+        aggregate: What is multiplied by the mean output cell after two linear layers, without a sigmoid: "cls" for the
+            class token, "all" for all tokens, "none" for nothing.
     """
 
     sope: bool = True
@@ -88,14 +89,14 @@ SOPE_PATCHES = (2, 4, 8, 16)
 
 
 def map_norm(kind: Norm, channels: int) -> nn.Module:
-    """Return a norm of maps (B, C, H, W): over the batch and cells ("batch") or the channels of a cell ("layer")."""
+    """Return a norm for maps (B, C, H, W): a batch norm, or a layer norm over the channels of each cell."""
     return nn.BatchNorm2d(channels) if kind == "batch" else LayerNorm2d(channels)
 
 
 class Affine(nn.Module):
-    """Scale and shift of each channel of a map, initially 1 and 0 (the supplement's section 1.2).
+    """A learned scale and shift of each channel of a map, initially 1 and 0 (the supplement's section 1.2).
 
-    The published code applies weight decay to both; `Dhvt.no_weight_decay` excludes them.
+    The published code applies weight decay to both; here `Dhvt.no_weight_decay` excludes them.
     """
 
     def __init__(self, channels: int) -> None:
@@ -109,21 +110,22 @@ class Affine(nn.Module):
 
 
 class Sope(nn.Module):
-    """Sequential overlapping patch embedding: 3x3 convolutions of stride 2, a norm after each, between two affines.
+    """The sequential overlapping patch embedding: 3x3 convolutions with stride 2 and norms, between two affine layers.
 
-    A patch of 2^n pixels takes n convolutions; the width doubles up to `embed_dim`. Activations stand between the
-    convolutions, or after the only one for patches of 2 pixels. A side of s pixels gives ceil(s / patch) cells.
+    For patches of 2^n pixels there are n convolutions, each with twice the channels of the previous one, up to
+    `embed_dim`. An activation follows each convolution except the last; with a single convolution, it follows that one.
+    A side of s pixels gives ceil(s / patch_size) cells.
 
-    The paper has patches of 2, 4 and 16; 8 follows the same rule. Its pseudo-code has a bias in the convolutions; its
-    code, like ours, has none. Its code synchronises these norms over processes; ours are plain norms that Lightning
-    (`sync_batchnorm`) or torch converts.
+    The paper has patches of 2, 4 and 16 pixels; 8 follows the same rule. In the paper's pseudo-code the convolutions
+    have a bias, but not in its code and not here. The published code uses synchronised batch norms; here Lightning
+    (`sync_batchnorm`) or torch can convert the norms.
 
     Args:
-        img_size: (height, width) in pixels that `grid_size` stands for; any other size works as well.
-        patch_size: Pixels per cell.
-        in_chans: Channels of the images.
-        embed_dim: Channels of the tokens.
-        parts: The affine layers and the kind of norm.
+        img_size: (height, width) in pixels for which `grid_size` is computed; images of other sizes work too.
+        patch_size: Side of a cell in pixels.
+        in_chans: Number of channels of the images.
+        embed_dim: Number of channels of the tokens.
+        parts: Options, of which the affine layers and the norm are used.
     """
 
     def __init__(
@@ -149,12 +151,12 @@ class Sope(nn.Module):
         self.post_affine = Affine(embed_dim) if parts.post_affine else nn.Identity()
 
     def set_input_size(self, img_size: tuple[int, int]) -> None:
-        """Record the image size that `grid_size` stands for."""
+        """Set the image size for which `grid_size` is computed."""
         self.img_size = img_size
         self.grid_size = (-(-img_size[0] // self.patch_size), -(-img_size[1] // self.patch_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (B, embed_dim, ceil(H / patch), ceil(W / patch)) of images (B, in_chans, H, W)."""
+        """Return the map (B, embed_dim, ceil(H / patch_size), ceil(W / patch_size)) for images (B, in_chans, H, W)."""
         return self.post_affine(self.proj(self.pre_affine(x)))
 
 
@@ -163,18 +165,18 @@ def _head_token_names(layer: "HeadInteractedAttention") -> tuple[str, ...]:
 
 
 class HeadInteractedAttention(nn.Module):
-    """Self-attention with one additional token per head (the supplement's section 1.3).
+    """Self-attention with an additional token per head (the supplement's section 1.3).
 
-    A head token is made from that head's channels of the mean token. Head tokens come after the others, in the order of
-    the heads, so the weights in `recorded_attention` are over (class, cells, head tokens). They are dropped after this
-    layer, where the mean of their outputs is added to the class token.
+    A head token is computed from the head's channels of the mean token. Head tokens are appended to the sequence in the
+    order of the heads, so the weights in `recorded_attention` are over (class token, cells, head tokens). At the end of
+    the layer, the mean of their outputs is added to the class token, and they are dropped.
 
-    The published pseudo-code initialises the head positions with zero; here, as in the published code, they are drawn
-    at random. The published code decays them; `Dhvt.no_weight_decay` names them.
+    In the published pseudo-code the position embeddings of head tokens are initially 0; here they are random, as in the
+    published code. That code applies weight decay to them; here `Dhvt.no_weight_decay` excludes them.
 
     Args:
-        num_heads: Number of attention heads; a divisor of `dim`.
-        head_tokens: False for the plain attention of a ViT.
+        num_heads: Number of attention heads, a divisor of `dim`.
+        head_tokens: Whether there are head tokens; False for the plain attention of a ViT.
     """
 
     attention_layout = AttentionLayout(suffix=_head_token_names)
@@ -204,10 +206,10 @@ class HeadInteractedAttention(nn.Module):
         if head_tokens:
             self.act = nn.GELU()
             self.ht_proj = nn.Linear(width, dim)
-            self.ht_norm = nn.LayerNorm(width)  # published with an eps of 1e-5, unlike the blocks' norms
+            self.ht_norm = nn.LayerNorm(width)  # with torch's default epsilon of 1e-5, as published
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (B, 1 + N, C) of tokens (B, 1 + N, C), the class token first."""
+        """Return tokens (B, 1 + N, C) for tokens of the same shape, the class token first."""
         count = x.shape[1]
         if self.head_tokens:
             x = torch.cat((x, self.to_head_tokens(x)), 1)
@@ -220,37 +222,39 @@ class HeadInteractedAttention(nn.Module):
         return self.proj_drop(x)
 
     def to_head_tokens(self, x: Tensor) -> Tensor:
-        """Return the head tokens (B, heads, C) of tokens (B, 1 + N, C)."""
+        """Return the head tokens (B, heads, C) for tokens (B, 1 + N, C)."""
         batch, _, channels = x.shape
         heads = x.mean(1).reshape(batch, self.num_heads, -1)
         heads = self.ht_proj(heads).reshape(batch, self.num_heads, self.num_heads, -1)
         return self.act(self.ht_norm(heads)).reshape(batch, self.num_heads, channels) + self.pos_embed
 
 
-REDUCTION = 4  # channel reduction of the two layers for the mean cell, in every model of the paper
+GATE_REDUCTION = 4  # factor by which the first of the gate's two layers reduces the channels, in all the paper's models
 Grid = tuple[int, int]
 
 
 def as_map(tokens: Tensor, grid: Grid) -> Tensor:
-    """Return tokens (B, H * W, C) as a map (B, C, H, W) without copying, in channels-last format."""
-    # Reshape before permuting: a transposed single image has strides that torch does not recognise as channels-last.
+    """Return a view of tokens (B, H * W, C) as a map (B, C, H, W) in channels-last format."""
+    # Reshaped before the axes are permuted: otherwise torch would not recognise a single image as channels-last.
     return tokens.reshape(tokens.shape[0], *grid, tokens.shape[2]).permute(0, 3, 1, 2)
 
 
 def local_mixing(kind: Local, channels: int) -> nn.Module | None:
-    """Return the layer that mixes the 3x3 neighbours of each cell, each channel separately; None for no mixing."""
+    """Return a layer that mixes the 3x3 cells around each cell, separately for each channel; None for "none"."""
     if kind == "conv":
         return nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
     return nn.AvgPool2d(3, stride=1, padding=1) if kind == "pool" else None
 
 
 class FeedForward(nn.Module):
-    """The class token's paths around the layers, and the gate; `transform` applies the layers.
+    """The base class of feed-forward networks: how the class token bypasses the layers, and the gate.
+
+    Subclasses define the layers in `transform`.
 
     Args:
-        dim: Channels of the tokens.
-        parts: The options.
-        drop: Dropout rate of the output. (The original has such an argument for DAFF but ignores it.)
+        dim: Number of channels of the tokens.
+        parts: Options of the model.
+        drop: Dropout rate of the output. (The published code has this argument for DAFF, but ignores it.)
     """
 
     def __init__(self, dim: int, parts: DhvtParts, drop: float) -> None:
@@ -262,19 +266,20 @@ class FeedForward(nn.Module):
         self.act = nn.GELU()
         self.drop = nn.Dropout(drop)
         if self.aggregate != "none":
-            self.compress = nn.Linear(dim, dim // REDUCTION)
-            self.excitation = nn.Linear(dim // REDUCTION, dim)
+            self.compress = nn.Linear(dim, dim // GATE_REDUCTION)
+            self.excitation = nn.Linear(dim // GATE_REDUCTION, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return (B, 1 + H * W, C) of tokens (B, 1 + H * W, C) on a grid (H, W), the class token first."""
-        parts = (1, x.shape[1] - 1)  # `split` has one gradient for both; slices would have one each, to be added
+        """Return tokens (B, 1 + H * W, C) for tokens of the same shape, the class token first, with the grid (H, W)."""
+        # `split`, since slices would have a gradient each, to be added.
+        counts = (1, x.shape[1] - 1)
         if self.split_cls:
-            class_token, cells = x.split(parts, 1)
+            class_token, cells = x.split(counts, 1)
             cells = self.transform(cells, grid)
         elif self.aggregate == "none":
             return self.drop(self.transform(x, grid))
         else:
-            class_token, cells = self.transform(x, grid).split(parts, 1)
+            class_token, cells = self.transform(x, grid).split(counts, 1)
         if self.aggregate != "none":
             gate = self.excitation(self.act(self.compress(cells.mean(1, keepdim=True))))
             class_token = class_token * gate
@@ -286,25 +291,29 @@ class FeedForward(nn.Module):
         raise NotImplementedError
 
     def on_cells(self, x: Tensor, grid: Grid) -> Tensor:
-        """Mix the neighbours in hidden features (B, hidden, M, 1) or (B, hidden, H, W); a class token is left out."""
+        """Mix neighbouring cells in hidden features; a class token is not changed.
+
+        The features are (B, hidden, H, W) or, with a class token, (B, hidden, 1 + H * W, 1).
+        """
         if self.split_cls:
             return self.mix(x)
         cells = self.mix(x[:, :, 1:, 0].unflatten(2, grid))
         return torch.cat((x[:, :, :1], cells.flatten(2).unsqueeze(3)), 2)
 
     def mix(self, x: Tensor) -> Tensor:
-        """Mix the neighbours in a hidden map (B, hidden, H, W), with a shortcut if there is one."""
+        """Mix neighbouring cells in a hidden map (B, hidden, H, W); with `shortcut`, add the map."""
         raise NotImplementedError
 
 
 class Daff(FeedForward):
-    """Dynamic aggregation feed-forward (the supplement's section 1.1).
+    """The dynamic aggregation feed-forward (the supplement's section 1.1).
 
-    Convolutions of 1x1, depth-wise 3x3 and 1x1, each with a norm; the shortcut leads around the second. The class token
-    takes another path: it is multiplied by the output of two layers on the mean output cell, without a sigmoid, so at
-    first almost nothing is added to it.
+    It has a 1x1, a depth-wise 3x3 and a 1x1 convolution, each with a norm, and a residual connection around the second.
+    The class token bypasses these: it is multiplied by the output of two linear layers on the mean output cell, without
+    a sigmoid, so at first the block adds almost nothing to it.
 
-    Before a batch norm the biases of the convolutions have no effect in training and no gradient beyond rounding.
+    The biases of the convolutions before a batch norm have no effect in training, and their gradients are 0 up to
+    rounding.
     """
 
     def __init__(self, dim: int, hidden: int, parts: DhvtParts, drop: float = 0.0) -> None:
@@ -327,12 +336,12 @@ class Daff(FeedForward):
         if self.conv2 is None or self.bn2 is None:
             return x
         mixed = self.act(self.bn2(self.conv2(x)))
-        # In place, as no backward pass reads the output of an activation: this is the largest tensor of the model.
+        # In place, since this is the model's largest tensor, and no backward pass needs the output of the activation.
         return mixed.add_(x) if self.shortcut else mixed
 
 
 class PlainFeedForward(FeedForward):
-    """The two linear layers of a ViT; the supplement's Table 2 adds the operations of DAFF to these one by one."""
+    """The two linear layers of a ViT, with the operations of DAFF that the supplement's Table 2 adds step by step."""
 
     def __init__(self, dim: int, hidden: int, parts: DhvtParts, drop: float = 0.0) -> None:
         super().__init__(dim, parts, drop)

@@ -1,10 +1,10 @@
 """timm's vision transformers in the variants of the papers' code.
 
-- `drloc_vit_base_patch16_224`: ViT-B/16 as the DrLoc experiments build it (Liu et al. 2021, "Efficient Training of
-  Visual Transformers with Small Datasets"): no bias in the projection to queries, keys and values, norms with an
-  epsilon of 1e-5, dropout of 0.1.
-- `esvit_deit_*`, `esvit_vit_*`: the single-stage transformers of EsViT (Li et al. 2022), and of DINO before it: the
-  position embedding is resized to the grid of every image, without the antialiasing that timm applies.
+- `drloc_vit_base_patch16_224`: ViT-B/16 as in DrLoc's experiments (Liu et al. 2021, "Efficient Training of Visual
+  Transformers with Small Datasets"): no bias in the projection to queries, keys and values, norms with an epsilon of
+  1e-5, dropout of 0.1.
+- `esvit_deit_*`, `esvit_vit_*`: the transformers without stages of EsViT (Li et al. 2022) and DINO. The position
+  embedding is resized to the grid of the images, without the antialiasing of timm.
 
 DrLoc's Swin-T is timm's `swin_tiny_patch4_window7_224`, and the ResNet-50 of both papers is timm's `resnet50`.
 """
@@ -30,8 +30,8 @@ class DrlocViT(VisionTransformer):
     """timm's vision transformer, optionally with the initialisation of DrLoc's code.
 
     Args:
-        published_init: Draw class token and positions from a unit normal and initialise layers as torch does by
-            default; else use timm's initialisation.
+        published_init: Whether to draw class token and positions from a standard normal distribution and to initialise
+            layers with torch's defaults, as in DrLoc's code; False for timm's initialisation.
         norm_eps: Epsilon of all norms.
         arguments: Arguments of timm's `VisionTransformer`.
     """
@@ -47,14 +47,15 @@ class DrlocViT(VisionTransformer):
 
 
 class EsvitViT(VisionTransformer):
-    """timm's vision transformer for any multiple of its patch size, with positions resized as in DINO and EsViT.
+    """timm's vision transformer for images of any size, with position embeddings resized as in DINO and EsViT.
 
-    Resizing is bicubic, without antialiasing. The originals use one factor, the square root of the ratio of the numbers
-    of cells, so they take square images only. Here each side has its own factor, with the same result for squares.
+    The sides of images must be multiples of the patch. Resizing is bicubic, without antialiasing. The published code
+    resizes both sides by the same factor, so it only supports square images. Here each side has its factor, with the
+    same result for square images.
 
     Args:
         norm_eps: Epsilon of all norms.
-        dynamic_img_size: Whether images may differ in size from `img_size`.
+        dynamic_img_size: Whether images may have other sizes than `img_size`.
         arguments: Arguments of timm's `VisionTransformer`, without `no_embed_class`.
     """
 
@@ -67,13 +68,13 @@ class EsvitViT(VisionTransformer):
         super().__init__(**{"norm_layer": norm_layer, **arguments}, dynamic_img_size=dynamic_img_size)
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
-        """Initialise as timm does, but draw the class token like the positions, as the originals do."""
+        """Initialise as in timm, but draw the class token with a deviation of 0.02, as in the published code."""
         super().init_weights(mode, needs_reset)
         if self.cls_token is not None:
             trunc_normal_(self.cls_token, std=0.02)
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
-        """Do as timm's method, with positions resized as in a forward pass."""
+        """Prepare the model for another size as timm does, but resize the position embedding as in a forward pass."""
         old_grid: Any = self.patch_embed.grid_size
         positions = self.pos_embed
         super().set_input_size(img_size, patch_size)
@@ -106,16 +107,16 @@ _LUCIDRAINS = {
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Convert DrLoc's ViT (lucidrains' vit-pytorch) to timm's names, then fit the sizes as timm does.
+    """Rename the tensors of DrLoc's ViT (lucidrains' vit-pytorch) to timm's names, then adapt sizes as timm does.
 
-    DrLoc's patches are flattened row by row, channels last, and go through a linear layer. This equals a convolution
-    with reordered weights.
+    DrLoc's ViT flattens each patch row by row, with the channels last, and applies a linear layer; its weights are
+    reordered to those of the equivalent convolution.
     """
     state = dict(state)
     if _is_lucidrains(state):
         state = {_timm_name(name): value for name, value in state.items()}
         state["patch_embed.proj.weight"] = _as_kernel(state["patch_embed.proj.weight"], getattr(model, "in_chans", 3))
-    if isinstance(model, EsvitViT) and model.pos_embed is not None:  # before timm resizes in its own way
+    if isinstance(model, EsvitViT) and model.pos_embed is not None:  # before timm resizes with antialiasing
         grid: Any = model.patch_embed.grid_size
         state = with_fitting_positions(state, model.pos_embed, grid)
     return timm_vit.checkpoint_filter_fn(state, model)  # type: ignore[arg-type]
@@ -135,7 +136,7 @@ def _timm_name(name: str) -> str:
 
 
 def _as_kernel(weight: Tensor, channels: int) -> Tensor:
-    """Return a linear weight (D, p * p * C) as a kernel (D, C, p, p); other weights are returned unchanged."""
+    """Convert the weight of a linear layer (D, p * p * C) to a kernel (D, C, p, p); return other weights unchanged."""
     for count in (channels, 3):
         side = math.isqrt(weight.shape[1] // count)
         if side * side * count == weight.shape[1]:

@@ -1,20 +1,20 @@
-"""LV-ViT, a vision transformer that predicts a class for every token in addition to that of the image.
+"""LV-ViT, a vision transformer that predicts a class for the image and a class for every token.
 
 "All Tokens Matter: Token Labeling for Training Better Vision Transformers" (Jiang et al., NeurIPS 2021). The state dict
-has the names of the published code, whose checkpoints can be loaded unchanged; the position table is resampled.
+has the names of the published code, so published checkpoints can be loaded; the position embedding is resampled.
 
 Differences from the published code:
-- `forward` gives the same logits in training as in evaluation, class logits plus half of the largest token logits, so
-  plain classification trains the logits that are used later, and both classifiers get gradients. In the published code,
-  training returns a triple. Token labeling uses `dense_logits`.
-- The factor of a half can be changed and the auxiliary classifier left out, for models fine-tuned without token labels,
-  where the published code adds the output of an untrained classifier in evaluation.
+- `forward` returns the same logits in training and in evaluation: the class logits plus half of the largest token
+  logits. So plain classification trains the logits that are used later, and both classifiers get gradients. In the
+  published code, training returns a triple. Token labeling uses `dense_logits`.
+- The factor of 0.5 can be changed, and the classifier of tokens can be left out, for models that are fine-tuned without
+  token labels. For these, the published code adds the output of an untrained classifier in evaluation.
 - `reset_classifier` replaces both classifiers.
-- MixToken's box is given by the caller instead of drawn from a global generator.
+- The caller passes MixToken's box, which is not drawn from a global generator.
 - Images need not be square.
 
-Drop-path is not part of a variant: pass `drop_path_rate` (published: 0.1 for T and S, 0.2 for M, 0.3 for L). For other
-sizes than 224 pixels pass `img_size`; checkpoints of 224 pixels are then loaded with a resampled position table.
+Variants do not set drop-path: pass `drop_path_rate` (published: 0.1 for T and S, 0.2 for M, 0.3 for L). For other sizes
+than 224 pixels, pass `img_size`; the position embedding of a checkpoint for 224 pixels is then resampled.
 """
 
 from collections.abc import Mapping
@@ -44,21 +44,22 @@ class LvVit(TokenBackbone):
     """An LV-ViT; the defaults are those of LV-ViT-S.
 
     Args:
-        img_size: Side of the images, or (height, width), in pixels: the size of the position table.
-        patch_size: Pixels per cell, along each side.
-        num_classes: Outputs of each classifier; 0 for none.
-        global_pool: Input of the classifier: the class "token", the mean of the cells ("avg"), or "" for all tokens.
-        skip_lam: Divisor of residual branches (table 4 of the supplement).
+        img_size: Side, or (height, width), of the images in pixels, for which the position embedding is built.
+        patch_size: Side of a cell in pixels.
+        num_classes: Number of classes of each classifier; 0 for no classifier.
+        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the cells, "" for all
+            tokens.
+        skip_lam: Number by which the output of residual branches is divided (table 4 of the supplement).
         stem: Patch embedding, a key of `lvvit_layers.STEMS` (table 3 of the supplement).
-        stem_width: Channels between the convolutions of the stem.
-        aux_head: Whether a second classifier reads every cell. Leave it out where it will not be trained.
-        aux_weight: Share of the largest logits over the cells that is added to the class logits; the published models
-            have 0.5. With 0, plain classification gives `aux_head` no gradient; it only learns through `dense_logits`.
-        dynamic_img_size: Resample the position table to the size of the images in every forward pass, instead of
-            refusing other sizes.
+        stem_width: Number of channels between the convolutions of the stem.
+        aux_head: Whether there is a second classifier, for the cells. Set it to False if this will not be trained.
+        aux_weight: Factor of the largest logits over the cells, which are added to the class logits. Published: 0.5.
+            With 0, `aux_head` gets gradients only from `dense_logits`, not in plain classification.
+        dynamic_img_size: Whether to resample the position embedding in every forward pass, so that images may have
+            other sizes.
         drop_rate: Dropout rate before the classifiers.
-        drop_path_rate: Chance that a residual branch of the last block is skipped in training; linear from 0 at the
-            first. The published models were trained with 0.1 (T, S), 0.2 (M) and 0.3 (L).
+        drop_path_rate: Probability that a residual branch of the last block is skipped in training; it rises linearly
+            from 0 at the first block. Published: 0.1 (T, S), 0.2 (M) and 0.3 (L).
     """
 
     relevance_family = "lvvit"
@@ -118,9 +119,9 @@ class LvVit(TokenBackbone):
         trunc_normal_(self.pos_embed, std=0.02)
 
     def embed(self, x: Tensor, mix_box: Box | None = None) -> tuple[Tensor, Grid]:
-        """Return the tokens (B, 1 + H * W, C) of images, with positions, and the (rows, columns) of their grid.
+        """Return the tokens (B, 1 + H * W, C) of images, positions added, and the (rows, columns) of their grid.
 
-        The tokens in `mix_box` are exchanged between partners before positions are added.
+        With `mix_box`, cells are exchanged between images before the positions are added.
         """
         cells = self.patch_embed(x)
         if mix_box is not None:
@@ -134,9 +135,9 @@ class LvVit(TokenBackbone):
 
         Args:
             x: Images (B, in_chans, H, W).
-            mix_box: MixToken: (top, left, bottom, right) in cells, the box that each image and its partner in the
-                flipped batch exchange; see `mixtoken.exchange_box`. The tokens stay exchanged;
-                `mixtoken.exchange_tokens` moves predictions computed from them back.
+            mix_box: MixToken's box (top, left, bottom, right) in cells, which the images i and B - 1 - i exchange; see
+                `mixtoken.exchange_box`. The output has the exchanged tokens; `mixtoken.exchange_tokens` moves
+                predictions back to their images.
         """
         x, grid = self.embed(x, mix_box)
         for block in self.blocks:
@@ -144,9 +145,9 @@ class LvVit(TokenBackbone):
         return self.norm(x)
 
     def dense_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return class logits (B, K) and token logits (B, H * W, K) of `forward_features`' output, for token labeling.
+        """Return class logits (B, K) and token logits (B, H * W, K) from the output of `forward_features`.
 
-        Tokens that were exchanged stay exchanged.
+        They are used in token labeling. Tokens that MixToken exchanged are not moved back.
         """
         if self.aux_head is None or self.num_classes < 1:
             raise ValueError(
@@ -155,28 +156,28 @@ class LvVit(TokenBackbone):
         return super().forward_head(x), self._token_logits(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return class logits + `aux_weight` * largest token logits over the cells, (B, K), in training as well.
+        """Return class logits + aux_weight * the largest token logits over the cells, (B, K).
 
-        With `pre_logits` return the pooled feature; without pooling, the class logits of every token.
+        With `pre_logits`, return the pooled features instead; without pooling, the class logits of every token.
         """
         logits = super().forward_head(x, pre_logits)
         if pre_logits or self.aux_head is None or not (self.num_classes and self.aux_weight and self.global_pool):
             return logits
-        # For the backward pass `max` keeps only indices, whereas `amax` would keep all token logits.
+        # `max` keeps only indices for the backward pass; `amax` would keep all token logits.
         return logits + self.aux_weight * self._token_logits(x).max(1).values
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
-        """Return the last linear layers for class and tokens, or only the first if there is no other."""
+        """Return the linear layers of the class and token classifiers; only the first if there is no `aux_head`."""
         return self.head if self.aux_head is None else (self.head, self.aux_head)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace both classifiers by fresh ones, and the pooling if one is given."""
+        """Replace both classifiers by ones with random weights, and set `global_pool` if given."""
         super().reset_classifier(num_classes, global_pool)
         if self.aux_head is not None:
             self.aux_head = match_model(self, new_classifier(self.num_features, num_classes))
 
     def set_input_size(self, img_size: int | Size) -> None:
-        """Resample the position table in place for images of another size, in pixels."""
+        """Resample the position embedding in place for images of another size in pixels."""
         old_grid = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size)
         table = resample_positions(self.pos_embed.detach(), old_grid, self.patch_embed.grid_size)
@@ -206,18 +207,18 @@ class LvVit(TokenBackbone):
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: LvVit) -> dict[str, Tensor]:
-    """Resample the position table of a checkpoint made for square images of another size."""
+    """Resample the position embedding of a checkpoint for square images of another size."""
     return with_fitting_positions(state, model.pos_embed, model.patch_embed.grid_size)
 
 
-_DENSE = ("head", "aux_head")
+_BOTH_CLASSIFIERS = ("head", "aux_head")
 
 default_cfgs = generate_default_cfgs(
     {
-        "lvvit_t": configuration("patch_embed.conv1", _DENSE, fixed_input_size=True),
-        "lvvit_s": configuration("patch_embed.conv1", _DENSE, fixed_input_size=True),
-        "lvvit_m": configuration("patch_embed.conv1", _DENSE, fixed_input_size=True, crop_pct=1.0),
-        "lvvit_l": configuration("patch_embed.conv1", _DENSE, fixed_input_size=True, crop_pct=1.0),
+        "lvvit_t": configuration("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True),
+        "lvvit_s": configuration("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True),
+        "lvvit_m": configuration("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True, crop_pct=1.0),
+        "lvvit_l": configuration("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True, crop_pct=1.0),
         "lvvit_s_plain": configuration("patch_embed.conv1", fixed_input_size=True),
         "lvvit_vit_s": configuration("patch_embed.proj", fixed_input_size=True),
     }
@@ -232,17 +233,17 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "lvvit_l": {"embed_dim": 768, "depth": 24, "num_heads": 12, "skip_lam": 3.0, "stem_width": 128},  # 150.0M
     # Without the classifier of tokens (`lvvit` in the published code), 25.8M.
     "lvvit_s_plain": {**_SMALL, "skip_lam": 2.0, "aux_head": False},
-    # The plain transformer that LV-ViT-S was developed from (`vit` in the published code), 24.4M.
+    # The plain transformer from which LV-ViT-S was developed (`vit` in the published code), 24.4M.
     "lvvit_vit_s": {**_SMALL, "skip_lam": 1.0, "stem": "1_conv", "aux_head": False},
 }
 
 
 def _variant_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
-    if arguments.get("stem") in STEMS:  # other values are refused by the model itself
+    if arguments.get("stem") in STEMS:  # the model raises an error for other values
         changes["first_conv"] = first_convolution(arguments["stem"])
     if "aux_head" in arguments:
-        changes["classifier"] = _DENSE if arguments["aux_head"] else "head"
+        changes["classifier"] = _BOTH_CLASSIFIERS if arguments["aux_head"] else "head"
     return changes
 
 

@@ -19,17 +19,17 @@ class StemPlan(NamedTuple):
     """The convolutions of a patch embedding.
 
     Attributes:
-        hidden: (kernel, stride) of each convolution before the last; all have the stem's width.
-        overlap: Kernel of the last convolution over its stride.
+        hidden: (kernel, stride) of each convolution before the last; all of these have the stem's width.
+        overlap: Kernel of the last convolution, divided by its stride.
     """
 
     hidden: tuple[tuple[int, int], ...]
     overlap: int = 1
 
 
-# The rows of table 3 in its order. The third row prints kernels 7, 3, 8 and strides 2, 2, 4, which would make the
-# patches overlap; its printed number of parameters (25M) is that of a last kernel of 4. The name ending in "overlap" is
-# the row as printed, with the padding that gives the same grid.
+# The rows of table 3, in its order. The third row has the kernels 7, 3, 8 and the strides 2, 2, 4, so that patches
+# would overlap, but its number of parameters (25M) is that with a last kernel of 4. The stem whose name ends in
+# "overlap" has the kernels of the table, with a padding that gives the same grid.
 STEMS = {
     "1_conv": StemPlan(()),
     "2_conv": StemPlan(((7, 2),)),
@@ -42,24 +42,24 @@ STEMS = {
 
 
 class LvVitStem(nn.Module):
-    """Convolutions with batch norm and ReLU, then a plain convolution that cuts the map into patches.
+    """Convolutions with batch norm and ReLU, then a convolution that divides the map into patches.
 
-    Names and initialisation (torch's own) are those of the original: `conv1`, `bn1`, ..., `proj`. All but the last
-    convolution have no bias.
+    Names (`conv1`, `bn1`, ..., `proj`) and initialisation (torch's default) are those of the published code. Only the
+    last convolution has a bias.
 
     Args:
-        img_size: Side of the images, or (height, width), in pixels.
-        patch_size: Pixels per cell, along each side.
-        in_chans: Channels of the images.
-        embed_dim: Channels of the cells.
-        stem: A key of `STEMS`.
-        width: Channels between the convolutions.
+        img_size: Side, or (height, width), of the images in pixels.
+        patch_size: Side of a cell in pixels.
+        in_chans: Number of channels of the images.
+        embed_dim: Number of channels of the cells.
+        stem: Key of `STEMS`.
+        width: Number of channels between the convolutions.
 
     Attributes:
-        img_size: (height, width) in pixels.
+        img_size: (height, width) of the images in pixels.
         patch_size: (height, width) of a cell in pixels.
-        grid_size: (rows, columns) of the cells at `img_size`.
-        num_patches: Cells at `img_size`.
+        grid_size: (rows, columns) of the grid for `img_size`.
+        num_patches: Number of cells for `img_size`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LvVitStem(nn.Module):
         self.proj = nn.Conv2d(in_chans, embed_dim, plan.overlap * stride, stride, padding)
 
     def set_input_size(self, img_size: int | Size) -> None:
-        """Expect images of another size; nothing is resampled, since convolutions take any size."""
+        """Set the image size; no weights depend on it."""
         height, width = height_and_width(img_size)
         self._require_whole_patches(height, width)
         self.img_size = (height, width)
@@ -93,10 +93,10 @@ class LvVitStem(nn.Module):
         self.num_patches = self.grid_size[0] * self.grid_size[1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the map (B, embed_dim, H / patch, W / patch) of images (B, in_chans, H, W)."""
+        """Return the map (B, embed_dim, H / patch_size, W / patch_size) for images (B, in_chans, H, W)."""
         self._require_whole_patches(x.shape[2], x.shape[3])
-        # Channels last, the layout of CPU kernels and of tokens, saves a fifth of the time on a CPU. In training it
-        # saves little, and makes batch norm there sum in single precision instead of double.
+        # On a CPU, the channels-last format saves a fifth of the time in evaluation. In training it saves little, and
+        # batch norms would sum in single instead of double precision.
         x = x if self.training else x.contiguous(memory_format=torch.channels_last)
         for number in range(1, self.count + 1):
             conv, norm = getattr(self, f"conv{number}"), getattr(self, f"bn{number}")
@@ -112,7 +112,7 @@ class LvVitStem(nn.Module):
 
 
 def first_convolution(stem: str) -> str:
-    """Return the name of the layer that reads the image, within the model."""
+    """Return the dotted name, in the model, of the layer whose input is the image."""
     return "patch_embed.conv1" if STEMS[stem].hidden else "patch_embed.proj"
 
 
@@ -122,7 +122,7 @@ def _stem_plan(stem: str, patch_size: int) -> StemPlan:
     plan, smallest_patch = STEMS[stem], 1
     for _, step in plan.hidden:
         smallest_patch *= step
-    smallest_patch *= plan.overlap  # the padding of overlapping patches, (kernel - stride) / 2, must be whole
+    smallest_patch *= plan.overlap  # the padding for overlapping patches, (kernel - stride) / 2, must be an integer
     if patch_size < 1 or patch_size % smallest_patch:
         raise ValueError(f"patch_size is {patch_size}; the stem {stem!r} takes multiples of {smallest_patch}")
     return plan
@@ -132,7 +132,7 @@ Grid = tuple[int, int]
 
 
 class LvVitAttention(nn.Module):
-    """Self-attention; by default the joint projection has no bias, as in all published models."""
+    """Self-attention; by default the linear layer `qkv` has no bias, as in all published models."""
 
     def __init__(
         self, dim: int, num_heads: int, qkv_bias: bool = False, attn_drop: float = 0.0, proj_drop: float = 0.0
@@ -154,11 +154,11 @@ class LvVitAttention(nn.Module):
 
 
 class LvVitBlock(nn.Module):
-    """x + attention(norm(x)) / s, then x + MLP(norm(x)) / s ("enhanced residual", table 4 of the supplement).
+    """A block: x + attention(norm(x)) / s, then x + MLP(norm(x)) / s ("enhanced residual", table 4 of the supplement).
 
     Args:
-        skip_lam: The divisor s of both branches; the identity path is left as it is.
-        drop_path: Chance that a branch is skipped in training, per image.
+        skip_lam: Number s by which both residual branches are divided.
+        drop_path: Probability that a residual branch is skipped in training, for each image.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class LvVitBlock(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid | None = None) -> Tensor:
-        """Return (B, N, C) of tokens (B, N, C); their places on the grid do not matter."""
-        # One kernel scales and adds; a separate division would take another pass over the tokens.
+        """Return tokens (B, N, C) for tokens of the same shape; `grid` is not used."""
+        # Scaled and added by one kernel; a separate division would take another pass over the tokens.
         x = torch.add(x, self.drop_path1(self.attn(self.norm1(x))), alpha=self.branch_scale)
         return torch.add(x, self.drop_path2(self.mlp(self.norm2(x))), alpha=self.branch_scale)

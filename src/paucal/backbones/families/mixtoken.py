@@ -1,28 +1,28 @@
-"""MixToken's exchange: each image swaps a box of cells with its partner in the flipped batch.
+"""MixToken's exchange: the images b and B - 1 - b of a batch exchange a box of cells.
 
-"All Tokens Matter" (Jiang et al., NeurIPS 2021). Partners are mutual (image b and image B - 1 - b), so the exchange is
-its own inverse: the same call mixes the map of tokens, and later moves every prediction back to the image its cell came
-from. In an odd batch the middle image is its own partner.
+"All Tokens Matter" (Jiang et al., NeurIPS 2021). The exchange is its own inverse: the same function mixes tokens, and
+later moves predictions back to the images of their cells. In a batch with an odd number of images, the middle image is
+not changed.
 """
 
 import torch
 from torch import Tensor
 
 Grid = tuple[int, int]
-Box = tuple[int, int, int, int] | Tensor  # top, left, bottom, right in cells; bottom and right are outside the box
+Box = tuple[int, int, int, int] | Tensor  # (top, left, bottom, right) in cells; bottom and right are excluded
 
 
 def exchange_box(cells: Tensor, box: Box) -> Tensor:
-    """Swap a box of cells between each image and its partner.
+    """Exchange a box of cells between the images b and B - 1 - b of a batch.
 
     Args:
-        cells: (B, C, H, W).
-        box: (top, left, bottom, right) in cells, one for the whole batch; an empty one changes nothing. A tensor of 4
-            integers on the device of the cells avoids recompilation for every box; its values are not checked, since
-            reading them would wait for the device.
+        cells: (B, C, H, W) map of cells.
+        box: (top, left, bottom, right) in cells, the same for all images; an empty box changes nothing. With a tensor
+            of 4 integers on the device of the cells, code is not recompiled for every box; its values are not checked,
+            since reading them would wait for the device.
 
     Returns:
-        (B, C, H, W), new memory.
+        (B, C, H, W) map in new memory.
 
     Example:
         >>> exchange_box(torch.tensor([[[[1, 2]]], [[[3, 4]]]]), (0, 0, 1, 1)).flatten().tolist()
@@ -33,18 +33,18 @@ def exchange_box(cells: Tensor, box: Box) -> Tensor:
 
 
 def exchange_tokens(tokens: Tensor, box: Box, grid: Grid) -> Tensor:
-    """Swap a box as `exchange_box` does, in tokens (B, H * W, C), row by row, without prefix tokens.
+    """Exchange a box of cells as `exchange_box` does, but in tokens (B, H * W, C) without prefix tokens.
 
     Args:
-        tokens: Features or logits, one per cell.
-        box: Box as in `exchange_box`.
-        grid: (rows, columns).
+        tokens: Features or logits of the cells, row by row.
+        box: Box as for `exchange_box`.
+        grid: (rows, columns) of the cells.
     """
     return torch.where(inside_box(box, grid, tokens.device).reshape(-1, 1), tokens.flip(0), tokens)
 
 
 def inside_box(box: Box, grid: Grid, device: torch.device | None = None) -> Tensor:
-    """Return which cells of a grid lie in a box, (H, W) bool; arguments as in `exchange_box`."""
+    """Return a mask (H, W) that is True for the cells of a grid inside a box, as in `exchange_box`."""
     if not isinstance(box, Tensor):
         _require_box_within(box, grid)
     top, left, bottom, right = box

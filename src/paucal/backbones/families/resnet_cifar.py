@@ -1,10 +1,10 @@
-"""ResNets for images of 32 pixels, the convolutional baseline: timm's `ResNet` with a stem that keeps the resolution.
+"""ResNets for images of 32 pixels, a convolutional baseline: timm's `ResNet` with a stem that keeps the resolution.
 
-timm's ResNets begin with a stride of 4, which reduces 32 pixels to a single cell in the end; DHVT's authors withdrew
-CNN results obtained that way. Here the stem is one 3x3 convolution of stride 1 without pooling (He et al., CVPR 2016,
-section 4.2), followed by the four stages of the ImageNet networks, as is usual for "ResNet-18" on CIFAR: 32 pixels give
-4x4 cells in the end, as do 64 pixels with `stem_stride=2`. timm's ConvNeXts need no variant, since `patch_size=1` or 2
-sets the stride of their stem.
+timm's ResNets begin with a stride of 4, so 32 pixels become a single cell in the last stage; DHVT's authors withdrew
+CNN results obtained in this way. Here the stem is a 3x3 convolution with stride 1 without pooling (He et al., CVPR
+2016, section 4.2), followed by the four stages of the ImageNet networks, as is usual for "ResNet-18" on CIFAR. The last
+stage has 4x4 cells for 32 pixels, or for 64 pixels with `stem_stride=2`. For timm's ConvNeXts no variant is needed,
+since `patch_size=1` or 2 sets the stride of the stem.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from torch import nn
 
 from paucal.backbones.families.common.contract import configuration, register_variants
 
-STEM_STRIDE = 4  # stride of the stem of timm's ResNets
+TIMM_STEM_STRIDE = 4  # stride of the stem of timm's ResNets, in pixels
 
 default_cfgs = generate_default_cfgs(
     {"resnet18_cifar": configuration("conv1", "fc", num_classes=100, input_size=(3, 32, 32), crop_pct=1.0)}
@@ -23,16 +23,16 @@ default_cfgs = generate_default_cfgs(
 
 
 class ResNetCifar(ResNet):
-    """A ResNet of timm with a stem of stride 1.
+    """timm's ResNet with a stem with stride 1 or 2.
 
     Args:
-        block: Block class, as for `ResNet`.
-        layers: Blocks per stage.
-        in_chans: Channels of the images.
-        channels: Channels of the stages; the stem has as many as the first.
-        stem_stride: Pixels per cell of the stem, 1 or 2.
-        output_stride: Pixels per cell of the last stage: 8, 4 or 2 times `stem_stride`.
-        arguments: Further arguments of `ResNet`, apart from those of its stem.
+        block: Class of the blocks, as for `ResNet`.
+        layers: Number of blocks of each stage.
+        in_chans: Number of channels of the images.
+        channels: Number of channels of each stage; the stem has that of the first stage.
+        stem_stride: Stride of the stem in pixels, 1 or 2.
+        output_stride: Stride of the last stage in pixels: 8, 4 or 2 times `stem_stride`; None for 8 times.
+        arguments: Further arguments of `ResNet`, except those of its stem.
     """
 
     def __init__(
@@ -47,21 +47,22 @@ class ResNetCifar(ResNet):
     ) -> None:
         if stem_stride not in (1, 2):
             raise ValueError(f"stem_stride is {stem_stride!r}; give 1 or 2")
-        allowed = {factor * stem_stride: factor * STEM_STRIDE for factor in (8, 4, 2)}  # our stride: timm's stride
+        # timm's output stride by the output stride with this stem
+        timm_strides = {factor * stem_stride: factor * TIMM_STEM_STRIDE for factor in (8, 4, 2)}
         stride = 8 * stem_stride if output_stride is None else output_stride
-        if stride not in allowed:
-            raise ValueError(f"output_stride is {output_stride!r}; give one of {', '.join(map(str, allowed))}")
+        if stride not in timm_strides:
+            raise ValueError(f"output_stride is {output_stride!r}; give one of {', '.join(map(str, timm_strides))}")
         if channels[0] % 2:
             raise ValueError(f"the first stage has {channels[0]} channels; give an even number")
-        # timm only allows choosing the width of a deep stem; the stem is replaced below.
+        # The width of the stem can only be set for timm's deep stem, which is replaced below.
         stem = {"stem_type": "deep", "stem_width": channels[0] // 2}
-        sizes = {"in_chans": in_chans, "channels": channels, "output_stride": allowed[stride]}
+        sizes = {"in_chans": in_chans, "channels": channels, "output_stride": timm_strides[stride]}
         super().__init__(block, layers, **sizes, **stem, **arguments)
         self.conv1 = nn.Conv2d(in_chans, channels[0], 3, stem_stride, padding=1, bias=False)
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
         self.maxpool = nn.Identity()
         for level in self.feature_info:
-            level["reduction"] = max(1, int(level["reduction"]) // STEM_STRIDE) * stem_stride
+            level["reduction"] = max(1, int(level["reduction"]) // TIMM_STEM_STRIDE) * stem_stride
 
 
 # 11.2M parameters with 100 classes.

@@ -1,9 +1,10 @@
 """A small vision transformer for small images, `vit_mini`, registered with timm.
 
-timm's transformers start at 5 million parameters and patches of 16 pixels. This one has about a million and makes
-4-pixel cells with a convolutional stem, which trains far better than bare patches when images are few (Xiao et al.
-2021, "Early Convolutions Help Transformers See Better"). Its parts are timm's own: `VisionTransformer` on `HybridEmbed`
-over `ConvStem`. Cells are averaged for the classifier, so there is no class token.
+timm's smallest transformers have 5 million parameters and patches of 16 pixels. `vit_mini` has about a million
+parameters. A convolutional stem divides images into cells of 4 pixels; with few images it trains far better than a
+linear patch embedding (Xiao et al. 2021, "Early Convolutions Help Transformers See Better"). All layers are timm's:
+`VisionTransformer` with `HybridEmbed` and `ConvStem`. The classifier gets the mean of the cells, so there is no class
+token.
 """
 
 from functools import partial
@@ -17,7 +18,7 @@ from torch import nn
 
 from paucal.backbones.families.common.contract import configuration
 
-# The statistics are ImageNet's, as for any timm model without weights; the run's own replace them.
+# The normalisation is ImageNet's, as for any timm model without weights; a run replaces it by that of its images.
 default_cfgs = generate_default_cfgs(
     {
         "vit_mini": configuration(
@@ -29,10 +30,10 @@ default_cfgs = generate_default_cfgs(
 
 @register_model
 def vit_mini(pretrained: bool = False, **arguments: Any) -> VisionTransformer:
-    """Build a ViT of 6 blocks and 128 channels on a stem of stride 4: 32 pixels become 8x8 cells.
+    """Build a ViT with 6 blocks and 128 channels on a stem with stride 4: an image of 32 pixels has 8x8 cells.
 
-    Any argument of timm's `VisionTransformer` may be given; `patch_size` counts cells of the stem, so that 2
-    makes a token of 8x8 pixels.
+    Other arguments are those of timm's `VisionTransformer`. `patch_size` counts cells of the stem: with 2, a token
+    covers 8x8 pixels.
     """
     width = arguments.get("embed_dim", 128)
     stem = ConvStem(
@@ -52,7 +53,7 @@ def vit_mini(pretrained: bool = False, **arguments: Any) -> VisionTransformer:
         "mlp_ratio": 3.0,
         "class_token": False,
         "global_pool": "avg",
-        "fc_norm": False,  # the final norm acts on the cells before they are averaged, so the grid is normed too
+        "fc_norm": False,  # normalise the cells before they are averaged, so that the grid is normalised too
         "embed_layer": partial(HybridEmbed, backbone=stem),
     }
     return build_model_with_cfg(

@@ -1,12 +1,12 @@
-"""Swin as EsViT trains it: for images of any size, above all the small crops of multi-crop training.
+"""Swin as in EsViT's code: for images of any size, such as the small crops of multi-crop training.
 
 Li et al. 2022, "Efficient Self-supervised Vision Transformers for Representation Learning", Table 6: Swin-T, S and B
-with windows of 7 and of 14. The parameters are those of timm's Swin of the same size, and each loads the other's
-weights. At 224 pixels both compute the same; at other sizes timm pads in another order (see `common.windows`).
+with windows of 7 and of 14 cells. The parameters are those of timm's Swin of the same size, so weights can be loaded in
+both directions. At 224 pixels both compute the same; at other sizes timm pads in another order (see `common.windows`).
 
-A padded cell is zero after the norm, so its query, key and value are the biases of their projection. Here these are
-filled in after the projection, and padding is cut off before the output projection. The papers' code computes both
-projections for padding too, with the same result.
+A padded cell is zero after the norm, so its query, key and value are the biases of their projection. Here padded cells
+get these values after the projection, and are removed before the output projection. The papers' code computes both
+projections for padded cells too, with the same result.
 """
 
 from functools import partial
@@ -27,26 +27,26 @@ from paucal.backbones.families.common.windows import Size, Windows, pad_and_shif
 PADDINGS = ("published", "masked", "shrunk")
 
 
-def relative_bias(table: Tensor, of: Size, window: Size) -> Tensor:
-    """Look up the relative position bias of every pair of cells of a window.
+def relative_bias(table: Tensor, table_window: Size, window: Size) -> Tensor:
+    """Return the relative position bias of every pair of cells of a window.
 
-    Entries are found by offset, so a window may be smaller than the table's. The result is not cached, since that could
-    get stale and computing it takes under 1 % of a block's time.
+    Entries are looked up by offset, so a window may be smaller than the table's. The result is not cached, since it
+    changes with the table, and computing it takes less than 1 % of a block's time.
 
     Args:
-        table: (offsets, heads), offsets row by row from the most negative.
-        of: (rows, columns) of the window for which the table was built.
-        window: (rows, columns) of the window, at most those of `of`.
+        table: (offsets, heads) biases, with the offsets row by row from the most negative.
+        table_window: (rows, columns) of the window for which the table was built.
+        window: (rows, columns) of the window, not larger than `table_window`.
 
     Returns:
-        (heads, queries, keys).
+        (heads, queries, keys) biases.
     """
-    (window_height, window_width), (rows, columns) = of, window
+    (window_height, window_width), (rows, columns) = table_window, window
     offsets = table.t().reshape(-1, 2 * window_height - 1, 2 * window_width - 1)
     offsets = offsets[
         :, window_height - rows : window_height + rows - 1, window_width - columns : window_width + columns - 1
     ]
-    # [query row, query column, key row, key column] is then the offset query - key: keys run backwards.
+    # The offset of a query and a key is query - key, so the axes of the keys are in reverse order.
     pairs = offsets.flip(1, 2).unfold(1, rows, 1).unfold(2, columns, 1).flip(1, 2)
     return pairs.reshape(-1, rows * columns, rows * columns)
 
@@ -54,40 +54,40 @@ def relative_bias(table: Tensor, of: Size, window: Size) -> Tensor:
 def attend_windows(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, fused: bool, drop: nn.Dropout
 ) -> Tensor:
-    """Apply `attend` within windows, which have a bias each or share one.
+    """Apply `attend` within windows that have a bias each, or all have the same bias.
 
-    The bias is never repeated for the images of a batch. The weights reach `drop` as (B * windows, heads, N, N), as in
-    timm.
+    The bias is not repeated for the images of a batch. Explicit weights pass through `drop` as
+    (B * windows, heads, N, N), as in timm.
 
     Args:
-        query: (B, windows, heads, N, d), as are key and value.
-        key: See query.
-        value: See query.
-        bias: (windows or 1, heads, N, N).
-        scale: Factor on the products of queries and keys.
+        query: (B, windows, heads, N, d) queries.
+        key: (B, windows, heads, N, d) keys.
+        value: (B, windows, heads, N, d) values.
+        bias: (windows or 1, heads, N, N) biases.
+        scale: Factor of the products of queries and keys.
         fused: Whether the fused kernel may be used.
-        drop: Dropout rate of the attention weights.
+        drop: Dropout module of the attention weights.
 
     Returns:
-        (B, windows, heads, N, d).
+        (B, windows, heads, N, d) weighted sums of the values.
     """
     if bias.shape[0] == 1:
         q, k, v = (part.flatten(0, 1) for part in (query, key, value))
         return attend(q, k, v, bias, scale, fused, drop).view(value.shape)
     if fused and is_fused_faster(query, bias):
-        q, k, v = (part.flatten(1, 2) for part in (query, key, value))  # windows beside heads
+        q, k, v = (part.flatten(1, 2) for part in (query, key, value))  # windows and heads in one axis
         return attend(q, k, v, bias.flatten(0, 1)[None], scale, fused, drop).view(value.shape)
     weights = add_bias((query * scale) @ key.transpose(-2, -1), bias).softmax(-1)
     return (drop(weights.flatten(0, 1)).to(value.dtype) @ value.flatten(0, 1)).view(value.shape)
 
 
 class PaddedWindowAttention(WindowAttention):
-    """timm's window attention with the same parameters, applied to a whole map of any size."""
+    """timm's window attention, with the same parameters, for maps of any size."""
 
     def forward(self, x: Tensor, windows: Windows) -> Tensor:  # type: ignore[override]
-        """Return the output (B, H, W, C) for a normed map (B, H, W, C)."""
+        """Return the output (B, H, W, C) for a normalised map (B, H, W, C)."""
         if windows.padded == windows.size:
-            # The input has a third of the channels of qkv, so shifting it is cheaper.
+            # Shift the input, which has a third of the channels of the output of `qkv`.
             qkv = self.qkv(pad_and_shift(x, windows))
         else:
             qkv = pad_and_shift(self.qkv(x), windows, self.qkv.bias)
@@ -107,59 +107,59 @@ class PaddedWindowAttention(WindowAttention):
         bias = relative_bias(self.relative_position_bias_table, full, windows.window)[None]
         if not windows.needs_mask:
             return bias
-        # The papers' code adds -100, which makes no difference after a softmax in float32.
+        # The papers' code adds -100 instead of -inf, which gives the same softmax in float32.
         return bias.masked_fill(window_mask(windows, like)[:, None], float("-inf"))
 
 
-def _places(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
+def _window_groups(call: Call, weights: Tensor, image_size: Size) -> AttentionGroups:
     features = call.block_inputs[0]
     grid = (features.shape[1], features.shape[2])
     windows = call.block.windows(grid)
-    laid_out = pad_and_shift(cell_indices(grid, features) + 1, windows) - 1  # padding, which is 0 there, becomes -1
-    return window_groups(grid, window_partition(laid_out, windows.window))
+    indices = pad_and_shift(cell_indices(grid, features) + 1, windows) - 1  # + 1 - 1, so that padding, 0, becomes -1
+    return window_groups(grid, window_partition(indices, windows.window))
 
 
 class PaddedSwinBlock(SwinTransformerBlock):
-    """timm's block with the same parameters, for a map of any size.
+    """timm's block, with the same parameters, for maps of any size.
 
     Attributes:
         padding: "published", "masked" or "shrunk", see `EsvitSwin`.
     """
 
-    attention_layout = AttentionLayout(find_groups=_places)
+    attention_layout = AttentionLayout(find_groups=_window_groups)
     padding: str
 
     @classmethod
     def adopt(cls, block: SwinTransformerBlock, padding: str) -> None:
         """Turn one of timm's blocks into a `PaddedSwinBlock`, in place.
 
-        timm's constructors build the blocks without letting the caller choose their class. Parameters and
-        initialisation are the same, so changing the class avoids building the blocks twice.
+        timm's constructors do not allow another class for the blocks. Parameters and initialisation are the same, so
+        the class of the blocks is changed, instead of building them again.
         """
         block.__class__ = cls
         block.attn.__class__ = PaddedWindowAttention
-        block.attn.fused_attn = use_fused_attn()  # in Swin, timm uses it only where experimental kernels are on
+        block.attn.fused_attn = use_fused_attn()  # timm's Swin sets it only if experimental kernels are switched on
         block.padding = padding  # type: ignore[assignment]
 
     def windows(self, size: Size) -> Windows:
-        """Return how a map of (rows, columns) is cut."""
-        cut = Windows(size, self.window_size, self.shift_size, hides_padding=self.padding != "published")
-        return cut.shrunk() if self.padding == "shrunk" else cut
+        """Return how a map with these (rows, columns) is divided into windows."""
+        windows = Windows(size, self.window_size, self.shift_size, hides_padding=self.padding != "published")
+        return windows.shrunk() if self.padding == "shrunk" else windows
 
     def _attn(self, x: Tensor) -> Any:
         return self.attn(x, self.windows((x.shape[1], x.shape[2])))
 
 
 class AnySizePatchEmbed(PatchEmbed):
-    """timm's patch embedding for images of any size, padded with zeros at the right and the bottom."""
+    """timm's patch embedding for images of any size, which are padded with zeros on the right and bottom."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**{**arguments, "strict_img_size": False, "dynamic_img_pad": True})
 
     def forward(self, x: Tensor) -> Tensor:
-        """Embed the patches; compiled code is bound to the size of the images."""
-        # At a second image size torch.compile would make the size symbolic, and then spend minutes on the algebra of an
-        # unknown number of windows. A range needs its length, which keeps the size fixed.
+        """Embed the patches; `torch.compile` compiles again for each image size."""
+        # For a second image size, torch.compile would use a symbolic size, and spend minutes on expressions with an
+        # unknown number of windows. `range` needs integers, so the sizes stay constants.
         _ = range(x.shape[2]), range(x.shape[3])
         return super().forward(x)
 
@@ -167,15 +167,15 @@ class AnySizePatchEmbed(PatchEmbed):
 class EsvitSwin(SwinTransformer):
     """timm's Swin with the papers' padding.
 
-    Windows and shifts are fixed when the model is built, from `img_size`: where a stage's grid is no larger than its
-    window, the window becomes the grid and nothing is shifted. Images of any other size can then be given; windows are
-    padded where the map ends, and an image that is not a multiple of the patch is padded with zeros.
+    Windows and shifts are determined by `img_size` when the model is built: if a stage's grid is not larger than its
+    window, the window is the grid and there is no shift. Then images of any size are possible: maps are padded to a
+    multiple of the window, and images to a multiple of the patch, with zeros.
 
     Args:
-        padding: Treatment of padded cells. "published": they take part in attention like others, with the bias of the
-            projection as their content, as in EsViT's code; in the last stage of a 96-pixel crop they are 5 of 6 cells.
-            "masked": cells do not see them. "shrunk": a window larger than the map is shrunk to it, with the relative
-            positions looked up in the same table, and the remaining padding is masked.
+        padding: How padded cells are treated. "published": cells attend to them as to other cells, and their keys and
+            values are the bias of the projection, as in EsViT's code; in the last stage of a 96-pixel crop, 5 of 6
+            cells are padding. "masked": cells do not attend to them. "shrunk": a window larger than the map gets the
+            map's size, with relative positions from the same table, and the remaining padding is masked.
         norm_eps: Epsilon of all layer norms; 1e-6 in EsViT.
         arguments: Arguments of timm's `SwinTransformer`.
     """

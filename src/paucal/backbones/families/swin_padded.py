@@ -1,8 +1,8 @@
-"""Swin as published for images of any size: maps are padded, then shifted; timm shifts them first.
+"""Swin as in its authors' code for detection and segmentation (Liu et al., ICCV 2021), for images of any size.
 
-The paper is Liu et al., ICCV 2021, with its code for detection and segmentation. The models and their weights are
-timm's Swin of the same name without `padded_`. At 224 pixels both compute the same; where a map does not divide into
-windows they differ (see `paucal.backbones.families.common.windows`).
+Here maps are padded, then shifted; timm shifts them before padding. The models and their weights are timm's Swins with
+the same names without `padded_`. At 224 pixels both compute the same; they differ if the sides of a map are not
+multiples of the window (see `paucal.backbones.families.common.windows`).
 """
 
 from collections.abc import Mapping

@@ -1,21 +1,20 @@
 """T2T-ViT, a narrow and deep transformer on tokens of overlapping windows.
 
 "Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet" (Yuan et al., ICCV 2021). The state dict
-has the names of the published code and of DrLoc's code, which has the same model; checkpoints of both can be loaded
-unchanged.
+has the names of the published code and of DrLoc's code, which has the same model; checkpoints of both can be loaded.
 
 Differences from the published code:
-- Images need not be square, and the grid is computed instead of assumed to be a sixteenth of the image.
-- Drop-path and the dropouts of the token layers are arguments.
-- The performer runs in float32 under autocast, and cannot overflow; see `linear_attention`.
-- Attention in the blocks is scaled by the root of a head's channels. The published entry functions use the root of all
-  channels if pretrained weights are requested, which the published evaluation does not do; here `qk_scale` selects
-  this.
+- Images need not be square, and the size of the grid is computed instead of assumed to be a sixteenth of the image.
+- Drop-path and the dropout rates of the token layers are arguments.
+- The performer is computed in float32 also under autocast, and cannot overflow; see `linear_attention`.
+- Attention in the blocks is divided by the root of a head's number of channels. The published functions that build a
+  model use the root of all channels if pretrained weights are requested, but the published evaluation does not request
+  them; `qk_scale` can set this.
 
-The token layers have linear attention, or softmax attention in the variants with `_t_`. Drop-path is not part of a
-variant: pass `drop_path_rate` (published: 0.1; 0 in DrLoc's code). For sizes other than 224 pixels pass `img_size`;
-checkpoints of 224 pixels are then loaded with an interpolated position table. Small images need a smaller `patch_size`:
-4 makes 8x8 cells of 32 pixels.
+The token layers have linear attention, or softmax attention in the variants with `_t_`. Variants do not set drop-path:
+pass `drop_path_rate` (published: 0.1; 0 in DrLoc's code). For other sizes than 224 pixels, pass `img_size`; the
+position embedding of a checkpoint for 224 pixels is then interpolated. Small images need a smaller `patch_size`: with
+4, an image of 32 pixels has 8x8 cells.
 """
 
 from collections.abc import Mapping
@@ -33,33 +32,34 @@ from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require
 from paucal.backbones.families.lvvit_layers import LvVitBlock
 from paucal.backbones.families.t2t_layers import FIRST_WINDOW, Size, TokensToToken
 
-_READS_PIXELS = ("norm1.weight", "norm1.bias", "kqv.weight", "attn.qkv.weight")
+_PIXEL_PARAMETERS = ("norm1.weight", "norm1.bias", "kqv.weight", "attn.qkv.weight")  # of the first token layer
 
 
 class T2tVit(TokenBackbone):
     """A T2T-ViT; the defaults are those of T2T-ViT-14.
 
-    Positions are a fixed table of sines and cosines over the tokens in a row, the class token first. It is computed for
-    the size that a model is built for. To keep the meaning of positions for a trained model, it is interpolated on the
-    grid for other sizes (`set_input_size`, `dynamic_img_size`, and checkpoints of other sizes).
+    The position embedding has fixed sines and cosines of a token's position in the sequence, the class token first. It
+    is computed for the image size for which the model is built. For other sizes (`set_input_size`, `dynamic_img_size`,
+    and checkpoints) it is interpolated on the grid, so that positions keep their meaning for a trained model.
 
     Args:
-        img_size: Side of the images, or (height, width), in pixels: the size of the position table.
-        patch_size: Pixels per cell, along each side, a multiple of 4 up to 28; see `TokensToToken`.
-        global_pool: Input of the classifier: the class "token", the mean of the cells ("avg"), or "" for all tokens.
+        img_size: Side, or (height, width), of the images in pixels, for which the position embedding is built.
+        patch_size: Side of a cell in pixels, a multiple of 4 up to 28; see `TokensToToken`.
+        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the cells, "" for all
+            tokens.
         tokens_type: Attention of the token layers, "performer" or "transformer" (T2T-ViT_t).
-        token_dim: Channels in the token layers.
-        kernel_ratio: Random features of the performer over `token_dim`, at most 1.
+        token_dim: Number of channels of the token layers.
+        kernel_ratio: Number of the performer's random features, divided by `token_dim`; at most 1.
         token_drop_rate: Dropout rate in the token layers; None for the published rates, 0.1 in the performer and 0 in
             the transformer.
-        qk_scale: Factor on the products of queries and keys; None for the inverse root of a head's channels.
-        dynamic_img_size: Interpolate the position table to the size of the images in every forward pass, instead of
-            refusing other sizes.
-        drop_path_rate: Chance that a residual branch of the last block is skipped in training; linear from 0 at the
-            first. The published models were trained with 0.1, DrLoc's models with 0.
+        qk_scale: Factor of the products of queries and keys; None for the inverse root of a head's number of channels.
+        dynamic_img_size: Whether to interpolate the position embedding in every forward pass, so that images may have
+            other sizes.
+        drop_path_rate: Probability that a residual branch of the last block is skipped in training; it rises linearly
+            from 0 at the first block. Published: 0.1; 0 in DrLoc's code.
 
     Attributes:
-        pos_embed: (1, 1 + H * W, C), fixed and stored.
+        pos_embed: (1, 1 + H * W, C) position embedding, which is not trained but is in the state dict.
     """
 
     stem_names = ("cls_token", "pos_embed", "tokens_to_token")
@@ -129,26 +129,26 @@ class T2tVit(TokenBackbone):
 
     @property
     def patch_embed(self) -> TokensToToken:
-        """The stem, under timm's name for it."""
+        """The tokens-to-token module, under timm's name of a patch embedding."""
         return self.tokens_to_token
 
     def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
-        """Return the tokens (B, 1 + H * W, C) of images, with positions, and the (rows, columns) of their grid."""
+        """Return the tokens (B, 1 + H * W, C) of images, positions added, and the (rows, columns) of their grid."""
         self._require_size(x.shape[2], x.shape[3])
         cells, grid = self.tokens_to_token(x)
-        positions, own_grid = self.pos_embed, self.tokens_to_token.grid_size
-        if grid != own_grid:
-            positions = resample_positions(positions, own_grid, grid)
+        positions, built_grid = self.pos_embed, self.tokens_to_token.grid_size
+        if grid != built_grid:
+            positions = resample_positions(positions, built_grid, grid)
         tokens = torch.cat((self.cls_token.expand(cells.shape[0], -1, -1), cells), 1)
         return self.pos_drop(tokens + positions), grid
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute blocks and token layers again in the backward pass instead of keeping what they computed."""
+        """Set whether blocks and token layers are computed again in the backward pass, to save memory."""
         super().set_grad_checkpointing(enable)
         self.tokens_to_token.grad_checkpointing = enable
 
     def set_input_size(self, img_size: int | Size) -> None:
-        """Interpolate the position table in place for images of another size, in pixels."""
+        """Interpolate the position embedding in place for images of another size in pixels."""
         stem = self.tokens_to_token
         old_grid = stem.grid_size
         stem.set_input_size(img_size, stem.patch_size[0])
@@ -171,9 +171,9 @@ class T2tVit(TokenBackbone):
 
 
 def sinusoid(count: int, channels: int) -> Tensor:
-    """Return the fixed positions (1, count, channels) of tokens in a row.
+    """Return a position embedding (1, count, channels) of sines and cosines.
 
-    Entry j of position p is the sine, for odd j the cosine, of p / 10000^(2 * floor(j / 2) / channels).
+    Channel j of position p is the sine, or for odd j the cosine, of p / 10000^(2 * floor(j / 2) / channels).
     """
     index = torch.arange(count, dtype=torch.float64).unsqueeze(1)
     entry = torch.arange(channels)
@@ -182,27 +182,26 @@ def sinusoid(count: int, channels: int) -> Tensor:
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: T2tVit) -> dict[str, Tensor]:
-    """Interpolate a checkpoint's position table, made for square images of another size, and adapt input channels.
+    """Interpolate a checkpoint's position embedding for square images of another size, and adapt the input channels.
 
-    As timm does for convolutions, weights are summed over the channels for gray images and repeated for more channels.
-    The layer norm before them takes the mean over the channels, so gray images give the same output as with three equal
-    channels if the norm treated the channels alike.
+    As timm does for convolutions, weights are summed over the channels for grey images, and repeated for more channels.
+    The parameters of the layer norm before them are averaged over the channels. So for grey images the output is that
+    for three equal channels, if the norm's parameters were equal for all channels.
     """
     stem = model.tokens_to_token
     fitted = with_fitting_positions(state, model.pos_embed, stem.grid_size)
     for name, parameter in stem.attention1.named_parameters(prefix="tokens_to_token.attention1"):
         value = fitted.get(name)
-        if value is not None and value.shape != parameter.shape and name.endswith(_READS_PIXELS):
+        if value is not None and value.shape != parameter.shape and name.endswith(_PIXEL_PARAMETERS):
             fitted[name] = _with_channels(value, parameter, model.in_chans)
             if name.endswith("attn.qkv.weight") and fitted[name] is not value:
-                # Attention divides by the root of the width, which has changed; scaling the queries compensates for
-                # that.
+                # Attention divides by the root of the layer's width, which has changed; scaled queries compensate this.
                 fitted[name][: len(parameter) // 3] *= (parameter.shape[1] / value.shape[1]) ** 0.5
     return fitted
 
 
 def _with_channels(value: Tensor, parameter: Tensor, channels: int) -> Tensor:
-    """Return new weights (..., C * 7 * 7) of the first layer for other channels; other tensors are left alone."""
+    """Return a parameter (..., C * 7 * 7) of the first layer for another C; return other tensors unchanged."""
     count, remainder = divmod(value.shape[-1], FIRST_WINDOW**2) if value.ndim else (0, 1)
     if remainder or not count or value.ndim != parameter.ndim or value.shape[:-1] != parameter.shape[:-1]:
         return value
@@ -240,7 +239,7 @@ default_cfgs = generate_default_cfgs(
 
 def _variant_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     tokens = arguments.get("tokens_type")
-    return {"first_conv": _FIRST[tokens]} if tokens in _FIRST else {}  # other values are refused by the model itself
+    return {"first_conv": _FIRST[tokens]} if tokens in _FIRST else {}  # the model raises an error for others
 
 
 register_variants(__name__, T2tVit, _VARIANTS, checkpoint_filter_fn, 3, _variant_changes)

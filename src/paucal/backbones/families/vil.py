@@ -1,6 +1,6 @@
-"""Vision Longformer: stages of sparse and of full attention with global tokens (Zhang et al. 2021).
+"""Vision Longformer (Zhang et al. 2021): stages with sparse or full attention, and with global tokens.
 
-Drop-path is not part of a variant: pass `drop_path_rate` (published: 0.1 for all). `positions="absolute"` gives the
+Variants do not set drop-path: pass `drop_path_rate` (published: 0.1 for all). With `positions="absolute"` they are the
 published variants with absolute positions. State dicts of the published code, and of EsViT's version of it, can be
 loaded.
 """
@@ -40,32 +40,33 @@ _NOT_DECAYED = ("cls_token", "pos_embed", "relative_position_bias", "relative_po
 
 
 class VisionLongformer(StagedBackbone):
-    """A backbone in stages whose first ones attend sparsely; the mean of the last cells is classified.
+    """A backbone with stages, of which the first have sparse attention; the mean of the last cells is classified.
 
-    Each stage has its own global tokens, which are dropped after it; those of the last stage, if any, can be
-    classified instead of the mean (`global_pool="token"`). Parameters that affect only the final values of dropped
-    global tokens never learn and are frozen: in the last block of every stage but the last, the bias between global
-    tokens, and the global tokens' own projections with `share_projections=False`.
+    Each stage has global tokens, which are dropped after the stage. With `global_pool="token"`, a global token of the
+    last stage is classified instead of the mean. Some parameters only affect the final values of dropped global tokens
+    and would get no gradient, so they are frozen: in the last block of every stage except the last, the bias between
+    global tokens and, with `share_projections=False`, the projections of global tokens.
 
-    It takes images of any size whose sides are multiples of the reduction (32 pixels). Sparse attention is the same at
-    any size; full attention looks its biases up in the table of `img_size`, and `set_input_size` changes that table.
+    The sides of images may be any multiples of the stride of the last stage (32 pixels). Sparse attention is the same
+    for all sizes. Full attention looks up its biases in a table for `img_size`, which `set_input_size` resizes.
 
     Args:
-        img_size: (height, width) in pixels, or one side, that tables of positions are made for.
-        global_pool: "avg", "token", or "" for no pooling.
-        patch_sizes: Side of the patches that each stage begins with.
-        sparse: Whether attention is sparse, per stage.
-        global_tokens: Global tokens of each stage.
+        img_size: Side, or (height, width), of the images in pixels, for which position tables are built.
+        global_pool: Input of the classifier: "avg" for the mean of the cells, "token" for a global token, "" for all.
+        patch_sizes: For each stage, the side of its patches: pixels in the first stage, then cells.
+        sparse: For each stage, whether its attention is sparse.
+        global_tokens: For each stage, its number of global tokens.
         window_size: Side w of the chunks of sparse attention, in cells.
-        mode: Cells that a cell sees in sparse attention: "blocks" (its chunk of w x w and the 8 around), "exact" (the
-            (2 w + 1)^2 around it), "cyclic" (as blocks, on a grid that closes on itself) or "own" (its chunk alone).
-        random_neighbour: Whether training uses one of the 8 chunks around, drawn for each layer and call, instead of
-            all 8.
+        mode: To which cells a cell attends in sparse attention: "blocks" (its chunk of w x w cells and the 8 chunks
+            around), "exact" (the (2 w + 1)^2 cells around it), "cyclic" (as "blocks", but a chunk at the border has
+            neighbours at the opposite border) or "own" (its chunk only).
+        random_neighbour: Whether in training a cell attends to one of the 8 chunks around, drawn for each layer and
+            call, instead of all 8.
         positions: "relative" or "absolute".
-        bias_resize: How full attention interpolates its biases at other sizes, "lookup" or "picture"; see
+        bias_resize: How full attention resizes its biases for other image sizes, "lookup" or "picture"; see
             `FullAttention`.
-        share_projections: Whether global tokens use the projections of the cells in sparse attention.
-        drop_path_rate: Stochastic depth rate of the last block; rates grow linearly from 0.
+        share_projections: Whether global tokens have the same projections as cells in sparse attention.
+        drop_path_rate: Stochastic depth rate of the last block; it rises linearly from 0 at the first block.
     """
 
     pools = ("avg", "token", "")
@@ -112,7 +113,7 @@ class VisionLongformer(StagedBackbone):
             drop_rate=drop_rate,
             num_prefix_tokens=global_tokens[-1],
         )
-        self._checked_pool(global_pool)  # again, now that the prefix tokens are known
+        self._checked_pool(global_pool)  # checked again, now that `num_prefix_tokens` is set
         self.inner_prefix_tokens = tuple(sorted(set(global_tokens)))
         shared = SharedArguments(window_size, mode, bias_resize, share_projections, mlp_ratio, pos_drop_rate)  # type: ignore[arg-type]
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
@@ -129,10 +130,10 @@ class VisionLongformer(StagedBackbone):
         self.set_random_neighbour(random_neighbour)
 
     def set_random_neighbour(self, enabled: bool) -> None:
-        """Let every sparse attention see, in training, one of the 8 chunks around instead of all.
+        """Set whether, in training, cells attend to one random chunk of the 8 around in sparse attention.
 
-        The paper trains this way and switches back to all chunks for the last quarter (or eighth) of the epochs. In
-        evaluation all are seen.
+        The paper does this, and uses all chunks in the last quarter (or eighth) of the epochs. In evaluation cells
+        always attend to all chunks.
         """
         for module in self.modules():
             if isinstance(module, SparseAttention):
@@ -142,7 +143,7 @@ class VisionLongformer(StagedBackbone):
 
     @torch.no_grad()
     def set_input_size(self, img_size: int | Sequence[int]) -> None:
-        """Resize the tables of full attention and of absolute positions for images of another size, in pixels."""
+        """Resize the bias tables of full attention and the absolute positions for images of another size in pixels."""
         size = height_and_width(img_size)
         require_multiple(size, self.reduction)
         for stage, grid in zip(self.stages, stage_grids(size, self.patch_sizes), strict=False):
@@ -156,17 +157,17 @@ class VisionLongformer(StagedBackbone):
         record_input_size(self, size)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Return the normed map (B, C, H, W) of the last stage, or tokens (B, g + H * W, C) if it has global tokens."""
+        """Return the last stage's map (B, C, H, W) after the norm; its tokens (B, g + H * W, C) with global tokens."""
         require_multiple(x.shape[2:], self.reduction)
         return super().forward_features(x)
 
     def forward_intermediates(self, x: Tensor, *arguments: Any, **options: Any) -> Any:
-        """Do as `StagedBackbone.forward_intermediates`, after checking the size as in `forward_features`."""
+        """Check the size of the images and call `StagedBackbone.forward_intermediates`."""
         require_multiple(x.shape[2:], self.reduction)
         return super().forward_intermediates(x, *arguments, **options)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of tokens, positions and biases between tokens."""
+        """Return the names of the parameters without weight decay: tokens, positions and attention biases."""
         return {name for name, _ in self.named_parameters() if name.endswith(_NOT_DECAYED)}
 
     def _checked_pool(self, global_pool: str) -> str:
@@ -180,7 +181,7 @@ def _resize_table(attention: FullAttention, grid: tuple[int, int]) -> None:
     if table is not None and grid != attention.window_size:
         shape = ((2 * grid[0] - 1) * (2 * grid[1] - 1), attention.num_heads)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # timm searches in tensors that are not contiguous
+            warnings.simplefilter("ignore")  # timm calls a search function with tensors that are not contiguous
             resized = resize_rel_pos_bias_table(table, grid, shape, attention.window_size)
         attention.local_relative_position_bias_table = nn.Parameter(resized)
     attention.window_size = grid
@@ -215,38 +216,39 @@ def _require_choices(mode: str, positions: str, bias_resize: str, window_size: i
         raise ValueError(f"window_size is {window_size}; give the side of a chunk in cells, 1 or more")
 
 
-# The published code calls a stage `layerN`: entry 0 is the embedding, then attention and perceptron alternate.
-_PART = re.compile(r"^layer(\d+)\.(\d+)\.(.+)$")
-_EMBEDDING = {"norm_embed.": "norm."}
+# In the published code a stage is `layerN`: its module 0 is the patch embedding, then attention and MLP alternate.
+_PUBLISHED_NAME = re.compile(r"^layer(\d+)\.(\d+)\.(.+)$")
+_EMBEDDING_PREFIXES = {"norm_embed.": "norm."}
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Rename a published state dict to our names; one with our names is only fitted to the model's absolute positions.
+    """Rename the tensors of a published state dict to the model's names, and resize absolute positions to the model's.
 
-    Query, key and value of sparse attention become one projection. If the global tokens share that projection, the file
-    holds two copies. The copy of the global tokens wins, as in the published code, which loads it last.
+    The projections of queries, keys and values of sparse attention are joined into `qkv`. If global tokens share these,
+    the file has them twice; the copy of the global tokens is used, as in the published code, which loads it last.
     """
     renamed = {_model_key(key): value for key, value in state.items() if not key.endswith("relative_position_index")}
     model_state = model.state_dict()
-    with_positions = _join_positions(renamed, model_state) if any(_PART.match(key) for key in state) else renamed
-    return {key: _fit_to_model(key, value, model_state) for key, value in with_positions.items()}
+    is_published = any(_PUBLISHED_NAME.match(key) for key in state)
+    joined = _join_projections(renamed, model_state) if is_published else renamed
+    return {key: _fit_to_model(key, value, model_state) for key, value in joined.items()}
 
 
 def _model_key(key: str) -> str:
-    match = _PART.match(key)
+    match = _PUBLISHED_NAME.match(key)
     if match is None:
         return key
-    stage, part, suffix = int(match[1]) - 1, int(match[2]), match[3]
-    if part == 0:
-        for old_prefix, new_prefix in _EMBEDDING.items():
+    stage, number, suffix = int(match[1]) - 1, int(match[2]), match[3]
+    if number == 0:
+        for old_prefix, new_prefix in _EMBEDDING_PREFIXES.items():
             suffix = new_prefix + suffix.removeprefix(old_prefix) if suffix.startswith(old_prefix) else suffix
         return f"stages.{stage}.embed.{suffix}"
-    norm = "norm1." if part % 2 else "norm2."
+    norm = "norm1." if number % 2 else "norm2."
     suffix = norm + suffix.removeprefix("norm.") if suffix.startswith("norm.") else suffix
-    return f"stages.{stage}.blocks.{(part - 1) // 2}.{suffix}"
+    return f"stages.{stage}.blocks.{(number - 1) // 2}.{suffix}"
 
 
-def _join_positions(state: dict[str, Tensor], model_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _join_projections(state: dict[str, Tensor], model_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     new_state = dict(state)
     for key in [key for key in state if ".attn.query." in key]:
         start, _, kind = key.rpartition(".attn.query.")

@@ -1,8 +1,8 @@
 """The sparse and the full attention of Vision Longformer (Zhang et al. 2021, section 3).
 
-The tokens are g global tokens, then the cells row by row. Biases are added to the products of query and key as in Swin:
-one per head and offset between two cells, one per head and global token for each direction, one per head and pair of
-global tokens.
+The tokens are g global tokens, then the cells row by row. As in Swin, biases are added to the products of queries and
+keys. For each head there is a bias for each offset between two cells, for each global token as query or as key of a
+cell, and for each pair of global tokens.
 """
 
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from torch.nn import functional
 
 from paucal.backbones.attention_layout import AttentionGroups, AttentionLayout, Call, Tokens, prefix_names
 from paucal.backbones.families.common.attention import attend, join_heads
-from paucal.backbones.families.vil_chunks import NEIGHBOURS, OWN_SLOT, Grid, Mode, Pairs, grid_offsets, sparse_pairs
+from paucal.backbones.families.vil_chunks import N_NEIGHBOURS, OWN_SLOT, Grid, Mode, Pairs, grid_offsets, sparse_pairs
 
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """Settings of both kinds of attention.
+    """Settings of sparse and of full attention.
 
     Attributes:
-        width: Channels C.
+        width: Number of channels C.
         heads: Number of attention heads.
         global_tokens: Number g of global tokens.
-        relative: Whether positions have biases.
+        relative: Whether there are relative position biases.
         qkv_bias: Whether queries, keys and values have biases.
         attn_drop: Dropout rate of the attention weights.
         proj_drop: Dropout rate after the last projection.
@@ -42,13 +42,14 @@ class AttentionSettings:
 
 
 class VilAttention(nn.Module):
-    """The base class of both kinds of attention.
+    """The base class of sparse and full attention.
 
     Attributes:
-        window_size: (rows, columns) of the grid whose offsets the table of biases holds.
-        local_relative_position_bias_table: ((2 rows - 1) (2 columns - 1), heads).
-        g2l_relative_position_bias: (2, heads, g), global to local and local to global.
-        g2g_relative_position_bias: (heads, g, g).
+        window_size: (rows, columns) of the grid for whose offsets the bias table is built.
+        local_relative_position_bias_table: ((2 rows - 1) (2 columns - 1), heads) biases between cells.
+        g2l_relative_position_bias: (2, heads, g) biases of global queries and cell keys, and of cell queries and global
+            keys.
+        g2g_relative_position_bias: (heads, g, g) biases between global tokens.
     """
 
     local_relative_position_bias_table: nn.Parameter | None
@@ -74,16 +75,16 @@ class VilAttention(nn.Module):
         self.g2g_relative_position_bias = _bias_table(with_global, heads, self.global_tokens, self.global_tokens)
 
     def freeze_global(self) -> None:
-        """Freeze the parameters that only affect the new values of the global tokens, which nothing reads."""
+        """Freeze the parameters that only affect the output for global tokens, which is not used."""
         if self.g2g_relative_position_bias is not None:
             self.g2g_relative_position_bias.requires_grad_(False)
 
     def project(self, layer: nn.Linear, x: Tensor, parts: int) -> Tensor:
-        """Return (parts, B, heads, N, d)."""
+        """Apply a linear layer to tokens (B, N, C) and split its output into (parts, B, heads, N, d)."""
         return layer(x).unflatten(2, (parts, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
 
     def global_bias(self, cells: int) -> Tensor | None:
-        """Return the bias (heads, g, g + cells) of the global queries."""
+        """Return the biases (heads, g, g + cells) of the global queries; None without biases."""
         if self.g2l_relative_position_bias is None or self.g2g_relative_position_bias is None:
             return None
         to_cells = self.g2l_relative_position_bias[0].unsqueeze(2).expand(-1, -1, cells)
@@ -100,10 +101,10 @@ class VilAttention(nn.Module):
 class FullAttention(VilAttention):
     """Attention of all tokens to all tokens.
 
-    There are two options for a grid that differs in size from the table's. "lookup" takes the bias of each offset from
-    the table, and the farthest entry for offsets beyond it. "picture" resizes the matrix of biases between all pairs of
-    cells bicubically, like an image; this has no geometric meaning, but EsViT's code does it for crops of 96 pixels,
-    and its weights were trained that way.
+    If the grid is not the one for which the bias table was built, there are two options. "lookup" takes the bias of
+    each offset from the table, and for offsets beyond the table the farthest entry. "picture" resizes the matrix of
+    biases between all pairs of cells bicubically, like an image. This has no geometric meaning, but EsViT's code does
+    it for crops of 96 pixels, and EsViT's weights were trained with it.
     """
 
     def __init__(self, settings: AttentionSettings, table_grid: Grid, bias_resize: str = "lookup") -> None:
@@ -111,13 +112,13 @@ class FullAttention(VilAttention):
         self.bias_resize = bias_resize
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, g + H * W, C) attended to; `grid` is (H, W)."""
+        """Return tokens (B, g + H * W, C) for tokens of the same shape with the grid (H, W)."""
         query, key, value = self.project(self.qkv, x, 3).unbind(0)
         out = attend(query, key, value, self.bias(grid), self.scale, self.fused_attn, self.attn_drop)
         return self.proj_drop(self.proj(join_heads(out)))
 
     def bias(self, grid: Grid) -> Tensor | None:
-        """Return the biases (heads, g + H * W, g + H * W) on a grid; None without relative positions."""
+        """Return the biases (heads, g + H * W, g + H * W) for a grid (H, W); None without relative positions."""
         table = self.local_relative_position_bias_table
         if table is None:
             return None
@@ -140,22 +141,25 @@ def _bias_table(is_used: bool, *shape: int) -> nn.Parameter | None:
     return table
 
 
-def _global_places(call: Call, weights: Tensor, image_size: Grid) -> AttentionGroups:
-    """Return the places of weights (B, heads, g, N) of the global tokens; their block is called with (tokens, grid)."""
+def _global_groups(call: Call, weights: Tensor, image_size: Grid) -> AttentionGroups:
+    """Return the group of the global queries, whose weights are (B, heads, g, N).
+
+    The second argument of the block is the grid.
+    """
     layout = Tokens(call.block_inputs[1], prefix_names(call.model, weights.shape[2]))
     queries, keys = (torch.arange(count, device=weights.device)[None] for count in weights.shape[2:])
     return AttentionGroups(layout, layout, queries, keys)
 
 
-def _sparse_places(call: Call, weights: Tensor, image_size: Grid) -> AttentionGroups:
-    """Return the places of weights (B * chunks, heads, Q, g + K) of the cells, one group per chunk of queries."""
+def _sparse_groups(call: Call, weights: Tensor, image_size: Grid) -> AttentionGroups:
+    """Return a group per chunk of cell queries, whose weights are (B * chunks, heads, Q, g + K)."""
     layer, (tokens, grid) = call.layer, call.inputs
     layout = Tokens(grid, prefix_names(call.model, layer.global_tokens))
     pairs, first = sparse_pairs(grid, layer.window, layer.mode, tokens), len(layout.prefix)
     cells = torch.arange(layout.cells, device=weights.device)
     queries, keys = cells[None], cells[None]
     if pairs.queries is not None and pairs.restore is not None:
-        queries = torch.full_like(pairs.queries, -first - 1)  # a repeated cell counts once
+        queries = torch.full_like(pairs.queries, -first - 1)  # -1 after `first` is added
         queries[pairs.restore] = cells
         queries = queries.view(pairs.chunks, -1)
     if pairs.keys is not None:
@@ -169,9 +173,9 @@ def _sparse_places(call: Call, weights: Tensor, image_size: Grid) -> AttentionGr
 
 
 class GlobalAttention(nn.Module):
-    """Attention of global tokens to all tokens in sparse attention; a module, so that its weights can be recorded."""
+    """The attention of global tokens to all tokens; a separate module, so that its weights can be recorded."""
 
-    attention_layout = AttentionLayout(find_groups=_global_places)
+    attention_layout = AttentionLayout(find_groups=_global_groups)
 
     def __init__(self, scale: float, attn_drop: float) -> None:
         super().__init__()
@@ -180,29 +184,29 @@ class GlobalAttention(nn.Module):
         self.attn_drop = nn.Dropout(attn_drop)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        """Return (B, g, C) of queries (B, heads, g, d), keys and values (B, heads, N, d)."""
+        """Return the output (B, g, C) for queries (B, heads, g, d), and keys and values (B, heads, N, d)."""
         return join_heads(attend(query, key, value, bias, self.scale, self.fused_attn, self.attn_drop))
 
 
 class SparseAttention(VilAttention):
-    """Attention of each cell to the global tokens and the cells near it, and of global tokens to all tokens.
+    """Attention of each cell to the global tokens and to the cells near it, and of global tokens to all tokens.
 
-    Differences from the published code: `mode` has names, a cyclic grid hides all of its padding, a cell that lies in
-    several directions (grids of one or two chunks) counts once, and random numbers come from torch's generator of the
-    device.
+    Differences from the published code: `mode` has names instead of numbers; in the mode "cyclic" all padding is
+    masked; on grids with one or two chunks per side, where a cell is a neighbour in several directions, it counts once;
+    and random numbers come from torch's generator of the device.
 
     Args:
         settings: Settings as for full attention.
-        window: Side w of a chunk.
-        mode: Mode as in `vil_chunks.sparse_pairs`.
-        share_projections: Whether global tokens use the same projections as cells.
+        window: Side w of a chunk in cells.
+        mode: To which cells a cell attends, see `vil_chunks.sparse_pairs`.
+        share_projections: Whether global tokens have the same projections as cells.
 
     Attributes:
-        random_neighbour: Whether, in training, a cell sees only its own chunk and one of the 8 neighbours, drawn
-            once for each call, instead of all.
+        random_neighbour: Whether, in training, a cell attends to its chunk and one of the 8 chunks around, drawn once
+            for each call, instead of all 8.
     """
 
-    attention_layout = AttentionLayout(find_groups=_sparse_places)
+    attention_layout = AttentionLayout(find_groups=_sparse_groups)
 
     def __init__(
         self, settings: AttentionSettings, window: int, mode: Mode = "blocks", share_projections: bool = True
@@ -222,14 +226,14 @@ class SparseAttention(VilAttention):
         self.proj_global = nn.Linear(width, width) if has_own_projections else None
 
     def freeze_global(self) -> None:
-        """Do as in `VilAttention`, and freeze the global tokens' own projections if there are any."""
+        """Freeze the parameters that only affect the output for global tokens, also their projections if separate."""
         super().freeze_global()
         for layer in (self.query_global, self.kv_global, self.proj_global):
             if layer is not None:
                 layer.requires_grad_(False)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, g + H * W, C) attended to; `grid` is (H, W)."""
+        """Return tokens (B, g + H * W, C) for tokens of the same shape with the grid (H, W)."""
         qkv = self.project(self.qkv, x, 3)
         cells = self._attend_from_cells(qkv, grid)
         if self.to_all is None:
@@ -262,8 +266,8 @@ class SparseAttention(VilAttention):
     def _pairs_of_grid(self, grid: Grid, like: Tensor) -> Pairs:
         if not (self.training and self.random_neighbour):
             return sparse_pairs(grid, self.window, self.mode, like)
-        pairs = sparse_pairs(grid, self.window, self.mode, like, whole=True)
-        neighbour = torch.randint(NEIGHBOURS, (1,), device=like.device)
+        pairs = sparse_pairs(grid, self.window, self.mode, like, all_slots=True)
+        neighbour = torch.randint(N_NEIGHBOURS, (1,), device=like.device)
         slots = torch.cat((torch.full_like(neighbour, OWN_SLOT), neighbour + (neighbour >= OWN_SLOT)))
         assert pairs.keys is not None
         hidden = None if pairs.hidden is None else pairs.hidden.index_select(2, slots)
@@ -272,7 +276,7 @@ class SparseAttention(VilAttention):
         )
 
     def _gather_chunks(self, tokens: Tensor, pairs: Pairs) -> Tensor:
-        """Return (2, B, heads, chunks, g + S * K, d) of keys and values (2, B, heads, N, d), both at once."""
+        """Return the keys and values of every chunk, (2, B, heads, chunks, g + S * K, d), from (2, B, heads, N, d)."""
         if pairs.keys is None:
             return tokens.unsqueeze(3)
         cells = pairs.keys.flatten(1) + self.global_tokens
@@ -280,28 +284,31 @@ class SparseAttention(VilAttention):
         return tokens.index_select(3, torch.cat((first, cells), 1).flatten()).unflatten(3, (pairs.chunks, -1))
 
     def _chunk_bias(self, pairs: Pairs, like: Tensor) -> Tensor | None:
-        """Return biases (heads or 1, chunks or 1, Q or 1, g + S * K), -inf where a key is hidden."""
+        """Return biases (heads or 1, chunks or 1, Q or 1, g + S * K), which are -inf for masked keys; None for none."""
         table, hidden = self.local_relative_position_bias_table, pairs.hidden
         bias = None
         if table is not None:
             bias = self.with_global_keys(table[pairs.offsets.flatten(1)].permute(2, 0, 1)).unsqueeze(1)
         if hidden is None:
             return bias
-        hidden = functional.pad(hidden.flatten(2), (self.global_tokens, 0))  # global tokens are never hidden
+        hidden = functional.pad(hidden.flatten(2), (self.global_tokens, 0))  # global tokens are never masked
         if bias is None:
             bias = like.new_zeros(1, 1, 1, hidden.shape[-1])
         return bias.masked_fill(hidden, -torch.inf)
 
     def _attend_in_chunks(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        """Attend within chunks: query (B, heads, chunks, Q, d), key and value (B, heads, chunks, K, d)."""
+        """Return the output (B, heads, chunks, Q, d) of attention within chunks.
+
+        Queries are (B, heads, chunks, Q, d); keys and values are (B, heads, chunks, K, d).
+        """
         heads, chunks = query.shape[1:3]
-        if self.fused_attn:  # fused kernels take four dimensions
+        if self.fused_attn:  # fused kernels support four dimensions only
             if bias is not None:
                 bias = bias.expand(heads, chunks, -1, -1).flatten(0, 1).unsqueeze(0)
             query, key, value = query.flatten(1, 2), key.flatten(1, 2), value.flatten(1, 2)
             return attend(query, key, value, bias, self.scale, True, self.attn_drop).unflatten(1, (heads, chunks))
         weights = (query * self.scale) @ key.transpose(-2, -1)
         weights = (weights if bias is None else weights + bias).softmax(-1)
-        weights = self.attn_drop(weights.transpose(1, 2).flatten(0, 1))  # one row per chunk, like timm's windows
+        weights = self.attn_drop(weights.transpose(1, 2).flatten(0, 1))  # (B * chunks, heads, Q, K), as timm's windows
         weights = weights.unflatten(0, (-1, chunks)).transpose(1, 2)
         return weights.to(value.dtype) @ value

@@ -1,9 +1,9 @@
-"""The pairs of cells that see each other in Vision Longformer's sparse attention (Zhang et al. 2021, section 3).
+"""Which cells attend to which in Vision Longformer's sparse attention (Zhang et al. 2021, section 3).
 
-A grid is cut into chunks of w x w cells. The published code pads the grid to whole chunks and multiplies every chunk
-with its 8 neighbours, including those outside the grid, which it hides afterwards. Here the keys of each chunk are
-listed by their index among the tokens and gathered at once, so nothing is padded. An axis of one or two chunks, where
-all cells see each other anyway, is not cut at all, so no key is used and then hidden, or counted twice.
+A grid is divided into chunks of w x w cells. The published code pads the grid to a multiple of w, and computes the
+products of every chunk with its 8 neighbours, including those outside the grid, which it masks afterwards. Here the
+keys of each chunk are gathered by their indices, so nothing is padded. An axis with one or two chunks, along which all
+cells attend to each other anyway, is not divided, so no key is masked or occurs twice.
 """
 
 from functools import lru_cache
@@ -14,23 +14,25 @@ from torch import Tensor
 
 Mode = Literal["blocks", "exact", "cyclic", "own"]
 MODES: tuple[str, ...] = get_args(Mode)
-NEIGHBOURS = 8
-OWN_SLOT = 4  # index of a query's own chunk among the 3x3 around it, row by row
+N_NEIGHBOURS = 8
+OWN_SLOT = 4  # index of a chunk among the 3x3 chunks around it, row by row
 
 Grid = tuple[int, int]
 
 
 class Pairs(NamedTuple):
-    """The keys of every chunk of queries; `chunks` chunks of Q queries with S slots of K keys each.
+    """The keys of every chunk of queries. A chunk has Q queries and, for each of S neighbouring chunks (slots), K keys.
 
     Attributes:
         chunks: Number of chunks.
-        queries: (chunks * Q,) cells, one of them repeated where a chunk extends beyond the grid; None if a single chunk
-            is the grid.
-        restore: (H * W,) index of every cell in `queries`; None if `queries` is.
-        keys: (chunks, S, K) cells, arbitrary where hidden; None if a single chunk sees every cell in order.
-        hidden: (chunks, 1 or Q, S, K), true where the cell does not exist or is too far; None if no key is hidden.
-        offsets: (Q, S, K) index of each offset in the table of (4 w - 1)^2, the same in every chunk.
+        queries: (chunks * Q,) index of the cell of each query; where a chunk extends beyond the grid, a cell is
+            repeated. None if a single chunk is the grid.
+        restore: (H * W,) index of every cell in `queries`; None if `queries` is None.
+        keys: (chunks, S, K) index of the cell of each key, arbitrary for masked keys; None if a single chunk has all
+            cells in order.
+        hidden: (chunks, 1 or Q, S, K) mask that is True for keys that are outside the grid or too far; None if no key
+            is masked.
+        offsets: (Q, S, K) index of each offset in the bias table with (4 w - 1)^2 entries, the same in every chunk.
     """
 
     chunks: int
@@ -42,48 +44,50 @@ class Pairs(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """One axis of the grid: n chunks of q queries, each with s slots of k keys."""
+    """The pairs along one axis of the grid: n chunks with q queries, each with s slots of k keys."""
 
-    queries: Tensor  # (n, q)
-    keys: Tensor  # (n, s, k)
-    shown: Tensor  # (n, s, k)
-    offsets: Tensor  # (q, s, k)
-    all_shown: bool
+    queries: Tensor  # (n, q) positions along the axis
+    keys: Tensor  # (n, s, k) positions along the axis
+    is_valid: Tensor  # (n, s, k) whether a key is inside the grid
+    offsets: Tensor  # (q, s, k) position of the query minus that of the key
+    all_valid: bool
 
 
-def sparse_pairs(grid: Grid, window: int, mode: Mode, like: Tensor, whole: bool = False) -> Pairs:
-    """Return the pairs of a grid, made once per size and device.
+def sparse_pairs(grid: Grid, window: int, mode: Mode, like: Tensor, all_slots: bool = False) -> Pairs:
+    """Return the pairs for a grid, which are cached by size and device.
 
     Args:
-        grid: (rows, columns).
-        window: Side w of a chunk.
-        mode: "blocks" for the 3x3 chunks around the query, hidden outside the grid; "exact" for the (2 w + 1)^2 cells
-            around it; "cyclic" for 3x3 chunks of a grid that closes on itself; "own" for its chunk alone.
-        like: A tensor on the wanted device.
-        whole: Whether to give 9 slots of w x w keys on any grid, so that some of them can be selected.
+        grid: (rows, columns) of the grid.
+        window: Side w of a chunk in cells.
+        mode: To which cells a query attends: "blocks" for the 3x3 chunks around it, as far as they are in the grid;
+            "exact" for the (2 w + 1)^2 cells around it; "cyclic" for 3x3 chunks, where a chunk at the border has
+            neighbours at the opposite border; "own" for its chunk only.
+        like: Tensor on the device of the result.
+        all_slots: Whether to always return 9 slots of w x w keys, so that some of them can be selected.
     """
-    plain = type(like) in (Tensor, torch.nn.Parameter)
-    if torch.compiler.is_compiling() or not plain:  # traced tensors must not outlive their trace
-        return _build_pairs(*grid, window, mode, whole, like.device)
-    return _kept_pairs(*grid, window, mode, whole, like.device)
+    is_plain = type(like) in (Tensor, torch.nn.Parameter)
+    if torch.compiler.is_compiling() or not is_plain:  # do not cache tensors that are made while tracing
+        return _build_pairs(*grid, window, mode, all_slots, like.device)
+    return _cached_pairs(*grid, window, mode, all_slots, like.device)
 
 
 def grid_offsets(grid: Grid, table: Grid, like: Tensor) -> Tensor:
-    """Return (H * W, H * W) indices into a bias table built for a grid of size `table`, one per pair of cells.
+    """Return the index of each pair of a grid's cells, (H * W, H * W), in a bias table for a grid (Ht, Wt).
 
-    The table has (2 Ht - 1) (2 Wt - 1) entries. An offset beyond the table takes the farthest entry in its direction.
+    The table has (2 Ht - 1) (2 Wt - 1) entries. An offset beyond the table has the index of the farthest entry in its
+    direction.
     """
     if torch.compiler.is_compiling() or type(like) not in (Tensor, torch.nn.Parameter):
         return _grid_offsets(*grid, *table, like.device)
-    return _kept_grid_offsets(*grid, *table, like.device)
+    return _cached_grid_offsets(*grid, *table, like.device)
 
 
-def _build_pairs(height: int, width: int, window: int, mode: Mode, whole: bool, device: torch.device) -> Pairs:
-    rows = _build_axis(height, window, mode, whole, device)
-    columns = _build_axis(width, window, mode, whole, device)
+def _build_pairs(height: int, width: int, window: int, mode: Mode, all_slots: bool, device: torch.device) -> Pairs:
+    rows = _build_axis(height, window, mode, all_slots, device)
+    columns = _build_axis(width, window, mode, all_slots, device)
     keys = (_join_axes(rows.keys * width, columns.keys, torch.add)).flatten(0, 1)
-    is_shown = _join_axes(rows.shown, columns.shown, torch.logical_and).flatten(0, 1)
-    hidden = None if rows.all_shown and columns.all_shown else ~is_shown.unsqueeze(1)
+    is_valid = _join_axes(rows.is_valid, columns.is_valid, torch.logical_and).flatten(0, 1)
+    hidden = None if rows.all_valid and columns.all_valid else ~is_valid.unsqueeze(1)
     max_offset = 2 * window - 1
     offsets = _join_axes(
         (rows.offsets + max_offset) * (2 * max_offset + 1), columns.offsets + max_offset, torch.add
@@ -94,16 +98,16 @@ def _build_pairs(height: int, width: int, window: int, mode: Mode, whole: bool, 
         )
         hidden = ~is_near.unsqueeze(0) if hidden is None else hidden | ~is_near
     chunks = rows.queries.shape[0] * columns.queries.shape[0]
-    if chunks == 1 and not whole and rows.all_shown and columns.all_shown:
+    if chunks == 1 and not all_slots and rows.all_valid and columns.all_valid:
         return Pairs(1, None, None, None, hidden, offsets)
-    keys = keys.masked_fill(~is_shown, 0)
+    keys = keys.masked_fill(~is_valid, 0)
     queries = _join_axes(rows.queries.clamp(max=height - 1) * width, columns.queries.clamp(max=width - 1), torch.add)
     return Pairs(chunks, queries.flatten(), _rows_by_cell(rows, columns, height, width), keys, hidden, offsets)
 
 
-def _build_axis(length: int, window: int, mode: Mode, whole: bool, device: torch.device) -> _Axis:
+def _build_axis(length: int, window: int, mode: Mode, all_slots: bool, device: torch.device) -> _Axis:
     count = -(-length // window)
-    if not whole and (count == 1 or (count == 2 and mode != "own")):
+    if not all_slots and (count == 1 or (count == 2 and mode != "own")):
         cells = torch.arange(length, device=device)
         queries, keys, shifts = cells[None], cells[None, None], None
     else:
@@ -112,21 +116,21 @@ def _build_axis(length: int, window: int, mode: Mode, whole: bool, device: torch
         queries = starts[:, None] + inner
         keys = queries[:, None] + shifts[:, None] * window
     offsets = queries[0][:, None, None] - keys[0]
-    is_shown = (keys >= 0) & (keys < length)
+    is_valid = (keys >= 0) & (keys < length)
     if mode == "cyclic":
         period = count * window
-        is_shown = keys % period < length
-        if shifts is not None and count == 1:  # a single chunk is not its own neighbour
-            is_shown = is_shown & (shifts == 0)[:, None]
+        is_valid = keys % period < length
+        if shifts is not None and count == 1:  # otherwise a single chunk would be a neighbour of itself
+            is_valid = is_valid & (shifts == 0)[:, None]
         keys = keys % period
-        if count <= 2:  # the same cell lies in both directions; the nearer one counts
+        if count <= 2:  # a cell is reached in both directions; take the shorter offset
             offsets = (offsets + period // 2) % period - period // 2
     is_even = mode in ("own", "cyclic") and length % window == 0 and (mode == "own" or count > 1)
-    return _Axis(queries, keys, is_shown, offsets, shifts is None or is_even)
+    return _Axis(queries, keys, is_valid, offsets, shifts is None or is_even)
 
 
 def _join_axes(rows: Tensor, columns: Tensor, join) -> Tensor:
-    """Join (a, b, ...) of the rows with (A, B, ...) of the columns to (a, A, b * B, ...)."""
+    """Return `join` of each entry for rows (a, b, ...) with each for columns (A, B, ...), as (a, A, b * B, ...)."""
     for dim in range(rows.ndim):
         rows, columns = rows.unsqueeze(2 * dim + 1), columns.unsqueeze(2 * dim)
     joined = join(rows, columns)
@@ -152,18 +156,18 @@ def _grid_offsets(height: int, width: int, deep: int, across: int, device: torch
 def _clamp_offsets(offsets: Tensor, limit: int) -> Tensor:
     """Return offsets limited to the range from -limit to limit.
 
-    `clamp` does the same, but compiling for a GPU (torch 2.11) fails on the index arithmetic that it becomes.
+    `clamp` would do the same, but compiling its index arithmetic for a GPU fails with torch 2.11.
     """
     return torch.where(offsets > limit, limit, torch.where(offsets < -limit, -limit, offsets))
 
 
 @lru_cache(maxsize=64)
-@torch.inference_mode(False)  # otherwise tensors first made in inference mode could not be used in training
-def _kept_pairs(height: int, width: int, window: int, mode: Mode, whole: bool, device: torch.device) -> Pairs:
-    return _build_pairs(height, width, window, mode, whole, device)
+@torch.inference_mode(False)  # otherwise tensors that are made in inference mode could not be used in training
+def _cached_pairs(height: int, width: int, window: int, mode: Mode, all_slots: bool, device: torch.device) -> Pairs:
+    return _build_pairs(height, width, window, mode, all_slots, device)
 
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
-def _kept_grid_offsets(height: int, width: int, deep: int, across: int, device: torch.device) -> Tensor:
+def _cached_grid_offsets(height: int, width: int, deep: int, across: int, device: torch.device) -> Tensor:
     return _grid_offsets(height, width, deep, across, device)

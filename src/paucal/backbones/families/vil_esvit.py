@@ -1,7 +1,7 @@
-"""The Vision Longformers that EsViT pre-trains (Li et al. 2022), registered with timm.
+"""The Vision Longformers of EsViT (Li et al. 2022), registered with timm.
 
-They are wider and deeper than the variants of the ViL paper, and their last stages have more heads. Drop-path is not
-part of a variant: pass `drop_path_rate` (published: 0.1).
+They are wider and deeper than the variants of the ViL paper, and their last stages have more heads. They do not set
+drop-path: pass `drop_path_rate` (published: 0.1).
 """
 
 from timm.models import generate_default_cfgs

@@ -1,4 +1,4 @@
-"""The stages of Vision Longformer: patch embedding with global tokens, then blocks."""
+"""The stages of Vision Longformer: a patch embedding with global tokens, then blocks."""
 
 import math
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ class StageSettings:
     """The settings of one stage.
 
     Attributes:
-        grid: (rows, columns) at the image size the model is built for.
-        in_chans: Channels of its input.
-        patch: Side of the patches of its input.
-        sparse: Whether attention is sparse rather than full.
-        attention: Settings of its attention, including the number of channels.
+        grid: (rows, columns) of the stage's grid for the image size of the model.
+        in_chans: Number of channels of the stage's input.
+        patch: Side of the patches into which the input is divided.
+        sparse: Whether attention is sparse; False for full attention.
+        attention: Settings of attention, including the number of channels.
         shared: Arguments that are the same in all stages.
     """
 
@@ -53,10 +53,10 @@ class StageSettings:
 
 
 class GlobalPatchEmbedding(nn.Module):
-    """A convolution over patches, a norm, prepended global tokens, and absolute positions if there are any.
+    """A patch embedding: a convolution, a norm, absolute positions if there are any, and prepended global tokens.
 
-    One half of the channels of an absolute position is the row's entry, the other the column's. On another grid each
-    table is resized bicubically along its one axis.
+    The first half of the channels of an absolute position depends on the row, the second half on the column. For
+    another grid, both tables are resized bicubically.
     """
 
     cls_token: nn.Parameter | None
@@ -72,12 +72,12 @@ class GlobalPatchEmbedding(nn.Module):
         self.norm = nn.LayerNorm(width, EPS)
         self.cls_token = _global_tokens(count > 0, count, width)
         self.cls_pos_embed = _global_tokens(absolute and count > 0, count, width)
-        self.x_pos_embed = _global_tokens(absolute, settings.grid[0], width // 2)  # the published code calls rows x
+        self.x_pos_embed = _global_tokens(absolute, settings.grid[0], width // 2)  # of rows; named as published
         self.y_pos_embed = _global_tokens(absolute, settings.grid[1], width // 2)
         self.pos_drop = nn.Dropout(settings.shared.pos_drop)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        """Return tokens (B, g + H * W, C) of a map, and (H, W)."""
+        """Return the tokens (B, g + H * W, C) for a map, and their grid (H, W)."""
         x = self.proj(x)
         grid = (x.shape[2], x.shape[3])
         x = self.norm(to_tokens(x))
@@ -93,7 +93,7 @@ class GlobalPatchEmbedding(nn.Module):
 
 
 class VilBlock(nn.Module):
-    """Attention and a perceptron, each after a norm and with a skip connection."""
+    """Attention and an MLP, each after a norm and with a residual connection."""
 
     def __init__(self, settings: StageSettings, drop_path: float) -> None:
         super().__init__()
@@ -106,13 +106,13 @@ class VilBlock(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Return tokens (B, g + H * W, C); `grid` is (H, W)."""
+        """Return tokens (B, g + H * W, C) for tokens of the same shape with the grid (H, W)."""
         x = x + self.drop_path1(self.attn(self.norm1(x), grid))
         return x + self.drop_path2(self.mlp(self.norm2(x)))
 
 
 class VilStage(nn.Module):
-    """A patch embedding with its own global tokens, and blocks."""
+    """A patch embedding with global tokens, then blocks."""
 
     def __init__(self, settings: StageSettings, drop_path: Sequence[float], last: bool) -> None:
         super().__init__()
@@ -121,12 +121,12 @@ class VilStage(nn.Module):
         self.embed = GlobalPatchEmbedding(settings)
         self.blocks = nn.ModuleList(VilBlock(settings, rate) for rate in drop_path)
         if not last:
-            # Global tokens are dropped after their stage, so parameters that affect only their final values never
-            # learn.
+            # Global tokens are dropped after the stage, so parameters that only affect their final values get no
+            # gradient.
             self.blocks[-1].attn.freeze_global()  # type: ignore[operator, union-attr]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the map (B, C, H, W) and the global tokens (B, g, C), or None."""
+        """Return the stage's map (B, C, H, W), and its global tokens (B, g, C) or None."""
         x, grid = self.embed(x)
         for block in self.blocks:
             x = checkpoint(block, x, grid) if self.grad_checkpointing and self.training else block(x, grid)
@@ -135,7 +135,7 @@ class VilStage(nn.Module):
 
 
 def resize_positions(table: Tensor, length: int) -> Tensor:
-    """Return positions (1, L, C) along one axis for another length.
+    """Resize the position table of one axis, (1, L, C), to another length.
 
     Example:
         >>> resize_positions(torch.arange(4.0).reshape(1, 4, 1), 4).flatten().tolist()
@@ -149,7 +149,7 @@ def resize_positions(table: Tensor, length: int) -> Tensor:
 
 
 def require_multiple(size: Sequence[int], reduction: int) -> None:
-    """Check that an image divides into whole cells."""
+    """Raise a ValueError if a side of an image is not a multiple of the reduction, in pixels."""
     if size[0] % reduction or size[1] % reduction:
         nearest_size = [max(1, round(side / reduction)) * reduction for side in size]
         raise ValueError(
@@ -159,7 +159,7 @@ def require_multiple(size: Sequence[int], reduction: int) -> None:
 
 
 def stage_grids(size: Grid, patches: Sequence[int]) -> list[Grid]:
-    """Return (rows, columns) of every stage for images of a size.
+    """Return the (rows, columns) of every stage's grid for images of this size in pixels.
 
     Example:
         >>> stage_grids((224, 96), (4, 2, 2, 2))

@@ -1,8 +1,8 @@
-"""Plain vision transformers for images of 32 pixels, DHVT's baselines, built from timm's `VisionTransformer`.
+"""Plain vision transformers for images of 32 pixels, the baselines of the DHVT paper: timm's `VisionTransformer`.
 
-The paper's ViT-T has 192 channels and 4 heads (67.59 % on CIFAR-100, its Table 4; with 3 heads, `num_heads=3`, 66.50).
-The supplement gives no heads for a ViT-S on 32 pixels; here it has DHVT-S's 8. Drop-path is not part of a variant: pass
-`drop_path_rate` (published: 0.1 for all).
+The paper's ViT-T has 192 channels and 4 heads, and 67.59 % on CIFAR-100 (Table 4); with `num_heads=3` it has 66.50 %.
+For a ViT-S on 32 pixels, the supplement does not give the number of heads; here it has 8, as DHVT-S. The variants do
+not set drop-path: pass `drop_path_rate` (published: 0.1 for all).
 """
 
 from timm.models import generate_default_cfgs

@@ -58,7 +58,7 @@ class AttentionMap:
         Raises:
             UserError: the layer has no such token, or the token is not a query.
         """
-        query_positions = (self.queries == self.tokens.place(token)).nonzero()
+        query_positions = (self.queries == self.tokens.index_of(token)).nonzero()
         if not len(query_positions):
             raise UserError(f"{token!r} is not a query of the layer {self.layer!r}: choose another layer or token.")
         group, query = query_positions[0].tolist()
