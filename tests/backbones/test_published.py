@@ -180,5 +180,5 @@ def test_code_in_a_file__does_not_run(tmp_path):
 def test_pick_network__names_what_is_there():
     tree = {"student": {"a": torch.zeros(1)}, "teacher": {"a": torch.ones(1)}}
     assert pick_network(tree, "student", "it")["student"]["a"].item() == 0
-    with pytest.raises(UserError, match="holds one network, unnamed"):
+    with pytest.raises(UserError, match="has one network without a name"):
         pick_network({"a": torch.zeros(1)}, "student", "it")

@@ -116,7 +116,7 @@ def test_add__refuses_what_is_not_the_model(file, tmp_path, capsys):
     assert "running_var" in said
     state["fc.weight"] = state["fc.weight"] * float("nan")
     torch.save(state, tmp_path / "nan.pth")
-    assert "not finite numbers" in refused(
+    assert "NaN or infinite values" in refused(
         capsys, "add", tmp_path / "nan.pth", "--model", NAME, "--licence", "Apache-2.0"
     )
     assert not weights_folder().exists()
