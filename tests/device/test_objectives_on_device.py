@@ -63,7 +63,7 @@ def same_directions(monkeypatch) -> None:
 def test_losses__and_gradients_are_those_of_the_cpu(name, precision, monkeypatch):
     require(precision)
     if name == "mixed_self_distillation":
-        monkeypatch.setattr("paucal.objectives.self_distillation.mixed_crops", lambda crops, _: (crops, torch.ones(4)))
+        monkeypatch.setattr("paucal.objectives.self_distillation.mix_crops", lambda crops, _: (crops, torch.ones(4)))
     torch.manual_seed(0)
     objective = OBJECTIVES[name]().eval()
     other, batch = copy.deepcopy(objective).to(DEVICE), a_batch(objective)
