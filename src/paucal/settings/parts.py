@@ -6,7 +6,7 @@ from typing import Any, Literal
 from paucal.settings.groups import ScheduleSettings, ViewSettings
 from paucal.settings.options import MAX_COUNT, MAX_EPOCHS, option
 
-LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3  # `data.views.mixing.ALPHAS`, which is slow to import
+LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3  # `data.views.augmentation.ALPHA_RANGE`, which is slow to import
 
 
 @dataclass(frozen=True)

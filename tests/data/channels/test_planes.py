@@ -119,7 +119,7 @@ def test_dino_crop__blurs_and_keeps_values():
     assert view.shape == (5, 16, 16)
     flat = np.full((24, 32, 2), 200, dtype=np.uint8)
     kept, _ = drawn(DinoCrop((8, 8), (0.4, 1.0), Normalisation((0.0, 0.0), (1.0, 1.0)), 1, 1), image_from_pixels(flat))
-    assert (kept * 255).round().unique().tolist() == [200]  # neither solarised nor jittered
+    assert (kept * 255).round().unique().tolist() == [200]  # neither solarised nor jitter_colours
 
 
 def test_shown__is_rgb_for_any_number_of_channels():

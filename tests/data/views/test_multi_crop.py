@@ -12,7 +12,7 @@ from paucal.data.dataset import SampleKey, ViewDataset
 from paucal.data.images import ImageSet
 from paucal.data.stores import ArrayStore
 from paucal.data.views import multi_crop
-from paucal.data.views.multi_crop import DinoCrop, crop_views, jittered
+from paucal.data.views.multi_crop import DinoCrop, crop_views, jitter_colours
 from paucal.data.views.normalisation import Normalisation
 from paucal.types import Crops, UserError
 
@@ -63,7 +63,7 @@ def test_dino_crop__geometry_points_to_what_the_view_shows(size, source, no_grey
 def shares_of_changes(monkeypatch, probs: tuple[float, float], draws: int) -> dict[str, float]:
     """How often each change happened, told by what the crop calls."""
     calls: list[str] = []
-    monkeypatch.setattr(multi_crop, "jittered", lambda view: calls.append("jitter") or view)
+    monkeypatch.setattr(multi_crop, "jitter_colours", lambda view: calls.append("jitter") or view)
     monkeypatch.setattr(ImageFilter.GaussianBlur, "filter", lambda self, view: calls.append("blur") or view)
     monkeypatch.setattr(Image.Image, "point", lambda view, table: calls.append("solarise") or view)
     monkeypatch.setattr(Image.Image, "convert", lambda view, mode: calls.append(f"to {mode}") or view)
@@ -75,7 +75,7 @@ def shares_of_changes(monkeypatch, probs: tuple[float, float], draws: int) -> di
     return {name: calls.count(name) / draws for name in ("flip", "jitter", "to L", "blur", "solarise")}
 
 
-@pytest.mark.parametrize("probs", [multi_crop.FIRST, multi_crop.FURTHER, multi_crop.LOCAL])
+@pytest.mark.parametrize("probs", [multi_crop.FIRST_PROBS, multi_crop.OTHER_PROBS, multi_crop.LOCAL_PROBS])
 def test_dino_crop__changes_as_often_as_published(monkeypatch, probs):
     found, draws = shares_of_changes(monkeypatch, probs, 1500), 1500
     expected = {"flip": 0.5, "jitter": 0.8, "to L": 0.2, "blur": probs[0], "solarise": probs[1]}
@@ -84,7 +84,11 @@ def test_dino_crop__changes_as_often_as_published(monkeypatch, probs):
 
 
 def test_probabilities__are_those_of_the_paper():
-    assert (multi_crop.FIRST, multi_crop.FURTHER, multi_crop.LOCAL) == ((1.0, 0.0), (0.1, 0.2), (0.5, 0.0))
+    assert (multi_crop.FIRST_PROBS, multi_crop.OTHER_PROBS, multi_crop.LOCAL_PROBS) == (
+        (1.0, 0.0),
+        (0.1, 0.2),
+        (0.5, 0.0),
+    )
     assert (multi_crop.JITTER, multi_crop.JITTER_PROB, multi_crop.GREY_PROB) == ((0.4, 0.4, 0.2, 0.1), 0.8, 0.2)
 
 
@@ -128,13 +132,13 @@ def test_jittered__is_torchvisions_colour_jitter_with_the_same_factors(monkeypat
     expected = image
     for number in order:
         expected = steps[number](expected)
-    np.testing.assert_array_equal(np.asarray(jittered(image)), np.asarray(expected))
+    np.testing.assert_array_equal(np.asarray(jitter_colours(image)), np.asarray(expected))
 
 
 def test_jittered__draws_orders_and_factors_anew():
     image = noise()
     with seeded(1):
-        results = {jittered(image).tobytes() for _ in range(20)}
+        results = {jitter_colours(image).tobytes() for _ in range(20)}
     assert len(results) == 20
 
 

@@ -1,4 +1,4 @@
-"""Splits that keep each group (frames of a video, slices of a patient) in one part, and iterative stratification."""
+"""Splits that keep each group (frames of a video, slices of a patient) in one part; iterative stratification."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 DUPLICATES = "duplicates"
-_MIN_SHARE = 0.5  # smallest share of the names that a pattern must match
-_MAX_PATTERN = 300  # maximum number of characters of a pattern
+_MIN_MATCHED_SHARE = 0.5  # share of the names that a pattern must match
+_MAX_PATTERN_LENGTH = 300  # characters
 
 
 def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
@@ -26,9 +26,9 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
 
     Args:
         images: N images.
-        by: Column of the table that the set was read from; "duplicates" for images that are equal or look alike; or a
-            regular expression whose first group (the whole match if it has none) names the group. Every image whose
-            key does not match is a group by itself.
+        by: Column of the table that the set was read from; "duplicates" to group images that are equal or look alike;
+            or a regular expression whose first group (or full match, if it has no group) is the name of the group. An
+            image whose key does not match is a group of its own.
     """
     if by in images.columns:
         if n_missing := sum(is_missing(cell.strip()) for cell in images.cells(by)):
@@ -44,7 +44,7 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
                 "remove the copies that 'paucal check' finds, or group by a pattern in the names"
             )
         return _copy_groups(images)
-    if len(by) > _MAX_PATTERN:
+    if len(by) > _MAX_PATTERN_LENGTH:
         raise UserError(f"--group-by has {len(by)} characters; give a shorter pattern, or the name of a column")
     columns = f"; the columns are {', '.join(images.columns)}" if images.columns else ""
     try:
@@ -53,7 +53,7 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
         text = f"--group-by: {by!r} is neither a column nor a regular expression ({problem}){columns}"
         raise UserError(text) from None
     matches = sum(name is not None for name in names)
-    if matches < _MIN_SHARE * len(names):
+    if matches < _MIN_MATCHED_SHARE * len(names):
         raise UserError(
             f"--group-by: {by!r} is not a column and matches {matches} of {len(names)} names (such as "
             f"{images.keys[0]!r}){columns}; give a pattern that most names match, such as 'patient[0-9]+'"
@@ -75,87 +75,100 @@ def _copy_groups(images: ImageSet) -> NDArray[np.int64]:
 def cut_groups(
     images: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float], seed: int, groups: NDArray[np.int64]
 ) -> NDArray[np.str_]:
-    """Move whole groups of the train part to the parts named in `cut`, so that every class has about its share.
+    """Move whole groups of the train part to the parts of `cut`, so that each gets about its share of every class.
 
-    Groups are visited in an order that depends on the seed, large ones first; a group moves if that brings the counts
-    of its part, class by class, nearer to the wanted shares.
+    Groups are visited in an order that depends on the seed, large ones first; a group moves if that brings the number
+    of images per class of its new part closer to the intended share.
+
+    Args:
+        images: N images.
+        parts: (N,) parts before the cut.
+        cut: Share of the images that each part gets from the train part.
+        seed: Seed of the order.
+        groups: (N,) number of the group of each image.
     """
     parts, n_classes = parts.copy(), max(1, len(images.classes))
     pool = np.flatnonzero(parts == "train")
     refuse_divided_groups(parts, groups)
     members = {group: pool[groups[pool] == group] for group in np.unique(groups[pool]).tolist()}
-    wanted_parts = {part: share for part, share in cut.items() if share > 0}
-    if len(members) <= len(wanted_parts):
+    cut_parts = {part: share for part, share in cut.items() if share > 0}
+    if len(members) <= len(cut_parts):
         raise UserError(
-            f"--group-by gives {counted(len(members), 'group')}, too few for {len(wanted_parts) + 1} parts: "
+            f"--group-by gives {counted(len(members), 'group')}, too few for {len(cut_parts) + 1} parts: "
             "give a finer pattern or column"
         )
     order = np.random.default_rng(derive_seed(seed, len(members))).permutation(list(members))
     order = sorted(order.tolist(), key=lambda group: -len(members[group]))
     counts = {group: _class_counts(images, positions, n_classes) for group, positions in members.items()}
     total = _class_counts(images, pool, n_classes)
-    left = total.copy()
-    for n_later, (part, share) in zip(reversed(range(len(wanted_parts))), wanted_parts.items(), strict=True):
-        moved_groups = _choose_groups(total * share, left, counts, [group for group in order if group in counts])
-        while len(moved_groups) > 1 and not _leaves_enough(left, counts, moved_groups, n_later):
+    remaining_counts = total.copy()
+    for n_later, (part, share) in zip(reversed(range(len(cut_parts))), cut_parts.items(), strict=True):
+        moved_groups = _choose_groups(
+            total * share, remaining_counts, counts, [group for group in order if group in counts]
+        )
+        while len(moved_groups) > 1 and not _leaves_enough(remaining_counts, counts, moved_groups, n_later):
             moved_groups.pop()
         for group in moved_groups:
             parts[members[group]] = part
-            left = left - counts.pop(group)
+            remaining_counts = remaining_counts - counts.pop(group)
         if not moved_groups:
             raise UserError(
-                f"--group-by: no group can become the {part} part, since each holds all remaining images of a class "
+                f"--group-by: no group can become the {part} part, since each has all remaining images of a class "
                 f"({counted(len(members), 'group')}): give a finer pattern, or more groups"
             )
     return parts
 
 
 def _class_counts(images: ImageSet, positions: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
-    """Return the number of images per class: one class if unlabelled, and an extra "no label" class for multi-hot."""
+    """Return the number of images per class: one class if unlabelled; multi-hot with a further class "no label"."""
     if images.multi_hot is None:
         return np.bincount(np.maximum(images.labels[positions], 0), minlength=n_classes)
-    unlabelled = (images.multi_hot[positions] != 1).all(1).sum()
-    return np.append(images.class_counts(positions), unlabelled)
+    n_unlabelled = (images.multi_hot[positions] != 1).all(1).sum()
+    return np.append(images.class_counts(positions), n_unlabelled)
 
 
 def _choose_groups(
-    wanted: NDArray[np.floating], left: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], order: list[int]
+    target_counts: NDArray[np.floating],
+    remaining_counts: NDArray[np.int64],
+    counts: Mapping[int, NDArray[np.int64]],
+    order: list[int],
 ) -> list[int]:
-    """Return groups that bring a part's (K,) counts close to the wanted ones; if none does, the smallest possible.
+    """Return groups that bring the (K,) images per class of a part close to `target_counts`.
 
-    Every class that still has training images keeps some.
+    If no group does, the smallest possible one is returned. Every class keeps a training image. `order` has the groups
+    to choose from, and `counts` their images per class.
     """
-    moved_groups, reached_counts = [], np.zeros(len(wanted))
+    moved_groups, reached_counts = [], np.zeros(len(target_counts))
     for group in order:
-        if not _keeps_classes(left, counts[group]):
+        if not _keeps_classes(remaining_counts, counts[group]):
             continue
-        if np.abs(wanted - reached_counts - counts[group]).sum() < np.abs(wanted - reached_counts).sum():
+        if np.abs(target_counts - reached_counts - counts[group]).sum() < np.abs(target_counts - reached_counts).sum():
             moved_groups.append(group)
-            reached_counts, left = reached_counts + counts[group], left - counts[group]
-    return moved_groups or [group for group in reversed(order) if _keeps_classes(left, counts[group])][:1]
+            reached_counts, remaining_counts = reached_counts + counts[group], remaining_counts - counts[group]
+    return moved_groups or [group for group in reversed(order) if _keeps_classes(remaining_counts, counts[group])][:1]
 
 
 def _leaves_enough(
-    left: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], moved_groups: list[int], parts: int
+    remaining_counts: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], moved_groups: list[int], parts: int
 ) -> bool:
-    """Return whether every part that is cut later can still get a group after these groups have moved."""
-    remaining = left - sum(counts[group] for group in moved_groups)
-    return sum(_keeps_classes(remaining, counts[group]) for group in counts.keys() - moved_groups) >= parts
+    """Return whether each of the `parts` that are cut later can still get a group after `moved_groups` have moved."""
+    after_move = remaining_counts - sum(counts[group] for group in moved_groups)
+    return sum(_keeps_classes(after_move, counts[group]) for group in counts.keys() - moved_groups) >= parts
 
 
-def _keeps_classes(left: NDArray[np.int64], moved: NDArray[np.int64]) -> bool:
-    """Return whether each class with training images keeps some if a group with these (K,) counts moves."""
-    return bool(((left - moved) > 0)[left > 0].all())
+def _keeps_classes(remaining_counts: NDArray[np.int64], moved: NDArray[np.int64]) -> bool:
+    """Return whether every class with remaining training images keeps one if a group with `moved` images moves."""
+    return bool(((remaining_counts - moved) > 0)[remaining_counts > 0].all())
 
 
 def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) -> None:
-    """Refuse groups with images in several of the data's own parts (such as train and test)."""
-    own_parts = sorted(set(parts.tolist()) - {"unused"})
-    groups_by_part = [set(groups[parts == part].tolist()) for part in own_parts]
-    if divided := set().union(*(one & other for one, other in combinations(groups_by_part, 2))):
+    """Raise a UserError if a group has images in several of the parts that the data declares."""
+    declared_parts = sorted(set(parts.tolist()) - {"unused"})
+    groups_by_part = [set(groups[parts == part].tolist()) for part in declared_parts]
+    if divided := set().union(*(first & second for first, second in combinations(groups_by_part, 2))):
         raise UserError(
             f"--group-by: {counted(len(divided), 'group')} lie in several of the data's own parts "
-            f"({', '.join(own_parts)}), which --group-by does not change: move each group into one part, or give "
+            f"({', '.join(declared_parts)}), which --group-by does not change: move each group into one part, or give "
             "images without parts"
         )
 
@@ -163,10 +176,17 @@ def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) ->
 def fold_parts(
     images: ImageSet, fold: int, folds: int, seed: int, groups: NDArray[np.int64] | None
 ) -> NDArray[np.str_]:
-    """Return (N,) parts: "test" for the images of one fold, from 1 to `folds`, and "train" for those of the others.
+    """Return the (N,) parts of a cross-validation run: "test" for the images of a fold, "train" for all others.
 
-    Every image is tested in exactly one fold, whatever its declared part. Folds have about the same share of every
-    class, and keep groups whole. Unlabelled images are divided as one class.
+    Every image is in exactly one fold, whatever its declared part. Folds have about the same share of every class, and
+    do not divide groups. Unlabelled images are divided as one class.
+
+    Args:
+        images: N images.
+        fold: Number of the test fold, from 1 to `folds`.
+        folds: Number of folds.
+        seed: Seed of the folds.
+        groups: (N,) number of the group of each image; None without groups.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # slow to import, and rarely needed
 
@@ -182,27 +202,27 @@ def fold_parts(
         raise UserError(f"class {name!r} has {counted(int(counts.min()), 'image')}, too few for {folds} folds")
     if groups is not None and len(np.unique(groups)) < folds:
         raise UserError(f"--group-by makes {counted(len(np.unique(groups)), 'group')}, too few for {folds} folds")
-    # As in all splits, the order of the keys counts, not the order of the files.
+    # As in all splits, folds depend on the sorted keys, not on the order of the files.
     order, parts = sorted_positions(images.keys), np.full(len(images), "train", dtype="<U6")
     if images.multi_hot is not None:
         fold_numbers = iterative_parts(images.multi_hot[order], [1 / folds] * folds, derive_seed(seed, folds))
         parts[order[fold_numbers == fold - 1]] = "test"
         return parts
-    kind = StratifiedKFold if groups is None else StratifiedGroupKFold
-    splitter = kind(folds, shuffle=True, random_state=derive_seed(seed, folds) % 2**32)
+    splitter_class = StratifiedKFold if groups is None else StratifiedGroupKFold
+    splitter = splitter_class(folds, shuffle=True, random_state=derive_seed(seed, folds) % 2**32)
     pairs = list(splitter.split(order, images.labels[order], None if groups is None else groups[order]))
     for rows, _ in pairs:
         if missing := np.setdiff1d(images.labels, images.labels[order[rows]]).tolist():
             raise UserError(
                 f"--group-by: all images of class {images.classes[missing[0]]!r} are in the same one of {folds} folds, "
-                "so none is left to train on: give a finer pattern, or more groups"
+                "so none remains to train on: give a finer pattern, or more groups"
             )
     parts[order[pairs[fold - 1][1]]] = "test"
     return parts
 
 
 def parse_fold(text: str) -> tuple[int, int]:
-    """Return the number of the fold and the number of folds.
+    """Return the number of the fold (from 1) and the number of folds.
 
     Example:
         >>> parse_fold("2/5")
@@ -215,7 +235,7 @@ def parse_fold(text: str) -> tuple[int, int]:
 
 
 def describe_groups(by: str, groups: NDArray[np.int64]) -> str:
-    """Describe the groups that were kept together, as the end of a sentence."""
+    """Return the end of a sentence on groups that a split did not divide."""
     return f"whole groups by {by!r} ({len(np.unique(groups))} of them)"
 
 
@@ -223,14 +243,14 @@ def iterative_parts(multi_hot: Targets, shares: Sequence[float], seed: int) -> N
     """Divide images with several labels, so that each part has its share of every class; return (N,) part numbers.
 
     Iterative stratification (Sechidis, Tsoumakas and Vlahavas, "On the stratification of multi-label data", ECML PKDD
-    2011, figure 2): the class with the fewest images left is divided first; each of its images goes to the part that
-    still lacks most of that class. Images without a label come last, to the part that lacks most images. Unlike the
-    paper, ties go to the first part, not to a random one; the order of the images is random. The rarest classes get
-    their shares most exactly, and every part with a share gets an image if there are enough.
+    2011, figure 2): the class with the fewest remaining images is divided first; each of its images goes to the part
+    that still lacks most images of the class. Then unlabelled images go to the part that lacks most images. Unlike in
+    the paper, ties go to the first part, not to a random one; the order of the images is random. The shares are most
+    exact for the rarest classes, and every part with a share gets an image if there are enough.
 
     Args:
-        multi_hot: (N, K) of 1, 0 and -1; unknown labels count as 0.
-        shares: Share of each part; they sum to 1.
+        multi_hot: (N, K) labels: 1, 0, or -1 for unknown, which counts as 0.
+        shares: Share of the images for each part; shares sum to 1.
         seed: Seed of the order of the images.
     """
     if abs(sum(shares) - 1) > 1e-6 or min(shares) < 0:
@@ -240,15 +260,15 @@ def iterative_parts(multi_hot: Targets, shares: Sequence[float], seed: int) -> N
     parts = np.full(len(rows), -1, dtype=np.int64)
     wanted_images = np.asarray(shares, dtype=np.float64) * len(rows)
     wanted_counts = np.outer(shares, rows.sum(0))  # (P, K)
-    left = rows.sum(0)
-    while left.any():
-        label = int(np.where(left > 0, left, len(rows) + 1).argmin())
+    remaining_counts = rows.sum(0)
+    while remaining_counts.any():
+        label = int(np.where(remaining_counts > 0, remaining_counts, len(rows) + 1).argmin())
         for index in order[(parts[order] < 0) & rows[order, label]]:
             part = max(range(len(shares)), key=lambda part: (wanted_counts[part, label], wanted_images[part]))
             parts[index] = part
             wanted_counts[part] -= rows[index]
             wanted_images[part] -= 1
-            left = left - rows[index]
+            remaining_counts = remaining_counts - rows[index]
     for index in order[parts[order] < 0]:
         part = int(wanted_images.argmax())
         parts[index], wanted_images[part] = part, wanted_images[part] - 1

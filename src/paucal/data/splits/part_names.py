@@ -1,4 +1,4 @@
-"""Finds train, val or test in names: `birds_train.csv`, `instances_train2017.json`, `Validation`, `imagesTr`."""
+"""Recognition of train, val or test in names: `birds_train.csv`, `instances_train2017.json`, `imagesTr`."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -7,36 +7,37 @@ from typing import NamedTuple
 
 from paucal.types import UserError
 
+# Words in names, and the part that each means.
 PARTS = {
     **dict.fromkeys(("train", "training", "trainval"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-TRAINVAL = "trainval"  # name of a list of the train and val images
-# Words in names of mask folders: alone, or beside other words (nnU-Net's `imagesTr`).
+TRAINVAL = "trainval"  # name of a list of the train and val images together
+# Words in folder names of sets with masks; the additional ones only beside other words (nnU-Net's `imagesTr`).
 WHOLE_WORDS = {**PARTS, "trainvalid": "train"}
 FOLDER_WORDS = {**WHOLE_WORDS, "tr": "train", "ts": "test"}
 
-_BETWEEN = r"-_.\s()\[\]"
-_WORD = re.compile(rf"[^{_BETWEEN}]+")
+_SEPARATORS = r"-_.\s()\[\]"
+_WORD = re.compile(rf"[^{_SEPARATORS}]+")
 _INNER_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _LETTERS = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+"
-_LETTERS_ALONE = re.compile(_LETTERS)
+_LETTERS_ONLY = re.compile(_LETTERS)
 _LETTERS_OR_DIGITS = re.compile(rf"{_LETTERS}|\d+|[^\x00-\x7f]+")
-_LONGEST_FIRST = "|".join(sorted(PARTS, key=len, reverse=True))
-_WORD_OF_PART = re.compile(rf"({_LONGEST_FIRST})(?:set|data|images?|imgs?|labels?)?")
-_FOLDER_OF_PART = re.compile(rf"({_LONGEST_FIRST})[-_]?(?:\d{{4}})?")
+_PART_WORDS = "|".join(sorted(PARTS, key=len, reverse=True))
+_PART_WORD = re.compile(rf"({_PART_WORDS})(?:set|data|images?|imgs?|labels?)?")
+_PART_FOLDER = re.compile(rf"({_PART_WORDS})[-_]?(?:\d{{4}})?")
 _YEAR = re.compile(r"(?:19|20)\d\d")
 
 
 class PartName(NamedTuple):
-    """The part in the name of a table or list.
+    """The name of a table or list, taken apart.
 
     Attributes:
         part: "train", "val" or "test"; "" if the name has no part.
-        others: Other words of the name in lower case, which the files of one set share.
-        title: Name of the set before the part; "" if there is none.
-        joint: Whether the file holds the validation images too (`trainval.txt`).
+        others: Other words of the name in lower case; they are equal for all files of a set.
+        title: Text of the name before the part, as the name of the set; "" if there is none.
+        joint: Whether the file lists train and val images together (`trainval.txt`).
     """
 
     part: str
@@ -46,7 +47,7 @@ class PartName(NamedTuple):
 
 
 def part_name(file: Path) -> PartName:
-    """Return the part that is the first or last word of a file's name.
+    """Parse a file name whose first or last word is a part.
 
     Example:
         >>> part_name(Path("birds_train.csv"))
@@ -62,22 +63,27 @@ def part_name(file: Path) -> PartName:
     if len(set(parts) - {""}) != 1 or not (parts[0] or parts[-1]):
         return PartName("", tuple(words), file.stem)
     other_words = tuple(word for word, part in zip(words, parts, strict=True) if not part)
-    end = re.fullmatch(rf"(.*?)[{_BETWEEN}]*(?:train[-_]val|{_WORD.pattern})[)\]]*", stem)
+    end = re.fullmatch(rf"(.*?)[{_SEPARATORS}]*(?:train[-_]val|{_WORD.pattern})[)\]]*", stem)
     title = end[1] if end and parts[-1] else ""
     return PartName(next(filter(None, parts)), other_words, title, TRAINVAL in words)
 
 
 def train_files(files: Sequence[Path]) -> list[Path]:
-    """Return the files whose names mean training images, except a union of train and val (`trainval.txt`)."""
+    """Return the files of training images; a `trainval.txt` only if there is no such file of train alone."""
     names = {file: name for file in files if (name := part_name(file)).part == "train"}
     plain = {name.others for name in names.values() if not name.joint}
     return [file for file, name in names.items() if not (name.joint and name.others in plain)]
 
 
 def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict[str, Path]:
-    """Return the files of a set by part, in the order train, val, test; the key is "" for a file on its own.
+    """Return the files of a set by part, in the order train, val, test; the key is "" if there is only one file.
 
-    For a file of training images, the files of the other parts are found by their names; messages call them `noun`.
+    If `file` is one of training images, the files of the other parts are found by their names in the same folder.
+
+    Args:
+        file: File that the user named.
+        accepts: Function that returns whether another file has the right format.
+        noun: Name of such files for messages, plural.
     """
     train_name = part_name(file)
     if train_name.part != "train":
@@ -85,8 +91,8 @@ def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict
     files = {"train": file}
     for other in sorted(file.parent.glob(f"*{file.suffix}")):
         name = part_name(other)
-        hidden = other.name.startswith(".")
-        if hidden or name.others != train_name.others or name.part in ("", "train"):
+        is_hidden = other.name.startswith(".")
+        if is_hidden or name.others != train_name.others or name.part in ("", "train"):
             continue
         if train_name.joint and name.part == "val":
             continue
@@ -96,7 +102,7 @@ def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict
 
 
 def names_part(name: str, part: str) -> bool:
-    """Return whether a part is a word of a folder's name, such as "train" in `train_images`.
+    """Return whether the words of a folder's name mean this part and no other, such as "train" in `train_images`.
 
     Example:
         >>> names_part("train_images", "train"), names_part("Validation", "val"), names_part("latest", "test")
@@ -107,7 +113,7 @@ def names_part(name: str, part: str) -> bool:
 
 
 def part_of_name(name: str) -> str:
-    """Return the part that is a word in the name of a file of boxes; "" for none or several.
+    """Return the part that a word in the name of an annotation file means; "" for none or several.
 
     Example:
         >>> part_of_name("instances_train2017"), part_of_name("Valid_labels"), part_of_name("latest")
@@ -115,7 +121,7 @@ def part_of_name(name: str) -> str:
         >>> part_of_name("trainVal"), part_of_name("test_of_train")
         ('train', '')
     """
-    words = [match for word in _LETTERS_ALONE.findall(name) if (match := _WORD_OF_PART.fullmatch(word.lower()))]
+    words = [match for word in _LETTERS_ONLY.findall(name) if (match := _PART_WORD.fullmatch(word.lower()))]
     parts = {PARTS[match[1]] for match in words}
     if parts == {"train", "val"}:
         return "train"
@@ -129,17 +135,17 @@ def part_of_folders(path: str) -> str:
         >>> part_of_folders("images/val2017/1.jpg"), part_of_folders("Train/1.jpg"), part_of_folders("test tubes/1.jpg")
         ('val', 'train', '')
     """
-    matches = [match for folder in path.split("/")[:-1] if (match := _FOLDER_OF_PART.fullmatch(folder.lower()))]
+    matches = [match for folder in path.split("/")[:-1] if (match := _PART_FOLDER.fullmatch(folder.lower()))]
     return PARTS[matches[0][1]] if matches else ""
 
 
 def part_fits(path: str, part: str) -> bool:
-    """Return whether no folder of a path is named after a part other than `part` ("" accepts all)."""
+    """Return whether no folder of a path is named after a part other than `part`; True for the part ""."""
     return part_of_folders(path) in ("", part) or not part
 
 
 def part_of_file(path: str) -> str:
-    """Return the part of a file of boxes, from its name or its folders; "" for none."""
+    """Return the part of an annotation file, from its name or else from its folders; "" for none."""
     return part_of_name(PurePosixPath(path).stem) or part_of_folders(path)
 
 

@@ -22,20 +22,20 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 PARTS = ("train", "val", "test", "unused")
-USUAL_VAL = 0.1
-UNSELECTED = "and no images are kept for model selection"
+DEFAULT_VAL_FRACTION = 0.1
+NO_VAL_TEXT = "and no images are kept for model selection"
 
 
 class Split:
-    """The part (train, val, test or unused) of each image; one byte per image is kept.
+    """The part (train, val, test or unused) of each image, in one byte of memory per image.
 
     Args:
         parts: (N,) strings, "train", "val", "test" or "unused".
         description: Sentence on how the split was made, for the report.
-        groups: (N,) numbers of the groups of alike images that were kept in one part; None without groups.
+        groups: (N,) number of the group of each image, whose images are all in one part; None without groups.
 
     Attributes:
-        strings: The parts as they are kept.
+        strings: The parts in compact form.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Split:
 
 
 def held_out_part(declared: Collection[str]) -> str:
-    """Return the declared part that `make_split` uses as the test part; "" if the test part is cut from train.
+    """Return the declared part that `make_split` uses as test images; "" if it cuts them from the train part.
 
     Example:
         >>> held_out_part(["train", "val"]), held_out_part(["train", "val", "test"]), held_out_part(["train"])
@@ -75,21 +75,21 @@ def held_out_part(declared: Collection[str]) -> str:
 def make_split(
     image_set: ImageSet,
     seed: int = 0,
-    val_fraction: float = USUAL_VAL,
+    val_fraction: float = DEFAULT_VAL_FRACTION,
     test_fraction: float = 0.2,
     group_by: str | None = None,
     fold: str | None = None,
 ) -> Split:
-    """Split a set into train, val and test, keeping the parts that it came with.
+    """Split a set into train, val and test; parts that the set declares are kept.
 
-    Parts are cut per class, with at least one image of each class in every part, and depend only on the seed and the
-    keys. If images may have several labels, parts are cut by iterative stratification (`iterative_parts`), and a rare
-    class may be missing in a part, but never in train.
+    Missing parts are cut from train: a share of each class, with at least one image of each class in every part. The
+    result depends only on the seed and the keys. If images may have several labels, parts are cut by iterative
+    stratification (`iterative_parts`), and a rare class may be missing in val or test.
 
     - With train, val and test folders nothing is cut.
     - With train and test, val is cut from train.
-    - With train and val, the val folder becomes the test part, since results are reported on it and selection must not
-      use it; a new val is cut from train.
+    - With train and val, the val folder becomes the test part, since published results are on it and model selection
+      must not use it; a new val is cut from train.
     - Without parts, or with train alone, both are cut.
 
     If `val_fraction` is 0, all images outside of test are training images, even those of a val folder. The test part
@@ -98,12 +98,12 @@ def make_split(
     Args:
         image_set: Images; an unlabelled set is split as one class.
         seed: Seed that chooses the images that are cut.
-        val_fraction: Share of each class for val, 0 for none; has no effect on a val folder unless it is 0.
-        test_fraction: Share of each class for test, 0 for none; unused if there is a held-out folder.
-        group_by: Column or pattern of the groups that stay in one part, as `group_numbers` takes it; None for no
-            groups. A class may then be missing in a part that is cut, but never in train.
-        fold: Fold such as "2/5": the second of five folds is the test part, and val is cut from the others; the
-            data's own parts are ignored.
+        val_fraction: Share of each class for val, 0 for none; if the set declares val, only the value 0 has an effect.
+        test_fraction: Share of each class for test, 0 for none; not used if the set declares test (or val) images.
+        group_by: Column or pattern of groups whose images stay in one part (`by` of `group_numbers`); None for no
+            groups. With groups, a class may be missing in val or test.
+        fold: Fold such as "2/5": the second of five folds is the test part, and val is cut from the other folds;
+            declared parts are ignored.
 
     Raises:
         UserError: A class has too few images, the fractions leave no training images, or the declared parts cannot be
@@ -118,7 +118,7 @@ def make_split(
     if fold is not None:
         return _split_fold(image_set, seed, val_fraction, fold, groups, group_by)
     if set(image_set.declared) == {"train", "val", "test"}:
-        return _own_parts(image_set, val_fraction, groups)
+        return _declared_split(image_set, val_fraction, groups)
     parts, cut, description = _plan_cut(image_set, seed, val_fraction, test_fraction)
     if groups is not None:
         text = description.replace("cut per class", "cut by class")
@@ -138,15 +138,15 @@ def keep_all(image_set: ImageSet) -> Split:
     return Split(np.full(len(image_set), "train", dtype="<U6"), text)
 
 
-def _own_parts(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int64] | None) -> Split:
-    """Return the data's own parts: train, val and test."""
+def _declared_split(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int64] | None) -> Split:
+    """Return the split that a set with train, val and test parts declares."""
     declared = np.asarray(image_set.declared)
     parts = np.where((declared == "val") & (val_fraction == 0), "train", declared).astype("<U6")
     if groups is not None:
         refuse_divided_groups(parts, groups)
     _refuse_small_classes(image_set, parts == "train", 1)
     if val_fraction == 0:
-        text = f"test is the data's own folder; train is its train and val folders, {UNSELECTED}"
+        text = f"test is the data's own folder; train is its train and val folders, {NO_VAL_TEXT}"
         return Split(parts, text, groups)
     return Split(parts, "train, val and test are the data's own folders", groups)
 
@@ -154,7 +154,7 @@ def _own_parts(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int6
 def _plan_cut(
     image_set: ImageSet, seed: int, val_fraction: float, test_fraction: float
 ) -> tuple[NDArray[np.str_], dict[str, float], str]:
-    """Return the parts before anything is cut from train, the shares to cut from it, and a description."""
+    """Return (N,) parts with all images to cut from in train, the shares to cut, and a description of the split."""
     declared_parts = set(image_set.declared)
     if declared_parts in ({"train", "test"}, {"train", "val"}):
         held_out = held_out_part(declared_parts)
@@ -163,7 +163,7 @@ def _plan_cut(
         return parts, cut, f"test is the data's own {held_out} folder; {_describe_cut(cut, seed, 'its train folder')}"
     if declared_parts in ({""}, {"train"}):
         description = _describe_cut({"val": val_fraction, "test": test_fraction}, seed, "all images")
-        first = {"val": val_fraction} if val_fraction > 0 else {"train": USUAL_VAL}
+        first = {"val": val_fraction} if val_fraction > 0 else {"train": DEFAULT_VAL_FRACTION}
         return np.full(len(image_set), "train", dtype="<U6"), {**first, "test": test_fraction}, description
     raise UserError(
         f"{image_set.location} has the parts {sorted(declared_parts)}; expected train with val or test, or no "
@@ -179,10 +179,10 @@ def _split_fold(
     groups: NDArray[np.int64] | None,
     pattern: str | None,
 ) -> Split:
-    number, count = parse_fold(fold)
-    parts = fold_parts(image_set, number, count, seed, groups)
+    number, folds = parse_fold(fold)
+    parts = fold_parts(image_set, number, folds, seed, groups)
     cut = {"val": val_fraction}
-    text = f"test is fold {number} of {count}; {_describe_cut(cut, seed, 'the other folds')}"
+    text = f"test is fold {number} of {folds}; {_describe_cut(cut, seed, 'the other folds')}"
     if groups is not None:
         grouped_parts = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
         return Split(grouped_parts, f"{text}, in {describe_groups(pattern or '', groups)}", groups)
@@ -190,10 +190,10 @@ def _split_fold(
 
 
 def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
-    """Keep a share (0, 1] of every class of the train part, at least one image; the rest becomes "unused".
+    """Keep a share of every class of the train part, at least one image; other train images become "unused".
 
-    With the same seed a smaller share is a subset of a larger one, if each image has one label. Images with several
-    labels, given as (N, K) rows, are reduced by iterative stratification.
+    With the same seed, the images of a smaller share are a subset of those of a larger one, if each image has one
+    label. (N, K) multi-hot labels are reduced by iterative stratification.
     """
     if not 0 < fraction <= 1:
         raise UserError(f"the fraction of training images is {fraction}; expected a number above 0, at most 1")
@@ -206,10 +206,10 @@ def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> 
 
 
 def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
-    """Keep `per_class` images of every class of the train part; the rest becomes "unused".
+    """Keep `per_class` images of every class of the train part; other train images become "unused".
 
-    A class with fewer images keeps all of them, and the description says so. With the same seed, a smaller choice is a
-    subset of a larger one.
+    A class with fewer images keeps all of them, and the description says so. With the same seed, the images for a
+    smaller `per_class` are a subset of those for a larger one.
     """
     if labels.ndim == 2:
         raise UserError(
@@ -229,11 +229,10 @@ def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
 
 
 def limit_val(split: Split, labels: Targets, seed: int) -> Split:
-    """Keep at most as many validation images as there are training images, stratified; the rest becomes "unused".
+    """Keep at most as many validation images as training images, stratified; the others become "unused".
 
-    In practice, users with few labels have no validation set larger than the training set, so results with one do not
-    carry over (Oliver et al. 2018, "Realistic evaluation of deep semi-supervised learning algorithms", on small
-    validation sets).
+    Results with a larger validation set would be too optimistic, since with few labels nobody has one in practice
+    (Oliver et al. 2018, "Realistic evaluation of deep semi-supervised learning algorithms").
     """
     n_train, n_val = len(split.indices("train")), len(split.indices("val"))
     if n_val <= n_train:
@@ -243,13 +242,13 @@ def limit_val(split: Split, labels: Targets, seed: int) -> Split:
         return _keep_rows(split, labels, n_train / n_val, seed, text, part="val")
     counts = _count_labels(split, labels, "val")
     kept_counts = {label: max(1, count * n_train // n_val) for label, count in counts.items()}
-    while sum(kept_counts.values()) > n_train and max(kept_counts.values()) > 1:  # rare classes were rounded up to one
+    while sum(kept_counts.values()) > n_train and max(kept_counts.values()) > 1:  # rare classes were rounded up to 1
         kept_counts[max(kept_counts, key=kept_counts.__getitem__)] -= 1
     return _keep_counts(split, labels, kept_counts, seed, text, part="val")
 
 
 def _description(cut_text: str, image_set: ImageSet) -> str:
-    """Return a description of a split, which names the method for images with several labels."""
+    """Return the description of a split with the method of cutting, which differs for images with several labels."""
     method = "per class" if image_set.multi_hot is None else "by iterative stratification"
     return cut_text.replace("cut per class", f"cut {method}")
 
@@ -257,7 +256,7 @@ def _description(cut_text: str, image_set: ImageSet) -> str:
 def _describe_cut(cut: Mapping[str, float], seed: int, source: str) -> str:
     shares = [f"{part} is {share:.4g} of {source}" for part, share in cut.items() if share > 0]
     text = f"{' and '.join(shares)}, cut per class (seed {seed})" if shares else f"train is {source}"
-    return text if cut["val"] > 0 else f"{text}, {UNSELECTED}"
+    return text if cut["val"] > 0 else f"{text}, {NO_VAL_TEXT}"
 
 
 def _refuse_small_classes(image_set: ImageSet, pool: NDArray[np.bool_], min_images: int) -> None:
@@ -271,12 +270,12 @@ def _refuse_small_classes(image_set: ImageSet, pool: NDArray[np.bool_], min_imag
         if count < min_images:
             raise UserError(
                 f"class '{name}' has {counted(count, 'image')} to train on; expected at least {min_images} so that "
-                "every part has one, so add images or remove the class"
+                "every part has one: add images, or remove the class"
             )
 
 
 def _cut_parts(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float], seed: int) -> NDArray[np.str_]:
-    """Move shares of every class of the train part to the parts named in `cut`."""
+    """Move the shares in `cut` of every class from the train part to the parts that `cut` names."""
     cut = {part: share for part, share in cut.items() if share > 0}
     min_images, is_single_label = len({"train", *cut}), image_set.multi_hot is None
     pool, parts = parts == "train", parts.copy()
@@ -287,7 +286,7 @@ def _cut_parts(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, f
     sorted_rows = sorted_positions(image_set.keys)
     sorted_rows = sorted_rows[pool[sorted_rows]]
     if image_set.multi_hot is not None:
-        # Train comes first: it gets the image of a class with only one.
+        # Train comes first, so that it gets the image of a class with a single image.
         names, shares = ["train", *cut], [1 - sum(cut.values()), *cut.values()]
         part_numbers = iterative_parts(image_set.multi_hot[sorted_rows], shares, derive_seed(seed, len(sorted_rows)))
         parts[sorted_rows] = np.asarray(names)[part_numbers]
@@ -301,7 +300,7 @@ def _cut_parts(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, f
 
 
 def _part_sizes(count: int, cut: Mapping[str, float]) -> dict[str, int]:
-    """Return how many of `count` images go to each part: rounded, at least one, and at least one is left."""
+    """Return how many of `count` images each part gets: its rounded share, at least 1, and at least 1 remains."""
     sizes = {part: max(1, round(count * share)) for part, share in cut.items()}
     while sum(sizes.values()) >= count:
         sizes[max(sizes, key=sizes.__getitem__)] -= 1
@@ -313,7 +312,7 @@ def _shuffle(members: NDArray[np.int64], seed: int, label: int) -> NDArray[np.in
 
 
 def _keep_rows(split: Split, multi_hot: Targets, share: float, seed: int, reason: str, part: str = "train") -> Split:
-    """Keep a share of the images of a part, for images with several labels."""
+    """Keep a share of the images of a part, which have (N, K) multi-hot labels; the others become "unused"."""
     pool, parts = split.indices(part), split.parts
     part_numbers = iterative_parts(multi_hot[pool], [share, 1 - share], derive_seed(seed, len(pool)))
     parts[pool[part_numbers == 1]] = "unused"

@@ -17,58 +17,58 @@ from paucal.data.string_arrays import RepeatedStrings
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-MAX_BYTES = 512 << 20  # five times the size of such a file for ImageNet's 1.3 million images
-MAX_NAME = 20  # maximum number of characters of a column name
+MAX_BYTES = 512 << 20  # five times the size of the file for ImageNet's 1.3 million images
+MAX_NAME_LENGTH = 20  # characters of a column name in messages
 _SEPARATORS = ";|,"
 _COLUMNS = ["key", "label", "class", "split"]
 _DIGEST = "digest"  # optional column: digest of the image in hexadecimal digits
 _GROUP = "group"  # optional column: number of the image's group
-_HEADERS = [[*_COLUMNS, *further] for further in ([], [_DIGEST], [_GROUP], [_DIGEST, _GROUP])]
+_HEADERS = [[*_COLUMNS, *optional] for optional in ([], [_DIGEST], [_GROUP], [_DIGEST, _GROUP])]
 
 
 def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable[str] | None = None) -> None:
     """Write one row per image; an unlabelled image has the label -1 and an empty class.
 
-    The row of an image with several labels has all numbers and names, separated by ";" ("|" or "," if a name has ";").
-    Digests, which identify the images even if they are moved or renamed, are a further column.
+    The row of an image with several labels has all class numbers and names, separated by ";" ("|" or "," if a name has
+    ";"). Digests identify the images even if they are moved or renamed.
     """
     if len(split.strings) != len(image_set):
         raise ValueError(f"the split has {len(split.strings)} rows for {len(image_set)} images")
     columns = [image_set.keys, _label_numbers(image_set), class_cells(image_set), split.strings]
-    further = {_DIGEST: digests, _GROUP: split.groups}
-    further_columns = {name: column for name, column in further.items() if column is not None}
-    # File names on Linux may be any bytes; those that are not UTF-8 are written as escapes, so that any program can
+    optional = {_DIGEST: digests, _GROUP: split.groups}
+    optional_columns = {name: column for name, column in optional.items() if column is not None}
+    # File names on Linux may have any bytes; bytes that are not UTF-8 are written as escapes, so that any program can
     # read the file.
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
-        writer.writerow([*_COLUMNS, *further_columns])
-        writer.writerows(zip(*columns, *further_columns.values(), strict=True))
+        writer.writerow([*_COLUMNS, *optional_columns])
+        writer.writerows(zip(*columns, *optional_columns.values(), strict=True))
     temporary.replace(path)
 
 
 def read_split(path: Path, image_set: ImageSet) -> Split:
-    """Read a split back for a set that must hold the same images with the same classes, in any order.
+    """Read the split of a set, which must have the images and classes of the file, in any order.
 
     Raises:
-        UserError: The file is missing or not as `write_split` writes it, or its images or classes are not those of the
-            set.
+        UserError: The file is missing or does not have the form that `write_split` writes, or its images or classes
+            differ from those of the set.
     """
     if (split := _read_in_order(path, image_set)) is not None:
         return split
     rows = read_rows(path)
-    # Keys are compared regardless of Unicode form, which may differ in a copy of the images, unless keys would clash.
+    # The Unicode form of names may differ in a copy of the images, so it is ignored unless keys would become equal.
     normalise = comparison_key if len(set(map(comparison_key, image_set.keys))) == len(image_set) else str
     keys = [normalise(key) for key in image_set.keys]
     table = {normalise(row["key"]): row for row in rows}
     if len(table) != len(rows):
         raise UserError(f"{path} names an image twice; give the split.csv of a run unchanged.")
     missing = [key for key in keys if key not in table]
-    surplus = sorted(set(table) - set(keys))
-    if missing or surplus:
+    unknown = sorted(set(table) - set(keys))
+    if missing or unknown:
         raise UserError(
             f"{path} does not fit {image_set.location}: {_count_and_first(missing)} of the images are not in the file "
-            f"and {_count_and_first(surplus)} of the file are not among the images; give the data that the split was "
+            f"and {_count_and_first(unknown)} of the file are not among the images; give the data that the split was "
             "made for."
         )
     for key, name in zip(keys, class_cells(image_set), strict=True):
@@ -88,14 +88,15 @@ def require_same_images(path: Path, image_set: ImageSet) -> None:
     """Refuse a set whose images, labels or order differ from the split file of a run.
 
     Raises:
-        UserError: An image differs (the first is named), or the file is missing or not as `write_split` writes it.
+        UserError: An image differs (the first is named), or the file is missing or does not have the form that
+            `write_split` writes.
     """
     rows = read_rows(path)
     for index, (row, key, label) in enumerate(zip_longest(rows, image_set.keys, _label_numbers(image_set))):
         if row is None or row["key"] != key:
             expected = "none" if row is None else repr(row["key"])
             raise UserError(
-                f"image {index + 1} of {image_set.location} is {key or 'none'!r}, and the run's is {expected}: give "
+                f"image {index + 1} of {image_set.location} is {key or 'none'!r}, but the run's is {expected}: give "
                 "the images of the run, under the same names and in the same order."
             )
         digest = row.get(_DIGEST)
@@ -108,7 +109,7 @@ def require_same_images(path: Path, image_set: ImageSet) -> None:
 
 
 def class_cells(image_set: ImageSet) -> Iterator[str]:
-    """Yield the class cell of each image in a split file, which may hold several names."""
+    """Yield the class names of each image as a cell of a split file; several names are joined by a separator."""
     separator = next((sign for sign in _SEPARATORS if not any(sign in name for name in image_set.classes)), ";")
     return (separator.join(image_set.classes_of(index)) for index in range(len(image_set)))
 
@@ -120,14 +121,17 @@ def _label_numbers(image_set: ImageSet) -> Iterator[object]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a split file as text, whichever images they name."""
+    """Return the rows of a split file as text by column name, without comparing them with a set."""
     try:
         lines = read_table(path, exact=True).rows
     except OSError as error:
         raise UserError(f"{path} cannot be read as a split ({error}); give the split.csv of a run.") from None
     columns = [name.strip() for name in lines[0].cells] if lines else []
     if columns not in _HEADERS:
-        column_names, n_more = [name[:MAX_NAME] for name in columns[: len(_COLUMNS)]], len(columns) - len(_COLUMNS)
+        column_names, n_more = (
+            [name[:MAX_NAME_LENGTH] for name in columns[: len(_COLUMNS)]],
+            len(columns) - len(_COLUMNS),
+        )
         more_text = f" and {n_more} more" if n_more > 0 else ""
         raise UserError(f"{path} has the columns {column_names}{more_text}; expected {_COLUMNS}, as a run writes them.")
     rows = [dict.fromkeys(_COLUMNS, str(None)) | dict(zip(columns, row.cells, strict=False)) for row in lines[1:]]
@@ -139,9 +143,9 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _read_in_order(path: Path, image_set: ImageSet) -> Split | None:
-    """Return the split of a file whose rows are in the order of the set; None if anything differs.
+    """Return the split if the rows of the file are in the order of the set; None if an image or class differs.
 
-    Only parts and groups are held in memory, since the rows of a million images as text would take a gigabyte.
+    Only parts and groups are kept in memory, since the rows of a million images as text would take a gigabyte.
     """
     if not is_regular(path) or path.stat().st_size > MAX_BYTES:
         return None
@@ -153,18 +157,18 @@ def _read_in_order(path: Path, image_set: ImageSet) -> Split | None:
             header = next(rows, None) or []
             if header[: len(_COLUMNS)] != _COLUMNS:
                 return None
-            group_at = header.index(_GROUP) if _GROUP in header else None
+            group_column = header.index(_GROUP) if _GROUP in header else None
             expected = zip(image_set.keys, image_set.labels, strict=True)
             for position, (row, (key, label)) in enumerate(zip(rows, expected, strict=True)):
                 if len(row) < len(header) or row[0] != key or row[2] != names[label] or row[3] not in PARTS:
                     return None
                 codes[position] = PARTS.index(row[3])
-                if group_at is not None:
-                    groups[position] = group_numbers.setdefault(row[group_at], len(group_numbers))
-    except (OSError, csv.Error, ValueError):  # ValueError: the numbers of rows and images differ
+                if group_column is not None:
+                    groups[position] = group_numbers.setdefault(row[group_column], len(group_numbers))
+    except (OSError, csv.Error, ValueError):  # ValueError: there are more or fewer rows than images
         return None
     text = f"the split stored in {path.name}"
-    return Split(RepeatedStrings(PARTS, codes), text, None if group_at is None else groups)
+    return Split(RepeatedStrings(PARTS, codes), text, None if group_column is None else groups)
 
 
 def _count_and_first(keys: list[str]) -> str:

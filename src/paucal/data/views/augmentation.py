@@ -1,4 +1,4 @@
-"""Training augmentation: settings of a view, timm's RandAugment with its geometry, and mixup and CutMix."""
+"""Training augmentation: its settings, timm's RandAugment with its geometry, and mixup and CutMix."""
 
 import math
 import re
@@ -25,26 +25,27 @@ RESAMPLING = {name: Image.Resampling[name.upper()] for name in get_args(Interpol
 
 # timm silently ignores sections that it cannot parse and truncates numbers, so descriptions are checked here.
 _SECTION = re.compile(r"(mstd|mmax|inc|m|n|p)(\d+(?:\.\d+)?)")
-_SETS = ("tweights", "t3a", "t3aw")
-_RANGES = {"m": (0, 10), "n": (1, 15), "mmax": (1, 30), "inc": (0, 1), "mstd": (0, 1000), "p": (0, 1)}
-_WHOLE = ("m", "n", "mmax", "inc")
+_OPERATION_SETS = ("tweights", "t3a", "t3aw")
+_SECTION_RANGES = {"m": (0, 10), "n": (1, 15), "mmax": (1, 30), "inc": (0, 1), "mstd": (0, 1000), "p": (0, 1)}
+_INTEGER_SECTIONS = ("m", "n", "mmax", "inc")
 _GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")  # operations that move pixels
-_TRANSLATION = 0.45  # timm's largest shift of RandAugment, as a share of the shorter side
-# Source x = a x + b y + c, source y = d x + e y + f, in pixels.
+_MAX_TRANSLATION = 0.45  # of RandAugment in timm, as a share of the shorter side
+# Numbers (a, b, c, d, e, f) that map a point (x, y) of the result to a point of the source, in pixels:
+# source x = a x + b y + c, source y = d x + e y + f.
 Affine = tuple[float, float, float, float, float, float]
-ALPHAS = (1e-3, 1e3)  # beyond these limits all float32 shares round to 0 or 1, or to one half
+ALPHA_RANGE = (1e-3, 1e3)  # beyond it, all float32 shares round to 0 or 1, or to one half
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Settings of the augmentation of training images. The defaults are those of the DrLoc experiments (timm's).
+    """Settings of the augmentation of training images. The defaults are those of the DrLoc experiments (timm).
 
     Attributes:
-        crop: Kind of crop: "random-resized" is a box of random area and shape; "padded" resizes to cover the view,
-            pads with black and crops a box of the view's size (usual for 32-pixel images); "none" takes the centre.
+        crop: "random-resized" crops a box of random area and aspect ratio; "padded" resizes to cover the view, pads
+            with black and crops a box of the view's size (usual for 32-pixel images); "none" crops the centre.
         scale: Range of the crop's share of the image's area under "random-resized".
         ratio: Range of width / height under "random-resized".
-        padding: Pixels on each side under "padded".
+        padding: Pixels added on each side under "padded".
         hflip: Probability of mirroring left and right.
         rand_augment: RandAugment description in timm's syntax; None for no RandAugment.
         erase_prob: Probability of erasing one box with noise after normalisation (random erasing, mode "pixel").
@@ -76,23 +77,23 @@ class Augmentation:
 def build_rand_augment(
     augmentation: Augmentation, size: tuple[int, int], normalisation: Normalisation
 ) -> RandAugment | None:
-    """Build timm's RandAugment as timm's own training transform does; return None if it is off.
+    """Build RandAugment as timm's training transform does; return None if it is off.
 
-    The normalisation's mean fills uncovered regions. Images without exactly three channels get only the operations that
-    move pixels, no colour operations.
+    Uncovered regions are filled with the mean of the normalisation. For images without exactly three channels, only
+    operations that move pixels are used, no colour operations.
     """
     description = augmentation.rand_augment
     if description is None:
         return None
     _check_description(description)
     settings = {
-        "translate_const": int(min(size) * _TRANSLATION),
+        "translate_const": int(min(size) * _MAX_TRANSLATION),
         "img_mean": tuple(min(255, round(255 * value)) for value in normalisation.mean),
         "interpolation": RESAMPLING[augmentation.interpolation],
     }
     try:
-        colours = len(normalisation.mean) == RGB
-        policy = rand_augment_transform(description, settings, None if colours else list(_GEOMETRIC))
+        is_rgb = len(normalisation.mean) == RGB
+        policy = rand_augment_transform(description, settings, None if is_rgb else list(_GEOMETRIC))
     except (AssertionError, ValueError, KeyError):
         raise UserError(
             f"rand_augment is '{description}'; expected a description such as 'rand-m9-mstd0.5-inc1', or none"
@@ -108,17 +109,17 @@ def _check_description(description: str) -> None:
     kind, *sections = description.split("-")
     values: dict[str, float] = {}
     for section in sections if kind == "rand" else [description]:
-        if section in _SETS:
+        if section in _OPERATION_SETS:
             continue
         match = _SECTION.fullmatch(section)
-        if match is None or match[1] in values or (match[1] in _WHOLE and "." in match[2]):
+        if match is None or match[1] in values or (match[1] in _INTEGER_SECTIONS and "." in match[2]):
             raise UserError(
                 f"rand_augment is '{description}'; expected a description such as 'rand-m9-mstd0.5-inc1', or none; "
                 f"'{section}' is not valid"
             )
         values[match[1]] = float(match[2])
     for name, value in values.items():
-        low, high = _RANGES[name] if name != "m" else (0, values.get("mmax", _RANGES["m"][1]))
+        low, high = _SECTION_RANGES[name] if name != "m" else (0, values.get("mmax", _SECTION_RANGES["m"][1]))
         if not low <= value <= high:
             raise UserError(
                 f"rand_augment is '{description}', whose {name} is {value:g}; expected a number from {low:g} to "
@@ -127,7 +128,7 @@ def _check_description(description: str) -> None:
 
 
 def _one_bit_or_more(level: Callable[..., tuple[int]], *args: object) -> tuple[int]:
-    """Keep at least one bit; at the largest magnitude timm requests 0 bits, which Pillow 13 refuses."""
+    """Return timm's number of bits for posterising, but at least 1, since Pillow 13 refuses 0."""
     return (max(1, level(*args)[0]),)
 
 
@@ -137,28 +138,28 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def check_probability(name: str, value: float) -> None:
-    """Refuse a setting that is not a probability."""
+    """Raise a UserError unless the value of a setting is a probability."""
     if not 0 <= value <= 1:
         raise UserError(f"{name} is {value}; expected a probability from 0 to 1")
 
 
-# Affine map of each geometric operation of timm by its name, in PIL's convention.
-_MOVES: dict[str, Callable[[float, int, int], Affine]] = {
+# Function from (level, width, height) to the affine map of each geometric operation of timm, by its name.
+_OPERATION_MAPS: dict[str, Callable[[float, int, int], Affine]] = {
     "ShearX": lambda level, width, height: (1, level, 0, 0, 1, 0),
     "ShearY": lambda level, width, height: (1, 0, 0, level, 1, 0),
     "TranslateX": lambda level, width, height: (1, 0, level, 0, 1, 0),
     "TranslateY": lambda level, width, height: (1, 0, 0, 0, 1, level),
     "TranslateXRel": lambda level, width, height: (1, 0, level * width, 0, 1, 0),
     "TranslateYRel": lambda level, width, height: (1, 0, 0, 0, 1, level * height),
-    "Rotate": lambda level, width, height: turn(level, width, height),
+    "Rotate": lambda level, width, height: rotation_map(level, width, height),
 }
 
 
 class LocatedRandAugment:
     """timm's RandAugment, which also returns the map from the result to the original image.
 
-    timm's geometric operations apply affine maps of PIL. A recorder in front of each such operation multiplies its map
-    with the maps before it.
+    timm's geometric operations apply affine maps of PIL. Each such operation is wrapped in a function that first
+    multiplies its map with the maps of earlier operations.
 
     Example:
         >>> from timm.data.auto_augment import rand_augment_transform
@@ -172,13 +173,13 @@ class LocatedRandAugment:
         self.policy = policy
         self._theta = torch.eye(3)
         for operation in policy.ops:
-            if operation.name in _MOVES:
+            if operation.name in _OPERATION_MAPS:
                 operation.aug_fn = partial(self._record_and_call, operation.name, operation.aug_fn)
 
     def __call__(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
-        """Return the augmented image, of the same size, and the (3, 3) map from its points to the original ones.
+        """Return the augmented image, of unchanged size, and the (3, 3) map from its points to those of the original.
 
-        Points are normalised as in `types.Batch.geometry`.
+        Coordinates are normalised as in `types.Batch.geometry`.
         """
         self._theta = torch.eye(3)
         return self.policy(image), self._theta
@@ -187,14 +188,14 @@ class LocatedRandAugment:
         self, name: str, function: Callable[..., Image.Image], image: Image.Image, level: float, **settings: Any
     ) -> Image.Image:
         """Apply an operation of timm after recording its affine map."""
-        self._theta = self._theta @ normalise_map(_MOVES[name](level, *image.size), image.size)
+        self._theta = self._theta @ normalise_map(_OPERATION_MAPS[name](level, *image.size), image.size)
         return function(image, level, **settings)
 
 
-def turn(degrees: float, width: int, height: int) -> Affine:
+def rotation_map(degrees: float, width: int, height: int) -> Affine:
     """Return PIL's affine map of a counter-clockwise rotation about the centre of the image.
 
-    The published token-labeling code rotates its label maps about a point half a cell away.
+    The published token-labeling code instead rotates its label maps about a point half a cell from the centre.
     """
     angle = -math.radians(degrees)
     cosine, sine = math.cos(angle), math.sin(angle)
@@ -202,9 +203,9 @@ def turn(degrees: float, width: int, height: int) -> Affine:
     return cosine, sine, x - cosine * x - sine * y, -sine, cosine, y + sine * x - cosine * y
 
 
-def normalise_map(move: Affine, size: tuple[int, int]) -> Tensor:
-    """Return an affine map in pixels (with edges at integers) as a (3, 3) map in coordinates from -1 to 1."""
-    a, b, c, d, e, f = move
+def normalise_map(pixel_map: Affine, size: tuple[int, int]) -> Tensor:
+    """Convert an affine map of pixels (with edges at integers) to a (3, 3) map of coordinates from -1 to 1."""
+    a, b, c, d, e, f = pixel_map
     width, height = size
     return torch.tensor(
         [
@@ -217,14 +218,14 @@ def normalise_map(move: Affine, size: tuple[int, int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Mixing:
-    """How images of a batch are mixed (mixup, arXiv:1710.09412; CutMix, arXiv:1905.04899).
+    """Settings of mixup (arXiv:1710.09412) and CutMix (arXiv:1905.04899), which mix the images of a batch.
 
-    The defaults are those of the DrLoc experiments (DeiT's). timm pairs image i with image B - 1 - i, which needs
-    even batches; here an image is paired with its predecessor, so any batch of two or more works.
+    The defaults are those of the DrLoc experiments (DeiT). timm mixes image i with image B - 1 - i, which needs an even
+    batch size B; here an image is mixed with its predecessor, so any batch of two or more images works.
 
     Attributes:
-        mixup: Parameter of mixup's Beta distribution, within `ALPHAS`; 0 for no mixup.
-        cutmix: Parameter of CutMix's Beta distribution, within `ALPHAS`; 0 for no CutMix.
+        mixup: Parameter of mixup's Beta distribution, within `ALPHA_RANGE`; 0 for no mixup.
+        cutmix: Parameter of CutMix's Beta distribution, within `ALPHA_RANGE`; 0 for no CutMix.
         prob: Probability that a batch is mixed.
         switch_prob: Probability of CutMix if both are on.
     """
@@ -235,16 +236,16 @@ class Mixing:
     switch_prob: float = 0.5
 
     def __post_init__(self) -> None:
-        if not all(alpha == 0 or ALPHAS[0] <= alpha <= ALPHAS[1] for alpha in (self.mixup, self.cutmix)):
+        if not all(alpha == 0 or ALPHA_RANGE[0] <= alpha <= ALPHA_RANGE[1] for alpha in (self.mixup, self.cutmix)):
             raise UserError(
-                f"mixup is {self.mixup} and cutmix {self.cutmix}; expected 0 (off) or a number from {ALPHAS[0]:g} to "
-                f"{ALPHAS[1]:g}"
+                f"mixup is {self.mixup} and cutmix {self.cutmix}; expected 0 (off) or a number from "
+                f"{ALPHA_RANGE[0]:g} to {ALPHA_RANGE[1]:g}"
             )
         check_probability("mixing probability", self.prob)
         check_probability("switch_prob", self.switch_prob)
 
     def mix(self, batch: Batch, num_classes: int) -> Batch:
-        """Mix the images and turn the labels into (B, K) shares; return an unmixed batch unchanged.
+        """Mix the images and convert the labels to (B, K) shares, with probability `prob`; else return the batch.
 
         Random numbers are drawn from torch's CPU generator, which needs no synchronisation with the device.
         """
@@ -257,8 +258,8 @@ class Mixing:
             )
         if torch.rand(()).item() >= self.prob:
             return batch
-        cut = self.mixup == 0 or (self.cutmix > 0 and torch.rand(()).item() < self.switch_prob)
-        kind, alpha = (v2.CutMix, self.cutmix) if cut else (v2.MixUp, self.mixup)
-        mixer = kind(alpha=alpha, num_classes=num_classes)
+        use_cutmix = self.mixup == 0 or (self.cutmix > 0 and torch.rand(()).item() < self.switch_prob)
+        mixer_class, alpha = (v2.CutMix, self.cutmix) if use_cutmix else (v2.MixUp, self.mixup)
+        mixer = mixer_class(alpha=alpha, num_classes=num_classes)
         view, labels = mixer(batch.views[0], batch.labels)
         return replace(batch, views=[view], labels=labels)

@@ -1,8 +1,8 @@
 """Crops of one image in groups of several sizes, augmented as in DINO and EsViT, in LeJEPA, or in DeiT.
 
-EsViT (arXiv:2106.09785) takes its first pipeline from DINO (arXiv:2104.14294, implementation details) and its second
-from timm's training transform. Unlike in the published code, all pipelines take any number of groups of any size.
-LeJEPA (arXiv:2511.08544, the README of its code) augments all crops alike, with DINO's operations.
+EsViT (arXiv:2106.09785) uses the augmentation of DINO (arXiv:2104.14294, implementation details) or timm's training
+transform (DeiT). LeJEPA (arXiv:2511.08544, README of its code) uses DINO's operations with equal probabilities for all
+crops. Unlike in the published code, all pipelines support any number of groups of any size.
 """
 
 from collections.abc import Sequence
@@ -25,22 +25,23 @@ Pipeline = Literal["dino", "alike", "deit"]
 GLOBAL_SCALE, LOCAL_SCALE = (0.4, 1.0), (0.05, 0.4)
 ALIKE_GLOBAL_SCALE, ALIKE_LOCAL_SCALE = (0.3, 1.0), (0.05, 0.3)
 DEIT_SCALE = (0.08, 1.0)  # timm's default, which the published code uses for both global and local crops
-BLUR = (0.1, 2.0)  # pixels
+BLUR = (0.1, 2.0)  # range of the radius in pixels
 JITTER = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
 JITTER_PROB, GREY_PROB = 0.8, 0.2
-# Probabilities of (blur, solarisation) for the first global crop, other global crops, and local crops.
-FIRST, FURTHER, LOCAL = (1.0, 0.0), (0.1, 0.2), (0.5, 0.0)
-ALIKE = (0.5, 0.2)  # the same for all crops of LeJEPA
+# Probabilities of (blur, solarisation) in DINO for the first global crop, other global crops, and local crops.
+FIRST_PROBS, OTHER_PROBS, LOCAL_PROBS = (1.0, 0.0), (0.1, 0.2), (0.5, 0.0)
+ALIKE_PROBS = (0.5, 0.2)  # for all crops in LeJEPA
 SOLARISED = [value if value < 128 else 255 - value for value in range(256)] * 3
 
 
 class DinoCrop:
-    """Crop, flip, change the colours, blur, solarise and normalise, in the order of the published code.
+    """Transform of DINO: crop, flip, change the colours, blur, solarise and normalise, in the order of its code.
 
-    Random numbers are drawn from torch's global generator (CPU); see `randomness.reseed`. On a slow core,
-    crops of 32, 96 and 224 pixels from images with sides twice as long took 0.6 to 0.9, 1.6 to 2.0 and 4.8 to 7.1 ms
-    (local to first global crop), mostly for hue and blur in Pillow. Images without exactly three channels are blurred,
-    but their colours are not changed.
+    Random numbers are drawn from torch's global generator (CPU); see `randomness.reseed`. Images without exactly three
+    channels are blurred, but their colours are not changed.
+
+    On a slow core, crops of 32, 96 and 224 pixels from images with sides twice as long took 0.6 to 0.9, 1.6 to 2.0 and
+    4.8 to 7.1 ms (local to first global crop), mostly for hue and blur in Pillow.
 
     Args:
         size: (height, width) of the view in pixels.
@@ -83,25 +84,27 @@ class DinoCrop:
         if flip:
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             theta[0, 0] = -theta[0, 0]
-        coloured = not isinstance(view, Planes)
-        if jitter and coloured:
-            view = jittered(view)
-        if grey and coloured:
+        is_rgb = not isinstance(view, Planes)
+        if jitter and is_rgb:
+            view = jitter_colours(view)
+        if grey and is_rgb:
             view = view.convert("L").convert("RGB")
         if blur:
             low, high = self._blur
             view = view.filter(ImageFilter.GaussianBlur(low + (high - low) * torch.rand(()).item()))
-        if solarise and coloured:
+        if solarise and is_rgb:
             view = view.point(SOLARISED)
         return self.normalisation.apply(view), theta
 
 
-class FittedFirst:
-    """Gives an image the shape of the view before a transform crops it; the geometry refers to the original image.
+class FitThenTransform:
+    """Transform that gives an image the aspect ratio of the view (`fit_shape`) before another transform crops it.
+
+    The geometry refers to the original image.
 
     Args:
-        transform: Transform of the fitted image.
-        size: Size whose ratio of height to width counts.
+        transform: Transform of the image with the new aspect ratio.
+        size: (height, width) that sets the aspect ratio.
         resize: "letterbox" or "squash"; see `transforms.fit_shape`.
         normalisation: Normalisation whose mean is the colour of the bars.
     """
@@ -117,10 +120,10 @@ class FittedFirst:
         return view, theta * factors
 
 
-def jittered(view: Image.Image) -> Image.Image:
+def jitter_colours(view: Image.Image) -> Image.Image:
     """Change brightness, contrast, saturation and hue by random factors in random order, as torchvision does.
 
-    It uses the same Pillow operations without torchvision's unpacking of arguments, which at 32 pixels costs as much as
+    It calls the same Pillow operations without torchvision's handling of arguments, which at 32 pixels takes as long as
     the operations.
     """
     factors = [(2 * draw - 1) * strength for draw, strength in zip(torch.rand(4).tolist(), JITTER, strict=True)]
@@ -146,20 +149,20 @@ def crop_views(
     """Return the `views` argument of `ViewDataset`: (transform, count) pairs in the order of the groups.
 
     Args:
-        pipeline: Kind of augmentation. "dino": `DinoCrop`; the first global crop is always blurred; other global crops
-            are rarely blurred, but sometimes solarised. "alike": `DinoCrop` with the same probabilities for all crops:
-            half are blurred, a fifth are solarised. "deit": timm's training transform for every crop: crop, flip,
+        pipeline: Augmentation. "dino": `DinoCrop`; the first global crop is always blurred; other global crops are
+            rarely blurred, but sometimes solarised. "alike": `DinoCrop` with equal probabilities for all crops: half
+            are blurred, a fifth are solarised. "deit": timm's training transform for every crop: crop, flip,
             RandAugment rand-m9-mstd0.5-inc1 and, on a quarter, random erasing.
-        groups: Global crops, then any number of groups of local crops. The default size is `image_size`; the default
-            scale is the published one: (0.4, 1) global and (0.05, 0.4) local for "dino", (0.3, 1) and (0.05, 0.3) for
-            "alike", (0.08, 1) for "deit".
+        groups: Group of global crops, then any number of groups of local crops. The default size is `image_size`; the
+            default scale is the published one: (0.4, 1) global and (0.05, 0.4) local for "dino", (0.3, 1) and
+            (0.05, 0.3) for "alike", (0.08, 1) for "deit".
         normalisation: Normalisation of every view.
         image_size: (height, width) in pixels.
-        blur: Range of the blur's radius in pixels of the view, published for crops of 224 and 96 pixels alike. Much
-            smaller images would lose all detail: scale it with side / 224. Not used by "deit".
+        blur: Range of the blur's radius in pixels of the view. The published range is for crops of 224 and 96 pixels;
+            much smaller crops would lose all detail: scale it with side / 224. Not used by "deit".
         hflip: Probability of mirroring left and right.
         jitter_prob: Probability of changing the colours. Not used by "deit".
-        resize: Method of giving images the shape of `image_size` before cropping; see `transforms.fit_shape`.
+        resize: How images get the aspect ratio of `image_size` before cropping; see `transforms.fit_shape`.
 
     Raises:
         UserError: There is no global crop, or a value is out of range.
@@ -176,22 +179,25 @@ def crop_views(
     for number, crops in enumerate(groups):
         size = crops.sides or image_size
         if pipeline == "deit":
-            change = Augmentation(scale=crops.scale or DEIT_SCALE, hflip=hflip)
-            views.append((TrainTransform(size, change, normalisation), crops.count))
+            augmentation = Augmentation(scale=crops.scale or DEIT_SCALE, hflip=hflip)
+            views.append((TrainTransform(size, augmentation, normalisation), crops.count))
             continue
         if pipeline == "alike":
-            scale, kinds = (ALIKE_LOCAL_SCALE if number else ALIKE_GLOBAL_SCALE), [(ALIKE, crops.count)]
+            scale, probs_and_counts = (
+                (ALIKE_LOCAL_SCALE if number else ALIKE_GLOBAL_SCALE),
+                [(ALIKE_PROBS, crops.count)],
+            )
         elif number == 0:
-            scale, kinds = GLOBAL_SCALE, [(FIRST, 1), (FURTHER, crops.count - 1)]
+            scale, probs_and_counts = GLOBAL_SCALE, [(FIRST_PROBS, 1), (OTHER_PROBS, crops.count - 1)]
         else:
-            scale, kinds = LOCAL_SCALE, [(LOCAL, crops.count)]
+            scale, probs_and_counts = LOCAL_SCALE, [(LOCAL_PROBS, crops.count)]
         scale = crops.scale or scale
-        for probs, count in kinds:
+        for probs, count in probs_and_counts:
             views.append((DinoCrop(size, scale, normalisation, *probs, blur, hflip, jitter_prob), count))
     nonempty = [(transform, count) for transform, count in views if count]
     if resize == "crop":
         return nonempty
-    return [(FittedFirst(transform, image_size, resize, normalisation), count) for transform, count in nonempty]
+    return [(FitThenTransform(transform, image_size, resize, normalisation), count) for transform, count in nonempty]
 
 
 def _check_crops(pipeline: str, groups: Sequence[Crops], image_size: Size, blur: tuple[float, float]) -> None:

@@ -14,13 +14,13 @@ from paucal.data.decoded.on_disk import MappedStore
 from paucal.data.images import ImageSet
 from paucal.data.stores import locate
 
-# Avoids division by zero for a constant channel; this is about two and a half of 255 grey levels.
-_SMALLEST_STD = 0.01
+# Avoids division by zero for a constant channel; about two and a half of 255 grey levels.
+_MIN_STD = 0.01
 
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Mean and standard deviation of the pixels in [0, 1], for each channel.
+    """Mean and standard deviation of each channel, for pixels in [0, 1].
 
     The defaults are ImageNet's, which the DrLoc experiments use for every data set.
     """
@@ -38,8 +38,8 @@ class Normalisation:
 
     def apply_all(self, images: NDArray[np.uint8]) -> Tensor:
         """Return (N, H, W, C) pixels as normalised (N, C, H, W) floats."""
-        # Transposing bytes before they become floats, then one subtraction and one product, is three times as fast as
-        # the plain formula on interleaved floats.
+        # Transposing bytes before conversion to floats, then one subtraction and one product, is three times as fast
+        # as the plain formula on channels-last floats.
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().float()
         mean, factor = self._factors
         return pixels.sub_(mean).mul_(factor)
@@ -50,16 +50,16 @@ class Normalisation:
         return mean, 1 / std
 
     def undo(self, views: Tensor) -> Tensor:
-        """Return normalised (..., C, H, W) views as (..., C, H, W) uint8 pixels."""
+        """Convert normalised (..., C, H, W) views back to uint8 pixels of the same shape."""
         shape = (len(self.mean), 1, 1)
         mean = torch.tensor(self.mean, device=views.device).view(shape)
         std = torch.tensor(self.std, device=views.device).view(shape)
         return (views * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
 
     def shown(self, views: Tensor) -> Tensor:
-        """Return the first three channels of normalised (N, C, H, W) views as (N, 3, H, W) uint8 pixels.
+        """Return normalised (N, C, H, W) views as (N, 3, H, W) uint8 pixels for display.
 
-        A single channel is grey; missing channels are black.
+        Of more than three channels the first three are used; a single channel is grey; a missing third is black.
         """
         pixels = self.undo(views)[:, :RGB]
         if pixels.shape[1] == 1:
@@ -68,9 +68,9 @@ class Normalisation:
 
 
 def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_images: int = 1000) -> Normalisation:
-    """Measure mean and standard deviation over images spread over `indices`; every image has the same weight.
+    """Measure the normalisation on up to `max_images` images spread over `indices`; every image has equal weight.
 
-    The standard deviation is that of all pixels about the common mean (not the mean over images), and at least 0.01.
+    The standard deviation is taken over all pixels of all images (it is not a mean over images), and is at least 0.01.
 
     Raises:
         ValueError: There are no indices.
@@ -85,5 +85,5 @@ def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_i
         stored = store.entry.table.moments[position] if isinstance(store, MappedStore) else None
         moments += moments_of(store.read(position)) if stored is None or np.isnan(stored).any() else stored
     mean, square = moments / len(sampled)
-    std = np.sqrt(np.maximum(square - np.square(mean), _SMALLEST_STD**2))
+    std = np.sqrt(np.maximum(square - np.square(mean), _MIN_STD**2))
     return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))

@@ -1,4 +1,4 @@
-"""Sheets of the training images as the network sees them."""
+"""Contact sheets of augmented training images, as the network gets them."""
 
 import math
 
@@ -12,27 +12,27 @@ from paucal.wording import percent
 
 MAX_IMAGES = 32
 _COLUMNS = 8
-_SMALLEST_TILE = 96  # smallest side in pixels; smaller images are enlarged without smoothing
-_CAPTION = 14  # height of a line in pixels
-_GAP = 4
-_CHARACTER = 6  # width in pixels of an average letter in Pillow's default font
-_MIN_SHARE = 0.005  # smaller shares of a label have no caption
+_MIN_TILE_SIDE = 96  # pixels; smaller images are enlarged without smoothing
+_LINE_HEIGHT = 14  # of a caption, in pixels
+_GAP = 4  # pixels between images
+_LETTER_WIDTH = 6  # in pixels, of an average letter in Pillow's default font
+_MIN_SHARE = 0.005  # smaller shares of a label are left out of captions
 MAX_ROWS = 6
 GROUP_GAP = 16  # pixels between crops of different sizes
-Place = tuple[int, int, int, int]  # left, top, width, height
+TileBox = tuple[int, int, int, int]  # left, top, width, height
 
 
 def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) -> Image.Image:
-    """Draw up to 32 augmented training images: the first view of a batch, with captions unless there are no classes.
+    """Draw up to 32 images of a batch (the first view of each), with captions if there are class names.
 
-    Captions of mixed labels show their shares.
+    Captions of mixed labels have the share of each class.
     """
     views = normalisation.shown(batch.views[0][:MAX_IMAGES].detach().float().cpu())
-    zoom = max(1, math.ceil(_SMALLEST_TILE / min(views.shape[-2:])))
+    zoom = max(1, math.ceil(_MIN_TILE_SIDE / min(views.shape[-2:])))
     height, width = (side * zoom for side in views.shape[-2:])
     labels = [None] * len(views) if batch.labels is None else list(batch.labels[: len(views)].detach().cpu())
     captions = [_caption(label, classes) for label in labels] if classes else []
-    row_height = height + _GAP + _CAPTION * max(map(len, captions), default=0)
+    row_height = height + _GAP + _LINE_HEIGHT * max(map(len, captions), default=0)
     columns = min(_COLUMNS, len(views))
     rows = math.ceil(len(views) / columns)
     page = Image.new("RGB", (columns * (width + _GAP) + _GAP, rows * row_height + _GAP), "white")
@@ -42,19 +42,19 @@ def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) 
         tile = to_pil_image(view).resize((width, height), Image.Resampling.NEAREST)
         page.paste(tile, corner)
         for line, text in enumerate(captions[number] if captions else []):
-            text_corner = (corner[0], corner[1] + height + line * _CAPTION)
-            draw.text(text_corner, text[: max(1, width // _CHARACTER)], fill="black")
+            text_corner = (corner[0], corner[1] + height + line * _LINE_HEIGHT)
+            draw.text(text_corner, text[: max(1, width // _LETTER_WIDTH)], fill="black")
     return page
 
 
 def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
-    """Return the lines of a caption: the class, the two largest shares of a mixed label, or all of several labels."""
+    """Return the lines of a caption: the class, the two largest shares of a mixed label, or all labels of an image."""
     if label is None:
         return []
     if label.ndim == 0:
         return [_as_ascii(classes[int(label)])]
     label = label.nan_to_num()
-    if bool(((label == 0) | (label == 1)).all()):  # several labels, or none
+    if bool(((label == 0) | (label == 1)).all()):  # multi-hot: any number of labels
         names = [_as_ascii(classes[i]) for i in label.nonzero()[:, 0].tolist()]
         return [", ".join(names) or "no label"]
     shares, numbers = label.topk(min(2, len(classes)))
@@ -63,7 +63,7 @@ def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
 
 
 def _as_ascii(name: str) -> str:
-    """Replace characters that Pillow's built-in font lacks."""
+    """Return a name with "?" for characters that Pillow's built-in font lacks."""
     return name.encode("ascii", "replace").decode()
 
 
@@ -74,19 +74,19 @@ def crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:
     boxes, width, height = _crop_boxes([(view.shape[-2], view.shape[-1]) for view in views])
     page = Image.new("RGB", (width, images * (height + _GAP) + _GAP), "white")
     for row in range(images):
-        for view, (left, top, across, down) in zip(views, boxes, strict=True):
-            tile = to_pil_image(view[row]).resize((across, down), Image.Resampling.NEAREST)
+        for view, (left, top, tile_width, tile_height) in zip(views, boxes, strict=True):
+            tile = to_pil_image(view[row]).resize((tile_width, tile_height), Image.Resampling.NEAREST)
             page.paste(tile, (left, top + row * (height + _GAP)))
     return page
 
 
-def _crop_boxes(sizes: list[tuple[int, int]]) -> tuple[list[Place], int, int]:
-    """Return where each crop of the first row lies, and the width of the page and the height of a row."""
-    zoom = max(1, math.ceil(_SMALLEST_TILE / max(min(size) for size in sizes)))
-    boxes: list[Place] = []
+def _crop_boxes(sizes: list[tuple[int, int]]) -> tuple[list[TileBox], int, int]:
+    """Return the box of each crop in the first row, the width of the page, and the height of a row, in pixels."""
+    zoom = max(1, math.ceil(_MIN_TILE_SIDE / max(min(size) for size in sizes)))
+    boxes: list[TileBox] = []
     left, previous = _GAP, sizes[0]
     for height, width in sizes:
         left += GROUP_GAP - _GAP if (height, width) != previous else 0
         boxes.append((left, _GAP, width * zoom, height * zoom))
         left, previous = left + width * zoom + _GAP, (height, width)
-    return boxes, left, max(down for _, _, _, down in boxes)
+    return boxes, left, max(tile_height for _, _, _, tile_height in boxes)

@@ -1,4 +1,4 @@
-"""Transforms of a decoded image to a normalised view and its geometry (the map from the view to the image)."""
+"""Transforms from a decoded image to a normalised view and its geometry (the map from view to image coordinates)."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +24,7 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.types import UserError
 
 Pixels = NDArray[np.uint8]
-Size = tuple[int, int]
+Size = tuple[int, int]  # (height, width) in pixels
 ViewTransform = Callable[[Image.Image], tuple[Tensor, Tensor]]
 EVAL_CROP_RATIO = 224 / 256
 
@@ -32,13 +32,13 @@ EVAL_CROP_RATIO = 224 / 256
 def fit_shape(
     image: Image.Image, size: Size, resize: Resize, normalisation: Normalisation, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
-    """Return an image in the shape of a view, or unchanged if a later crop gives it the shape.
+    """Return an image with the aspect ratio of a view; unchanged if a later crop gives it that ratio.
 
     Args:
-        image: Image of any shape.
-        size: Size of the view; only its shape counts.
-        resize: Method: "letterbox" adds bars of the mean colour, which is 0 after normalisation;
-            "squash" stretches the image; "crop" leaves it as it is.
+        image: Image with any aspect ratio.
+        size: (height, width) of the view; only its aspect ratio matters.
+        resize: "letterbox" adds bars of the mean colour, which is 0 after normalisation; "squash" stretches the image;
+            "crop" leaves it unchanged.
         normalisation: Normalisation whose mean is the colour of the bars.
         interpolation: Filter for stretching.
 
@@ -48,7 +48,7 @@ def fit_shape(
     height, width = size
     if resize == "crop" or image.width * height == image.height * width:
         return image, torch.ones(2, 1)
-    if resize == "squash":  # to the smaller of the two possible sizes
+    if resize == "squash":  # by shortening one side
         shape = (image.height, max(1, round(image.height * width / height)))
         if shape[1] > image.width:
             shape = (max(1, round(image.width * height / width)), image.width)
@@ -65,8 +65,8 @@ def fit_shape(
 class TrainTransform:
     """Crop, flip, RandAugment, normalise and erase, in the order of timm's training transform.
 
-    With exact geometry the order is that of the token-labeling code: flip, RandAugment on the whole image, crop.
-    RandAugment then fills only regions outside of the image; after a crop they could hide a part of it.
+    With exact geometry the order is that of the token-labeling code: flip, RandAugment on the full image, crop.
+    RandAugment then fills only regions outside of the image; after a crop it could also fill regions inside.
 
     Random numbers are drawn from the global generators of Python, NumPy and torch (CPU); see `randomness.reseed`.
 
@@ -74,9 +74,8 @@ class TrainTransform:
         size: (height, width) of the view in pixels.
         augmentation: Settings of the augmentation.
         normalisation: Normalisation, applied after RandAugment.
-        exact_geometry: Whether the returned geometry must be exact, RandAugment included; otherwise it covers crop and
-            flip only.
-        resize: Method of giving an image the shape of the view, applied first; see `fit_shape`.
+        exact_geometry: Whether the returned geometry includes RandAugment; otherwise it covers only crop and flip.
+        resize: How an image gets the aspect ratio of the view, as the first step; see `fit_shape`.
 
     Example:
         >>> transform = TrainTransform((32, 32), Augmentation(), Normalisation())
@@ -110,13 +109,13 @@ class TrainTransform:
         return self._erase(self.normalisation.apply(view)), theta * factors
 
     def supports(self, pixels: Pixels) -> bool:
-        """Whether the image has the view's size and is only shifted and mirrored."""
-        change = self.augmentation
-        plain = change.crop == "padded" and change.rand_augment is None and not change.erase_prob
-        return plain and not self._crops_last and pixels.shape == (*self.size, len(self.normalisation.mean))
+        """Return whether `transform_batch` applies: the image has the view's size and is only shifted and mirrored."""
+        settings = self.augmentation
+        is_plain = settings.crop == "padded" and settings.rand_augment is None and not settings.erase_prob
+        return is_plain and not self._crops_last and pixels.shape == (*self.size, len(self.normalisation.mean))
 
     def transform_batch(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
-        """Return the (N, C, H, W) views and (N, 2, 3) geometry that single calls would return."""
+        """Return the (N, C, H, W) views and (N, 2, 3) geometry that N single calls would return."""
         (height, width, channels), padding = images[0].shape, self.augmentation.padding
         page = np.zeros((height + 2 * padding, width + 2 * padding, channels), dtype=np.uint8)
         views = np.empty((len(images), height, width, channels), dtype=np.uint8)
@@ -168,21 +167,20 @@ class TrainTransform:
         left = random_int(-padding, image.width + padding - width)
         top = random_int(-padding, image.height + padding - height)
         box = (left, top, left + width, top + height)
-        return image.crop(box), box_geometry(box, image.size)  # Pillow fills what lies outside with black
+        return image.crop(box), box_geometry(box, image.size)  # Pillow fills the part outside with black
 
 
 class EvalTransform:
-    """Resize until the shorter side is `size / crop_ratio`, take the centre, normalise.
+    """Transform for evaluation: resize to `size / crop_ratio`, crop the centre, normalise, as in timm and torchvision.
 
-    timm and torchvision do the same. For a view that is not square, the image is resized to cover (H, W) / crop_ratio,
-    keeping its aspect ratio.
+    The image keeps its aspect ratio, and covers (height, width) / crop_ratio after the resize.
 
     Args:
         size: (height, width) of the view in pixels.
         normalisation: Normalisation, applied last.
-        crop_ratio: Share of the resized image that the view shows; 1.0 shows all of the shorter side.
+        crop_ratio: Share of the resized image's shorter side that the view covers, at most 1.
         interpolation: Filter of the resize.
-        resize: Method of giving an image the shape of the view; see `fit_shape`.
+        resize: How an image gets the aspect ratio of the view, as the first step; see `fit_shape`.
     """
 
     def __init__(
@@ -210,24 +208,24 @@ class EvalTransform:
         return self.normalisation.apply(view), theta * factors
 
     def supports(self, pixels: Pixels) -> bool:
-        """Whether the image has the view's size and is shown whole."""
+        """Return whether `transform_batch` applies: the image has the view's size and is not cropped."""
         return self.crop_ratio == 1 and pixels.shape == (*self.size, len(self.normalisation.mean))
 
     def transform_batch(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
-        """Return the (N, C, H, W) views and (N, 2, 3) geometry that single calls would return."""
+        """Return the (N, C, H, W) views and (N, 2, 3) geometry that N single calls would return."""
         height, width, _ = images[0].shape
         geometry = _box_geometries(np.zeros((len(images), 2)), np.ones(len(images)), height, width)
         return self.normalisation.apply_all(np.stack(images)), geometry
 
 
-# Transforms of several small images at once: for an image of 32 pixels, the overhead of the calls that crop, mirror and
-# normalise exceeds the work. If nothing else is done and images have the size of the view, a batch takes a fifth of the
-# time, with equal results.
+# Transforms that support batches: for an image of 32 pixels, calling the functions that crop, mirror and normalise
+# takes longer than their work. If these are the only steps, and images have the size of the view, a batch takes a fifth
+# of the time, with equal results.
 BatchTransform = TrainTransform | EvalTransform
 
 
 class WholeImage:
-    """Resize a whole image to (H, W), whatever its shape, and normalise."""
+    """Transform that stretches the full image to (height, width) and normalises it."""
 
     def __init__(self, size: Size, normalisation: Normalisation, interpolation: Interpolation = "bicubic") -> None:
         _check_size(size)
@@ -253,7 +251,7 @@ def random_resized_crop(
 def cover_and_centre(
     image: Image.Image, cover: Size, size: Size, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
-    """Resize to cover (height, width), keeping the aspect ratio; return the centre and its geometry."""
+    """Resize an image to cover `cover`, keeping its aspect ratio; return a centre crop of `size` and its geometry."""
     image = _resize(image, cover_size(image, cover), interpolation)
     height, width = size
     top, left = round((image.height - height) / 2), round((image.width - width) / 2)
@@ -264,7 +262,7 @@ def cover_and_centre(
 def cover_size(image: Image.Image, size: Size) -> Size:
     """Return the smallest (height, width) with the image's aspect ratio that covers a size.
 
-    The free side is rounded down, as torchvision's resize of the shorter side does.
+    The longer side is rounded down, as torchvision does when it resizes the shorter side.
     """
     height, width = size
     if image.width * height <= image.height * width:
@@ -273,7 +271,7 @@ def cover_size(image: Image.Image, size: Size) -> Size:
 
 
 def box_geometry(box: tuple[float, float, float, float], source: tuple[int, int]) -> Tensor:
-    """Return the (2, 3) map from the view of a box, which may reach beyond the image, to the image it was cut from.
+    """Return the (2, 3) geometry of a view that is cropped from the box of an image; the box may exceed the image.
 
     Example:
         >>> box_geometry((0, 0, 10, 20), (20, 20))  # the left half
@@ -295,7 +293,7 @@ def _resize(image: Image.Image, size: Size, interpolation: Interpolation) -> Ima
 
 
 def random_int(low: int, high: int) -> int:
-    """Return a random whole number from `low` to `high`, both included."""
+    """Return a random integer from `low` to `high`, both included."""
     return int(torch.randint(low, high + 1, ()))
 
 
@@ -305,7 +303,14 @@ def _check_size(size: Size) -> None:
 
 
 def _box_geometries(corners: NDArray[np.float64], mirrored: NDArray[np.float64], height: int, width: int) -> Tensor:
-    """Return the (N, 2, 3) maps of boxes with these corners (left, top) and the size of the image."""
+    """Return the (N, 2, 3) geometry of N crops of the image's size.
+
+    Args:
+        corners: (N, 2) left and top edges of the crops in pixels.
+        mirrored: (N,) -1 for mirrored crops, else 1.
+        height: Height of the image in pixels.
+        width: Width of the image in pixels.
+    """
     geometry = np.zeros((len(corners), 2, 3))
     geometry[:, 0, 0], geometry[:, 1, 1] = mirrored, 1
     geometry[:, :, 2] = (2 * corners + (width, height)) / (width, height) - 1
