@@ -174,8 +174,8 @@ def test_note__is_made_once_where_torch_was_there_before(monkeypatch, caplog, th
     monkeypatch.setitem(cores._state, "late", True)
     for _ in range(2):
         cores.note_late_import()
-    assert [record.message for record in caplog.records] == [cores.LATE]
-    assert "GOMP_SPINCOUNT=1000 and KMP_BLOCKTIME=0" in cores.LATE
+    assert [record.message for record in caplog.records] == [cores.LATE_IMPORT_WARNING]
+    assert "GOMP_SPINCOUNT=1000 and KMP_BLOCKTIME=0" in cores.LATE_IMPORT_WARNING
     torch.set_num_threads(1)  # which wait for nobody
     monkeypatch.setitem(cores._state, "late", True)
     cores.note_late_import()

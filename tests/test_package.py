@@ -43,7 +43,7 @@ def test_table__is_what_type_checkers_read():
         assert isinstance(node, ast.ImportFrom)
         for one in node.names:
             seen[one.asname] = str(node.module) + ("" if one.name == one.asname else f":{one.name}")
-    assert seen == paucal._WHERE
+    assert seen == paucal._MODULES
     assert {*seen, "__version__"} == set(paucal.__all__)
 
 

@@ -1,8 +1,8 @@
 """paucal trains vision transformers well when images are few.
 
-Importing it registers its backbones with timm; each name is imported on first use. Importing torch reads some
-environment variables, which are set before, unless the user has set them: how long threads wait for each other before
-they sleep, and their number in a container with a quota (`paucal.cores`).
+Importing it registers its backbones with timm; each public name is imported on first use. Before torch is imported,
+environment variables that it reads are set, unless the user has set them: how long threads spin before they sleep, and
+the number of threads in a container with a CPU quota (`paucal.cores`).
 
 Example:
     >>> import torch, paucal
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from paucal.cores import prepare_threads
 
-if TYPE_CHECKING:  # the table below, for type checkers and editors; a test compares the two
+if TYPE_CHECKING:  # the names of `_MODULES`, for type checkers and editors; a test compares the two
     from paucal.estimators.classifier import ImageClassifier as ImageClassifier
     from paucal.estimators.embedder import ImageEmbedder as ImageEmbedder
     from paucal.estimators.regressor import ImageRegressor as ImageRegressor
@@ -68,7 +68,8 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test comp
 
 __version__ = version("paucal")
 
-_WHERE = {
+# Module of each public name, and its name there after ":" if it differs.
+_MODULES = {
     "Deployed": "paucal.models.trained:TrainedModel",
     "DrLoc": "paucal.objectives",
     "ImageClassifier": "paucal.estimators.classifier",
@@ -112,7 +113,7 @@ _WHERE = {
     "train": "paucal.tasks.train",
     "verify_run": "paucal.verbs.runs.verify",
 }
-_PACKAGES = ("types", *(part.name for part in pkgutil.iter_modules(__path__) if part.ispkg and part.name != "cli"))
+_PACKAGES = ("types", *(info.name for info in pkgutil.iter_modules(__path__) if info.ispkg and info.name != "cli"))
 
 # Written out in full, since type checkers need a literal list.
 __all__ = [
@@ -162,16 +163,16 @@ __all__ = [
 ]
 
 prepare_threads()
-_started = sys.argv[0] if sys.argv else ""  # "-m" while Python looks for the module of `python -m paucal`
-if Path(_started).stem != "paucal" and not (_started == "-m" and "paucal" in sys.orig_argv):
+_program = sys.argv[0] if sys.argv else ""  # "-m" while Python looks for the module of `python -m paucal`
+if Path(_program).stem != "paucal" and not (_program == "-m" and "paucal" in sys.orig_argv):
     # Registers our backbones for timm.create_model. The command line imports them only when needed, since timm is
     # slow to import and help should be fast.
     importlib.import_module("paucal.backbones")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        module, _, attribute = _WHERE[name].partition(":")
+    if name in _MODULES:
+        module, _, attribute = _MODULES[name].partition(":")
         return getattr(importlib.import_module(module), attribute or name)
     if name in _PACKAGES:
         return importlib.import_module(f"paucal.{name}")
@@ -179,4 +180,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHERE, *_PACKAGES])
+    return sorted([*globals(), *_MODULES, *_PACKAGES])

@@ -1,4 +1,4 @@
-"""Communication between processes; in a single process every call is a no-op."""
+"""Communication between the processes of a distributed run; in a single process every function is a no-op."""
 
 from collections.abc import Iterable
 
@@ -24,10 +24,10 @@ def world_size() -> int:
 
 @torch.no_grad()
 def all_reduce_mean(tensor: Tensor) -> Tensor:
-    """Return the mean of a tensor over all processes, detached from the graph; the argument is not changed.
+    """Return the mean of a tensor over all processes, detached from the graph.
 
-    Every process must call it, with the same shape. It sums and divides, since torch's CPU
-    backend has no averaging reduction.
+    Every process must call it, with a tensor of the same shape. It sums and divides, since torch's CPU backend has no
+    averaging reduction.
 
     Example:
         >>> all_reduce_mean(torch.tensor([1.0, 3.0]))
@@ -42,7 +42,7 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def take_from_first(tensors: Iterable[Tensor]) -> None:
-    """Overwrite tensors with those of the first process; every process must call it, with the same shapes."""
+    """Overwrite tensors with the tensors of process 0; every process must call it, with tensors of the same shapes."""
     if is_distributed():
         for tensor in tensors:
             dist.broadcast(tensor, src=0)

@@ -1,4 +1,4 @@
-"""The memory that is available to this process."""
+"""Memory: what is free, the peak of this process, out-of-memory errors, and keeping freed memory."""
 
 import ctypes
 import os
@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Messages of allocators; only CUDA's has its own exception class. The last is from CUDA libraries, which allocate
-# memory themselves (CUBLAS_STATUS_ALLOC_FAILED).
-_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
+# Text in out-of-memory errors without an exception class of their own. The last is from CUDA libraries
+# (CUBLAS_STATUS_ALLOC_FAILED).
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_UNKNOWN = 4 << 30  # bytes assumed on systems that do not report their memory
+_ASSUMED_MEMORY = 4 << 30  # bytes, on systems that do not report their memory
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # constants of glibc's malloc.h
-_USUAL = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 64 << 20}  # the second is the limit of glibc's automatic adjustment
-_KEPT = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}
-_inside: list[bool] = []  # not empty inside `kept_memory`
-_ASKED = ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+# glibc's default values (for the trim threshold, the maximum of its automatic adjustment).
+_DEFAULT_OPTIONS = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 64 << 20}
+_KEEPING_OPTIONS = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}  # freed memory is never returned
+_state = {"is_keeping": False}  # whether `kept_memory` is active
+_USER_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
@@ -27,19 +28,19 @@ def is_out_of_memory(problem: BaseException) -> bool:
 
     if isinstance(problem, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(problem, RuntimeError) and any(words in str(problem).lower() for words in _WORDS)
+    return isinstance(problem, RuntimeError) and any(text in str(problem).lower() for text in _OUT_OF_MEMORY_TEXTS)
 
 
 def available_memory() -> int:
-    """Return the bytes of free memory, within the limit of a container if there is one."""
+    """Return the number of bytes of free memory, within the limit of the container if there is one."""
     limits = [value for value in (_from_meminfo(), _from_cgroup()) if value is not None]
     return min(limits) if limits else _from_sysconf()
 
 
 def peak_memory(device: str) -> int | None:
-    """Return the peak memory of this process in bytes, of its GPU if it uses one, else of the machine.
+    """Return the peak memory of this process in bytes: GPU memory for a CUDA device, else main memory.
 
-    Returns None if the system does not report it (Windows).
+    None if the system does not report it (Windows).
     """
     import torch  # imported late, since free memory is also read without torch
 
@@ -55,26 +56,30 @@ def peak_memory(device: str) -> int | None:
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Let the process keep freed memory for its next allocations, and return it to the system at the end.
+    """Within this context, the process keeps freed memory for its next allocations; it is returned at the end.
 
     glibc returns every large block to the system when it is freed. A network on the CPU frees and allocates hundreds of
-    them in each step, and the system clears every page anew, which takes up to two thirds of the time of a prediction.
-    Other systems (macOS, Windows, musl) are unaffected, and so is a process with glibc's own variables set. Of nested
-    contexts only the outermost has an effect.
+    large blocks in each step, and the system clears every page again, which takes up to two thirds of the time of a
+    prediction. The context has no effect on other systems (macOS, Windows, musl), if the user has set an environment
+    variable of glibc's allocator, or inside another such context.
     """
-    tune = None if _inside or any(name in os.environ for name in _ASKED) else _glibc_function("mallopt")
-    if tune is None:
+    mallopt = (
+        None
+        if _state["is_keeping"] or any(name in os.environ for name in _USER_VARIABLES)
+        else _glibc_function("mallopt")
+    )
+    if mallopt is None:
         yield
         return
-    for name, value in _KEPT.items():
-        tune(name, value)
-    _inside.append(True)
+    for name, value in _KEEPING_OPTIONS.items():
+        mallopt(name, value)
+    _state["is_keeping"] = True
     try:
         yield
     finally:
-        _inside.clear()
-        for name, value in _USUAL.items():
-            tune(name, value)
+        _state["is_keeping"] = False
+        for name, value in _DEFAULT_OPTIONS.items():
+            mallopt(name, value)
         if (trim := _glibc_function("malloc_trim")) is not None:
             trim(0)
 
@@ -93,8 +98,8 @@ def _from_meminfo() -> int | None:
         lines = _MEMINFO.read_text().splitlines()
     except OSError:
         return None
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None
+    sizes = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return sizes[0] if sizes else None
 
 
 def _from_cgroup() -> int | None:
@@ -110,8 +115,8 @@ def _from_cgroup() -> int | None:
 
 
 def _from_sysconf() -> int:
-    """Return half of the physical memory, for systems where the free part is unknown (macOS)."""
+    """Return half of the physical memory in bytes, for systems that do not report free memory (macOS)."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, ValueError, OSError):
-        return _UNKNOWN
+        return _ASSUMED_MEMORY

@@ -1,4 +1,4 @@
-"""Reading untrusted files so that none can hang a program: only regular files, up to a size limit.
+"""Reading of untrusted files so that they cannot block a program: only regular files, up to a size limit.
 
 Reading a pipe could wait forever, a device has no end, and a few hundred bytes of YAML with nested aliases can expand
 to gigabytes.
@@ -18,13 +18,14 @@ from paucal.types import UserError
 
 _NOT_REGULAR = "{!r} is not a regular file (a folder, a pipe or a device): give a file."
 MAX_CONFIG_BYTES = 1 << 20
-DEEPEST = 100  # nested collections of a YAML text
+MAX_YAML_DEPTH = 100  # nested collections
 _BOM = "\ufeff"
-_BYTE_ORDER_MARKS = (  # the marks of UTF-32 come first, since they begin with those of UTF-16
+_BYTE_ORDER_MARKS = (  # UTF-32 comes first, since its little-endian mark begins with that of UTF-16
     *((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be")),
     *((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")),
 )
-# Character sequences that do not occur in western text: another encoding was decoded as Windows-1252.
+# Character sequences that do not occur in western text, so that the bytes are not Windows-1252 after all. Comments
+# say which encodings produce them.
 _ACCENTED, _SIGNS = "À-ÖØ-öø-ÿŠŽŒŸšžœƒ", "¡-©«-¬®-³µ-¶¸-¿×÷‚„†‡ˆ‰‹›“”˜¦"  # noqa: RUF001
 _NOT_WESTERN = re.compile(
     r"[^\x00-\xa0]{4}"  # Cyrillic, Greek, Chinese
@@ -37,14 +38,14 @@ _NOT_WESTERN = re.compile(
 
 
 def named_path(text: str, flag: str = "--output") -> Path:
-    """Return the path that a flag names, with `~` replaced by the home folder."""
+    """Return the path that a user gave for `flag`, with `~` replaced by the home folder."""
     if not text.strip():
         raise UserError(f"{flag} is empty: give a path, or leave {flag} out.")
     if "\0" in text:
-        raise UserError(f"{flag} is {text[:80]!r}, but a path cannot contain a null byte: give another.")
+        raise UserError(f"{flag} is {text[:80]!r}, but a path cannot contain a null byte: give another path.")
     if flag in ("--output", "OUT") and "://" in text:  # otherwise it would become a folder called "s3:"
         raise UserError(f"{flag} is {text[:80]!r}, a URL, but this call writes to this machine: give a path.")
-    expanded = os.path.expanduser(text)  # pathlib's method raises an error if there is no such user
+    expanded = os.path.expanduser(text)  # `Path.expanduser` raises an error for an unknown user
     if text.startswith("~") and expanded == text:
         raise UserError(
             f"{flag} is {text[:80]!r}, but there is no such user: give a path, or ./~... for a file of this name."
@@ -53,7 +54,7 @@ def named_path(text: str, flag: str = "--output") -> Path:
 
 
 def is_regular(path: str | Path) -> bool:
-    """Return whether a path leads to a regular file; False if it cannot be checked (circular links, odd names)."""
+    """Return whether a path is a regular file; False if it cannot be checked (circular links, invalid names)."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -61,10 +62,10 @@ def is_regular(path: str | Path) -> bool:
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Read a whole file of at most `max_bytes` bytes.
+    """Read a file of at most `max_bytes` bytes.
 
     Raises:
-        UserError: The file is a pipe, a device or the like, or has more bytes.
+        UserError: The file is not a regular file (a pipe or a device, for instance), or is larger.
         OSError: The file does not exist, or cannot be read.
     """
     # Opening a pipe that nobody writes to would block without O_NONBLOCK; regular files ignore the flag.
@@ -80,17 +81,17 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 def read_text(path: Path, max_bytes: int, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """Read a whole text file as `read_bytes` does; raise `UnicodeDecodeError` if it is not text in this encoding."""
+    """Read a text file as `read_bytes` does; raise `UnicodeDecodeError` if it is not text in this encoding."""
     return read_bytes(path, max_bytes).decode(encoding, errors)
 
 
 class DecodedText(NamedTuple):
-    """Text of a hand-written file, and how it was decoded.
+    """Text of a file, and how it was decoded.
 
     Attributes:
         text: Text without byte order marks.
         encoding: Name of the encoding, as Python spells it.
-        note: Sentence for people on an assumed encoding; "" if the encoding was recognised.
+        note: Sentence for the user on an assumed encoding; "" if the encoding was recognised.
     """
 
     text: str
@@ -99,27 +100,27 @@ class DecodedText(NamedTuple):
 
 
 def read_decoded(path: Path, max_bytes: int) -> DecodedText:
-    """Read a hand-written text file of at most `max_bytes` bytes in any known encoding; see `decode_text`.
+    """Read a text file of at most `max_bytes` bytes in any encoding that `decode_text` recognises.
 
     Raises:
-        UserError: The file is a pipe, a device or the like, has more bytes, or is not text in a known encoding.
+        UserError: The file is not a regular file, is larger, or is not text in a known encoding.
         OSError: The file does not exist, or cannot be read.
     """
     return decode_text(read_bytes(path, max_bytes), str(path))
 
 
 def decode_text(content: bytes, name: str, declared: str | None = None) -> DecodedText:
-    r"""Decode the bytes of a hand-written text.
+    r"""Decode the bytes of a text file that a user may have written with any program.
 
-    UTF-8, and UTF-16 and UTF-32 with or without a byte order mark, are recognised from the bytes. Other bytes are
-    read as Windows-1252, the encoding of western Europe that Excel writes, with a note; bytes that do not occur in
-    western text are refused.
+    UTF-8, UTF-16 and UTF-32, with or without a byte order mark, are recognised. Other bytes are decoded as
+    Windows-1252, the western encoding that Excel writes, with a note; they are refused if the result is not western
+    text.
 
     Args:
-        content: Whole content of the file.
-        name: Name of the file in messages.
-        declared: Encoding that the file itself declares, as XML does; used if there is no byte order mark and Python
-            knows it.
+        content: Content of the file.
+        name: Name of the file for messages.
+        declared: Encoding that the file declares, as XML does; used if there is no byte order mark and Python supports
+            it.
 
     Example:
         >>> decode_text("cat".encode("utf-16"), "labels.csv")
@@ -133,23 +134,25 @@ def decode_text(content: bytes, name: str, declared: str | None = None) -> Decod
             text = content.decode(encoding).lstrip(_BOM)
         except (UnicodeError, LookupError):
             continue
-        if text or encoding == "utf-8":  # two bytes that only look like a mark would leave no text
+        if text or encoding == "utf-8":  # bytes that only look like a mark leave no text
             return DecodedText(text, encoding, "")
     text = content.removeprefix(codecs.BOM_UTF8).decode("cp1252", errors="replace")
     text = text if marked in (None, "utf-8") else ""
     if not text or _NOT_WESTERN.search(text) or "\ufffd" in text:
         line = _first_line_not_utf8(content)
         raise UserError(f"{name} is not UTF-8 text (see line {line}), and its encoding is unknown: save it as UTF-8.")
-    words = dict.fromkeys(re.findall(r"[^\W\d_]*[^\x00-\x7f][^\W\d_]*", text))
-    shown = ", ".join(list(words)[:3])
-    note = f"{Path(name).name} is not UTF-8 and was read as Windows-1252 ({shown}): save it as UTF-8 if that is wrong"
+    non_ascii_words = dict.fromkeys(re.findall(r"[^\W\d_]*[^\x00-\x7f][^\W\d_]*", text))
+    examples = ", ".join(list(non_ascii_words)[:3])
+    note = (
+        f"{Path(name).name} is not UTF-8 and was read as Windows-1252 ({examples}): save it as UTF-8 if that is wrong"
+    )
     return DecodedText(text, "cp1252", note)
 
 
 def _wide_encoding(content: bytes) -> str | None:
-    """Return the encoding of text with 2 or 4 bytes per character and no byte order mark; None for other bytes.
+    """Return the encoding of UTF-16 or UTF-32 text without a byte order mark; None for other bytes.
 
-    Only such text has zero bytes, next to each ASCII character.
+    Such text is recognised by the zero bytes beside each ASCII character, which other text lacks.
     """
     zeros = [content[index::4].count(0) for index in range(4)]
     if not any(zeros) or len(content) % 2:
@@ -168,7 +171,7 @@ def _first_line_not_utf8(content: bytes) -> int:
 
 
 def require_regular(path: Path) -> Path:
-    """Return the path of a file unless it is a pipe, a device or the like; a missing file is not refused."""
+    """Return a path unchanged; raise a UserError if it exists and is not a regular file."""
     if os.path.exists(path) and not is_regular(path):
         raise UserError(_NOT_REGULAR.format(str(path)))
     return path
@@ -178,20 +181,20 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
     """Return the content of a YAML text, in plain types.
 
     Args:
-        text: YAML.
-        as_text: Whether all values except empty ones stay text, since only the caller knows whether `10`, `010`, `1:30`
-            and `off` are text, numbers or booleans. Repeated keys are then refused.
+        text: YAML text.
+        as_text: Whether all values except empty ones are returned as text, since only the caller knows whether `10`,
+            `010`, `1:30` and `off` are text, numbers or booleans. Repeated keys are then refused.
 
     Raises:
-        ValueError: It is not valid, or holds aliases or objects; the message says what is wrong and where.
+        ValueError: The text is not valid YAML, or has aliases or objects; the message says what is wrong and where.
     """
     try:
         _check_structure(text)
         return yaml.load(text, Loader=_TextLoader if as_text else _Loader)
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{_reason_of(problem)}{where}") from None
+        position = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{_reason_of(problem)}{position}") from None
     except Exception as problem:  # YAML's constructors raise many types for odd values, such as "!!int ''"
         raise ValueError("a value in it is not valid YAML") from problem
 
@@ -200,7 +203,7 @@ def parse_json(text: str | bytes) -> Any:
     """Return the content of a JSON text.
 
     Raises:
-        ValueError: It is not valid; the message says where.
+        ValueError: The text is not valid JSON; the message says where.
     """
     try:
         return json.loads(text)
@@ -215,7 +218,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 class _RefusedYAML(yaml.MarkedYAMLError):
-    """Valid YAML that is refused: an alias, which could expand to gigabytes, deep nesting, or a repeated key."""
+    """Valid YAML that is refused: an alias (which could expand to gigabytes), deep nesting, or a repeated key."""
 
 
 # libyaml's loader is ten times as fast, and is part of PyYAML's usual builds.
@@ -223,7 +226,7 @@ _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _check_structure(text: str) -> None:
-    """Refuse aliases, and a nesting that could exhaust the stack of the loader."""
+    """Raise an error for aliases, and for nesting so deep that the loader could exhaust the stack."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent):
@@ -231,7 +234,7 @@ def _check_structure(text: str) -> None:
             raise _RefusedYAML(problem=text, problem_mark=event.start_mark)
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
-            if depth > DEEPEST:
+            if depth > MAX_YAML_DEPTH:
                 raise _RefusedYAML(problem="it is nested too deeply", problem_mark=event.start_mark)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
@@ -244,11 +247,11 @@ class _TextLoader(_Loader):
     }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        known = set()
+        keys = set()
         for key, _ in node.value:
-            if key.value in known:
+            if key.value in keys:
                 raise _RefusedYAML(problem=f"it has {key.value!r} twice", problem_mark=key.start_mark)
-            known.add(key.value)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 

@@ -1,4 +1,4 @@
-"""Signals that ask a program to end, and their handling in processes that load images."""
+"""Signals that ask a program to stop, and their handling in a run and in loader processes."""
 
 import os
 import signal
@@ -8,57 +8,57 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_ENDING = ("SIGTERM", "SIGHUP")  # SIGHUP: the terminal closes; Windows lacks it
+_STOP_SIGNALS = ("SIGTERM", "SIGHUP")  # SIGHUP: the terminal closes; Windows lacks it
 # SLURM sends these before its time limit if `--signal` requests it.
-_WARNING = ("SIGUSR1", "SIGUSR2")
+_SLURM_SIGNALS = ("SIGUSR1", "SIGUSR2")
 
 
 def stop_signals() -> tuple[int, ...]:
-    """Return the signals, besides SIGINT, at which a run saves its state and ends.
+    """Return the signals, besides SIGINT, at which a run saves a checkpoint and ends.
 
     In a SLURM job, these include SIGUSR1 and SIGUSR2. A signal is left out if another program has already changed its
-    handling: `nohup` ignores SIGHUP, submitit ignores SIGTERM and requeues its job at SIGUSR2.
+    handling: `nohup` ignores SIGHUP; submitit ignores SIGTERM and requeues its job at SIGUSR2.
     """
     in_slurm = any(name.startswith("SLURM_") for name in os.environ)
-    numbers = [*_signal_numbers(_ENDING), *(_signal_numbers(_WARNING) if in_slurm else ())]
-    return tuple(number for number in numbers if _is_free(number))
+    numbers = [*_signal_numbers(_STOP_SIGNALS), *(_signal_numbers(_SLURM_SIGNALS) if in_slurm else ())]
+    return tuple(number for number in numbers if _is_unhandled(number))
 
 
 @contextmanager
 def stop_signals_as_interrupt() -> Iterator[None]:
-    """Handle these signals like Ctrl-C: half-written files are removed, and locks released.
+    """Within this context, `stop_signals` raise KeyboardInterrupt, so that files and locks are cleaned up.
 
-    During training, the run handles the signals itself, to save its state. Signals that another program handles, and
-    processes of local rank above 0, are left alone.
+    During training, the run handles the signals itself, to save a checkpoint. Signals that another program handles stay
+    unchanged, as do processes with a local rank above 0.
     """
-    is_led = int(os.environ.get("LOCAL_RANK") or 0) > 0
-    if is_led or threading.current_thread() is not threading.main_thread():
+    is_local_worker = int(os.environ.get("LOCAL_RANK") or 0) > 0
+    if is_local_worker or threading.current_thread() is not threading.main_thread():
         yield
         return
-    own, previous = os.getpid(), {}
+    process_id, previous_handlers = os.getpid(), {}
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == own:  # processes that load images end with their parent
+        if os.getpid() == process_id:  # loader processes are ended by their parent
             raise KeyboardInterrupt
 
     for number in stop_signals():
         if signal.getsignal(number) is signal.SIG_DFL:
-            previous[number] = signal.signal(number, interrupt)
+            previous_handlers[number] = signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number, handler in previous.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
 def ignore_stop_signals() -> None:
-    """Keep a loader process alive when a signal reaches the whole process group; its parent handles the signal.
+    """Ignore stop signals in a loader process, since its parent handles them.
 
     SLURM, systemd and a closing terminal send signals to all processes of a job at once. If a loader process ended
-    then, the training would fail in the middle of a step. A SIGTERM from the parent itself still ends it, if
-    the system tells who sent a signal.
+    then, training would fail in the middle of a step. On Linux, which tells who sent a signal, a SIGTERM from the
+    parent still ends the loader process.
     """
-    for number in (signal.SIGINT, *_signal_numbers((*_ENDING[1:], *_WARNING))):
+    for number in (signal.SIGINT, *_signal_numbers((*_STOP_SIGNALS[1:], *_SLURM_SIGNALS))):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -75,9 +75,9 @@ def _signal_numbers(names: tuple[str, ...]) -> list[int]:
     return [getattr(signal, name) for name in names if hasattr(signal, name)]
 
 
-def _is_free(number: int) -> bool:
+def _is_unhandled(number: int) -> bool:
     handler = signal.getsignal(number)
     owner = getattr(handler, "__module__", None) or ""
-    if number in _signal_numbers(_WARNING):
+    if number in _signal_numbers(_SLURM_SIGNALS):
         return handler == signal.SIG_DFL or owner == __name__
     return handler not in (signal.SIG_IGN, None) and not owner.startswith("submitit.")

@@ -1,6 +1,7 @@
 """The small dataclasses that all folders of paucal use.
 
-Shapes use B for images in a batch, V for views of an image, D for channels and H, W for grid or image sides.
+In shapes, B is the batch size, D the number of feature channels, K the number of classes, and H, W the height and width
+of an image or a grid.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paucal.wording import sentence
 
-if TYPE_CHECKING:  # the command line imports this file to report mistakes quickly
+if TYPE_CHECKING:  # the command line imports this file, and must start quickly
     import torch
     from torch import Tensor
 
@@ -21,14 +22,14 @@ Level = Literal["last", "stages", "merged", "blocks"]
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run. Every schedule is a function of this only.
+    """The progress of a run. Schedules depend on nothing else.
 
     Attributes:
         step: Optimizer steps completed so far.
-        total_steps: Optimizer steps the run will make.
+        total_steps: Optimizer steps of the whole run.
         steps_per_epoch: Optimizer steps in one pass over the training images.
-        micro_step: Forward passes completed so far; differs from `step` under gradient accumulation.
-            It keys the randomness of the forward pass.
+        micro_step: Forward passes completed so far, from which the random seed of the next one is derived; differs from
+            `step` with gradient accumulation.
     """
 
     step: int
@@ -38,7 +39,7 @@ class Progress:
 
     @property
     def epoch(self) -> int:
-        """Completed epochs, counted from 0."""
+        """Number of completed epochs, which is the index of the current one."""
         return self.step // self.steps_per_epoch
 
     def half_cosine(self, start: float, end: float) -> float:
@@ -47,7 +48,7 @@ class Progress:
 
 
 def half_cosine(start: float, end: float, step: float, horizon: float) -> float:
-    """Return the value after `step` steps on a half cosine from `start` to `end`, which it reaches at `horizon`.
+    """Return the value at `step` of a half cosine from `start` at step 0 to `end` at step `horizon`.
 
     Example:
         >>> half_cosine(0.04, 0.4, 375300, 750600)
@@ -59,17 +60,17 @@ def half_cosine(start: float, end: float, step: float, horizon: float) -> float:
 
 @dataclass
 class Batch:
-    """One batch of training data, the same for every objective.
+    """One batch of training data, in the form that every objective takes.
 
     Attributes:
-        ids: (B,) int64, the index of each image in its image set.
-        views: One (B, C, H, W) tensor per crop; a single one for plain training.
-        labels: (B,) int64, or (B, K) float after mixing, or None if the objective needs none. If images may have
-            several labels, (B, K) float with 1 and 0, NaN where unknown, and values in between after mixing.
-        geometry: One (B, 2, 3) float tensor per view, or None. It maps a point of the view to the point of the
-            source image it shows, both in normalised coordinates in [-1, 1] as `(x, y, 1)` (x to the right, edges
-            of the image at -1 and 1, the convention of `torch.nn.functional.affine_grid`, align_corners=False).
-        label_maps: Named tensors with B rows, or None: dense targets stored beside the images.
+        ids: (B,) int64 position of each image in its image set.
+        views: One (B, C, H, W) tensor of C image channels per view; a single one for plain training.
+        labels: (B,) int64 class numbers, or (B, K) float shares after mixing; None if the objective needs no labels. If
+            images may have several labels, (B, K) float: 1, 0, NaN if unknown, or in between after mixing.
+        geometry: One (B, 2, 3) float tensor per view, or None. It maps a point (x, y, 1) of the view to the point of
+            the source image that it shows. Coordinates are normalised: the edges are at -1 and 1, and x points to the
+            right, as in `torch.nn.functional.affine_grid` with align_corners=False.
+        label_maps: Dense targets by name, each a tensor with B rows; None for none.
     """
 
     ids: Tensor
@@ -86,11 +87,11 @@ class Batch:
 
         Args:
             device: Target device.
-            non_blocking: Whether the caller continues while the copy is made. Only copies to CUDA keep their order with
-                later operations; elsewhere it is ignored (on MPS the values may be read before they are there).
+            non_blocking: Whether the caller continues during the copy. It has an effect only on CUDA, where later
+                operations wait for the copy; on MPS they might read the values before they are copied.
         """
-        ahead = non_blocking and str(device).startswith("cuda")
-        return self._map_tensors(lambda t: t.to(device, non_blocking=ahead))
+        is_asynchronous = non_blocking and str(device).startswith("cuda")
+        return self._map_tensors(lambda t: t.to(device, non_blocking=is_asynchronous))
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory, so that copies to a GPU do not block."""
@@ -109,12 +110,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class FeatureRequest:
-    """Which features a backbone is to return.
+    """The features that a backbone is asked to return.
 
     Attributes:
-        levels: "last" for the final grid, "stages" for one grid per stage, "merged" for one grid per layer that merges
-            patches (Swin's) and the final grid, "blocks" for one grid per block.
-        norm: Whether the last grid is read after the backbone's final norm (if it has one) or before it.
+        levels: "last" for the final feature map, "stages" for one map per stage, "merged" for one map per layer that
+            merges patches (Swin) and the final map, "blocks" for one map per block.
+        norm: True for the last map after the backbone's final norm (if it has one), False for the map before it.
     """
 
     levels: Level = "last"
@@ -126,13 +127,13 @@ class Features:
     """The outputs of a backbone from one forward pass.
 
     Attributes:
-        grids: (B, D, H, W) maps, shallow to deep; class tokens and other prefix tokens are left out.
-        pooled: (B, D), the class token if the family has one, else the mean over the last grid.
-        logits: (B, K), or None if the backbone has no classifier.
-        token_logits: (B, H * W, K) of a backbone with a classifier of tokens, if requested; `logits` are then those of
-            the class token alone.
-        distilled_logits: (B, K) of the distillation token, if a backbone returns them separately, in training; `logits`
-            are then those of the class token.
+        grids: (B, D, H, W) feature maps, shallow to deep; class tokens and other prefix tokens are left out.
+        pooled: (B, D) class token if the family has one, else the mean over the last feature map.
+        logits: (B, K) logits; None if the backbone has no classifier.
+        token_logits: (B, H * W, K) logits of the patch tokens, if the backbone classifies them and they are requested;
+            `logits` are then computed from the class token alone.
+        distilled_logits: (B, K) logits of the distillation token, if the backbone returns them separately in training;
+            `logits` are then computed from the class token alone.
     """
 
     grids: list[Tensor]
@@ -144,7 +145,7 @@ class Features:
 
 @dataclass
 class LossTerms:
-    """Named, unweighted losses and their weights; they are only summed here.
+    """Unweighted losses and their weights, by name.
 
     Example:
         >>> import torch
@@ -158,13 +159,13 @@ class LossTerms:
 
     @property
     def total(self) -> Tensor:
-        """The weighted sum, a scalar; a term without a weight counts once."""
+        """The weighted sum of the losses, a scalar; a loss without a weight has the weight 1."""
         first, *others = [self.weights.get(name, 1.0) * value for name, value in self.values.items()]
         return sum(others, start=first)
 
 
 def height_and_width(img_size: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width) of a size in pixels, given as both sides, or as one side of a square.
+    """Return (height, width) in pixels of a size that is given as both sides, or as the side of a square.
 
     Example:
         >>> height_and_width(32), height_and_width([32]), height_and_width([96, 64])
@@ -172,7 +173,7 @@ def height_and_width(img_size: int | Sequence[int]) -> tuple[int, int]:
     """
     sides = (img_size,) if isinstance(img_size, int) else tuple(img_size)
     if len(sides) not in (1, 2):
-        raise ValueError(f"img_size is {img_size!r}; give a side, or (height, width), in whole pixels")
+        raise ValueError(f"img_size is {img_size!r}; expected one side, or (height, width), in whole pixels")
     return sides[0], sides[-1]
 
 
@@ -183,7 +184,7 @@ class Crops:
     Attributes:
         count: Number of views of each image.
         size: Side in pixels, or (height, width); None for the run's image size.
-        scale: Range of the share of the image's area that a crop covers; None for the run's own setting.
+        scale: Range of the share of the image's area that a crop covers; None for the setting of the run.
     """
 
     count: int = 1
@@ -201,12 +202,12 @@ class DataRequest:
     """What an objective needs from the data.
 
     Attributes:
-        views: The crop groups, in the order of `Batch.views`.
-        geometry: Whether `Batch.geometry` is filled.
-        label_maps: Whether `Batch.label_maps` is filled.
-        mixing: Whether mixup and cutmix may be applied to the images before the objective sees them.
-        labels: Whether the images must be labelled.
-        smallest_batch: Images per process below which the objective is undefined.
+        views: Groups of crops, in the order of `Batch.views`.
+        geometry: Whether it needs `Batch.geometry`.
+        label_maps: Whether it needs `Batch.label_maps`.
+        mixing: Whether mixup and CutMix may be applied to its batches.
+        labels: Whether it needs labels.
+        smallest_batch: Minimum number of images per process and batch for which the loss is defined.
     """
 
     views: Sequence[Crops] = (Crops(),)
@@ -219,7 +220,7 @@ class DataRequest:
 
 @dataclass(frozen=True)
 class GroupScale:
-    """Factors on the learning rate and the weight decay of a group of parameters."""
+    """Factors of the learning rate and the weight decay of a group of parameters."""
 
     lr: float = 1.0
     weight_decay: float = 1.0
@@ -229,10 +230,10 @@ GroupScales = Mapping[str, GroupScale]
 
 
 class UserError(Exception):
-    """A mistake in the user's input: one sentence with the value, what was expected and what to do.
+    """A mistake in the user's input. The message is one sentence: the value, what was expected and what to do.
 
-    The command line prints it and exits with code 2; from Python it is an ordinary exception. `wording.sentence` makes
-    the message one line that can be shown, whatever its parts are.
+    The command line prints the message and exits with code 2; in Python it is an ordinary exception. `wording.sentence`
+    makes the message a single line that is safe to print.
     """
 
     def __init__(self, message: str) -> None:
@@ -240,4 +241,4 @@ class UserError(Exception):
 
 
 class NoLabelsError(UserError):
-    """Images that need labels have none, and their layout suggests none."""
+    """Images need labels, but neither have them nor a file layout that suggests labels."""

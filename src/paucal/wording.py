@@ -1,7 +1,7 @@
-"""Make untrusted text (names of files and classes, values, messages of libraries) safe to print.
+"""Make untrusted text (names of files and classes, values, messages of libraries) safe to print; format numbers.
 
-Everything that is printed or raised passes through here, so that other code does not need to: a name can contain codes
-that move a terminal's cursor or change its colours, and a value can be as long as a file.
+All messages that are printed or raised pass through this module: a name can contain codes that move a terminal's cursor
+or change its colours, and a value can be as long as a file.
 """
 
 import difflib
@@ -9,20 +9,20 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-MAX_WORD, MAX_SENTENCE = 300, 1000  # characters; few paths are longer
-_LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
-_BYTE = re.compile("[\udc80-\udcff]")
-_BREAK = re.compile(r"\s*\n\s*")
+MAX_WORD_LENGTH, MAX_SENTENCE_LENGTH = 300, 1000  # characters; few paths are longer than a word may be
+_LONG_WORD = re.compile(rf"\S{{{MAX_WORD_LENGTH + 1},}}")
+_SURROGATE = re.compile("[\udc80-\udcff]")
+_LINE_BREAK = re.compile(r"\s*\n\s*")
 _LINE_BREAKS = "\n\t"
-# Control codes, characters that hide or reorder text, and line separators. Bytes that are not UTF-8 are surrogates
-# and kept, except those that are control codes for an 8-bit terminal.
-_UNSHOWN = ("Cc", "Cf", "Zl", "Zp")
+# Unicode categories of control codes, characters that hide or reorder text, and line separators. Surrogates, which
+# stand for bytes that are not UTF-8, are kept, except for those that are control codes for an 8-bit terminal.
+_HIDDEN_CATEGORIES = ("Cc", "Cf", "Zl", "Zp")
 _RAW_CONTROLS = range(0xDC80, 0xDCA0)
 _JOINERS = "\u200c\u200d"  # joiners of scripts and emoji, which belong to names
 
 
 def showable(text: str) -> str:
-    r"""Return text with control characters as escapes; line breaks and tabs are kept.
+    r"""Return text with control characters replaced by escapes; line breaks and tabs are kept.
 
     Example:
         >>> showable("cat\x1b[31m.png")
@@ -34,7 +34,7 @@ def showable(text: str) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Return a number with its noun; give the plural in `many` unless it only adds an "s".
+    """Return a number with its noun: `one` in the singular, `many` in the plural (default: `one` and "s").
 
     Example:
         >>> counted(1, "step"), counted(2000, "step"), counted(0, "class", "classes")
@@ -44,7 +44,7 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def images_text(images: int, groups: int | None, noun: str = "image") -> str:
-    """Return the number of images, with that of their groups if there are any.
+    """Return the number of images as text, with the number of their groups unless that is None.
 
     Example:
         >>> images_text(400, None), images_text(400, 37), images_text(1, 1, "test image")
@@ -59,7 +59,7 @@ def was(count: int) -> str:
 
 
 def first_few(names: Sequence[str], count: int = 5) -> str:
-    """Return the first names, separated by commas, and dots if there are more.
+    """Return the first `count` names, separated by commas, and dots if there are more.
 
     Example:
         >>> first_few(["cat", "dog", "elk"], 2), first_few(["cat"], 2)
@@ -68,8 +68,8 @@ def first_few(names: Sequence[str], count: int = 5) -> str:
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
-def shortened(text: str, length: int = MAX_SENTENCE) -> str:
-    """Return text shortened to at most `length` characters: the beginning, three dots and the end.
+def shortened(text: str, length: int = MAX_SENTENCE_LENGTH) -> str:
+    """Return text of at most `length` characters; of longer text the beginning, three dots and the end.
 
     Example:
         >>> shortened("a" * 500, 20)
@@ -82,12 +82,12 @@ def shortened(text: str, length: int = MAX_SENTENCE) -> str:
 
 
 def brief(value: object) -> str:
-    """Return a value from outside as Python writes it, shortened for a message."""
+    """Return the `repr` of an untrusted value, shortened to 80 characters for a message."""
     return shortened(repr(value), 80)
 
 
 def sentence(text: str) -> str:
-    r"""Return a message in one line, with control characters as escapes and long values shortened.
+    r"""Return a message as one line, with control characters replaced by escapes and long text shortened.
 
     Example:
         >>> sentence("expected a number,\n  got \x1b[1m")
@@ -95,33 +95,33 @@ def sentence(text: str) -> str:
         >>> sentence("no image: cat\udce3.png")  # a byte of a name that is not UTF-8
         'no image: cat\\xe3.png'
     """
-    line = _BREAK.sub(" ", text.strip())
-    line = _LONG_WORD.sub(lambda found: shortened(found[0], MAX_WORD // 2), line)
-    return _BYTE.sub(lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", showable(shortened(line)))
+    line = _LINE_BREAK.sub(" ", text.strip())
+    line = _LONG_WORD.sub(lambda match: shortened(match[0], MAX_WORD_LENGTH // 2), line)
+    return _SURROGATE.sub(lambda match: f"\\x{ord(match[0]) - 0xDC00:02x}", showable(shortened(line)))
 
 
 def drawable(text: str) -> str:
-    """Return text in which "?" replaces the letters that Pillow's own font lacks."""
+    """Return text with "?" for characters that Pillow's built-in font lacks."""
     return text.encode("latin-1", errors="replace").decode("latin-1")
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the names nearest to a mistyped name, as the end of a sentence; "" if none is near.
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """Return the end of a sentence with up to two names similar to a mistyped one; "" if none is similar.
 
     Example:
         >>> did_you_mean("epoch", ["epochs", "lr"])
         ' (did you mean epochs?)'
     """
-    near = difflib.get_close_matches(word, list(known), n=2)
-    return f" (did you mean {' or '.join(near)}?)" if near else ""
+    similar_names = difflib.get_close_matches(word, list(names), n=2)
+    return f" (did you mean {' or '.join(similar_names)}?)" if similar_names else ""
 
 
 def percent(share: float, form: str = ".1f") -> str:
-    """Return a share as text.
+    """Return a share as a percentage.
 
     Args:
         share: Share from 0 to 1.
-        form: Format of the percentage.
+        form: Format specification of the number.
 
     Example:
         >>> percent(0.9123), percent(0.95, "g"), percent(0.4, ".0f")
@@ -133,7 +133,7 @@ def percent(share: float, form: str = ".1f") -> str:
 def _is_hidden(character: str) -> bool:
     if character in _LINE_BREAKS or character in _JOINERS:
         return False
-    return unicodedata.category(character) in _UNSHOWN or ord(character) in _RAW_CONTROLS
+    return unicodedata.category(character) in _HIDDEN_CATEGORIES or ord(character) in _RAW_CONTROLS
 
 
 def _escape(character: str) -> str:
@@ -141,7 +141,7 @@ def _escape(character: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text.
+    """Return a duration as text, in seconds, minutes or hours.
 
     Example:
         >>> [duration(seconds) for seconds in (8, 59.7, 100, 1000, 9000)]
@@ -157,5 +157,5 @@ def duration(seconds: float) -> str:
 
 
 def first_line(problem: BaseException) -> str:
-    """Return the first line of an error's text, or its type."""
+    """Return the first line of an exception's message; the name of its type if the message is empty."""
     return str(problem).split("\n")[0].strip() or type(problem).__name__
