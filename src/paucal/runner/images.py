@@ -25,7 +25,7 @@ from paucal.data.named.table import data_root, is_named
 from paucal.data.sampler import StepSampler
 from paucal.data.shards.ahead import ShardsAhead
 from paucal.data.shards.folders import is_remote
-from paucal.data.sources.joining import SEPARATOR, roots_of
+from paucal.data.sources.joining import SEPARATOR, split_location
 from paucal.data.sources.labels import is_missing
 from paucal.data.sources.opening import BUILT_IN, open_images
 from paucal.data.splits.split import Split
@@ -97,9 +97,9 @@ def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
     elif (
         settings.data != BUILT_IN
         and not is_remote(settings.data)
-        and all(Path(place).expanduser().exists() for place in roots_of(settings.data))
+        and all(Path(place).expanduser().exists() for place in split_location(settings.data))
     ):
-        changes["data"] = SEPARATOR.join(map(_absolute_path, roots_of(settings.data)))
+        changes["data"] = SEPARATOR.join(map(_absolute_path, split_location(settings.data)))
     if settings.data_root is not None:
         changes["data_root"] = _absolute_path(settings.data_root)
     labelled = isinstance(settings, LabelledDataSettings)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from paucal.data.named.table import is_named
-from paucal.data.sources.joining import roots_of
+from paucal.data.sources.joining import split_location
 from paucal.data.sources.opening import BUILT_IN
 from paucal.evaluation.results import read_report
 from paucal.reading import named_path
@@ -66,7 +66,7 @@ def refuse_inside_images(
     for name, location in images.items():
         if location is None or location == BUILT_IN or is_named(location, root):
             continue
-        for folder in (named_path(place, name) for place in roots_of(location)):
+        for folder in (named_path(place, name) for place in split_location(location)):
             if folder.is_dir() and _resolve_links(path).is_relative_to(_resolve_links(folder)):
                 raise UserError(
                     f"{flag}: {str(path)!r} lies within the images of {str(folder)!r}, where it would be read as an "

@@ -13,7 +13,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.pytorch import Callback, Trainer
 
 from paucal.data.images import ImageSet
-from paucal.data.sources.joining import roots_of
+from paucal.data.sources.joining import split_location
 from paucal.data.splits.split import Split
 from paucal.data.splits.split_csv import read_split
 from paucal.runner.console import Console
@@ -222,7 +222,7 @@ def places_of(job: "AnyJob") -> tuple[str, ...]:
 def _require_places(run: RunFolder, settings: Any, job: "AnyJob") -> None:
     """Refuse to resume a run whose stored inputs are missing, and explain how to give their new location."""
     for name in places_of(job):
-        for place in roots_of(getattr(settings, name) or ""):
+        for place in split_location(getattr(settings, name) or ""):
             if os.path.isabs(place) and not os.path.exists(place):  # names of published sets are relative
                 new_location = "DATA" if name == "data" else f"{flag(name)} PLACE"
                 raise UserError(

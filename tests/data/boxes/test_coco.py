@@ -203,7 +203,7 @@ def test_runs_that_are_none__have_no_box():
 
 def test_images_that_are_not_there__are_named_for_what_they_are(tmp_path: Path):
     for name, words in {
-        "https://host.example/9.png": "an address on the network: fetch its images",
+        "https://host.example/9.png": "a URL: download its images",
         "C:\\pictures\\9.png": "a path out of its folder, and no such image is in it",
         "../../9.png": "a path out of its folder",
         "9.png": "there is no such image in",

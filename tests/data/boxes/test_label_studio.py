@@ -165,7 +165,7 @@ def test_annotations__of_several_people_and_of_nobody(tmp_path: Path):
     described = read_boxes(write(tmp_path / "set", [several, truth, nobody, cancelled]))[1]
     assert {one.key: one.names for one in described.images} == {"0.png": ["d"], "1.png": ["b"]}
     assert set(described.notes) == {
-        "2 images with several annotations: used the ground truth, or else the last",
+        "2 images with several annotations: read the ground truth, or else the last one",
         "2 images without an annotation left out",
         "2 images without an annotation are left out",
     }

@@ -132,7 +132,7 @@ def test_difficult_objects__are_marked_and_turned_boxes_refused(tmp_path: Path):
     path.write_text(text.replace("<bndbox>", "<difficult>1</difficult><bndbox>", 1))
     one = read_boxes(root)[1].images[0]
     assert one.crowd == [True] + [False] * (len(one.boxes) - 1)
-    assert one.mark == "difficult"
+    assert one.crowd_word == "difficult"
     path.write_text(text.replace("bndbox", "robndbox"))
     with pytest.raises(UserError, match=r"a rotated box \(robndbox\), and rotated boxes are not read"):
         read_boxes(root)

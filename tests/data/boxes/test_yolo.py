@@ -136,9 +136,9 @@ def test_empty_labels_missing_labels_and_missing_images(tmp_path: Path):
     ]
     assert described.images[-1].declared == "train"
     assert described.notes == (
-        "the images of val are those of train: they count as train alone",
+        "val and train have the same images: they count as train alone",
         "1 label without an image was left out, such as labels/2.txt",
-        "1 image without a label file: they count as images without objects",
+        "1 image without a label file was read as having no objects",
     )
 
 
@@ -156,8 +156,8 @@ BAD = {
     "red 0.5 0.5 0.1 0.1": "expected the number of a class, and four numbers",
     "0.5 0.5 0.5 0.1 0.1": "expected the number of a class",
     "-1 0.5 0.5 0.1 0.1": "expected the number of a class",
-    "0 0.5 0.5 0.1 1.2": "with a number outside of 0 to 1: give shares",
-    "0 48 32 10 10": "with a number outside of 0 to 1: give shares",
+    "0 0.5 0.5 0.1 1.2": "with a number outside of 0 to 1: give fractions",
+    "0 48 32 10 10": "with a number outside of 0 to 1: give fractions",
     "2 0.5 0.5 0.1 0.1": r"has the class 2, and .*data\.yaml names 2 \(0 to 1\)",
 }
 

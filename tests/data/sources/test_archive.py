@@ -150,7 +150,7 @@ def test_tar__that_ends_early_is_refused(tmp_path, damage):
 
 
 def test_archive__compressed_as_a_whole_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"compressed as a whole.*\.zip or plain \.tar"):
+    with pytest.raises(UserError, match=r"compressed as a whole.*\.zip or uncompressed \.tar"):
         open_images(pack(tmp_path / "set.tgz", PICTURES))
 
 
@@ -163,7 +163,7 @@ def test_archive__damaged_ends_in_a_sentence(tmp_path, name, content):
 
 
 def test_zip__image_of_more_bytes_than_are_read_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("paucal.data.sources.archive.MAX_IMAGE", 10_000)
+    monkeypatch.setattr("paucal.data.sources.archive.MAX_IMAGE_BYTES", 10_000)
     images = open_images(pack(tmp_path / "set.zip", {**PICTURES, "cat/bomb.png": b"\0" * 1_000_000}))
     with pytest.raises(UnreadableImage, match=r"cat/bomb\.png has more than 10,000 bytes"):
         images.store.check(images.keys.index("cat/bomb.png"))

@@ -8,7 +8,7 @@ import pytest
 
 from data.conftest import encode
 from paucal.data.checking.survey import digest_of
-from paucal.data.sources.joining import roots_of
+from paucal.data.sources.joining import split_location
 from paucal.data.sources.opening import open_images
 from paucal.data.stores import locate
 from paucal.types import UserError
@@ -80,8 +80,8 @@ def test_places__one_that_is_missing_is_named(tmp_path):
 
 def test_roots__of_a_name_with_a_colon_that_exists(tmp_path):
     odd = folder(tmp_path / f"a{os.pathsep}b", "cat/1.png", "dog/2.png")
-    assert roots_of(odd) == [str(odd)]
-    assert roots_of("hf:owner/name") == ["hf:owner/name"]
+    assert split_location(odd) == [str(odd)]
+    assert split_location("hf:owner/name") == ["hf:owner/name"]
 
 
 def voc(base, shown: dict[str, dict[str, int]], part: str = "train"):

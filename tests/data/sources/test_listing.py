@@ -65,7 +65,7 @@ def test_open_listing__takes_the_root_it_is_given(make_folder, tmp_path):
     assert images.keys == ["dog/3.png", "cat/1.png"]
     assert images.store.size(0) == (8, 12)
     with pytest.raises(
-        UserError, match=r"'dog/3.png', the first image of .*elsewhere.txt, is not in .* nor in .*; name"
+        UserError, match=r"'dog/3.png', the first image of .*elsewhere.txt, is not in .* nor in .*; give"
     ):
         open_images(list_file)
 
@@ -147,7 +147,7 @@ def test_open_listing__repeated_lines_are_left_out_with_a_note(make_folder):
             "real/dog/3.png 1\nreal/dog/3.png 0\n",
             "'real/dog/3.png' is in lines 1 and 2 of .*list.txt with different labels",
         ),
-        ("gone.png 1\n", r"'gone.png', the first image of .*, is not in .* nor in .*; name the folder"),
+        ("gone.png 1\n", r"'gone.png', the first image of .*, is not in .* nor in .*; give the folder"),
         ("real/dog/3.png 1\nreal/dog/4.png 1\n", r"list.txt has only one class \('dog'\)"),
     ],
 )

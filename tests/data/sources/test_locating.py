@@ -163,7 +163,7 @@ def test_paths__that_are_urls_or_climb(tmp_path):
     images_at(tmp_path, "0.png")
     for url in ("https://example.org/0.png", "s3://bucket/0.png"):
         with pytest.raises(
-            UserError, match=f"line 2 of .* has the URL '{url}': fetch the images, and give their paths"
+            UserError, match=f"line 2 of .* has the URL '{url}': download the images, and give their paths"
         ):
             open_images(table(tmp_path / "l.csv", [url, url]))
     with pytest.raises(UserError, match=r"line 3 of .* leads out of the folder"):

@@ -107,7 +107,7 @@ def test_further_columns__are_those_of_a_table(make_parquet):
 
 def test_parquet_store__keeps_a_bounded_number_of_groups(make_parquet, monkeypatch):
     images = open_images(make_parquet("s.parquet", 8, {"label": [0, 1] * 4}))
-    monkeypatch.setattr(parquet_store, "_KEPT_BYTES", 1)
+    monkeypatch.setattr(parquet_store, "_MAX_CACHED_BYTES", 1)
     assert [_value(images, i) for i in (7, 0, 6, 1)] == [7, 0, 6, 1]
     assert list(images.store._groups) == [(0, 0)]
 
@@ -141,7 +141,7 @@ def test_parquet_store__names_a_row_without_bytes(tmp_path):
         (
             {"label": [0.5, 1.0]},
             None,
-            "column 'label' of .* holds double; expected one integer or name per row",
+            "column 'label' of .* has the type double; expected one integer or name per row",
         ),
         ({"label": [0, 5]}, NAMES, "has the label 5, but its metadata names only 2 classes"),
         ({"label": [-1, -1]}, NAMES, "no rows with an image and a label"),
@@ -190,7 +190,7 @@ def test_open_parquet__refuses_parts_that_number_their_classes_differently(make_
     with pytest.raises(UserError, match=r"train\.parquet numbers its classes differently from the other files"):
         open_images(path)
     make_parquet("h/train.parquet", 2, {"label": ["no", "yes"]})
-    with pytest.raises(UserError, match=r"holds numbers in some files of .* and text in others"):
+    with pytest.raises(UserError, match=r"has numbers in some files of .* and text in others"):
         open_images(path)
 
 

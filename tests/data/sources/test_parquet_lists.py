@@ -33,7 +33,7 @@ def test_lists__of_class_numbers_are_several_labels(make_parquet, feature, kind)
     assert images.labels.tolist() == [-1] * 4
     assert images.keys == [f"s.parquet#{row}" for row in (0, 1, 2, 4)]
     assert images.notes[0] == "1 row without a label was left out"
-    assert "images carry several labels (lists in the column 'labels'): 1 on average, up to 2" in images.notes
+    assert "images have several labels (lists in the column 'labels'): 1 on average, up to 2" in images.notes
     assert images.store.read(3).getpixel((0, 0)) == (4, 251, 7)
 
 
@@ -83,11 +83,19 @@ def test_lists__that_could_be_marks_are_classes_where_none_is_repeated(make_parq
     [
         ([[0, 3], [1]], True, r"has the label 3, but its metadata names only 3 classes"),
         ([[0, -1], [1]], True, r"has the label -1 in a list; expected 0 or more"),
-        ([[0, None], [1]], True, r"has a list with an empty member; write a label there"),
-        ([[0.5, 1.0], [1.0, 0.0]], False, r"holds list<.*double>; expected lists of whole numbers or names"),
-        ([[0.0, 1.0], [1.0]], False, r"expected lists of whole numbers or names, or a 1 or 0 for every class"),
-        ([[1, 1, 0, 0], [0, 1, 0, 0]], True, r"lists of 4 marks, but its metadata names 3 classes; correct one"),
-        ([[{"id": 1}], []], False, r"holds list<.*struct.*expected one integer or name per row, or a list of them"),
+        ([[0, None], [1]], True, r"has a list with an empty item; write a label there"),
+        ([[0.5, 1.0], [1.0, 0.0]], False, r"the type list<.*double>; expected lists of integers or names"),
+        ([[0.0, 1.0], [1.0]], False, r"expected lists of integers or names, or lists with a 1 or 0 for every class"),
+        (
+            [[1, 1, 0, 0], [0, 1, 0, 0]],
+            True,
+            r"4 values of 1 or 0, but its metadata names 3 classes; correct one",
+        ),
+        (
+            [[{"id": 1}], []],
+            False,
+            r"has the type list<.*struct.*expected one integer or name per row, or a list of them",
+        ),
         (pa.array([None, None], pa.list_(pa.int64())), True, r"no rows with an image and a label"),
     ],
 )
@@ -99,10 +107,10 @@ def test_lists__say_what_is_wrong(make_parquet, column, named, message):
 def test_lists__in_some_files_and_single_labels_in_others_are_refused(make_parquet):
     make_parquet("h/test.parquet", 2, {"labels": [[0], [1]]}, SEQUENCE)
     folder = make_parquet("h/train.parquet", 2, {"labels": [0, 1]}).parent
-    with pytest.raises(UserError, match=r"'labels' holds lists of numbers in some files of .* and numbers in others"):
+    with pytest.raises(UserError, match=r"'labels' has lists of numbers in some files of .* and numbers in others"):
         open_images(folder)
     make_parquet("h/train.parquet", 2, {"labels": [["cat"], ["dog"]]})
-    with pytest.raises(UserError, match=r"holds lists of numbers in some files .* lists of text in others; choose one"):
+    with pytest.raises(UserError, match=r"has lists of numbers in some files .* lists of text in others; use one type"):
         open_images(folder)
 
 
@@ -114,6 +122,6 @@ def test_text__is_divided_at_a_separator_that_is_named(make_parquet):
     assert images.multi_hot is not None
     assert images.multi_hot.tolist() == [[1, 1], [0, 1], [0, 0]]
     numbers = make_parquet("n.parquet", 2, {"labels": [0, 1]})
-    with pytest.raises(UserError, match=r"--label-separator is for text, and column 'labels' of .* holds numbers"):
+    with pytest.raises(UserError, match=r"--label-separator is for text, but column 'labels' of .* has numbers"):
         open_images(numbers, label_separator=";")
     assert open_images(numbers, label_separator="none").labels.tolist() == [0, 1]

@@ -165,7 +165,7 @@ BAD_FILES = {
     "images in words": (json.dumps({"images": "all", "annotations": [], "categories": []}), "that are not a list"),
     "category without name": (
         json.dumps({"images": [], "annotations": [], "categories": [{"id": 1}]}),
-        "a category without a name or its own id",
+        "a category without a name or a unique id",
     ),
 }
 

@@ -226,7 +226,7 @@ def test_a_sentence_with_values__is_not_torn_at_a_colon(tmp_path: Path):
     file = write_coco(tmp_path / "set")
     change(file, categories=[{"id": 3, "name": "red"}, {"id": 7}])
     (finding,) = [one for one in paucal.check(file).findings if one.name == "bad-boxes"]
-    assert finding.text.endswith("has a category without a name or its own id: {'id': 7}; correct it")
+    assert finding.text.endswith("has a category without a name or a unique id: {'id': 7}; correct it")
     assert finding.advice == ""
 
 

@@ -1,4 +1,4 @@
-"""Images with boxes from annotation files, before any check against the image files."""
+"""Images with boxes as annotation files describe them, before they are compared with the image files."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,12 +15,13 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 MAX_CLASSES = 10_000
-MAX_PIXELS = 1 << 28  # pixels of a mask from an annotation file
-ROUNDING = 0.5  # pixels by which edges of a box may differ between two files if one file rounds them
-# COCO's text of run lengths: each character code, minus that of "0", has 5 bits and a flag that the number continues.
-ZERO, BITS, CONTINUES, SIGN = 48, 5, 0x20, 0x10
-MAX_CHARACTERS = 7  # per number: 35 bits, more than an image has pixels
-MAX_TEXT = 1 << 24  # characters per mask
+MAX_PIXELS = 1 << 28  # pixels of a mask in an annotation file
+MAX_ROUNDING = 0.5  # pixels by which an edge of a box may differ between two files, since one may round it
+# COCO writes the run lengths of a mask as text. Each character is the code of "0" plus six bits: five bits of a number,
+# and a flag that the number continues in the next character. The highest bit of the last character is the sign.
+CODE_OF_ZERO, BITS_PER_CHARACTER, CONTINUES_FLAG, SIGN_FLAG = 48, 5, 0x20, 0x10
+MAX_CHARACTERS = 7  # per number: 35 bits, which exceeds the number of pixels of any image
+MAX_TEXT_LENGTH = 1 << 24  # characters per mask
 Corners = tuple[float, float, float, float]
 
 
@@ -29,16 +30,16 @@ class AnnotatedImage:
     """One image as an annotation file describes it.
 
     Attributes:
-        key: Path below the folder of the set, with forward slashes.
-        boxes: (left, top, right, bottom) in pixels; the image spans from 0 to its width and height.
+        key: Path of the image relative to the folder of the set, with forward slashes.
+        boxes: (left, top, right, bottom) of each box in pixels, measured from the top left corner of the image.
         names: Class name of each box.
-        crowd: Flag per box: excluded from training and scores, as it covers many objects or is marked as difficult.
-        size: (height, width) in pixels as stated in the file; None if it states no size.
-        declared: Split in the data: "train", "val", "test", or "" if unknown.
-        source: Name of the annotation file, for messages.
+        crowd: Whether each box is excluded from training and scores, because it covers many objects or is difficult.
+        size: (height, width) in pixels as the annotation file states it; None if it states no size.
+        declared: Part that the data set assigns: "train", "val", "test", or "" if it assigns none.
+        source: Path of the annotation file within the set.
         outlines: Outline of each box in the form of COCO's "segmentation"; a false value for a box without outline, and
             an empty list if no box has an outline.
-        mark: The file's own word for boxes flagged in `crowd`.
+        crowd_word: Word of the layout for boxes flagged in `crowd`, for messages.
         tags: Labels of the whole image.
     """
 
@@ -50,54 +51,55 @@ class AnnotatedImage:
     declared: str = ""
     source: str = ""
     outlines: list[Any] = field(default_factory=list)
-    mark: str = "a crowd"
+    crowd_word: str = "a crowd"
     tags: list[str] = field(default_factory=list)
 
     def add(self, name: str, box: Corners, outline: Any = None, crowd: bool = False) -> None:
-        """Add an object."""
+        """Add an object: its class name, its box, and its outline in the form of COCO's "segmentation"."""
         self.boxes.append(box)
         self.names.append(name)
         self.crowd.append(crowd)
         self.outlines.append(outline)
 
     def has_same_objects(self, other: "AnnotatedImage") -> bool:
-        """Return whether another description of the image has the same objects, up to rounding."""
+        """Return whether another annotation file describes the same objects in this image, up to rounding."""
         if (self.names, self.crowd) != (other.names, other.crowd):
             return False
         edges = zip(chain(*self.boxes), chain(*other.boxes), strict=True)
-        return all(abs(own_edge - other_edge) <= ROUNDING for own_edge, other_edge in edges)
+        return all(abs(own_edge - other_edge) <= MAX_ROUNDING for own_edge, other_edge in edges)
 
 
 @dataclass(frozen=True)
 class AnnotationSet:
-    """The content of the annotation files of a set: each image once, the number of each class by name, and notes."""
+    """The content of the annotation files of a set: its images, the class numbers by class name, and notes."""
 
     images: list[AnnotatedImage]
     numbers: Mapping[str, int]
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def numbered(cls, images: Iterable[AnnotatedImage], place: str, notes: Iterable[str]) -> "AnnotationSet":
-        """Return the content of files without class numbers: classes are numbered in alphabetical order from 1."""
+    def numbered(cls, images: Iterable[AnnotatedImage], shown_path: str, notes: Iterable[str]) -> "AnnotationSet":
+        """Return the content of files without class numbers; classes are numbered from 1 in alphabetical order."""
         images = list(images)
         names = sorted({name for image in images for name in image.names})
         if len(names) > MAX_CLASSES:
-            raise UserError(f"{place!r} names {len(names):,} classes; at most {MAX_CLASSES:,} are read.")
+            raise UserError(f"{shown_path!r} names {len(names):,} classes; at most {MAX_CLASSES:,} are read.")
         return cls(images, {name: number for number, name in enumerate(names, 1)}, tuple(notes))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A file format for boxes.
+    """A file format for boxes, such as COCO's JSON.
 
     Attributes:
         name: Name of the layout for messages.
-        expected: Description of its files, for the list of supported layouts.
-        suffixes: Suffixes of files that can be given without their folder.
-        find: Function that returns the annotation files of this layout among some files of a set.
-        read: Function that reads annotation files.
-        roots: Function that returns the folders to search for the images of an annotation file passed without a folder.
-        tree: Function that returns the images of such a file if all have absolute paths, else None.
+        expected: Description of the files, for messages that list the supported layouts.
+        suffixes: Suffixes of annotation files, by which a single file is recognised.
+        find: Function (tree, files) that returns which of the files are annotation files of this layout.
+        read: Function (tree, annotation files) that reads them.
+        roots: Function that returns the folders in which the images of a single annotation file may be.
+        tree: Function that returns a tree of the images of a single annotation file if all have absolute paths, else
+            None.
     """
 
     name: str
@@ -109,23 +111,23 @@ class Layout:
     tree: Callable[[Path], Tree | None] = lambda file: None
 
 
-def add_image(images: dict[str, AnnotatedImage], image: AnnotatedImage, place: str) -> None:
-    """Add an image to the images of a set; refuse a second description of an image."""
+def add_image(images: dict[str, AnnotatedImage], image: AnnotatedImage, shown_path: str) -> None:
+    """Add an image to the images of a set, by key; refuse an image that two annotation files describe."""
     first = images.setdefault(image.key, image)
     if first is not image:
         files = " and ".join(dict.fromkeys((repr(first.source), repr(image.source))))
         raise UserError(
-            f"the image {image.key!r} is described twice in {place!r}, in {files}: give each image one description."
+            f"the image {image.key!r} is described twice in {shown_path!r}, in {files}: remove one of the descriptions."
         )
 
 
 def shorten_notes(notes: Sequence[str]) -> list[str]:
-    """Return the first two of the notes on individual files, and a note on the number of the others."""
+    """Return the first two notes on individual files, and a note with the number of further files."""
     return [*notes[:2], *([f"and likewise for {counted(len(notes) - 2, 'more file')}"] if len(notes) > 2 else [])]
 
 
 def unread_shapes_notes(counts: Counter[str]) -> list[str]:
-    """Return a note on the shapes that were not read, from their number by kind."""
+    """Return one note on shapes that were not read, from their number by type (such as "line"); empty if none were."""
     if not counts:
         return []
     kinds = ", ".join(f"{name} {count}" for name, count in counts.most_common())
@@ -133,7 +135,7 @@ def unread_shapes_notes(counts: Counter[str]) -> list[str]:
 
 
 def unique_class_names(names: Mapping[int, str]) -> dict[int, str]:
-    """Return the names of classes by their numbers; a repeated name gets its number appended.
+    """Return class names by number, with the number appended to a name that occurs again.
 
     Example:
         >>> unique_class_names({3: "cell", 7: "cell"})
@@ -146,7 +148,7 @@ def unique_class_names(names: Mapping[int, str]) -> dict[int, str]:
 
 
 def parse_number(text: str) -> float | None:
-    """Return a text as a number, or None if it is not one."""
+    """Return a text as a number; None if it is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -154,47 +156,47 @@ def parse_number(text: str) -> float | None:
 
 
 def box_of_points(points: Iterable[Sequence[float]]) -> Corners:
-    """Return the smallest box around at least one point."""
-    across, down = zip(*points, strict=True)
-    return min(across), min(down), max(across), max(down)
+    """Return the smallest box around (x, y) points, at least one."""
+    xs, ys = zip(*points, strict=True)
+    return min(xs), min(ys), max(xs), max(ys)
 
 
 def polygon_of_points(points: Sequence[Sequence[float]]) -> tuple[Corners, list[list[float]]]:
-    """Return the box around a polygon, and its outline in the form of COCO's "segmentation"."""
+    """Return the box around a polygon of (x, y) points, and the polygon in the form of COCO's "segmentation"."""
     return box_of_points(points), [list(chain(*points))]
 
 
 def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:
-    """Decode COCO's text of run lengths: lengths of zeros and ones in turn, column by column.
+    """Return the run lengths of a mask from COCO's text: lengths of runs of zeros and of ones in turn, by column.
 
-    Numbers start with their lowest bits; from the fourth on, each is stored as the difference from the length two
-    places before it. The usual implementation does not check its input and is a hundred times slower.
+    The lowest bits of a number come first. From the fourth number on, a number is the difference to the run length two
+    positions earlier. pycocotools does not check its input and is a hundred times slower.
 
     Raises:
         ValueError: The text is invalid; the message says why.
     """
-    if len(text) > MAX_TEXT:
-        raise ValueError(f"it has {len(text):,} characters, at most {MAX_TEXT:,} are read")
-    codes = np.frombuffer(text, dtype=np.uint8).astype(np.int64) - ZERO
+    if len(text) > MAX_TEXT_LENGTH:
+        raise ValueError(f"it has {len(text):,} characters, at most {MAX_TEXT_LENGTH:,} are read")
+    codes = np.frombuffer(text, dtype=np.uint8).astype(np.int64) - CODE_OF_ZERO
     if not len(codes) or codes.min() < 0 or codes.max() >= 64:
         raise ValueError("it is empty or has an invalid character")
-    if codes[-1] & CONTINUES:
+    if codes[-1] & CONTINUES_FLAG:
         raise ValueError("it ends in the middle of a number")
-    last_bytes = np.flatnonzero((codes & CONTINUES) == 0)
+    last_bytes = np.flatnonzero((codes & CONTINUES_FLAG) == 0)
     starts = np.concatenate([[0], last_bytes[:-1] + 1])
     lengths = last_bytes - starts + 1
     if lengths.max() > MAX_CHARACTERS:
         raise ValueError("it has a number that is too large for any image")
     index = np.arange(len(codes)) - np.repeat(starts, lengths)
-    numbers = np.add.reduceat((codes & (CONTINUES - 1)) << (BITS * index), starts)
-    numbers -= np.where(codes[last_bytes] & SIGN, np.int64(1) << (BITS * lengths), 0)
+    numbers = np.add.reduceat((codes & (CONTINUES_FLAG - 1)) << (BITS_PER_CHARACTER * index), starts)
+    numbers -= np.where(codes[last_bytes] & SIGN_FLAG, np.int64(1) << (BITS_PER_CHARACTER * lengths), 0)
     numbers[1::2] = np.cumsum(numbers[1::2])
     numbers[2::2] = np.cumsum(numbers[2::2])
     return numbers
 
 
 def box_of_runs(outline: dict[str, Any]) -> Corners | None:
-    """Return the box around a mask of run lengths as a file gives it; None if it is empty or invalid."""
+    """Return the box around a mask, given as run lengths in COCO's form; None if the mask is empty or invalid."""
     size, counts = outline.get("size"), outline.get("counts")
     if not isinstance(size, list) or len(size) != 2 or any(type(side) is not int or side < 1 for side in size):
         return None
@@ -206,10 +208,12 @@ def box_of_runs(outline: dict[str, Any]) -> Corners | None:
     if lengths.ndim != 1 or lengths.min(initial=0) < 0 or lengths.max(initial=0) > pixels or lengths.sum() != pixels:
         return None
     ends = np.cumsum(lengths)
+    # Positions of the first and last pixel of each run of ones; pixels are counted by column.
     first, last = (ends - lengths)[1::2][lengths[1::2] > 0], ends[1::2][lengths[1::2] > 0] - 1
     if not len(first):
         return None
-    is_within_column = first // height == last // height  # a run that crosses columns covers the first and the last row
+    # A run that continues in the next column covers the last row of one column and the first row of the next.
+    is_within_column = first // height == last // height
     top = int((first % height)[is_within_column].min()) if is_within_column.all() else 0
     bottom = int((last % height)[is_within_column].max()) if is_within_column.all() else height - 1
     return float(first[0] // height), float(top), float(last[-1] // height + 1), float(bottom + 1)

@@ -1,4 +1,4 @@
-"""Boxes from COCO's JSON: one file for many images."""
+"""Reads boxes from COCO's JSON, which describes many images in one file."""
 
 import math
 import re
@@ -19,46 +19,47 @@ from paucal.data.boxes.annotations import (
     unique_class_names,
 )
 from paucal.data.boxes.naming import ImageNames, MissingImage, explain_foreign_path
-from paucal.data.boxes.tree import PEEKED, Tree, mentions
+from paucal.data.boxes.tree import PEEK_BYTES, Tree, mentions
 from paucal.data.splits.part_names import part_of_file
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import brief, counted, was
 
-_NAMED = re.compile(r".*\.coco\.json|instances_.*\.json")
+_COCO_NAME = re.compile(r".*\.coco\.json|instances_.*\.json")
 MAX_BYTES = 1 << 29  # instances_train2017.json, of 118,000 images, has 449 MB
-MARGIN = 1.02  # largest edge of a box, relative to the side of its image
-OUTSIDE = 0.25  # smallest share of boxes that end outside of their image if all are given by their edges
-BOXES = "instances"  # first word of the names of COCO's own files of boxes
-HEAD = 1 << 16  # bytes at the start of a file that are searched for the entries below
+MAX_EDGE = 1.02  # of a box, relative to the side of its image; more than 1, since programs round
+# If at least this share of boxes ends outside of the image, they are taken for left, top, right and bottom.
+MIN_SHARE_OUTSIDE = 0.25
+INSTANCES = "instances"  # first word of the names of COCO's files of boxes
+HEAD_BYTES = 1 << 16  # bytes at the start of a file that are searched for the entries below
 ENTRIES = ("images", "annotations", "categories")
 SEGMENTS = "segments_info"  # entry of panoptic files, which paucal segment reads
-# First words of the names of COCO's other files, some of which have boxes too.
-OTHERS = ("captions", "person_keypoints", "image_info", "panoptic", "stuff")
+# First words of the names of COCO's files for other tasks, some of which have boxes too.
+OTHER_TASKS = ("captions", "person_keypoints", "image_info", "panoptic", "stuff")
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the JSON files that hold images and annotations or are named like such files."""
+    """Return the JSON files that have COCO's entries, or that have a name such as "instances_train.json"."""
     json_files = [file for file in files if file.lower().endswith(".json")]
-    candidates = [file for file in json_files if any(mentions(tree.peek(file, HEAD), name) for name in ENTRIES)]
-    certain = {file for file in candidates if all(mentions(tree.peek(file, PEEKED), name) for name in ENTRIES)}
-    certain = {file for file in certain if not mentions(tree.peek(file, PEEKED), SEGMENTS)}
-    return [file for file in json_files if file in certain or _NAMED.fullmatch(file.rpartition("/")[2].lower())]
+    candidates = [file for file in json_files if any(mentions(tree.peek(file, HEAD_BYTES), name) for name in ENTRIES)]
+    recognised = {file for file in candidates if all(mentions(tree.peek(file, PEEK_BYTES), name) for name in ENTRIES)}
+    recognised = {file for file in recognised if not mentions(tree.peek(file, PEEK_BYTES), SEGMENTS)}
+    return [file for file in json_files if file in recognised or _COCO_NAME.fullmatch(file.rpartition("/")[2].lower())]
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read the JSON files of a set; each may belong to one of train, val and test."""
+    """Read the JSON files of a data set; each may be for one part (train, val or test)."""
     box_files = files
-    if any(_starts_with(file, BOXES) for file in files):
-        box_files = [file for file in files if not _starts_with(file, *OTHERS)]
+    if any(_starts_with(file, INSTANCES) for file in files):
+        box_files = [file for file in files if not _starts_with(file, *OTHER_TASKS)]
     names = ImageNames(tree.images, tree)
-    contents, notes = _without_repetition([_File(tree, file, names).read() for file in box_files])
+    contents, notes = _remove_repetitions([_FileReader(tree, file, names).read() for file in box_files])
     images: dict[str, AnnotatedImage] = {}
     for content in contents:
         for image in content.images:
             add_image(images, image, tree.shown)
-    skipped = [PurePosixPath(file).name for file in tree.ending(".json") if _starts_with(file, *OTHERS)]
+    skipped = [PurePosixPath(file).name for file in tree.ending(".json") if _starts_with(file, *OTHER_TASKS)]
     if skipped and len(files) > 1 and box_files is not files:
-        count = f"{counted(len(skipped), 'file')} beside {BOXES}_*.json {was(len(skipped))} skipped"
+        count = f"{counted(len(skipped), 'file')} beside {INSTANCES}_*.json {was(len(skipped))} skipped"
         notes.append(f"{count}: {', '.join(skipped)}")
     numbers = _merge_numbers([content.numbers for content in contents], tree)
     file_notes = [note for content in contents for note in content.notes]
@@ -75,11 +76,16 @@ LAYOUT = Layout(
 
 
 def _starts_with(file: str, *words: str) -> bool:
+    """Return whether the name of a file starts with one of some words."""
     return PurePosixPath(file).name.lower().startswith(words)
 
 
-def _without_repetition(contents: Sequence[AnnotationSet]) -> tuple[list[AnnotationSet], list[str]]:
-    """Return the files without those that repeat others, such as a file of all images beside a file for each split."""
+def _remove_repetitions(contents: Sequence[AnnotationSet]) -> tuple[list[AnnotationSet], list[str]]:
+    """Leave out files whose images are all in smaller files, such as a file of all images beside one for each part.
+
+    Returns:
+        The contents of the other files, and a note on each file that was left out.
+    """
     images: dict[str, AnnotatedImage] = {}
     repeated: list[AnnotationSet] = []
     for content in sorted(contents, key=lambda content: len(content.images)):
@@ -92,71 +98,73 @@ def _without_repetition(contents: Sequence[AnnotationSet]) -> tuple[list[Annotat
     return [content for content in contents if not any(content is other for other in repeated)], notes
 
 
-class _File:
-    """One JSON file."""
+class _FileReader:
+    """Reads one JSON file, and refuses an invalid one with a message."""
 
     def __init__(self, tree: Tree, file: str, names: ImageNames) -> None:
         self._tree, self._file, self._names = tree, file, names
-        self._shown = tree.place_of(file)
+        self._shown_path = tree.shown_path(file)
         self._part = part_of_file(file)
 
     def read(self) -> AnnotationSet:
-        """Return the content of the file."""
+        """Return the images, boxes and classes in the file."""
         content, notes = self._tree.json(self._file, MAX_BYTES, "give COCO's JSON of boxes")
         if not isinstance(content, dict) or not set(ENTRIES) <= set(content):
             raise NoLabelsError(
-                f"{self._shown!r} lacks 'images', 'annotations' or 'categories': give COCO's JSON of boxes."
+                f"{self._shown_path!r} lacks 'images', 'annotations' or 'categories': give COCO's JSON of boxes."
             )
         categories, numbers = self._categories(content)
         images = self._read_images(content)
-        boxes = self._listed_rows(content, "annotations")
+        boxes = self._entry_rows(content, "annotations")
         if boxes and all("score" in row for row in boxes):
             notes.append(f"the boxes of {self._file} have scores, like the predictions of a detector")
         for row in boxes:
             self._add_box(row, images, categories)
-        self._refuse_edges(images.values())
+        self._refuse_right_and_bottom(images.values())
         return AnnotationSet(list(images.values()), numbers, tuple(notes))
 
-    def _refuse_edges(self, images: Iterable[AnnotatedImage]) -> None:
-        """Refuse files that seem to give right and bottom instead of width and height.
+    def _refuse_right_and_bottom(self, images: Iterable[AnnotatedImage]) -> None:
+        """Refuse a file whose boxes seem to be left, top, right, bottom instead of left, top, width, height.
 
-        Many programs write such boxes, although COCO does not define them. They are recognised because many boxes would
-        end outside of their image, and none if they were edges.
+        Some programs write such boxes, although COCO does not define them. They are recognised by many boxes that end
+        outside of their image if read as COCO defines them, while none does if read as left, top, right, bottom.
         """
-        spans = [(box, image.size) for image in images if image.size for box in image.boxes]
-        outside = [box for box, (height, width) in spans if box[2] > MARGIN * width or box[3] > MARGIN * height]
+        boxes = [(box, image.size) for image in images if image.size for box in image.boxes]
+        outside = [box for box, (height, width) in boxes if box[2] > MAX_EDGE * width or box[3] > MAX_EDGE * height]
         if (
-            spans
-            and len(outside) >= OUTSIDE * len(spans)
+            boxes
+            and len(outside) >= MIN_SHARE_OUTSIDE * len(boxes)
             and all(
-                left < right - left <= MARGIN * width and top < bottom - top <= MARGIN * height
-                for (left, top, right, bottom), (height, width) in spans
+                left < right - left <= MAX_EDGE * width and top < bottom - top <= MAX_EDGE * height
+                for (left, top, right, bottom), (height, width) in boxes
             )
         ):
             left, top, right, bottom = outside[0]
             raise UserError(
-                f"{self._shown!r} has {counted(len(outside), 'box', 'boxes')} that would end outside of their image, "
-                f"such as {left:g} {top:g} {right - left:g} {bottom - top:g}, and none if they were left, top, right "
-                "and bottom: give left, top, width and height, as in COCO's JSON."
+                f"{self._shown_path!r} has {counted(len(outside), 'box', 'boxes')} that would end outside of their "
+                f"image, such as {left:g} {top:g} {right - left:g} {bottom - top:g}, and none if they were left, top, "
+                "right and bottom: give left, top, width and height, as in COCO's JSON."
             )
 
-    def _listed_rows(self, content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    def _entry_rows(self, content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         rows = content[name]
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise UserError(f"{self._shown!r} has {name!r} that are not a list of entries: give COCO's JSON of boxes.")
+            raise UserError(
+                f"{self._shown_path!r} has {name!r} that are not a list of entries: give COCO's JSON of boxes."
+            )
         return rows
 
     def _categories(self, content: Mapping[str, Any]) -> tuple[dict[Any, str], dict[str, int]]:
-        """Return the name of each category by its id, and the number of each class by its name."""
-        rows = self._listed_rows(content, "categories")
+        """Return the names of the categories by id, and the class numbers by class name."""
+        rows = self._entry_rows(content, "categories")
         if len(rows) > MAX_CLASSES:
-            raise UserError(f"{self._shown!r} lists {len(rows):,} categories; at most {MAX_CLASSES:,} are read.")
+            raise UserError(f"{self._shown_path!r} lists {len(rows):,} categories; at most {MAX_CLASSES:,} are read.")
         categories: dict[Any, str] = {}
         for row in rows:
             number, name = _normalise_id(row.get("id")), row.get("name")
             if number is None or not isinstance(name, str) or not name.strip() or number in categories:
                 raise UserError(
-                    f"{self._shown!r} has a category without a name or its own id: {brief(row)}; correct it."
+                    f"{self._shown_path!r} has a category without a name or a unique id: {brief(row)}; correct it."
                 )
             categories[number] = unicodedata.normalize("NFC", name)
         names = unique_class_names(categories)
@@ -164,22 +172,26 @@ class _File:
         return names, {name: number if are_integers else index for index, (number, name) in enumerate(names.items(), 1)}
 
     def _read_images(self, content: Mapping[str, Any]) -> dict[Any, AnnotatedImage]:
-        """Return the images without their boxes, by their id."""
+        """Return the images, still without boxes, by id."""
         images: dict[Any, AnnotatedImage] = {}
-        rows = self._listed_rows(content, "images")
+        rows = self._entry_rows(content, "images")
         for row in rows:
             name, number = row.get("file_name"), _normalise_id(row.get("id"))
             if not isinstance(name, str) or not name or number is None:
-                raise UserError(f"{self._shown!r} has an image without an id or a file_name: {brief(row)}; correct it.")
+                raise UserError(
+                    f"{self._shown_path!r} has an image without an id or a file_name: {brief(row)}; correct it."
+                )
             if number in images:
-                raise UserError(f"{self._shown!r} has two images with the id {number!r}: give each image its own id.")
+                raise UserError(
+                    f"{self._shown_path!r} has two images with the id {number!r}: give each image a different id."
+                )
             images[number] = AnnotatedImage("", size=_stated_size(row), declared=self._part, source=self._file)
         keys = self._names.find_images([row["file_name"] for row in rows], self._file, self._part)
         for row, key, image in zip(rows, keys, images.values(), strict=True):
             if key is None:
                 name = row["file_name"]
                 if problem := explain_foreign_path(name):
-                    raise MissingImage(f"{self._shown!r} names the image {name[:120]!r}, {problem}.")
+                    raise MissingImage(f"{self._shown_path!r} names the image {name[:120]!r}, {problem}.")
                 raise MissingImage(
                     f"{self._file} describes {name[:120]!r}, but there is no such image in {self._tree.shown!r}: add "
                     "it, or give the folder above both as DATA."
@@ -190,34 +202,36 @@ class _File:
     def _add_box(
         self, row: dict[str, Any], images: Mapping[Any, AnnotatedImage], categories: Mapping[Any, str]
     ) -> None:
+        """Add the box of an entry in "annotations" to its image."""
         image, category = _normalise_id(row.get("image_id")), _normalise_id(row.get("category_id"))
         if image not in images:
             raise UserError(
-                f"{self._shown!r} has a box of the image {row.get('image_id')!r}, which it does not list: add the "
+                f"{self._shown_path!r} has a box of the image {row.get('image_id')!r}, which it does not list: add the "
                 "image."
             )
         if category not in categories:
             raise UserError(
-                f"{self._shown!r} has a box of the category {row.get('category_id')!r}, which it does not list among "
-                f"{', '.join(map(str, list(categories)[:8]))}: add the category, or correct the box."
+                f"{self._shown_path!r} has a box of the category {row.get('category_id')!r}, which it does not "
+                f"list among {', '.join(map(str, list(categories)[:8]))}: add the category, or correct the box."
             )
-        outline = row.get("segmentation")  # polygons or run lengths
+        outline = row.get("segmentation")
         crowd = bool(_finite_number(row.get("iscrowd")) or 0)
         images[image].add(categories[category], self._read_box(row.get("bbox"), outline), outline, crowd)
 
     def _read_box(self, box: Any, outline: Any) -> Corners:
+        """Return a "bbox" as left, top, right, bottom; without a "bbox", return the box around the outline."""
         if not box and outline and (outline_box := _box_of_outline(outline)) is not None:
             return outline_box
         if not isinstance(box, list) or len(box) != 4 or not all(type(n) in (int, float) for n in box):
             raise UserError(
-                f"{self._shown!r} has a 'bbox' {brief(box)}, expected left, top, width and height: correct it."
+                f"{self._shown_path!r} has a 'bbox' {brief(box)}, expected left, top, width and height: correct it."
             )
         left, top, width, height = (float(n) for n in box)
         return left, top, left + width, top + height
 
 
 def _normalise_id(value: Any) -> int | str | None:
-    """Return an id in one form, since tools variously write 3, 3.0 and "3"; None if the value is not an id."""
+    """Return an id as an integer if possible, since programs write 3, 3.0 or "3"; None if the value is not an id."""
     if isinstance(value, str):
         number = _finite_number(value)
         return int(value) if value.isdecimal() else value or None if number is None else _normalise_id(number)
@@ -227,7 +241,7 @@ def _normalise_id(value: Any) -> int | str | None:
 
 
 def _finite_number(value: Any) -> float | None:
-    """Return a finite number, which may be given as text; None for anything else."""
+    """Return a number, or text with a number, as a float; None for other values, NaN and infinity."""
     try:
         number = float(value) if isinstance(value, int | float | str) else math.nan
     except (ValueError, OverflowError):
@@ -236,13 +250,14 @@ def _finite_number(value: Any) -> float | None:
 
 
 def _stated_size(row: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the (height, width) of an entry in "images"; None if it is missing or 0, which some programs write."""
     sides = _finite_number(row.get("height")), _finite_number(row.get("width"))
     height, width = (0 if side is None else int(side) for side in sides)
-    return (height, width) if min(height, width) > 0 else None  # some tools write 0 for an unknown size
+    return (height, width) if min(height, width) > 0 else None
 
 
 def _box_of_outline(outline: Any) -> Corners | None:
-    """Return the box around an outline; None if it is invalid: the error is raised when the masks are read."""
+    """Return the box around an outline; None if it is invalid, which is reported when masks are read."""
     if isinstance(outline, dict):
         return box_of_runs(outline)
     polygons = [polygon for polygon in outline if isinstance(polygon, list)] if isinstance(outline, list) else []
@@ -253,7 +268,10 @@ def _box_of_outline(outline: Any) -> Corners | None:
 
 
 def _merge_numbers(numbers: Sequence[Mapping[str, int]], tree: Tree) -> dict[str, int]:
-    """Return a single number for each class that occurs in several files."""
+    """Return the class numbers by class name for all files, from those of each file.
+
+    If the numbers of different files conflict and each file counts its classes from 1, the classes are numbered anew.
+    """
     merged: dict[str, int] = {}
     for file_numbers in numbers:
         for name, number in file_numbers.items():

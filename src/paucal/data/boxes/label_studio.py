@@ -1,6 +1,6 @@
-"""Boxes, outlines and labels of whole images from Label Studio's JSON, in its long and its short ("JSON-MIN") form.
+"""Reads boxes, outlines and labels of whole images from Label Studio's JSON, also from its short form ("JSON-MIN").
 
-Coordinates are given in percent of the image's sides.
+Coordinates are in percent of the image's width and height.
 """
 
 import math
@@ -27,29 +27,32 @@ from paucal.data.boxes.annotations import (
     unread_shapes_notes,
 )
 from paucal.data.boxes.naming import ImageNames, MissingImage
-from paucal.data.boxes.tree import PEEKED, Tree, ascii_bytes
+from paucal.data.boxes.tree import PEEK_BYTES, Tree, ascii_bytes
 from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import part_of_file
 from paucal.types import UserError
 from paucal.wording import counted
 
-MAX_BYTES = 1 << 29  # brushed masks take a megabyte per image
+MAX_BYTES = 1 << 29  # brushed masks may take a megabyte per image
 EXPORT_AGAIN = "export Label Studio's JSON again"
-LABELS = ("rectanglelabels", "polygonlabels", "brushlabels", "ellipselabels", "labels")
-_VALUE, _COUNTS = 8, (3, 4, 8, 16)  # bits of a value and of counts, as Label Studio writes them
-CHOICES = ("choice", "choices", "class", "category")  # usual names of image-level labels in the short form
-_MARKS = re.compile(rb'"(?:result|rectanglelabels|polygonlabels|brushlabels|ellipselabels|choices?|completions)"\s*:')
-_LONG = re.compile(rb'(?=.*"data"\s*:)(?=.*"(?:annotations|completions)"\s*:)', re.DOTALL)
-_LOCAL = re.compile(r".*/local-files/\?d=")
+LABEL_ENTRIES = ("rectanglelabels", "polygonlabels", "brushlabels", "ellipselabels", "labels")
+# Bits of a value, and the four possible numbers of bits of a count, in the packed masks that Label Studio writes.
+_VALUE_BITS, _COUNT_BITS = 8, (3, 4, 8, 16)
+CHOICE_ENTRIES = ("choice", "choices", "class", "category")  # usual entries of image-level labels in the short form
+_USUAL_ENTRY = re.compile(
+    rb'"(?:result|rectanglelabels|polygonlabels|brushlabels|ellipselabels|choices?|completions)"\s*:'
+)
+_LONG_FORM = re.compile(rb'(?=.*"data"\s*:)(?=.*"(?:annotations|completions)"\s*:)', re.DOTALL)
+_LOCAL_FILE_URL = re.compile(r".*/local-files/\?d=")
 
 
 class _Task(NamedTuple):
-    """One image as a file describes it.
+    """An annotated image in a file ("task" is Label Studio's word).
 
     Attributes:
-        image: Name or address of the image.
-        values: Regions and labels, with the size of the image.
+        image: Path or URL of the image.
+        values: Entries of regions and of labels, each with the size of the image.
         uploaded: Name of the uploaded file; "" if it is not stated.
     """
 
@@ -59,34 +62,34 @@ class _Task(NamedTuple):
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the JSON files that hold a list of tasks with their labels."""
+    """Return the JSON files that have a list of annotated images in Label Studio's form."""
     return [file for file in files if file.lower().endswith(".json") and _is_export(tree, file)]
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read the JSON files of a set: rectangles, polygons, ellipses, brushed masks, and choices for whole images.
+    """Read the JSON files of a data set: rectangles, polygons, ellipses, brushed masks, and labels of whole images.
 
-    Of several annotations of an image, the one marked as ground truth counts, or else the last.
+    If an image has several annotations, the one marked as ground truth is read, or else the last one.
     """
     names = ImageNames(tree.images, tree)
     images: dict[str, AnnotatedImage] = {}
-    tally: Counter[str] = Counter()
+    special_cases: Counter[str] = Counter()
     unread: Counter[str] = Counter()
     notes: list[str] = []
     for file in files:
         content, file_notes = tree.json(file, MAX_BYTES, EXPORT_AGAIN)
         notes += file_notes
-        place = tree.place_of(file)
-        tasks = list(_tasks(content, place, tally))
+        shown_path = tree.shown_path(file)
+        tasks = list(_read_tasks(content, shown_path, special_cases))
         keys = _find_images(tasks, names, tree, file)
         store = tree.store(keys)
         for number, (task, key) in enumerate(zip(tasks, keys, strict=True)):
             sizes = [size for value in task.values if (size := _stated_size(value))]
             image = AnnotatedImage(key, size=sizes[0] if sizes else None, source=file, declared=part_of_file(file))
             for value in task.values:
-                _add_region(image, value, _Place(place, key, image.size or store.size(number)), unread)
+                _add_region(image, value, _Context(shown_path, key, image.size or store.size(number)), unread)
             add_image(images, image, tree.shown)
-    notes += [f"{counted(tally[reason], 'image')} {reason}" for reason in tally]
+    notes += [f"{counted(count, 'image')} {case}" for case, count in special_cases.items()]
     return AnnotationSet.numbered(images.values(), tree.shown, [*notes, *unread_shapes_notes(unread)])
 
 
@@ -100,81 +103,83 @@ LAYOUT = Layout(
 
 
 def _is_export(tree: Tree, file: str) -> bool:
-    content = ascii_bytes(tree.peek(file, PEEKED)).lstrip()
-    if not content.startswith(b"[") or not _MARKS.search(content):
+    """Return whether a JSON file seems to be an export of Label Studio."""
+    content = ascii_bytes(tree.peek(file, PEEK_BYTES)).lstrip()
+    if not content.startswith(b"[") or not _USUAL_ENTRY.search(content):
         return False
-    return bool(_LONG.match(content)) or any(suffix.encode() in content.lower() for suffix in IMAGE_SUFFIXES)
+    return bool(_LONG_FORM.match(content)) or any(suffix.encode() in content.lower() for suffix in IMAGE_SUFFIXES)
 
 
-def _tasks(rows: Any, place: str, tally: Counter[str]) -> Iterator[_Task]:
-    """Yield the labelled images of a file; `tally` counts the others."""
+def _read_tasks(rows: Any, shown_path: str, special_cases: Counter[str]) -> Iterator[_Task]:
+    """Yield the annotated images of a file; images without or with several annotations are counted for notes."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{place!r} is not a list of tasks: {EXPORT_AGAIN}.")
+        raise UserError(f"{shown_path!r} is not a list of tasks: {EXPORT_AGAIN}.")
     for row in rows:
         data = row.get("data")
         is_long = isinstance(data, dict)
-        image = _image_of(data if is_long else row, place)
-        values = _annotation_values(row, tally) if is_long else list(_short_values(row))
+        image = _image_of(data if is_long else row, shown_path)
+        values = _annotation_values(row, special_cases) if is_long else list(_short_values(row))
         if values is None:
-            tally["without an annotation left out"] += 1
+            special_cases["without an annotation left out"] += 1
         else:
             uploaded = row.get("file_upload")
             yield _Task(image, values, uploaded if isinstance(uploaded, str) else "")
 
 
-def _image_of(data: Mapping[str, Any], place: str) -> str:
+def _image_of(data: Mapping[str, Any], shown_path: str) -> str:
+    """Return the path or URL of the image: the entry "image", or else the first text that ends like an image file."""
     texts = [text for text in data.values() if isinstance(text, str)]
     image_texts = [text for text in texts if text.split("?X-")[0].lower().endswith(IMAGE_SUFFIXES)]
     image = data.get("image") if isinstance(data.get("image"), str) else next(iter(image_texts), None)
     if not isinstance(image, str) or not image:
-        raise UserError(f"{place!r} has a task without an image: {str(dict(data))[:80]}; correct it.")
+        raise UserError(f"{shown_path!r} has a task without an image: {str(dict(data))[:80]}; correct it.")
     return image
 
 
-def _annotation_values(task: Mapping[str, Any], tally: Counter[str]) -> list[Mapping[str, Any]] | None:
-    """Return the values of a task's ground truth, or else of its last annotation; None without an annotation."""
+def _annotation_values(task: Mapping[str, Any], special_cases: Counter[str]) -> list[Mapping[str, Any]] | None:
+    """Return the values of the annotation marked as ground truth, or else of the last one; None without annotations."""
     rows = task.get("annotations", task.get("completions"))
     rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     rows = [row for row in rows if not row.get("was_cancelled") and isinstance(row.get("result"), list)]
     if not rows:
         return None
     if len(rows) > 1:
-        tally["with several annotations: used the ground truth, or else the last"] += 1
+        special_cases["with several annotations: read the ground truth, or else the last one"] += 1
     annotation = next((row for row in rows if row.get("ground_truth")), rows[-1])
     values = [
         {**result, **result["value"], "kind": result.get("type")}
         for result in annotation["result"]
         if isinstance(result, dict) and isinstance(result.get("value"), dict)
     ]
-    # A region that is drawn with one control and labelled with another has two results with the same shape.
-    labelled = [value["id"] for value in values if value.get("id") and value.keys() & set(LABELS)]
-    return [value for value in values if value.keys() & {*LABELS, "choices"} or value.get("id") not in labelled]
+    # If one control draws a region and another one labels it, there are two results with the same shape and id.
+    labelled = [value["id"] for value in values if value.get("id") and value.keys() & set(LABEL_ENTRIES)]
+    return [value for value in values if value.keys() & {*LABEL_ENTRIES, "choices"} or value.get("id") not in labelled]
 
 
 def _short_values(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the values in a row of the short form, where each control has an entry with its name."""
+    """Yield the values of an image in the short form, which has an entry for each control of the labelling page."""
     for name, value in row.items():
         if isinstance(value, list):
             yield from (entry for entry in value if isinstance(entry, dict))
         elif isinstance(value, dict):
             yield value
-        elif isinstance(value, str) and name in CHOICES:
+        elif isinstance(value, str) and name in CHOICE_ENTRIES:
             yield {"choices": [value]}
 
 
 def _find_images(tasks: Sequence[_Task], names: ImageNames, tree: Tree, file: str) -> list[str]:
-    """Return the images of tasks: those that they name, or else those that were uploaded."""
+    """Return the key of the image of each task, by its path or URL, or else by the name of the uploaded file."""
     part = part_of_file(file)
-    local = [_LOCAL.sub("", task.image) for task in tasks]
-    # Addresses may be percent-encoded; a file of exactly that name is preferred.
-    as_named = names.find_images(local, file, part)
-    plain = [name if key is not None else unquote(name) for name, key in zip(local, as_named, strict=True)]
+    paths = [_LOCAL_FILE_URL.sub("", task.image) for task in tasks]
+    # URLs may be percent-encoded, but a file with exactly the name in the URL is preferred.
+    keys_of_paths = names.find_images(paths, file, part)
+    decoded = [path if key is not None else unquote(path) for path, key in zip(paths, keys_of_paths, strict=True)]
     keys: list[str] = []
-    for task, key in zip(tasks, names.find_images(plain, file, part), strict=True):
+    for task, key in zip(tasks, names.find_images(decoded, file, part), strict=True):
         image = key or next(iter(names.find_images([task.uploaded], file, part)), None)
         if image is None:
             raise MissingImage(
-                f"{tree.place_of(file)!r} describes {task.image[:120]!r}, but there is no such image in "
+                f"{tree.shown_path(file)!r} describes {task.image[:120]!r}, but there is no such image in "
                 f"{tree.shown!r}: add it, or give the folder above both as DATA."
             )
         keys.append(image)
@@ -186,66 +191,75 @@ def _stated_size(value: Mapping[str, Any]) -> tuple[int, int] | None:
     return (height, width) if type(height) is int and type(width) is int and min(height, width) > 0 else None
 
 
-class _Place(NamedTuple):
-    """The file and the image of a value, for messages, and the (height, width) of the image."""
+class _Context(NamedTuple):
+    """The file and the image that a value is in.
 
-    file: str
+    Attributes:
+        shown_path: Path of the JSON file, for messages.
+        key: Key of the image.
+        size: (height, width) of the image in pixels.
+    """
+
+    shown_path: str
     key: str
     size: tuple[int, int]
 
-    def problem(self, kind: object, words: str) -> UserError:
-        return UserError(f"{self.file!r} has a {kind} in {self.key!r} {words}.")
+    def error(self, kind: object, problem: str) -> UserError:
+        """Return an error about a region of some type, such as "rectangle"; `problem` continues the sentence."""
+        return UserError(f"{self.shown_path!r} has a {kind} in {self.key!r} {problem}.")
 
 
-def _add_region(image: AnnotatedImage, value: Mapping[str, Any], place: _Place, unread: Counter[str]) -> None:
-    """Add the objects of a region, or the labels of the whole image; `unread` counts other entries by kind."""
+def _add_region(image: AnnotatedImage, value: Mapping[str, Any], context: _Context, unread: Counter[str]) -> None:
+    """Add the objects of a region, or the labels of the whole image; other values are counted by type in `unread`."""
     kind, choices = value.get("kind") or value.get("type") or "region", value.get("choices")
     if isinstance(choices, list) and not {"x", "points", "rle"} & value.keys():
         image.tags += [name for choice in choices if (name := plain_name(str(choice)))]
         return
-    labels = next((value[name] for name in LABELS if isinstance(value.get(name), list)), None)
-    outlined = _region_outline(value, place, str(kind)) if labels is not None else None
-    if labels is None or outlined is None:
+    labels = next((value[name] for name in LABEL_ENTRIES if isinstance(value.get(name), list)), None)
+    box_and_outline = _read_region(value, context, str(kind)) if labels is not None else None
+    if labels is None or box_and_outline is None:
         unread[str(kind)] += 1
         return
-    for turned in ("rotation", "image_rotation"):
-        if value.get(turned) and "rle" not in value and (turned == "image_rotation" or "points" not in value):
-            description = (
-                "is rotated, and rotated boxes" if turned == "rotation" else "belongs to a rotated image, and those"
+    for entry in ("rotation", "image_rotation"):
+        if value.get(entry) and "rle" not in value and (entry == "image_rotation" or "points" not in value):
+            problem = (
+                "that is rotated, and rotated boxes are not read"
+                if entry == "rotation"
+                else "of a rotated image, and such boxes are not read"
             )
-            raise place.problem(kind, f"that {description} are not read: draw it upright, or as a polygon")
+            raise context.error(kind, f"{problem}: draw it upright, or as a polygon")
     for label in labels:
         if not (name := plain_name(str(label))):
-            raise place.problem(kind, "without a label: correct it")
-        image.add(name, *outlined)
+            raise context.error(kind, "without a label: correct it")
+        image.add(name, *box_and_outline)
 
 
-def _region_outline(value: Mapping[str, Any], place: _Place, kind: str) -> tuple[Corners, Any] | None:
-    """Return the box and the outline of a region in pixels; None if it is of another kind."""
-    height, width = place.size
-    damaged = place.problem(kind, "whose numbers cannot be read: correct it")
+def _read_region(value: Mapping[str, Any], context: _Context, kind: str) -> tuple[Corners, Any] | None:
+    """Return the box and the outline of a region in pixels; None if the value has no shape that is read."""
+    height, width = context.size
+    invalid_numbers = context.error(kind, "whose numbers cannot be read: correct it")
     if isinstance(value.get("rle"), list):
         try:
-            runs = run_lengths_of(decode_brush(value["rle"], place.size))
+            runs = run_lengths_of(decode_brush(value["rle"], context.size))
         except ValueError as problem:
-            raise place.problem(kind, f"whose mask cannot be read ({problem}): draw it again") from None
+            raise context.error(kind, f"whose mask cannot be read ({problem}): draw it again") from None
         box = box_of_runs(runs)
         return None if box is None else (box, runs)
     if isinstance(value.get("points"), list):
         points = value["points"]
         if len(points) < 3 or not all(isinstance(point, list) and _are_numbers(point, 2) for point in points):
-            raise damaged
+            raise invalid_numbers
         return polygon_of_points([(x * width / 100, y * height / 100) for x, y in points])
     sides = ("radiusX", "radiusY") if "radiusX" in value else ("width", "height")
     if not {"x", "y", *sides} <= value.keys():
         return None
     numbers = [value[name] for name in ("x", "y", *sides)]
     if not _are_numbers(numbers, 4):
-        raise damaged
-    x, y, across, down = numbers
-    left, top, right, bottom = (x, y, x + across, y + down)
+        raise invalid_numbers
+    x, y, horizontal, vertical = numbers  # width and height, or the radii of an ellipse with the centre x, y
+    left, top, right, bottom = (x, y, x + horizontal, y + vertical)
     if sides[0] == "radiusX":
-        left, top = x - across, y - down
+        left, top = x - horizontal, y - vertical
     return (left * width / 100, top * height / 100, right * width / 100, bottom * height / 100), None
 
 
@@ -254,11 +268,16 @@ def _are_numbers(values: Sequence[Any], count: int) -> bool:
 
 
 def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return the (H, W) mask of a brushed region, which is packed by the format of thi.ng's rle-pack.
+    """Return the (H, W) mask of a brushed region, from the bytes that thi.ng's rle-pack writes.
 
-    The bits hold the number of values (32), the bits of a value less 1 (5), four lengths of counts less 1 (4 each), and
-    then blocks: whether the block repeats one value (1), which length its count has (2), the count less 1, and the
-    value or values. Values are the red, green, blue and alpha of each pixel in turn; alpha marks the region.
+    The bits are, in this order (with the number of bits): the number of values (32), the bits per value minus 1 (5),
+    four possible numbers of bits per count, each minus 1 (4 each), and then blocks of values. The bits of a block are:
+    whether it repeats one value (1), which of the four numbers of bits its count has (2), the count minus 1, and the
+    value or values. The values are red, green, blue and alpha of each pixel in turn; alpha is the mask.
+
+    Args:
+        values: Bytes, as integers from 0 to 255.
+        size: (height, width) of the image in pixels.
 
     Raises:
         ValueError: The bytes are not a mask of this size; the message says why.
@@ -266,47 +285,49 @@ def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.boo
     total = 4 * math.prod(size)
     if total > 4 * MAX_PIXELS or not all(type(value) is int and 0 <= value < 256 for value in values):
         raise ValueError("it is too large, or has values that are not bytes (0 to 255)")
-    bits = _Bits(bytes(values))
+    bits = _BitReader(bytes(values))
     if bits.read(32) != total:
         raise ValueError(f"it is not of {size[1]}x{size[0]} pixels")
-    width, lengths = bits.read(5) + 1, [bits.read(4) + 1 for _ in range(4)]
-    out, index = np.zeros(total, dtype=np.bool_), 0
+    value_bits, count_bits = bits.read(5) + 1, [bits.read(4) + 1 for _ in range(4)]
+    are_set, index = np.zeros(total, dtype=np.bool_), 0
     while index < total:
-        repeats = bits.read(1)
-        end = index + 1 + bits.read(lengths[bits.read(2)])
+        is_repeated = bits.read(1)
+        end = index + 1 + bits.read(count_bits[bits.read(2)])
         if end > total:
             raise ValueError("it has more values than pixels")
-        out[index:end] = bits.read(width) if repeats else [bits.read(width) for _ in range(end - index)]
+        are_set[index:end] = (
+            bits.read(value_bits) if is_repeated else [bits.read(value_bits) for _ in range(end - index)]
+        )
         index = end
-    return out.reshape(*size, 4)[..., 3].copy()
+    return are_set.reshape(*size, 4)[..., 3].copy()
 
 
 def encode_brush(mask: NDArray[np.bool_]) -> list[int]:
     """Return the packed bytes of an (H, W) mask; see `decode_brush`."""
     flat = mask.ravel()
     edges = np.concatenate([[0], np.flatnonzero(flat[1:] != flat[:-1]) + 1, [len(flat)]])
-    bits = [f"{4 * len(flat):032b}{_VALUE - 1:05b}", *(f"{length - 1:04b}" for length in _COUNTS)]
+    bits = [f"{4 * len(flat):032b}{_VALUE_BITS - 1:05b}", *(f"{count_bits - 1:04b}" for count_bits in _COUNT_BITS)]
     for start, end in pairwise(edges.tolist()):
-        left = 4 * (end - start)
-        while left:
-            count = min(left, 1 << _COUNTS[-1])
-            index = next(index for index, length in enumerate(_COUNTS) if count <= 1 << length)
-            bits.append(f"1{index:02b}{count - 1:0{_COUNTS[index]}b}{255 * int(flat[start]):0{_VALUE}b}")
-            left -= count
+        n_remaining = 4 * (end - start)
+        while n_remaining:
+            count = min(n_remaining, 1 << _COUNT_BITS[-1])
+            index = next(index for index, count_bits in enumerate(_COUNT_BITS) if count <= 1 << count_bits)
+            bits.append(f"1{index:02b}{count - 1:0{_COUNT_BITS[index]}b}{255 * int(flat[start]):0{_VALUE_BITS}b}")
+            n_remaining -= count
     text = "".join(bits)
     return list(int(text.ljust(-(-len(text) // 8) * 8, "0"), 2).to_bytes(-(-len(text) // 8)))
 
 
-class _Bits:
-    """Reads numbers from the bits of bytes, the highest bit first."""
+class _BitReader:
+    """Reads numbers of any number of bits from bytes, the highest bit first."""
 
     def __init__(self, content: bytes) -> None:
-        self._content, self._place = content, 0
+        self._content, self._position = content, 0
 
     def read(self, count: int) -> int:
         """Return the number in the next `count` bits."""
-        start, end = self._place, self._place + count
-        self._place = end
+        start, end = self._position, self._position + count
+        self._position = end
         if end > 8 * len(self._content):
             raise ValueError("it ends too early")
         number = int.from_bytes(self._content[start // 8 : -(-end // 8)])

@@ -1,4 +1,4 @@
-"""Find the image that a name in an annotation file refers to; names may come from other machines and folders."""
+"""Finds the images that annotation files name, even if the names were written on another machine."""
 
 import re
 import unicodedata
@@ -27,18 +27,18 @@ _DRIVE = re.compile(r"[A-Za-z]:(?=[\\/])")
 
 
 class MissingImage(UserError):
-    """An image that an annotation file names does not exist."""
+    """Error: an image that an annotation file names does not exist."""
 
 
 class Match(NamedTuple):
-    """A file that a name may refer to, and the folder `base` that the name is then relative to."""
+    """The path of a file that a name may refer to, and the folder (`base`) that the name is then relative to."""
 
     path: str
     base: str
 
 
 def normalise_name(name: str) -> str:
-    """Return the form of a name for comparisons: case, Unicode normalization and outer spaces do not matter."""
+    """Return a key that is equal for names that differ only in case, Unicode form or spaces at the ends."""
     return unicodedata.normalize("NFC", name).casefold().strip()
 
 
@@ -53,13 +53,13 @@ def split_path(name: str) -> tuple[str, ...]:
         name = unquote(re.split("[?#]", name[url.end() :])[0])
     drive = _DRIVE.match(name)
     path = name[drive.end() :] if drive else name
-    return tuple(part for part in path.replace("\\", "/").split("/") if part not in ("", ".", ".."))
+    return tuple(step for step in path.replace("\\", "/").split("/") if step not in ("", ".", ".."))
 
 
 def explain_foreign_path(name: str) -> str:
-    """Return why a name is not a path within a folder; "" for a valid path."""
+    """Return why a name is not a path relative to the folder of the images, and advice; "" for a relative path."""
     if _URL.match(name):
-        return "an address on the network: fetch its images, and put them into the folder"
+        return "a URL: download its images, and put them into the folder"
     path = name.replace("\\", "/")
     if path.startswith("/") or _DRIVE.match(name) or ".." in path.split("/") or "\0" in name:
         return "a path out of its folder, and no such image is in it: add the image, or give names within the folder"
@@ -67,43 +67,49 @@ def explain_foreign_path(name: str) -> str:
 
 
 class ImageNames:
-    """Finds files by the names that annotation files give them."""
+    """Finds files, usually images, by the names that annotation files give them.
+
+    Args:
+        paths: Paths of the files to find, relative to the tree.
+        tree: All files of the data set.
+    """
 
     def __init__(self, paths: Collection[str], tree: Tree) -> None:
         self._tree = tree
-        self._folders = {part for path in tree.files for part in path.split("/")[:-1]}
+        self._folders = {folder for path in tree.files for folder in path.split("/")[:-1]}
         self._by_name: dict[str, list[str]] = {}
         self._by_stem: dict[str, list[str]] = {}
-        self._in_folder: Counter[str] = Counter()
-        self._image_folders = {part for path in paths for part in path.split("/")[:-1]}
-        self._folders_of: dict[str, set[str]] = {}
+        self._files_per_folder: Counter[str] = Counter()
+        self._image_folders = {folder for path in paths for folder in path.split("/")[:-1]}
+        self._folders_by_suffix: dict[str, set[str]] = {}
         for path in paths:
             name = path.rpartition("/")[2]
             self._by_name.setdefault(normalise_name(name), []).append(path)
             self._by_stem.setdefault(normalise_name(PurePosixPath(name).stem), []).append(path)
-            self._in_folder[path.rpartition("/")[0]] += 1
+            self._files_per_folder[path.rpartition("/")[0]] += 1
 
     def matches(self, name: str, by_stem: bool = False) -> list[Match]:
-        """Return the files that a name may refer to: of the files with this name, those with most of its folders.
+        """Return the files with this name whose path shares the most folders with it, counted from the end.
 
-        A file in another folder of the set is excluded: "train/1.jpg" is not "val/1.jpg". Label Studio's prefix of an
-        upload may be missing, and with `by_stem` the suffix may differ.
+        A file is excluded if it is in a different folder of the data set: "train/1.jpg" does not match "val/1.jpg". If
+        no file has the name, the prefix that Label Studio adds to the names of uploads is removed. With `by_stem` the
+        suffix may differ.
         """
         *folders_of_name, last = split_path(name) or ("",)
         paths = self._files_of_name(last, by_stem) or self._files_of_name(UPLOADED.sub("", last, count=1), by_stem)
         exact = [path for path in paths if path.rpartition("/")[2] == last]
-        best, matches = -1, list[Match]()
+        best_count, matches = -1, list[Match]()
         for path in exact or paths:
             folders = path.split("/")[:-1]
             pairs = zip(reversed(folders_of_name), reversed(folders), strict=False)
-            shared = next((index for index, (a, b) in enumerate(pairs) if normalise_name(a) != normalise_name(b)), None)
-            if shared is not None and folders_of_name[-1 - shared] in self._folders:
+            n_shared = next((n for n, (a, b) in enumerate(pairs) if normalise_name(a) != normalise_name(b)), None)
+            if n_shared is not None and folders_of_name[-1 - n_shared] in self._folders:
                 continue
-            shared = min(len(folders_of_name), len(folders)) if shared is None else shared
-            if shared >= best:
-                matches = [] if shared > best else matches
-                best = shared
-                matches.append(Match(path, "/".join(folders[: len(folders) - shared])))
+            n_shared = min(len(folders_of_name), len(folders)) if n_shared is None else n_shared
+            if n_shared >= best_count:
+                matches = [] if n_shared > best_count else matches
+                best_count = n_shared
+                matches.append(Match(path, "/".join(folders[: len(folders) - n_shared])))
         return matches
 
     def _files_of_name(self, name: str, by_stem: bool) -> list[str]:
@@ -111,14 +117,19 @@ class ImageNames:
         return self._by_stem.get(normalise_name(stem), []) if by_stem else self._by_name.get(normalise_name(name), [])
 
     def find_images(self, names: Sequence[str], file: str, part: str) -> list[str | None]:
-        """Return the image for each name in an annotation file; None for a missing image.
+        """Return the path of the image for each name in an annotation file; None for a missing image.
 
-        The images lie in one folder, or also in other folders if this file names at least half of the images there: a
-        single image elsewhere is not used in place of a missing image. A name without a suffix matches any suffix.
-        `part` is the part of the file's images, or "" if it is unknown.
+        Images are searched for in the main folder that names are relative to. Images in another folder are used only if
+        the file names at least half of the images there, so that a single image elsewhere does not replace a missing
+        image. A name without a suffix matches any suffix.
+
+        Args:
+            names: Names in the annotation file.
+            file: Annotation file.
+            part: Part of the images that the file describes, or "".
 
         Raises:
-            UserError: The images may come from any of several folders.
+            UserError: The names may be relative to any of several folders.
         """
         matches_of = [self.matches(name, by_stem=not name.lower().endswith(IMAGE_SUFFIXES)) for name in names]
         main_base = self._main_base(matches_of, file, part)
@@ -131,86 +142,93 @@ class ImageNames:
         for index, (path, matches) in enumerate(zip(paths, matches_of, strict=True)):
             if path is not None and all(match.base != main_base for match in matches):
                 folder = path.rpartition("/")[0]
-                if 2 * n_named[folder] < self._in_folder[folder]:
+                if 2 * n_named[folder] < self._files_per_folder[folder]:
                     paths[index] = None
         return paths
 
     def _main_base(self, matches_of: Sequence[Sequence[Match]], file: str, part: str) -> str | None:
-        """Return the base folder of the names: the nearest folder to the file with at least half of the images."""
+        """Return the folder that the names are relative to: the nearest one to the file with half of the images."""
         counts = Counter(match.base for matches in matches_of for match in matches)
         if not counts:
             return None
         fitting_counts = {base: count for base, count in counts.items() if part_fits(f"{base}/", part)} or counts
-        # Half of the images, or the most of any folder.
-        enough = min(max(fitting_counts.values()), -(-sum(map(bool, matches_of)) // 2))
+        # Half of the matched names, or fewer if no folder has half of them.
+        min_count = min(max(fitting_counts.values()), -(-sum(map(bool, matches_of)) // 2))
         ranked = sorted(
             (_folder_distance(base, file, part), len(plain_folders(base)), base)
             for base, count in fitting_counts.items()
-            if count >= enough
+            if count >= min_count
         )
         rivals = [base for *rank, base in ranked if tuple(rank) == ranked[0][:2]]
         if any(len([match for match in matches if match.base in rivals]) > 1 for matches in matches_of):
             raise UserError(
-                f"the images of {self._tree.place_of(file)!r} are in {rivals[0]!r} and in {rivals[1]!r}: include "
+                f"the images of {self._tree.shown_path(file)!r} are in {rivals[0]!r} and in {rivals[1]!r}: include "
                 "the folder in their names, or move one of the folders away."
             )
         return ranked[0][2]
 
-    def find_described_image(self, file: str, named: Sequence[str]) -> str | None:
-        """Return the image of an annotation file that describes one image; None if it is missing.
+    def find_described_image(self, file: str, stated_names: Sequence[str]) -> str | None:
+        """Return the path of the image that an annotation file describes; None if there is no such image.
 
-        Images in the same or the parallel folder are preferred. Among those, an image that the file names, the
-        likeliest name first, is preferred to one with the file's own stem.
+        Images beside the file or in the parallel folder (`images/` for `labels/`) are preferred. Among these, an image
+        that the file names is preferred to an image with the stem of the file.
+
+        Args:
+            file: Annotation file that describes one image.
+            stated_names: Names of the image in the file, the likeliest first.
         """
         stem = PurePosixPath(file).stem
-        names = [name for name in named if name]
+        names = [name for name in stated_names if name]
         candidates = [*((name, False) for name in names), *((name, True) for name in names), (stem, True)]
         part = part_of_folders(file)
-        for is_near in (True, False):
+        for are_near in (True, False):
             for name, by_stem in candidates:
                 paths = [match.path for match in self.matches(name, by_stem) if part_fits(match.path, part)]
                 paths = [path for path in paths if not self._has_other_folders(path, file)]
                 ranks = {path: _folder_rank(path, file) for path in paths}
-                ranked = [path for path in paths if (ranks[path] <= 1) == is_near]
-                best = [path for path in ranked if ranks[path] == min(ranks[path] for path in ranked)]
+                paths = [path for path in paths if (ranks[path] <= 1) == are_near]
+                best = [path for path in paths if ranks[path] == min(ranks[path] for path in paths)]
                 if len(best) > 1:
                     raise UserError(
-                        f"{self._tree.place_of(file)!r} may describe {best[0]!r} or {best[1]!r}: remove one of the two "
-                        "images, or give the correct name in the file."
+                        f"{self._tree.shown_path(file)!r} may describe {best[0]!r} or {best[1]!r}: remove one of "
+                        "the two images, or give the correct name in the file."
                     )
                 if best:
                     return best[0]
         return None
 
     def _has_other_folders(self, path: str, file: str) -> bool:
-        """Return whether an image and an annotation file lie in different folders of the set ("cam1" and "cam2")."""
-        ending = PurePosixPath(file).suffix
-        if ending not in self._folders_of:
-            namesakes = [other for other in self._tree.files if other.endswith(ending)]
-            self._folders_of[ending] = {part for other in namesakes for part in other.split("/")[:-1]}
+        """Return whether the folders of an image and of an annotation file differ in a name, such as "cam1" and "cam2".
+
+        Names of folders for one type of file, such as "images" and "labels", may differ.
+        """
+        suffix = PurePosixPath(file).suffix
+        if suffix not in self._folders_by_suffix:
+            files = [other for other in self._tree.files if other.endswith(suffix)]
+            self._folders_by_suffix[suffix] = {folder for other in files for folder in other.split("/")[:-1]}
         image_folders = set(plain_folders(path.rpartition("/")[0]))
         file_folders = set(plain_folders(file.rpartition("/")[0]))
         return bool(
             (file_folders - image_folders) & self._image_folders
-            or (image_folders - file_folders) & self._folders_of[ending]
+            or (image_folders - file_folders) & self._folders_by_suffix[suffix]
         )
 
 
 def _folder_rank(path: str, file: str) -> int:
-    """Return 0 for an image beside its annotation file, 1 for one in the parallel folder, 2 elsewhere."""
+    """Return 0 for an image beside its annotation file, 1 in the parallel folder (`images/` for `labels/`), else 2."""
     image_folder, file_folder = path.rpartition("/")[0], file.rpartition("/")[0]
     return 0 if image_folder == file_folder else 1 if plain_folders(image_folder) == plain_folders(file_folder) else 2
 
 
 def _folder_distance(base: str, file: str, part: str) -> int:
-    """Return a rank of a folder as the location of an annotation file's images; 0 is the likeliest."""
+    """Return how unlikely it is that the names in an annotation file are relative to `base`, from 0 to 5."""
     file_folder, stem = file.rpartition("/")[0], normalise_name(PurePosixPath(file).stem)
     parent, name = file_folder.rpartition("/")[0], normalise_name(base.rpartition("/")[2])
     if base == file_folder:
         return 0
     if name in IMAGE_FOLDERS and base.rpartition("/")[0] == file_folder:
         return 1
-    if name and (stem == name or stem.endswith((f"_{name}", f"-{name}"))):  # train2017 of instances_train2017
+    if name and (stem == name or stem.endswith((f"_{name}", f"-{name}"))):  # instances_train2017.json and train2017/
         return 2
     if part and part_of_folders(f"{base}/") == part:
         return 3
@@ -218,37 +236,39 @@ def _folder_distance(base: str, file: str, part: str) -> int:
 
 
 def plain_folders(folder: str) -> tuple[str, ...]:
-    """Return the folders of a path, except folders named only after a kind of file, such as "images"."""
-    kinds = (*IMAGE_FOLDERS, *LABEL_FOLDERS)
-    return tuple(part for part in folder.split("/") if part and part.lower() not in kinds)
+    """Return the names of the folders in a path, except usual names for one type of file, such as "images"."""
+    usual_names = (*IMAGE_FOLDERS, *LABEL_FOLDERS)
+    return tuple(name for name in folder.split("/") if name and name.lower() not in usual_names)
 
 
-def assign_images(tree: Tree, named: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str]]:
-    """Return the image that each annotation file describes, and notes on names that were not used.
+def assign_images(tree: Tree, stated_names: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str]]:
+    """Return the path of the image that each annotation file describes, and notes on names that were not used.
 
-    A file describes the image that it names. If several files name one image, as in sets of renamed files, each of
-    them describes the image with its own stem instead, unless another file describes that image.
+    A file describes the image that it names. If several files name the same image, as in data sets whose files were
+    renamed, each of them describes the image with the stem of the file, unless another file describes that image.
 
     Args:
-        tree: Files of the set.
-        named: Names that each annotation file gives its image, the likeliest first.
+        tree: Files of the data set.
+        stated_names: Names of its image in each annotation file, the likeliest first.
     """
     names = ImageNames(tree.images, tree)
-    described = ((file, names.find_described_image(file, image_names)) for file, image_names in named.items())
-    keys = {file: key for file, key in described if key is not None}
+    image_of = ((file, names.find_described_image(file, image_names)) for file, image_names in stated_names.items())
+    keys = {file: key for file, key in image_of if key is not None}
     files_of: dict[str, list[str]] = {}
     for file, key in keys.items():
         files_of.setdefault(key, []).append(file)
     corrected = []
     for file in [file for files in files_of.values() if len(files) > 1 for file in files]:
-        own_image = names.find_described_image(file, ())
-        if own_image is not None and own_image not in keys.values():
-            keys[file] = own_image
+        image_by_stem = names.find_described_image(file, ())
+        if image_by_stem is not None and image_by_stem not in keys.values():
+            keys[file] = image_by_stem
             corrected.append(file)
     images: dict[str, AnnotatedImage] = {}
     for file, key in keys.items():
         add_image(images, AnnotatedImage(key, source=file), tree.shown)
-    respelt = [file for file, key in keys.items() if file not in corrected and _has_other_suffix(named[file], key)]
+    respelt = [
+        file for file, key in keys.items() if file not in corrected and _has_other_suffix(stated_names[file], key)
+    ]
     notes = []
     for files, problem, image in (
         (corrected, "the image of another file", "the image with its own name"),
@@ -260,23 +280,23 @@ def assign_images(tree: Tree, named: Mapping[str, Sequence[str]]) -> tuple[dict[
     return keys, notes
 
 
-def assign_keys(images: Iterable[AnnotatedImage], named: Mapping[str, Sequence[str]], tree: Tree) -> list[str]:
-    """Set the keys of images with one annotation file each, their `source`, and return notes; see `assign_images`."""
-    keys, notes = assign_images(tree, named)
-    for file, image_names in named.items():
+def assign_keys(images: Iterable[AnnotatedImage], stated_names: Mapping[str, Sequence[str]], tree: Tree) -> list[str]:
+    """Set the key of each image by its annotation file (`source`), as `assign_images` finds it, and return notes."""
+    keys, notes = assign_images(tree, stated_names)
+    for file, image_names in stated_names.items():
         if file not in keys:
             name = next((split_path(path)[-1] for path in image_names if split_path(path)), file.rpartition("/")[2])
             raise MissingImage(
-                f"{tree.place_of(file)!r} describes {name!r}, but there is no such image beside it or in a folder such "
-                "as JPEGImages or images: add it."
+                f"{tree.shown_path(file)!r} describes {name!r}, but there is no such image beside it or in a "
+                "folder such as JPEGImages or images: add it."
             )
     for image in images:
         image.key = keys[image.source]
     return notes
 
 
-def _has_other_suffix(named: Sequence[str], key: str) -> bool:
-    """Return whether there are names with an image suffix and none of them is this image's."""
-    file_names = [split_path(name)[-1] for name in named if split_path(name)]
+def _has_other_suffix(stated_names: Sequence[str], key: str) -> bool:
+    """Return whether some of the names have an image suffix, but none of them is the file name of the image."""
+    file_names = [split_path(name)[-1] for name in stated_names if split_path(name)]
     names = [normalise_name(name) for name in file_names if name.lower().endswith(IMAGE_SUFFIXES)]
     return bool(names) and normalise_name(key.rpartition("/")[2]) not in names

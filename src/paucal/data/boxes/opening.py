@@ -1,6 +1,7 @@
-"""The table of layouts of boxes; finds the layout of a folder, an archive or a file, and reads its annotation files.
+"""Finds the layout of the boxes in a folder, an archive or a file, and reads the annotation files.
 
-Some other layouts are recognised but not read, so that messages can name them.
+`LAYOUTS` has the layouts that are read, and `UNSUPPORTED` those that are only recognised, so that messages can name
+them.
 """
 
 import re
@@ -24,24 +25,24 @@ from paucal.data.splits.part_names import part_of_folders
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
 
-# In order of preference, for sets that have the same boxes in several layouts.
+# In order of preference if a data set has the same boxes in several layouts.
 LAYOUTS: tuple[Layout, ...] = (
     *(xml_layouts.VOC, coco.LAYOUT, xml_layouts.CVAT, labelme.LAYOUT, label_studio.LAYOUT, yolo.LAYOUT, table.LAYOUT),
 )
 TAGGED = (xml_layouts.CVAT.name, label_studio.LAYOUT.name)  # layouts that may have labels of whole images
-EXPECTED = "; ".join(layout.expected for layout in LAYOUTS)
+EXPECTED_TEXT = "; ".join(layout.expected for layout in LAYOUTS)
 SUFFIXES = tuple(dict.fromkeys(suffix for layout in LAYOUTS for suffix in layout.suffixes))
-STRUCTURE = (*IMAGE_FOLDERS, *LABEL_FOLDERS, "imagesets")
+STRUCTURE = (*IMAGE_FOLDERS, *LABEL_FOLDERS, "imagesets")  # usual names of folders for one type of file, not classes
 
-HEAD = 1 << 16  # bytes at the start and at the end that are searched for a pattern
-LOOKED_AT = 20  # files per suffix
+SEARCHED_BYTES = 1 << 16  # at the start and at the end of a file, to recognise an unsupported layout
+MAX_FILES_SEARCHED = 20  # files per unsupported layout
 _NUMBER = rb"-?\d+(?:\.\d+)?(?:e-?\d+)?[ \t]*"
 _KITTI = rb"\A\s*[A-Za-z]\w*[ \t]+(?:" + _NUMBER + rb"){14,15}(?:\r?\n|\Z)"
 _DOTA = rb"(?:\A|\n)(?:" + _NUMBER + rb"){8}[A-Za-z][\w-]*[ \t]+[0-3][ \t\r]*(?:\n|\Z)"
 
 
 class UnsupportedLayout(NamedTuple):
-    """A layout that is not read, only recognised, by the suffixes of its files and a pattern in their content."""
+    """A layout that is recognised, by the suffixes of its files and a pattern in their content, but not read."""
 
     name: str
     suffixes: tuple[str, ...]
@@ -49,6 +50,7 @@ class UnsupportedLayout(NamedTuple):
 
 
 def _entries_pattern(*names: str) -> re.Pattern[bytes]:
+    """Return a pattern that matches JSON with entries of all these names."""
     return re.compile("".join(f'(?=.*"{name}"\\s*:)' for name in names).encode(), re.DOTALL)
 
 
@@ -70,13 +72,13 @@ UNSUPPORTED: tuple[UnsupportedLayout, ...] = (
 
 @dataclass(frozen=True)
 class AnnotationFiles:
-    """The annotation files of a set that share one layout.
+    """All annotation files of a data set that have the same layout.
 
     Attributes:
         name: Name of the layout.
         files: Paths of the files, at least one.
-        read: Function that reads them; None for an unsupported layout.
-        advice: Advice on an unsupported layout.
+        read: Function that reads the files; None for an unsupported layout.
+        advice: What the user can do about an unsupported layout.
     """
 
     name: str
@@ -86,46 +88,46 @@ class AnnotationFiles:
 
     @property
     def shown(self) -> str:
-        """Folder of the files, or the first file, for messages."""
+        """Path for messages: the folder of the files if each image has a file, else the first file."""
         folders = {file.rpartition("/")[0] for file in self.files}
-        is_many = self.name not in (coco.LAYOUT.name, table.LAYOUT.name, *TAGGED)
-        return "".join(folders) if len(folders) == 1 and is_many and folders != {""} else self.files[0]
+        has_file_per_image = self.name not in (coco.LAYOUT.name, table.LAYOUT.name, *TAGGED)
+        return "".join(folders) if len(folders) == 1 and has_file_per_image and folders != {""} else self.files[0]
 
     @property
     def are_among_classes(self) -> bool:
-        """Whether all files lie in folders whose names may be classes of images."""
+        """Whether all files are in folders whose names may be classes of images."""
         folders = [file.rpartition("/")[0] for file in self.files]
         structural = [part_of_folders(f"{path}/") or {*path.lower().split("/")} & set(STRUCTURE) for path in folders]
         return all(folders) and not any(structural)
 
 
 def find_boxes(path: Path) -> AnnotationFiles | None:
-    """Return the annotation files of a folder, an archive or a file; None if no layout is recognised."""
-    is_set = path.is_dir() or is_archive(path)
-    if not path.exists() or not (is_set or path.suffix.lower() in SUFFIXES):
+    """Return the annotation files of a folder, an archive or a single file; None if no layout is recognised."""
+    has_files = path.is_dir() or is_archive(path)
+    if not path.exists() or not (has_files or path.suffix.lower() in SUFFIXES):
         return None
-    tree = open_tree(path) if is_set else folder_tree(path.parent, [path.name])
+    tree = open_tree(path) if has_files else folder_tree(path.parent, [path.name])
     return next(iter(find_annotation_files(tree)), None) or find_unsupported_files(tree)
 
 
 def find_annotation_files(tree: Tree) -> list[AnnotationFiles]:
-    """Return the annotation files of a tree, grouped by layout, for the layouts that can be read."""
+    """Return the annotation files of a tree in supported layouts, grouped by layout."""
     groups = ((layout, layout.find(tree, tree.files)) for layout in LAYOUTS)
     return [AnnotationFiles(layout.name, files, layout.read) for layout, files in groups if files]
 
 
 def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
-    """Return a file of an unsupported layout, or an archive below a folder that holds annotation files."""
+    """Return a file in an unsupported layout, or in a folder without images an archive that has annotation files."""
     for layout in UNSUPPORTED:
-        for file in tree.ending(*layout.suffixes)[:LOOKED_AT]:
-            if layout.pattern.search(ascii_bytes(tree.peek(file, HEAD))):
+        for file in tree.ending(*layout.suffixes)[:MAX_FILES_SEARCHED]:
+            if layout.pattern.search(ascii_bytes(tree.peek(file, SEARCHED_BYTES))):
                 return AnnotationFiles(f"{layout.name} writes them", [file])
     archives = [] if tree.images or not Path(tree.location).is_dir() else tree.ending(*ARCHIVE_SUFFIXES)
     if not archives:
         return None
     try:
         boxes_in_archive = find_boxes(Path(tree.location, archives[0]))
-    except UserError:  # reported when the archive itself is opened
+    except UserError:  # the archive is damaged; opening it reports that
         return None
     advice = "give one archive as DATA, or unpack them"
     return boxes_in_archive and AnnotationFiles(f"{boxes_in_archive.name} in archives", archives[:1], advice=advice)
@@ -141,31 +143,34 @@ def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
         return _read_single_file(path)
     tree = open_tree(path)
     groups = find_annotation_files(tree)
-    own_groups = [replace(group, files=[file for file in group.files if not root_of_set(file)]) for group in groups]
-    own_groups = [group for group in own_groups if group.files]
-    if not own_groups:
+    root_groups = [replace(group, files=[file for file in group.files if not root_of_set(file)]) for group in groups]
+    root_groups = [group for group in root_groups if group.files]
+    if not root_groups:
         _refuse_without_boxes(tree, groups)
-    annotations = _read_fullest(own_groups, tree)
-    # Images without annotations beside annotated images may show objects.
+    annotations = _read_preferred_layout(root_groups, tree)
+    # Images without annotations are left out, since they may show objects that were not annotated.
     keys = {image.key for image in annotations.images}
     folders = {key.rpartition("/")[0] for key in keys}
-    n_bare = sum(image.rpartition("/")[0] in folders and image not in keys for image in tree.images)
-    text = f"{counted(n_bare, 'image')} without an annotation {'is' if n_bare == 1 else 'are'} left out"
-    notes = [*tree.notes, *annotations.notes, *([text] if n_bare else [])]
-    if foreign_files := [file for group in groups for file in group.files if root_of_set(file)]:
-        count = counted(len(foreign_files), "annotation file")
-        other_set = f"of another set, in {root_of_set(foreign_files[0])!r}"
-        notes.append(f"{count} {other_set}, {was(len(foreign_files))} skipped")
+    n_unannotated = sum(image.rpartition("/")[0] in folders and image not in keys for image in tree.images)
+    note = f"{counted(n_unannotated, 'image')} without an annotation {'is' if n_unannotated == 1 else 'are'} left out"
+    notes = [*tree.notes, *annotations.notes, *([note] if n_unannotated else [])]
+    if other_files := [file for group in groups for file in group.files if root_of_set(file)]:
+        count = counted(len(other_files), "annotation file")
+        other_set = f"of another set, in {root_of_set(other_files[0])!r}"
+        notes.append(f"{count} {other_set}, {was(len(other_files))} skipped")
     return tree, with_parts(replace(annotations, notes=tuple(notes)), tree)
 
 
 def open_boxed_images(path: Path) -> ImageSet:
-    """Return the images of the annotation files at a path, without labels."""
+    """Return the images that the annotation files at a path describe, without labels."""
     return without_labels(*read_boxes(path))
 
 
 def open_tagged_images(path: Path) -> ImageSet | None:
-    """Return the images of annotation files with labels of whole images and no boxes; None for other paths."""
+    """Return the images of annotation files that label whole images and have no boxes.
+
+    The result is None if the path has no such files.
+    """
     files = find_boxes(path)
     if files is None or files.name not in TAGGED:
         return None
@@ -177,8 +182,8 @@ def open_tagged_images(path: Path) -> ImageSet | None:
     rows = [index for index, names in enumerate(tags) if names or is_multi_label]
     labels = from_names([tags[index] for index in rows], is_multi_label, f"from {files.name}")
     images = without_labels(tree, annotations).select(np.asarray(rows, dtype=np.int64))
-    n_bare = len(tags) - len(rows)
-    notes = [f"{counted(n_bare, 'image')} without a label {was(n_bare)} left out"] if n_bare else []
+    n_unlabelled = len(tags) - len(rows)
+    notes = [f"{counted(n_unlabelled, 'image')} without a label {was(n_unlabelled)} left out"] if n_unlabelled else []
     return replace(
         images,
         classes=labels.classes,
@@ -189,7 +194,7 @@ def open_tagged_images(path: Path) -> ImageSet | None:
 
 
 def without_labels(tree: Tree, annotations: AnnotationSet) -> ImageSet:
-    """Return the images of annotation files without their classes and boxes."""
+    """Return the images that annotation files describe as an unlabelled set, without boxes."""
     keys = [image.key for image in annotations.images]
     return ImageSet(
         name=tree.name,
@@ -204,7 +209,9 @@ def without_labels(tree: Tree, annotations: AnnotationSet) -> ImageSet:
 
 
 def root_of_set(file: str) -> str:
-    """Return the folder of the set that an annotation file belongs to; "" for the whole tree.
+    """Return the folder of the data set that an annotation file belongs to; "" for the root of the tree.
+
+    Folders such as "Annotations", "labels" or "train" belong to the data set, and other folders lead to it.
 
     Example:
         >>> [root_of_set(file) for file in ("VOCdevkit/VOC2012/Annotations/1.xml", "train/labels/1.txt", "a b/1.xml")]
@@ -218,8 +225,12 @@ def root_of_set(file: str) -> str:
     return "/".join(parents)
 
 
-def _read_fullest(groups: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet:
-    """Read all layouts of a set, and return the content of the layout with the most images."""
+def _read_preferred_layout(groups: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet:
+    """Read the annotation files of all layouts, and return the content in the layout with the most images.
+
+    Raises:
+        UserError: The files of the first layout are invalid, or another layout has further images.
+    """
     annotations: dict[str, AnnotationSet] = {}
     notes: list[str] = []
     for group in groups:
@@ -231,16 +242,16 @@ def _read_fullest(groups: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSe
                 raise
             notes.append(f"{group.name} beside {groups[0].name} was skipped, as it cannot be read: {problem}")
     keys = {name: {image.key for image in content.images} for name, content in annotations.items()}
-    fullest = max(keys, key=lambda name: len(keys[name]))
-    for name in [name for name in keys if name != fullest]:
-        if not keys[name] <= keys[fullest]:
+    preferred = max(keys, key=lambda name: len(keys[name]))
+    for name in [name for name in keys if name != preferred]:
+        if not keys[name] <= keys[preferred]:
             raise UserError(
-                f"{tree.shown!r} has boxes as {fullest} ({counted(len(keys[fullest]), 'image')}) and as {name} "
+                f"{tree.shown!r} has boxes as {preferred} ({counted(len(keys[preferred]), 'image')}) and as {name} "
                 f"({counted(len(keys[name]), 'image')}) of different images: move one of them away, or give an "
                 "annotation file as DATA."
             )
-        notes.append(f"the boxes were read as {fullest}, and those as {name} were skipped")
-    return replace(annotations[fullest], notes=(*annotations[fullest].notes, *notes))
+        notes.append(f"the boxes were read as {preferred}, and those as {name} were skipped")
+    return replace(annotations[preferred], notes=(*annotations[preferred].notes, *notes))
 
 
 def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
@@ -248,16 +259,18 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
     layouts = [layout for layout in LAYOUTS if file.suffix.lower() in layout.suffixes]
     _refuse_unsupported(folder_tree(file.parent, [file.name]))
     if not layouts:
-        raise NoLabelsError(f"{str(file)!r} is neither a folder, an archive nor a file of boxes: expected {EXPECTED}.")
-    # A damaged file has no layout; reading it in the first layout reports the damage.
-    own_tree = folder_tree(file.parent)
-    layout = next((layout for layout in layouts if layout.find(own_tree, [file.name])), layouts[0])
+        raise NoLabelsError(
+            f"{str(file)!r} is neither a folder, an archive nor a file of boxes: expected {EXPECTED_TEXT}."
+        )
+    # A damaged file matches no layout; the first layout then reports the damage.
+    tree_of_parent = folder_tree(file.parent)
+    layout = next((layout for layout in layouts if layout.find(tree_of_parent, [file.name])), layouts[0])
     if (tree := layout.tree(file)) is not None:
         return tree, with_parts(layout.read(tree, [str(file.absolute())]), tree)
     problem: UserError | None = None
     for root in layout.roots(file):
         try:
-            tree = own_tree if root == file.parent else folder_tree(root)
+            tree = tree_of_parent if root == file.parent else folder_tree(root)
             path = file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file.absolute())
             annotations = with_parts(layout.read(tree, [path]), tree)
         except MissingImage as missing:
@@ -266,7 +279,8 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
             if problem is None or root == file.parent:
                 raise
         else:
-            if len({image.declared for image in annotations.images}) == 1:  # all images are then in the same part
+            # If all images are in the same part, as of "train.json", the part says nothing.
+            if len({image.declared for image in annotations.images}) == 1:
                 images = [replace(image, declared="") for image in annotations.images]
                 annotations = replace(annotations, images=images)
             return tree, annotations
@@ -275,14 +289,15 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
 
 
 def _refuse_without_boxes(tree: Tree, groups: Sequence[AnnotationFiles]) -> NoReturn:
+    """Refuse a tree that has no annotation files, or only in subfolders with data sets of their own."""
     if roots := sorted({root_of_set(file) for group in groups for file in group.files}):
-        locations = " or ".join(repr(tree.place_of(root)) for root in roots[:3])
+        locations = " or ".join(repr(tree.shown_path(root)) for root in roots[:3])
         raise UserError(f"{tree.shown!r} has several sets with boxes in subfolders: did you mean {locations}?")
     _refuse_unsupported(tree)
     files = tree.ending(".json")
     if len(files) == 1:
         coco.read(tree, files)  # raises an error with the reason why this file has no boxes
-    raise NoLabelsError(f"{tree.shown!r} has no annotations of boxes: expected {EXPECTED}.")
+    raise NoLabelsError(f"{tree.shown!r} has no annotations of boxes: expected {EXPECTED_TEXT}.")
 
 
 def _refuse_unsupported(tree: Tree) -> None:

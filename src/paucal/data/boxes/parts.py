@@ -1,4 +1,4 @@
-"""The split of images with boxes into parts (train, val, test): from annotation files, lists or folders."""
+"""Finds the part (train, val or test) of each image with boxes, by annotation files, list files or folders."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,17 +13,18 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 LIST_FOLDERS = ("imagesets/main", "imagesets", "")
-_SIGN = re.compile(r"\s+-?[01]$")  # sign in Pascal VOC's lists of a class
-_WITH_ANNOTATION = re.compile(r"\s+(?=\S.*\.(?:xml|json|txt)$)", re.IGNORECASE)
+_MARK = re.compile(r"\s+-?[01]$")  # 1, 0 or -1 after each image in Pascal VOC's lists of one class
+_GAP_BEFORE_ANNOTATION = re.compile(r"\s+(?=\S.*\.(?:xml|json|txt)$)", re.IGNORECASE)
 
 
 def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
-    """Return the images with their parts: from the annotation files, else from lists, else from the images' folders.
+    """Assign parts to images: by the annotation files, else by list files, else by the folders of the images.
 
-    If some images belong to a part, the others are left out, with a note.
+    If any image belongs to a part, images without a part are left out, with a note.
 
     Raises:
-        UserError: Two lists name one image, a listed name fits several images, or no line of a list names an image.
+        UserError: Two lists name the same image, a name in a list matches several images, or no line of a list names
+            an image.
     """
     images, notes = annotations.images, list(annotations.notes)
     if not any(image.declared for image in images):
@@ -41,13 +42,13 @@ def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
 
 
 def _parts_of_folders(images: Sequence[AnnotatedImage]) -> dict[str, str]:
-    """Return each image's part from its folder; empty if only one of several folders is named after a part."""
+    """Return the part of each image by its folder; empty if the folders name one part and some images have no part."""
     parts = {image.key: part_of_folders(image.key) for image in images}
     return {} if len(set(parts.values()) - {""}) < 2 and "" in parts.values() else parts
 
 
 def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[str, str], list[str]]:
-    """Return the part of each listed image, and notes on lines that match no image."""
+    """Return the part of each image that a list file names, by key, and notes on lines that name no image."""
     names = _ListedNames(images, tree)
     parts: dict[str, str] = {}
     notes: list[str] = []
@@ -55,17 +56,17 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
         lines, file_notes = tree.lines(file)
         notes += file_notes
         keys = [names.find(line, file) for line in lines]
-        unknown = [line for line, key in zip(lines, keys, strict=True) if key is None]
-        if lines and len(unknown) == len(lines):
-            place, first = tree.place_of(file), lines[0][:80]
-            text = f"no line of {place!r} names an image with annotations; the first is {first!r}"
+        unmatched = [line for line, key in zip(lines, keys, strict=True) if key is None]
+        if lines and len(unmatched) == len(lines):
+            shown_path, first = tree.shown_path(file), lines[0][:80]
+            text = f"no line of {shown_path!r} names an image with annotations; the first is {first!r}"
             if "/" in file:
                 raise UserError(f"{text}: correct the list, or remove it.")
             notes.append(f"{text}, so the list is skipped")
             continue
-        if unknown:
-            lines_text = counted(len(unknown), "line")
-            notes.append(f"{lines_text} of {file} without an image with annotations, such as {unknown[0][:80]!r}")
+        if unmatched:
+            lines_text = counted(len(unmatched), "line")
+            notes.append(f"{lines_text} of {file} without an image with annotations, such as {unmatched[0][:80]!r}")
         part, is_joint = PARTS[_plain_stem(file)], _plain_stem(file) == TRAINVAL
         for key in keys:
             if key is None or (is_joint and parts.get(key) == "val"):
@@ -73,13 +74,13 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
             if parts.setdefault(key, part) != part:
                 name = PurePosixPath(key).stem
                 raise UserError(
-                    f"{tree.place_of(file)!r} lists {name!r}, which is in the list of {parts[key]} too: correct it."
+                    f"{tree.shown_path(file)!r} lists {name!r}, which is in the list of {parts[key]} too: correct it."
                 )
     return parts, notes
 
 
 def _find_lists(tree: Tree) -> list[str]:
-    """Return the lists in the first folder that has lists of train, val or test; "trainval" comes last."""
+    """Return the list files of parts in the first of the usual folders that has any; "trainval.txt" comes last."""
     lists = [file for file in tree.ending(".txt") if _plain_stem(file) in PARTS]
     for folder in LIST_FOLDERS:
         if folder_lists := [file for file in lists if file.rpartition("/")[0].lower() == folder]:
@@ -92,18 +93,18 @@ def _plain_stem(file: str) -> str:
 
 
 class _ListedNames:
-    """Finds images by the names that lists give them: names of images, or names of their annotation files."""
+    """Finds the image that a line of a list file names, by its own name or by that of its annotation file."""
 
     def __init__(self, images: Sequence[AnnotatedImage], tree: Tree) -> None:
         self._tree = tree
         self._keys = ImageNames([image.key for image in images], tree)
         key_of_file = {image.source: image.key for image in images}
-        # An annotation file that describes several images does not identify one by its name.
+        # If an annotation file describes several images, the name of the file does not identify an image.
         self._key_of_file = key_of_file if len(key_of_file) == len(images) else {}
         self._files = ImageNames(self._key_of_file, tree)
 
     def find(self, line: str, file: str) -> str | None:
-        """Return the image that a line of a list names; None if the image has no annotations."""
+        """Return the key of the image that a line of the list `file` names; None if no image with boxes matches."""
         for name in _names_in(line):
             for by_stem in (False, True):
                 keys = {match.path for match in self._keys.matches(name, by_stem)}
@@ -111,7 +112,7 @@ class _ListedNames:
                 if len(keys) > 1:
                     first, second = sorted(keys)[:2]
                     raise UserError(
-                        f"{self._tree.place_of(file)!r} names {line[:80]!r}, which may be {first!r} or {second!r}: "
+                        f"{self._tree.shown_path(file)!r} names {line[:80]!r}, which may be {first!r} or {second!r}: "
                         "give it with its folder."
                     )
                 if keys:
@@ -120,8 +121,8 @@ class _ListedNames:
 
 
 def _names_in(line: str) -> Iterator[str]:
-    """Yield possible names of an image: the whole line, the line without a sign, the text before an annotation file."""
+    """Yield possible names of an image in a line: the line, the line without a mark, the text before a file name."""
     yield line
-    if _SIGN.search(line):
-        yield _SIGN.sub("", line)
-    yield from (line[: gap.start()] for gap in _WITH_ANNOTATION.finditer(line))
+    if _MARK.search(line):
+        yield _MARK.sub("", line)
+    yield from (line[: gap.start()] for gap in _GAP_BEFORE_ANNOTATION.finditer(line))

@@ -1,4 +1,7 @@
-"""Boxes from CSV tables with a row for each box: edges, or a corner with width and height, in pixels or in shares."""
+"""Reads boxes from CSV tables with one row per box, in pixels or as fractions of the image's width and height.
+
+A box is given by its edges (left, top, right, bottom) or by its left top corner with its width and height.
+"""
 
 import csv
 import io
@@ -32,12 +35,12 @@ from paucal.wording import counted
 
 TABLES = (".csv", ".tsv")
 MAX_BYTES = 1 << 30
-HEAD = 1 << 14  # bytes that contain the column names
-HEAD_ROWS = 20  # rows that are searched for a complete row without column names
-ROUNDING = 1.02  # largest coordinate of an edge, relative to the side
+HEAD_BYTES = 1 << 14  # bytes at the start of a file by which a table of boxes is recognised
+HEAD_ROWS = 20  # rows at the start of a table without column names by which its columns are recognised
+MAX_EDGE = 1.02  # of a box, relative to the side of its image; more than 1, since programs round
 ONE_CLASS = "object"  # class of all boxes in a table without classes
 DELIMITERS = ",;\t|"
-# Column names in lower case, without "_", "-", "." and spaces.
+# Usual names of each column, in lower case and without "_", "-", "." and spaces.
 COLUMNS = {
     "image": ("filename", "file", "imageid", "image", "imagepath", "imagename", "path", "filepath", "img", "imgpath"),
     "name": ("class", "label", "labelname", "classname", "category", "categoryname", "name", "species", "target"),
@@ -45,33 +48,47 @@ COLUMNS = {
     "top": ("ymin", "y1", "top", "bboxy1", "bboxymin", "ytl", "y", "bboxy", "bboxtop"),
     "right": ("xmax", "x2", "right", "bboxx2", "bboxxmax", "xbr"),
     "bottom": ("ymax", "y2", "bottom", "bboxy2", "bboxymax", "ybr"),
-    "across": ("w", "bboxwidth", "bboxw", "boxwidth", "width"),
-    "down": ("h", "bboxheight", "bboxh", "boxheight", "height"),
+    "box_width": ("w", "bboxwidth", "bboxw", "boxwidth", "width"),
+    "box_height": ("h", "bboxheight", "bboxh", "boxheight", "height"),
     "bbox": ("bbox", "box", "boundingbox"),
     "width": ("imagewidth", "imgwidth", "width"),
     "height": ("imageheight", "imgheight", "height"),
     "part": ("split", "part", "subset", "set"),
     "crowd": ("isgroupof", "iscrowd", "difficult"),
 }
-# Sets of columns that define a box, the most reliable first. Spans are a corner, and the width and height of the box.
-EDGES, SPANS, LISTS = ("left", "top", "right", "bottom"), ("left", "top", "across", "down"), ("bbox",)
-FORMS = (EDGES, SPANS, LISTS)
-# Tables without column names. Keys are patterns of the kinds of cells in a row (i image, n number, p part, w another
-# word, - empty); values are the columns.
+# Forms of a box, by the columns that define it; the most reliable form comes first. Lists have all numbers in a cell.
+EDGES, CORNER_AND_SIZE, LISTS = (
+    ("left", "top", "right", "bottom"),
+    ("left", "top", "box_width", "box_height"),
+    ("bbox",),
+)
+FORMS = (EDGES, CORNER_AND_SIZE, LISTS)
+# Columns of tables without column names. A key is a regular expression for a row with one letter per cell: i for an
+# image, n for a number, p for a part, w for another word, - for an empty cell.
 UNNAMED = {
     "innnn[wn]": ("image", *EDGES, "name"),  # keras-retinanet
-    "[wn]nnnninn": ("name", *SPANS, "image", "width", "height"),  # makesense.ai
+    "[wn]nnnninn": ("name", *CORNER_AND_SIZE, "image", "width", "height"),  # makesense.ai
     "piwnn--nn-*": ("part", "image", "name", "left", "top", "", "", "right", "bottom"),  # AutoML Vision
 }
-_SIGNS = re.compile(r"[\s_.-]")
+_IGNORED_IN_NAMES = re.compile(r"[\s_.-]")
 _LIST = re.compile(r"[\[({]?\s*([^,\s]+)[,\s]+([^,\s]+)[,\s]+([^,\s]+)[,\s]+([^,\s\])}]+)\s*[\])}]?")
-Columns = Mapping[str, int]
-_Placed = tuple[Corners, str]  # a box, and the key of its image
-_SizeOf = Callable[[str], tuple[int, int]]  # from the key of an image to its (height, width)
+Columns = Mapping[str, int]  # position of each column, by its key in `COLUMNS`
+_BoxAndKey = tuple[Corners, str]  # a box, and the key of its image
+_SizeOf = Callable[[str], tuple[int, int]]  # returns the (height, width) of the image with a key
 
 
 class _Row(NamedTuple):
-    """A row of a table; `box` holds its four numbers unchanged, or None for an image without objects."""
+    """A row of a table.
+
+    Attributes:
+        line: Line number in the file.
+        image: Name of the image.
+        name: Class of the box.
+        box: The four numbers of the box as in the table; None if the row is for an image without objects.
+        size: Stated (height, width) of the image in pixels; None if it is not stated.
+        part: "train", "val", "test" or "".
+        crowd: Whether the box covers many objects or is difficult.
+    """
 
     line: int
     image: str
@@ -83,14 +100,14 @@ class _Row(NamedTuple):
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the tables with columns for an image, a class and the edges of a box."""
+    """Return the tables that have a column of images and columns that define a box."""
     tables = []
     for file in files:
         if not file.lower().endswith(TABLES):
             continue
-        head = tree.peek(file, HEAD)
-        end = head[:HEAD].rfind(b"\n")
-        end -= end % 2 if b"\0" in head else 0  # a line break in UTF-16 begins at an even byte
+        head = tree.peek(file, HEAD_BYTES)
+        end = head[:HEAD_BYTES].rfind(b"\n")
+        end -= end % 2 if b"\0" in head else 0  # in UTF-16 each character begins at an even byte
         try:
             text = decode_text(head[:end] if end > 0 else head, file).text
             rows = list(islice(_read_cells(text, file), HEAD_ROWS))
@@ -102,7 +119,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read the tables of a set; each may belong to one of train, val and test."""
+    """Read the tables of a data set; each may be for one part (train, val or test)."""
     names = ImageNames(tree.images, tree)
     images: dict[str, AnnotatedImage] = {}
     notes: list[str] = []
@@ -113,13 +130,13 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         size_of = _size_reader(tree, keys)
         boxes = [(row.box, key) for row, key in zip(rows, keys, strict=True) if row.box is not None]
         if form == LISTS:
-            form, note = _form_of_lists(boxes, size_of, file)
+            form, note = _detect_form_of_lists(boxes, size_of, file)
             row_notes.append(note)
-        if form == SPANS:
-            _refuse_centres(boxes, size_of, tree.place_of(file))
-            rows = [row if row.box is None else row._replace(box=_edges_of_span(row.box)) for row in rows]
+        if form == CORNER_AND_SIZE:
+            _refuse_centres(boxes, size_of, tree.shown_path(file))
+            rows = [row if row.box is None else row._replace(box=_to_edges(row.box)) for row in rows]
         notes += row_notes
-        in_shares = _are_shares(rows, tree.place_of(file))
+        are_fractions = _are_fractions(rows, tree.shown_path(file))
         for row, key in zip(rows, keys, strict=True):
             if key not in file_images:
                 file_images[key] = AnnotatedImage(key, size=row.size, declared=row.part, source=file)
@@ -127,11 +144,11 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
             if row.part != file_images[key].declared:
                 parts = row.part or "no part", file_images[key].declared or "no part"
                 raise UserError(
-                    f"line {row.line} of {tree.place_of(file)!r} puts {row.image[:120]!r} into {parts[0]}, and an "
+                    f"line {row.line} of {tree.shown_path(file)!r} puts {row.image[:120]!r} into {parts[0]}, and an "
                     f"earlier line puts it into {parts[1]}: give each image one part."
                 )
             if row.box is not None:
-                height, width = size_of(key) if in_shares else (1, 1)
+                height, width = size_of(key) if are_fractions else (1, 1)
                 left, top, right, bottom = row.box
                 box = left * width, top * height, right * width, bottom * height
                 file_images[key].add(row.name, box, crowd=row.crowd)
@@ -139,7 +156,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 
 def tree_of_paths(file: Path) -> Tree | None:
-    """Return the images that a table names by absolute paths, without searching folders; None for other tables.
+    """Return a tree of the images that a table names, if it names all by absolute paths; else None.
 
     Raises:
         MissingImage: Some of the images are missing.
@@ -147,7 +164,7 @@ def tree_of_paths(file: Path) -> Tree | None:
     try:
         text = read_decoded(file, MAX_BYTES).text
         cells = list(_read_cells(text, file.name))
-    except (UserError, csv.Error):  # reading it reports the problem
+    except (UserError, csv.Error):  # reported when the table is read
         return None
     columns = columns_of(cells[0]) if cells else None
     if columns is None:
@@ -157,7 +174,8 @@ def tree_of_paths(file: Path) -> Tree | None:
     existing = [path for path in images if ".." not in PurePath(path).parts and os.path.isfile(path)]
     if not existing or len(images) < len(paths):
         return None
-    if missing := sorted({*images} - {*existing}):  # its boxes could match an image of the same name elsewhere
+    # A missing image is refused here: otherwise an image of the same name in another folder might be used instead.
+    if missing := sorted({*images} - {*existing}):
         problem = "a path with '..' in it" if ".." in PurePath(missing[0]).parts else "but there is no such file"
         raise MissingImage(f"{str(file)!r} names {missing[0][:120]!r}, {problem}: correct the path.")
     root = Path(os.path.commonpath([os.path.dirname(path) for path in existing]))
@@ -176,34 +194,39 @@ LAYOUT = Layout(
 
 
 def columns_of(cells: Sequence[str]) -> Columns | None:
-    """Return the position of each column by its kind; None if a required column is missing."""
+    """Return the position of each column, by its key in `COLUMNS`, from the first row of a table.
+
+    The result is None if the table has no column of images or no columns that define a box.
+    """
     names = _plain_names(cells)
-    spellings_found = {kind: [name for name in spellings if name in names] for kind, spellings in COLUMNS.items()}
-    columns = {kind: names.index(spellings[0]) for kind, spellings in spellings_found.items() if spellings}
+    names_by_key = {key: [name for name in usual_names if name in names] for key, usual_names in COLUMNS.items()}
+    columns = {key: names.index(present[0]) for key, present in names_by_key.items() if present}
     form = next((form for form in FORMS if set(form) <= columns.keys()), None)
     if form is None or "image" not in columns:
         return None
-    spans = {columns[kind] for kind in ("across", "down")} if form == SPANS else set()
-    unused_kinds = {kind for kinds in FORMS for kind in kinds} - set(form)
-    used_columns = {kind: place for kind, place in columns.items() if kind in form or place not in spans}
-    return {kind: place for kind, place in used_columns.items() if kind not in unused_kinds}
+    # If "width" and "height" are the size of the box, they are not the size of the image.
+    box_sizes = {columns[key] for key in ("box_width", "box_height")} if form == CORNER_AND_SIZE else set()
+    other_forms = {key for keys in FORMS for key in keys} - set(form)
+    used_columns = {key: position for key, position in columns.items() if key in form or position not in box_sizes}
+    return {key: position for key, position in used_columns.items() if key not in other_forms}
 
 
 def _plain_names(cells: Sequence[str]) -> list[str]:
-    return [_SIGNS.sub("", cell).lower() for cell in cells]
+    return [_IGNORED_IN_NAMES.sub("", cell).lower() for cell in cells]
 
 
 def _columns_of_unnamed(rows: Sequence[Sequence[str]]) -> Columns | None:
-    """Return the columns of a table without column names, from its first complete row; None for other tables."""
+    """Return the columns of a table without column names, by its first row that `UNNAMED` matches; else None."""
     for row in rows:
-        shape = "".join(map(_kind_of_cell, row))
+        letters = "".join(map(_letter_of_cell, row))
         for pattern, columns in UNNAMED.items():
-            if re.fullmatch(pattern, shape):
-                return {kind: index for index, kind in enumerate(columns) if kind}
+            if re.fullmatch(pattern, letters):
+                return {key: index for index, key in enumerate(columns) if key}
     return None
 
 
-def _kind_of_cell(cell: str) -> str:
+def _letter_of_cell(cell: str) -> str:
+    """Return the letter that stands for the content of a cell in the keys of `UNNAMED`."""
     cell = cell.strip()
     if not cell:
         return "-"
@@ -215,24 +238,24 @@ def _kind_of_cell(cell: str) -> str:
 
 
 def _read_cells(text: str, file: str) -> Any:  # csv's reader has no public type
-    first = text.partition("\n")[0]
-    delimiter = "\t" if file.lower().endswith(".tsv") else max(DELIMITERS, key=first.count)
+    first_line = text.partition("\n")[0]
+    delimiter = "\t" if file.lower().endswith(".tsv") else max(DELIMITERS, key=first_line.count)
     return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
 
 
 def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list[str]]:
-    """Return the rows of a table, the columns that give its boxes, and notes."""
+    """Return the rows of a table, the form of its boxes (one of `FORMS`), and notes."""
     text, notes = tree.text(file, MAX_BYTES)
-    place = tree.place_of(file)
+    shown_path = tree.shown_path(file)
     part = part_of_file(file)
     rows: list[_Row] = []
-    first = list(islice(_read_cells(text, file), HEAD_ROWS))
-    named_columns = columns_of(first[0]) if first else None
-    columns = named_columns or _columns_of_unnamed(first)
+    first_rows = list(islice(_read_cells(text, file), HEAD_ROWS))
+    named_columns = columns_of(first_rows[0]) if first_rows else None
+    columns = named_columns or _columns_of_unnamed(first_rows)
     if columns is None:
-        raise NoLabelsError(f"{place!r} has no columns of an image, a class and the edges of a box: add them.")
+        raise NoLabelsError(f"{shown_path!r} has no columns of an image, a class and the edges of a box: add them.")
     if named_columns:
-        refuse_repeated_columns(place, _plain_names(first[0]), named_columns.values())
+        refuse_repeated_columns(shown_path, _plain_names(first_rows[0]), named_columns.values())
     form = next(form for form in FORMS if set(form) <= columns.keys())
     if "name" not in columns:
         notes.append(f"{file} has no column of classes, so all boxes are of one class, {ONE_CLASS!r}")
@@ -242,31 +265,32 @@ def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list
             if any(cell.strip() for cell in row):
                 if len(row) <= max(columns.values()):
                     count = counted(len(row), "cell")
-                    raise UserError(f"line {cells.line_num} of {place!r} has {count}, too few: correct it.")
-                by_kind = {kind: row[column].strip() for kind, column in columns.items()}
-                rows.append(_parse_row(by_kind, form, cells.line_num, place, part))
+                    raise UserError(f"line {cells.line_num} of {shown_path!r} has {count}, too few: correct it.")
+                cells_by_column = {key: row[column].strip() for key, column in columns.items()}
+                rows.append(_parse_row(cells_by_column, form, cells.line_num, shown_path, part))
     except csv.Error as problem:
-        raise UserError(f"{place!r} cannot be read as a table ({problem}): save it as CSV again.") from None
+        raise UserError(f"{shown_path!r} cannot be read as a table ({problem}): save it as CSV again.") from None
     return rows, form, notes
 
 
-def _parse_row(cells: Mapping[str, str], form: Sequence[str], line: int, place: str, part: str) -> _Row:
-    context = f"line {line} of {place!r}"
-    edges = [cells[kind] for kind in form]
+def _parse_row(cells: Mapping[str, str], form: Sequence[str], line: int, shown_path: str, part: str) -> _Row:
+    """Return a row from its cells by column; `part` is the part of the whole table, or ""."""
+    context = f"line {line} of {shown_path!r}"
+    edges = [cells[column] for column in form]
     if form == LISTS:
         match = _LIST.fullmatch(edges[0])
         edges = list(match.groups()) if match else [edges[0]] * 4
     name = cells.get("name", ONE_CLASS)
     numbers = [parse_number(edge) for edge in edges]
-    is_empty = all(number is None or math.isnan(number) for number in numbers) and not any(map(_is_word, edges))
+    is_empty = all(number is None or math.isnan(number) for number in numbers) and not any(map(_is_invalid, edges))
     if not cells["image"] or (not is_empty and (None in numbers or not name)):
         raise UserError(
             f"{context} has the image {cells['image'][:80]!r}, the class {name[:80]!r} and the edges "
             f"{', '.join(edges)[:80]!r}, expected names and four numbers: correct it."
         )
-    named_part = cells.get("part", "").lower()
-    if named_part and named_part not in PARTS and named_part != "unassigned":
-        raise UserError(f"{context} has the part {named_part[:80]!r}, expected train, val or test: correct it.")
+    part_name = cells.get("part", "").lower()
+    if part_name and part_name not in PARTS and part_name != "unassigned":
+        raise UserError(f"{context} has the part {part_name[:80]!r}, expected train, val or test: correct it.")
     sides = parse_number(cells.get("height", "")), parse_number(cells.get("width", ""))
     height, width = (int(side) if side and math.isfinite(side) else 0 for side in sides)
     left, top, right, bottom = (number or 0.0 for number in numbers)
@@ -276,46 +300,54 @@ def _parse_row(cells: Mapping[str, str], form: Sequence[str], line: int, place: 
         plain_name(name),
         None if is_empty else (left, top, right, bottom),
         (height, width) if min(height, width) > 0 else None,
-        PARTS.get(named_part, part),
+        PARTS.get(part_name, part),
         cells.get("crowd", "").lower() in ("1", "true"),
     )
 
 
-def _edges_of_span(box: Corners) -> Corners:
-    left, top, across, down = box
-    return left, top, left + across, top + down
+def _to_edges(box: Corners) -> Corners:
+    """Return a box of left, top, width and height as left, top, right and bottom."""
+    left, top, width, height = box
+    return left, top, left + width, top + height
 
 
 def _size_reader(tree: Tree, keys: Sequence[str]) -> _SizeOf:
-    """Return a function that gives the (height, width) of an image; each header is read when it is first needed."""
+    """Return a function that reads the (height, width) of an image, given its key, from the file's header, once."""
     unique = list(dict.fromkeys(keys))
     positions, store = {key: index for index, key in enumerate(unique)}, tree.store(unique)
     return cache(lambda key: store.size(positions[key]))
 
 
-def _form_of_lists(boxes: Sequence[_Placed], size_of: _SizeOf, file: str) -> tuple[tuple[str, ...], str]:
-    """Return whether boxes in lists are edges or spans, whichever keeps all boxes within their images, and a note."""
-    # Few spans are also valid as edges, so the headers of a few images usually decide.
+def _detect_form_of_lists(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, file: str) -> tuple[tuple[str, ...], str]:
+    """Return the form of boxes that have four numbers in one cell, and a note on it.
+
+    They are edges if only these are all valid and within their images; otherwise a corner with width and height.
+    """
+    # Few boxes are valid in both forms, so that usually only a few image headers are read.
     are_edges = all(_is_within(box, size_of(key)) for box, key in boxes)
-    are_spans = not are_edges or all(_is_within(_edges_of_span(box), size_of(key)) for box, key in boxes)
-    form = SPANS if are_spans else EDGES
+    have_sizes = not are_edges or all(_is_within(_to_edges(box), size_of(key)) for box, key in boxes)
+    form = CORNER_AND_SIZE if have_sizes else EDGES
     meaning = "left, top, right, bottom" if form == EDGES else "left, top, width, height, as in COCO's JSON"
     return form, f"the boxes of {file} are read as {meaning}"
 
 
-def _refuse_centres(boxes: Sequence[_Placed], size_of: _SizeOf, place: str) -> None:
-    """Refuse spans if some of them end outside of their images, and none does if x and y are the centre of a box."""
-    in_shares = all(max(box) <= 1 for box, _ in boxes)
+def _refuse_centres(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, shown_path: str) -> None:
+    """Refuse boxes of x, y, width and height if x and y seem to be their centres.
+
+    They seem so if some boxes end outside of their images with x and y as the corner, and none does with x and y as the
+    centre.
+    """
+    are_fractions = all(max(box) <= 1 for box, _ in boxes)
 
     def ends_inside(box: Corners, key: str) -> bool:
-        return _fits(_edges_of_span(box), (1, 1) if in_shares else size_of(key))
+        return _fits(_to_edges(box), (1, 1) if are_fractions else size_of(key))
 
-    # With corners, this usually fails after a few boxes, so only a few image headers are read.
+    # If x and y are corners, this usually fails after a few boxes, so that only a few image headers are read.
     if not all(ends_inside((box[0] - box[2] / 2, box[1] - box[3] / 2, *box[2:]), key) for box, key in boxes):
         return
     if outside := [box for box, key in boxes if not ends_inside(box, key)]:
         raise UserError(
-            f"x and y in {place!r} seem to be the centres of the boxes: as corners, they would put "
+            f"x and y in {shown_path!r} seem to be the centres of the boxes: as corners, they would put "
             f"{counted(len(outside), 'box', 'boxes')} partly outside of the image, such as {_format_box(outside[0])}; "
             "as centres, none. Give the edges of the boxes as xmin, ymin, xmax, ymax."
         )
@@ -324,48 +356,53 @@ def _refuse_centres(boxes: Sequence[_Placed], size_of: _SizeOf, place: str) -> N
 def _fits(box: Corners, size: tuple[int, int]) -> bool:
     """Return whether a box lies within an image of (height, width), up to rounding."""
     (left, top, right, bottom), (height, width) = box, size
-    margins = (ROUNDING - 1) * width, (ROUNDING - 1) * height
+    margins = (MAX_EDGE - 1) * width, (MAX_EDGE - 1) * height
     is_inside = left >= -margins[0] and top >= -margins[1]
     return is_inside and right <= width + margins[0] and bottom <= height + margins[1]
 
 
 def _is_within(box: Corners, size: tuple[int, int]) -> bool:
-    """Return whether a box ends after it begins, and within an image of (height, width), up to rounding."""
+    """Return whether edges are in order (left before right) and within an image of (height, width), up to rounding."""
     left, top, right, bottom = box
     height, width = (1, 1) if max(box) <= 1 else size
-    return left <= right <= ROUNDING * width and top <= bottom <= ROUNDING * height
+    return left <= right <= MAX_EDGE * width and top <= bottom <= MAX_EDGE * height
 
 
-def _is_word(edge: str) -> bool:
-    """Return whether a cell holds neither a number nor a word for "empty"."""
+def _is_invalid(edge: str) -> bool:
+    """Return whether the content of a cell is neither a number nor empty or a word for "empty"."""
     return parse_number(edge) is None and edge.lower() not in ("", "none", "null", "na", "n/a", "<na>")
 
 
 def _row_keys(tree: Tree, names: ImageNames, file: str, rows: Sequence[_Row]) -> list[str]:
-    """Return the image of each row; the name in the row may lack a suffix."""
+    """Return the key of the image of each row; the name in the row may lack a suffix."""
     unique = list(dict.fromkeys(row.image for row in rows))
     keys = dict(zip(unique, names.find_images(unique, file, part_of_file(file)), strict=True))
     for row in rows:
         if keys[row.image] is None:
             raise MissingImage(
-                f"{tree.place_of(file)!r} describes {row.image[:120]!r}, but there is no such image in {tree.shown!r}: "
-                "add it, or give the folder above both as DATA."
+                f"{tree.shown_path(file)!r} describes {row.image[:120]!r}, but there is no such image in "
+                f"{tree.shown!r}: add it, or give the folder above both as DATA."
             )
     return [key for row in rows if (key := keys[row.image]) is not None]
 
 
-def _are_shares(rows: Sequence[_Row], place: str) -> bool:
-    """Return whether all boxes are given relative to the sides of their images instead of in pixels."""
-    kinds: dict[bool, _Row] = {}
+def _are_fractions(rows: Sequence[_Row], shown_path: str) -> bool:
+    """Return whether boxes are fractions of the width and height of their images (0 to 1) and not in pixels.
+
+    Raises:
+        UserError: Some boxes are fractions, and others are in pixels.
+    """
+    examples: dict[bool, _Row] = {}  # the first row with fractions (True) and the first in pixels (False)
     for row in rows:
         if row.box is not None and row.box[0] < row.box[2]:
-            kinds.setdefault(max(row.box) <= 1, row)
-    if len(kinds) > 1:
+            examples.setdefault(max(row.box) <= 1, row)
+    if len(examples) > 1:
+        fractions, pixels = examples[True], examples[False]
         raise UserError(
-            f"{place!r} has a box with the edges {_format_box(kinds[True].box)} in line {kinds[True].line} and one "
-            f"with {_format_box(kinds[False].box)} in line {kinds[False].line}: give all in pixels, or all from 0 to 1."
+            f"{shown_path!r} has a box with the edges {_format_box(fractions.box)} in line {fractions.line} and one "
+            f"with {_format_box(pixels.box)} in line {pixels.line}: give all in pixels, or all from 0 to 1."
         )
-    return True in kinds
+    return True in examples
 
 
 def _format_box(box: Corners | None) -> str:

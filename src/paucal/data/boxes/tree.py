@@ -1,4 +1,4 @@
-"""The files of a set of images with boxes, in a folder or in an archive."""
+"""`Tree`: the files of a data set with boxes or masks, in a folder or in an archive."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -15,23 +15,25 @@ from paucal.reading import decode_text, is_regular, parse_json, read_bytes
 from paucal.types import UserError
 
 MAX_LIST_BYTES = 1 << 26
-PEEKED = 1 << 22  # bytes at the start and at the end of a file that are searched to recognise it
+PEEK_BYTES = 1 << 22  # bytes at the start and at the end of a JSON file by which its layout is recognised
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The files of a set, except hidden files.
+    """The files of a data set, except hidden files.
 
     Attributes:
-        shown: Location as the user wrote it, for messages.
-        name: Short name of the set for messages.
-        location: Resolved location, as in `ImageSet.location`.
-        files: Paths relative to the location, with forward slashes, sorted.
-        read: Function that returns the bytes of a file, up to a given number.
-        peek: Function that returns a given number of bytes from the start and from the end of a file.
-        store: Function that builds the store of the images with given paths.
-        is_inside: Function that returns whether a file lies within the location, not behind a link out of it.
-        notes: Sentences on what was left out.
+        shown: Path of the folder or archive as the user wrote it, for messages.
+        name: Short name of the data set.
+        location: Absolute path of the folder or archive, as in `ImageSet.location`.
+        files: Sorted paths relative to the location, with forward slashes.
+        read: Function (path, limit) that returns the content of a file, or refuses it if it has more bytes than the
+            limit.
+        peek: Function (path, count) that returns the first and the last `count` bytes of a file.
+        store: Function that makes the store of the images with the paths that it takes.
+        is_inside: Function that returns whether the file at a path is within the location, and not behind a link out
+            of it.
+        notes: Sentences for the user on files that were left out.
     """
 
     shown: str
@@ -50,18 +52,19 @@ class Tree:
         return tuple(path for path in self.files if path.lower().endswith(IMAGE_SUFFIXES))
 
     def ending(self, *suffixes: str) -> list[str]:
-        """Return the files with any of the suffixes, in upper or lower case."""
+        """Return the files whose names end in any of the suffixes, in upper or lower case."""
         return [path for path in self.files if path.lower().endswith(suffixes)]
 
     def text(self, path: str, max_bytes: int) -> tuple[str, list[str]]:
         """Return the text of a file of at most `max_bytes` bytes, and a note if its encoding was guessed."""
-        text, _, note = decode_text(self.read(path, max_bytes), self.place_of(path))
+        text, _, note = decode_text(self.read(path, max_bytes), self.shown_path(path))
         return text, [note] if note else []
 
     def lines(self, path: str, blank: bool = False) -> tuple[list[str], list[str]]:
-        """Return the lines of a text file without outer white space, and a note if its encoding was guessed.
+        """Return the lines of a text file, and a note if its encoding was guessed.
 
-        Empty lines are left out unless `blank`, so that lines can be counted.
+        White space at the ends of lines is removed. Empty lines are left out unless `blank`, which is needed where the
+        position of a line counts.
         """
         text, notes = self.text(path, MAX_LIST_BYTES)
         lines = [line.strip() for line in re.split(r"\r\n|\r|\n", text)]
@@ -71,26 +74,26 @@ class Tree:
         """Return the content of a JSON file, and a note if its encoding was guessed.
 
         Raises:
-            UserError: The file is larger or is not JSON; `advice` ends the message.
+            UserError: The file has more than `max_bytes` bytes or is not JSON; `advice` ends the message.
         """
         text, notes = self.text(path, max_bytes)
         try:
             return parse_json(text), notes
         except ValueError as problem:
-            raise UserError(f"{self.place_of(path)!r} cannot be read ({problem}): {advice}.") from None
+            raise UserError(f"{self.shown_path(path)!r} cannot be read ({problem}): {advice}.") from None
 
-    def place_of(self, path: str) -> str:
-        """Return the name of a file for messages."""
+    def shown_path(self, path: str) -> str:
+        """Return the path of a file as messages show it, with the location as the user wrote it."""
         return str(Path(self.shown, path))
 
 
 def open_tree(path: Path) -> Tree:
-    """List the files of a folder or an archive."""
+    """Return the tree of a folder or an archive."""
     return folder_tree(path) if path.is_dir() else _archive_tree(path)
 
 
 def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
-    """List the files below a folder, or only the given files."""
+    """Return the tree of a folder with all files below it, or only with `files`."""
     real_root = root.resolve()
     return Tree(
         shown=str(root),
@@ -107,8 +110,8 @@ def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
 def _archive_tree(file: Path) -> Tree:
     listed_entries, notes = archive_entries(file)
     entries = {entry.name.replace("\\", "/"): entry for entry in listed_entries}
-    base = shared_folder(list(entries), 1)
-    files = {path.removeprefix(base): entry for path, entry in sorted(entries.items())}
+    root = shared_folder(list(entries), 1)
+    files = {path.removeprefix(root): entry for path, entry in sorted(entries.items())}
 
     def read(path: str, max_bytes: int) -> bytes:
         if files[path].size > max_bytes:
@@ -133,16 +136,17 @@ def _archive_tree(file: Path) -> Tree:
 
 
 def ascii_bytes(content: bytes) -> bytes:
-    """Return the bytes of a text without byte order mark, and without the zeros of UTF-16 and UTF-32."""
+    """Return the bytes of a text as in ASCII: without byte order mark, and without the zeros of UTF-16 and UTF-32."""
     return content.replace(b"\0", b"").lstrip(b"\xef\xbb\xbf\xff\xfe")
 
 
 def mentions(content: bytes, name: str) -> bool:
-    """Return whether JSON seems to have an entry of this name."""
+    """Return whether the bytes of a JSON file contain an entry's name in quotes."""
     return f'"{name}"'.encode() in ascii_bytes(content)
 
 
 def _peek_ends(file: Path, count: int) -> bytes:
+    """Return the first and the last `count` bytes of a file; empty if it cannot be read."""
     if not is_regular(file):  # reading a pipe would block
         return b""
     try:

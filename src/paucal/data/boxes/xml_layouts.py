@@ -1,4 +1,4 @@
-"""Boxes from XML: Pascal VOC's files, one per image, and CVAT's, one for many images."""
+"""Reads boxes from XML: Pascal VOC's files, one per image, and CVAT's files, each for many images."""
 
 import re
 from collections import Counter
@@ -30,17 +30,17 @@ from paucal.types import UserError
 
 XML = ".xml"
 MAX_BYTES = 1 << 28  # CVAT writes the annotations of all images to one file, some kilobytes per image
-_MAX_DIGITS = 9  # most digits of a width or height
-HEAD = 1 << 13  # bytes that hold the name of the outermost element
+_MAX_DIGITS = 9  # of a width or height
+HEAD_BYTES = 1 << 13  # bytes at the start of a file that are searched for the outermost element
 ELLIPSE_POINTS = 72
 VOC_EDGES, CVAT_EDGES = ("xmin", "ymin", "xmax", "ymax"), ("xtl", "ytl", "xbr", "ybr")
 _ENCODING = re.compile(rb"<\?xml[^>]*\sencoding\s*=\s*[\"']([A-Za-z0-9._:-]+)[\"']")
-_WIDE = ("utf-16", "utf16", "utf-32", "utf32", "ucs", "iso-10646")
+_MULTI_BYTE_ENCODINGS = ("utf-16", "utf16", "utf-32", "utf32", "ucs", "iso-10646")  # first letters of their names
 _ROOT = re.compile(rb"<([A-Za-z_][\w.:-]*)")
 
 
 def find_voc(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the XML files that describe one image, and other XML files in their folders, presumably damaged ones."""
+    """Return the XML files that describe one image each, and the other XML files beside them, which may be damaged."""
     roots = {file: _root_name(tree, file) for file in files if file.lower().endswith(XML)}
     folders = {file.rpartition("/")[0] for file, root in roots.items() if root == "annotation"}
     return [file for file, root in roots.items() if file.rpartition("/")[0] in folders and root != "annotations"]
@@ -49,7 +49,8 @@ def find_voc(tree: Tree, files: Sequence[str]) -> list[str]:
 def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read Pascal VOC's XML files.
 
-    Corners are read as the edges of the box; if a tool counts pixels from 1, its edges are then off by at most one.
+    The stated corners are used as edges of the boxes. If the program that wrote them counts pixels from 1, edges are
+    therefore off by at most one pixel.
     """
     stated_names: dict[str, list[str]] = {}
     images: list[AnnotatedImage] = []
@@ -57,19 +58,19 @@ def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     for file in files:
         content, file_notes = parse_xml(tree, file)
         stated_names[file] = [(content.findtext(tag) or "").strip() for tag in ("filename", "path")]
-        images.append(_voc_image(content, file, tree.place_of(file)))
+        images.append(_voc_image(content, file, tree.shown_path(file)))
         notes += file_notes
     key_notes = assign_keys(images, stated_names, tree)
     return AnnotationSet.numbered(images, tree.shown, [*shorten_notes(notes), *key_notes])
 
 
 def find_cvat(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the XML files that describe many images."""
+    """Return the XML files that describe many images, as CVAT writes them."""
     return [file for file in files if file.lower().endswith(XML) and _root_name(tree, file) == "annotations"]
 
 
 def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read CVAT's XML files: boxes, polygons and masks."""
+    """Read CVAT's XML files: boxes, polygons, ellipses, masks, and labels of whole images."""
     images: dict[str, AnnotatedImage] = {}
     notes: list[str] = []
     unread: Counter[str] = Counter()
@@ -99,8 +100,8 @@ CVAT = Layout(
 
 
 def _root_name(tree: Tree, file: str) -> str:
-    """Return the name of the outermost element of a file; "" if it is not near the start."""
-    root = _ROOT.search(ascii_bytes(tree.peek(file, HEAD)))
+    """Return the name of the outermost element of an XML file; "" if there is none near the start of the file."""
+    root = _ROOT.search(ascii_bytes(tree.peek(file, HEAD_BYTES)))
     return root[1].decode() if root else ""
 
 
@@ -109,19 +110,19 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, list[str]]:
 
     Entities are refused, since a few of them can expand to gigabytes.
     """
-    place = tree.place_of(file)
+    shown_path = tree.shown_path(file)
     content = tree.read(file, MAX_BYTES)
     if not ascii_bytes(content).strip():
-        raise UserError(f"{place!r} is not XML (it is empty): give annotations as XML.")
+        raise UserError(f"{shown_path!r} is not XML (it is empty): give annotations as XML.")
     encoding = _ENCODING.match(content.lstrip())
     declared = encoding[1].decode() if encoding else None
-    if declared is not None and declared.lower().startswith(_WIDE):
-        declared = None  # a declaration readable as single bytes cannot be in UTF-16
-    text, _, note = decode_text(content, place, declared)
+    if declared is not None and declared.lower().startswith(_MULTI_BYTE_ENCODINGS):
+        declared = None  # wrong, since the declaration itself was just read as single bytes
+    text, _, note = decode_text(content, shown_path, declared)
     builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate("utf-8")
 
     def refuse(*_: object) -> None:
-        raise UserError(f"{place!r} declares a document type, which annotations do not need: remove it.")
+        raise UserError(f"{shown_path!r} declares a document type, which annotations do not need: remove it.")
 
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
     parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
@@ -130,50 +131,54 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, list[str]]:
         parser.Parse(text.encode(errors="surrogatepass"), True)
         return builder.close(), [note] if note else []
     except (expat.ExpatError, ValueError, AssertionError) as problem:
-        raise UserError(f"{place!r} is not XML ({problem}): give annotations as XML.") from None
+        raise UserError(f"{shown_path!r} is not XML ({problem}): give annotations as XML.") from None
 
 
-def _voc_image(content: ElementTree.Element, file: str, place: str) -> AnnotatedImage:
-    image = AnnotatedImage("", size=_voc_size(content, place), source=file, mark="difficult")
+def _voc_image(content: ElementTree.Element, file: str, shown_path: str) -> AnnotatedImage:
+    """Return the image and the objects in a Pascal VOC or LabelMe XML file; its key is set later."""
+    image = AnnotatedImage("", size=_voc_size(content, shown_path), source=file, crowd_word="difficult")
     for item in content.findall("object"):
         if (item.findtext("deleted") or "").strip() == "1":
             continue
         name = plain_name(item.findtext("name") or "")
         if not name:
-            raise UserError(f"{place!r} has an object without a name: correct it.")
+            raise UserError(f"{shown_path!r} has an object without a name: correct it.")
         is_difficult = (item.findtext("difficult") or "").strip().lower() in ("1", "true")
         if item.find("bndbox") is None and (corners := item.findall("polygon/pt")):
-            box, outline = polygon_of_points(_points_of_labelme(corners, place))
+            box, outline = polygon_of_points(_points_of_labelme(corners, shown_path))
             is_box = (item.findtext("type") or "").strip() == "bounding_box"
             image.add(name, box, None if is_box else outline, is_difficult)
         else:
-            image.add(name, _voc_box(item, place), crowd=is_difficult)
+            image.add(name, _voc_box(item, shown_path), crowd=is_difficult)
     return image
 
 
-def _points_of_labelme(corners: Sequence[ElementTree.Element], place: str) -> list[tuple[float, float]]:
+def _points_of_labelme(corners: Sequence[ElementTree.Element], shown_path: str) -> list[tuple[float, float]]:
     """Return the points of a polygon in LabelMe's XML."""
     points = [tuple(parse_number(corner.findtext(side) or "") for side in ("x", "y")) for corner in corners]
     if any(None in point for point in points):
-        raise UserError(f"{place!r} has a polygon with the points {str(points)[:80]}, expected numbers: correct it.")
+        raise UserError(
+            f"{shown_path!r} has a polygon with the points {str(points)[:80]}, expected numbers: correct it."
+        )
     return points  # type: ignore[return-value]
 
 
-def _voc_box(item: ElementTree.Element, place: str) -> Corners:
+def _voc_box(item: ElementTree.Element, shown_path: str) -> Corners:
     if item.find("robndbox") is not None and item.find("bndbox") is None:
         raise UserError(
-            f"{place!r} has a rotated box (robndbox), and rotated boxes are not read: write upright ones (bndbox)."
+            f"{shown_path!r} has a rotated box (robndbox), and rotated boxes are not read: write upright ones (bndbox)."
         )
     texts = [item.findtext(f"bndbox/{name}") for name in VOC_EDGES]
     left, top, right, bottom = (parse_number(text or "") for text in texts)
     if left is None or top is None or right is None or bottom is None:
         raise UserError(
-            f"{place!r} has a box with the corners {texts}, expected numbers for xmin, ymin, xmax and ymax: correct it."
+            f"{shown_path!r} has a box with the corners {texts}, expected numbers for xmin, ymin, xmax and ymax: "
+            "correct it."
         )
     return left, top, right, bottom
 
 
-def _voc_size(content: ElementTree.Element, place: str) -> tuple[int, int] | None:
+def _voc_size(content: ElementTree.Element, shown_path: str) -> tuple[int, int] | None:
     height = content.findtext("size/height") or content.findtext("imagesize/nrows")
     width = content.findtext("size/width") or content.findtext("imagesize/ncols")
     if height is None or width is None:
@@ -181,24 +186,24 @@ def _voc_size(content: ElementTree.Element, place: str) -> tuple[int, int] | Non
     try:
         size = int(float(height)), int(float(width))
     except (ValueError, OverflowError):
-        raise UserError(f"{place!r} says its image is {width!r} by {height!r} pixels: correct it.") from None
-    return size if min(size) > 0 else None  # some tools write 0 for an unknown size
+        raise UserError(f"{shown_path!r} says its image is {width!r} by {height!r} pixels: correct it.") from None
+    return size if min(size) > 0 else None  # some programs write 0 for an unknown size
 
 
 def _cvat_images(
     content: ElementTree.Element, tree: Tree, file: str, names: ImageNames, unread: Counter[str]
 ) -> list[AnnotatedImage]:
-    """Return the images of a file; `unread` counts the shapes without a box by their kind."""
-    place = tree.place_of(file)
+    """Return the images in a CVAT file; shapes without a box are counted by type in `unread`."""
+    shown_path = tree.shown_path(file)
     if content.find("track") is not None:
         raise UserError(
-            f"{place!r} has tracks of objects in a video, which are not read: export it as 'CVAT for images' with the "
-            "frames."
+            f"{shown_path!r} has tracks of objects in a video, which are not read: export it as 'CVAT for images' "
+            "with the frames."
         )
     items = content.findall("image")
     part = part_of_file(file)
     stated_names = [item.get("name", "") for item in items]
-    # A project has a folder of images for each subset.
+    # The export of a CVAT project has a folder of images for each subset.
     keys = names.find_images([f"{item.get('subset', '')}/{item.get('name', '')}" for item in items], file, part)
     if missing := [number for number, key in enumerate(keys) if key is None]:
         for number, key in zip(missing, names.find_images([stated_names[n] for n in missing], file, part), strict=True):
@@ -207,65 +212,69 @@ def _cvat_images(
     for item, key in zip(items, keys, strict=True):
         if key is None:
             raise MissingImage(
-                f"{place!r} describes {item.get('name', '')!r}, but there is no such image in {tree.shown!r}: add it."
+                f"{shown_path!r} describes {item.get('name', '')!r}, but there is no such image in {tree.shown!r}: "
+                "add it."
             )
-        size = _cvat_size(item, key, place)
+        size = _cvat_size(item, key, shown_path)
         image = AnnotatedImage(key, size=size, declared=part_of_name(item.get("subset") or "") or part, source=file)
         for shape in item:
             if shape.tag != "tag":
-                _add_cvat_shape(image, shape, place, unread)
+                _add_cvat_shape(image, shape, shown_path, unread)
             elif name := plain_name(shape.get("label") or ""):
                 image.tags.append(name)
         images.append(image)
     return images
 
 
-def _cvat_size(item: ElementTree.Element, key: str, place: str) -> tuple[int, int] | None:
+def _cvat_size(item: ElementTree.Element, key: str, shown_path: str) -> tuple[int, int] | None:
     """Return the stated (height, width) of an image; None if it is not stated."""
     height, width = (item.get("height") or "").lstrip("0"), (item.get("width") or "").lstrip("0")
     if not height.isdecimal() or not width.isdecimal():
         return None
     if max(len(height), len(width)) > _MAX_DIGITS or int(height) * int(width) > MAX_PIXELS:
         raise UserError(
-            f"{place!r} says that {key!r} has {width[:20]} x {height[:20]} pixels, expected at most {MAX_PIXELS:,}: "
-            "correct it."
+            f"{shown_path!r} says that {key!r} has {width[:20]} x {height[:20]} pixels, expected at most "
+            f"{MAX_PIXELS:,}: correct it."
         )
     return int(height), int(width)
 
 
-def _add_cvat_shape(image: AnnotatedImage, shape: ElementTree.Element, place: str, unread: Counter[str]) -> None:
+def _add_cvat_shape(image: AnnotatedImage, shape: ElementTree.Element, shown_path: str, unread: Counter[str]) -> None:
+    """Add the object of a shape to an image; a shape without a box is counted by type in `unread`."""
     name = plain_name(shape.get("label") or "")
     try:
         angle = float(shape.get("rotation") or 0)
         box, outline = _cvat_outline(shape, image.size)
     except (ValueError, OverflowError):
         raise UserError(
-            f"{place!r} has a {shape.tag} of {name!r} in {image.key!r} whose numbers cannot be read: correct it."
+            f"{shown_path!r} has a {shape.tag} of {name!r} in {image.key!r} whose numbers cannot be read: correct it."
         ) from None
     if box is None:
         unread[shape.tag] += 1
         return
     if not name:
-        raise UserError(f"{place!r} has a {shape.tag} without a label in {image.key!r}: correct it.")
+        raise UserError(f"{shown_path!r} has a {shape.tag} without a label in {image.key!r}: correct it.")
     if angle % 360 and shape.tag != "ellipse":
         raise UserError(
-            f"{place!r} has a {shape.tag} of {name!r} in {image.key!r} that is rotated by {angle:g} degrees, and "
+            f"{shown_path!r} has a {shape.tag} of {name!r} in {image.key!r} that is rotated by {angle:g} degrees, and "
             "rotated boxes are not read: draw it upright, or as a polygon."
         )
     image.add(name, box, outline)
 
 
-def _points_of_ellipse(x: float, y: float, across: float, down: float, degrees: float) -> list[tuple[float, float]]:
-    """Return points on an ellipse with a centre and radii in pixels, rotated clockwise around its centre."""
+def _points_of_ellipse(
+    x: float, y: float, radius_x: float, radius_y: float, degrees: float
+) -> list[tuple[float, float]]:
+    """Return 72 points on an ellipse, given its centre and radii in pixels and its clockwise rotation."""
     angles, rotation = np.arange(ELLIPSE_POINTS) * 2 * np.pi / ELLIPSE_POINTS, np.deg2rad(degrees)
     with np.errstate(invalid="ignore"):  # points of an infinite ellipse are refused later
-        a, b = across * np.cos(angles), down * np.sin(angles)
+        a, b = radius_x * np.cos(angles), radius_y * np.sin(angles)
         xs, ys = a * np.cos(rotation) - b * np.sin(rotation), a * np.sin(rotation) + b * np.cos(rotation)
     return list(zip((x + xs).tolist(), (y + ys).tolist(), strict=True))
 
 
 def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> tuple[Corners | None, object]:
-    """Return the box of a shape and its outline; no box if the shape has no area.
+    """Return the box and the outline of a shape; the box is None if the shape has no area.
 
     Raises:
         ValueError: A number is missing or cannot be read, or a mask does not fit its image.
@@ -278,8 +287,8 @@ def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> t
         pairs = [pair.split(",") for pair in (shape.get("points") or "").split(";")]
         return polygon_of_points([(float(x), float(y)) for x, y in pairs])
     if shape.tag == "ellipse":
-        x, y, across, down = (float(shape.get(name) or "") for name in ("cx", "cy", "rx", "ry"))
-        return polygon_of_points(_points_of_ellipse(x, y, across, down, float(shape.get("rotation") or 0)))
+        x, y, radius_x, radius_y = (float(shape.get(name) or "") for name in ("cx", "cy", "rx", "ry"))
+        return polygon_of_points(_points_of_ellipse(x, y, radius_x, radius_y, float(shape.get("rotation") or 0)))
     if shape.tag != "mask" or size is None:
         return None, None
     left, top, width, height = (int(shape.get(name) or "") for name in ("left", "top", "width", "height"))
@@ -289,9 +298,9 @@ def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> t
     )
     if not is_inside or lengths.min() < 0 or lengths.max() > width * height or lengths.sum() != width * height:
         raise ValueError("it does not fit the image")
-    runs = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)  # row by row
-    if not runs.any():
+    is_object = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)  # of each pixel of the box, row by row
+    if not is_object.any():
         return None, None
     mask = np.zeros(size, dtype=np.bool_)
-    mask[top : top + height, left : left + width] = runs.reshape(height, width)
+    mask[top : top + height, left : left + width] = is_object.reshape(height, width)
     return (float(left), float(top), float(left + width), float(top + height)), run_lengths_of(mask)

@@ -1,6 +1,6 @@
-"""Boxes and outlines from YOLO's text files, one per image, and the YAML or text files with their classes and parts.
+"""Reads boxes and outlines from YOLO's text files, one per image, and classes and parts from its YAML or text files.
 
-Boxes are given as shares of the image's sides, and classes as numbers.
+Coordinates are fractions of the image's width and height, and classes are numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,25 +28,26 @@ from paucal.wording import counted, was
 
 TEXT, YAML = ".txt", (".yaml", ".yml")
 NAME_FILES, NAME_ENDINGS = ("classes.txt",), (".names", ".labels")
-HEAD = 1 << 12  # bytes that hold the first object of a label
-LOOKED_AT = 200  # label files searched for one with an object
-BOX, MIN_OUTLINE = 5, 7  # numbers per line: the class with a box, or with at least three points
-OUTSIDE = 0.01  # share of a side by which a coordinate may exceed the image; the box is cut at the edge
+HEAD_BYTES = 1 << 12  # bytes at the start of a label file that contain its first object
+MAX_FILES_SEARCHED = 200  # label files that are searched for an object, to recognise the layout
+BOX_NUMBERS, MIN_OUTLINE_NUMBERS = 5, 7  # per line: the class number with a box, or with at least three points
+MAX_OUTSIDE = 0.01  # fraction of a side by which a coordinate may exceed the image; the box is cut at the edge
 
 
 @dataclass(frozen=True)
 class Config:
-    """The configuration of a YOLO set.
+    """The classes and parts of a YOLO data set.
 
     Attributes:
-        place: Name of its file in messages; "" without a file.
-        names: Class names by their number; None if there are none.
-        parts: Folders or lists of the images of each part; empty if parts are given elsewhere.
+        shown_path: Path of the YAML file for messages; "" without a YAML file.
+        names: Class names by number; None if no file names the classes.
+        parts: Folders or list files of the images of each part, as the YAML file states them; empty without a YAML
+            file.
         base: Folder that `parts` are relative to.
-        has_points: Whether labels have key points after the box.
+        has_points: Whether lines in label files have key points after the box.
     """
 
-    place: str = ""
+    shown_path: str = ""
     names: Mapping[int, str] | None = None
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     base: str = ""
@@ -54,22 +55,23 @@ class Config:
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the YAML files of a set, or its label files if it has no YAML file."""
+    """Return the YAML files that describe a YOLO data set, or the label files if there is no such YAML file."""
     configs = [file for file in files if file.lower().endswith(YAML) and _is_config(tree, file)]
     if configs:
         return configs
     labels = _label_files(tree, files)
-    return labels if any(_has_object(tree, file) for file in labels[:LOOKED_AT]) else []
+    return labels if any(_has_object(tree, file) for file in labels[:MAX_FILES_SEARCHED]) else []
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read the label files of a set; an empty file means an image without objects.
+    """Read the label files of a data set.
 
-    So does a missing file if a YAML file names the images of the parts, as in Ultralytics' code.
+    An empty label file means an image without objects. If a YAML file names the images of the parts, a missing label
+    file means the same, as in Ultralytics' code.
     """
     config = _read_config(tree, files)
     parts, notes = _images_by_part(config, tree, ImageNames(tree.images, tree)) if config.parts else ({}, [])
-    labels = _label_files(tree, tree.files if config.place else files)
+    labels = _label_files(tree, tree.files if config.shown_path else files)
     keys, key_notes = assign_images(tree, {file: () for file in labels})
     notes += [*key_notes, *_labels_without_image(tree, keys)]
     if not keys:
@@ -83,13 +85,14 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         encodings += file_notes
         for number, line in enumerate(lines, 1):
             if line:
-                _add_object(image, line, f"line {number} of {tree.place_of(file)!r}", store.size(index), config)
+                _add_object(image, line, f"line {number} of {tree.shown_path(file)!r}", store.size(index), config)
         images.append(image)
     notes += shorten_notes(encodings)
     described = {image.key for image in images}
-    if bare := [key for key in parts if key not in described]:
-        images += [AnnotatedImage(key, declared=parts[key], source=config.place) for key in bare]
-        notes.append(f"{counted(len(bare), 'image')} without a label file: they count as images without objects")
+    if unlabelled := [key for key in parts if key not in described]:
+        images += [AnnotatedImage(key, declared=parts[key], source=config.shown_path) for key in unlabelled]
+        count = counted(len(unlabelled), "image")
+        notes.append(f"{count} without a label file {was(len(unlabelled))} read as having no objects")
     if config.names is not None:
         return AnnotationSet(images, {name: number for number, name in config.names.items()}, tuple(notes))
     notes.append("there is no data.yaml and no classes.txt, so the classes are called by their numbers")
@@ -98,7 +101,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 
 def roots_of_config(file: Path) -> list[Path]:
-    """Return the folders to search for the images of a YAML file."""
+    """Return the folders in which the images of a YAML file may be."""
     try:
         content = parse_yaml(read_decoded(file, MAX_CONFIG_BYTES).text)
     except (ValueError, UserError):
@@ -119,13 +122,14 @@ LAYOUT = Layout(
 
 
 def _is_config(tree: Tree, file: str) -> bool:
+    """Return whether a YAML file has an entry `names` and an entry for a part."""
     lines = ascii_bytes(tree.peek(file, MAX_CONFIG_BYTES)).splitlines()
     keys = {line.partition(b":")[0].strip(b"\"' ").lower() for line in lines if b":" in line}
     return b"names" in keys and bool(keys & {name.encode() for name in PARTS})
 
 
 def _read_config(tree: Tree, files: Sequence[str]) -> Config:
-    """Return the configuration of a set, from its YAML or from a file with a class on each line."""
+    """Return the classes and parts from the YAML file, or else the classes from a text file such as `classes.txt`."""
     configs = [file for file in files if file.lower().endswith(YAML)]
     if not configs:
         return Config(names=_names_of_text_files(tree))
@@ -133,13 +137,13 @@ def _read_config(tree: Tree, files: Sequence[str]) -> Config:
         raise UserError(
             f"{tree.shown!r} has several YAML files of a YOLO set ({', '.join(configs[:3])}): give one of them as DATA."
         )
-    file, place = configs[0], tree.place_of(configs[0])
+    file, shown_path = configs[0], tree.shown_path(configs[0])
     try:
         content = parse_yaml(tree.text(file, MAX_CONFIG_BYTES)[0])
     except ValueError as problem:
-        raise UserError(f"{place!r} cannot be read ({problem}): give the YAML of a YOLO set.") from None
+        raise UserError(f"{shown_path!r} cannot be read ({problem}): give the YAML of a YOLO set.") from None
     if not isinstance(content, dict):
-        raise UserError(f"{place!r} holds no names and folders: give the YAML of a YOLO set.")
+        raise UserError(f"{shown_path!r} has no names and folders: give the YAML of a YOLO set.")
     parts: dict[str, list[str]] = {}
     for key, value in content.items():
         part = PARTS.get(str(key).lower())
@@ -147,43 +151,49 @@ def _read_config(tree: Tree, files: Sequence[str]) -> Config:
             values = value if isinstance(value, list) else [value]
             if not all(isinstance(path, str) for path in values):
                 raise UserError(
-                    f"{place!r} gives {key} as {repr(value)[:80]}, expected a folder or a list: correct it."
+                    f"{shown_path!r} gives {key} as {repr(value)[:80]}, expected a folder or a list: correct it."
                 )
             parts.setdefault(part, []).extend(values)
     base, config_folder = content.get("path"), file.rpartition("/")[0]
     return Config(
-        place,
-        _names_of_yaml(content.get("names"), tree, place),
+        shown_path,
+        _names_of_yaml(content.get("names"), tree, shown_path),
         parts,
         f"{config_folder}/{base}" if isinstance(base, str) else config_folder,
         bool(content.get("kpt_shape")),
     )
 
 
-def _names_of_yaml(value: Any, tree: Tree, place: str) -> dict[int, str] | None:
-    """Return the class names in a YAML file: a list, a mapping from numbers, or the path of a file with names."""
+def _names_of_yaml(value: Any, tree: Tree, shown_path: str) -> dict[int, str] | None:
+    """Return class names by number from the entry `names` of a YAML file.
+
+    The entry is a list, a mapping from numbers to names, or the path of a text file with one name per line.
+    """
     if value is None:
         return None
     if isinstance(value, str):
         file = next((file for file in tree.files if split_path(file)[-1:] == split_path(value)[-1:]), None)
         if file is None:
-            raise UserError(f"{place!r} gives {value!r} as its names, but there is no such file: add it.")
-        return _checked_names(dict(enumerate(_listed_names(tree, file))), place)
+            raise UserError(f"{shown_path!r} gives {value!r} as its names, but there is no such file: add it.")
+        return _checked_names(dict(enumerate(_listed_names(tree, file))), shown_path)
     pairs = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
     names: dict[int, str] = {}
     for number, name in pairs:
         if isinstance(name, bool) or not isinstance(name, str | int | float) or not str(number).isdecimal():
             raise UserError(
-                f"{place!r} names the class {number!r} {name!r}, expected a number and a text: put the name in quotes."
+                f"{shown_path!r} names the class {number!r} {name!r}, expected a number and a text: put the name "
+                "in quotes."
             )
         names[int(number)] = plain_name(str(name))
     if not names:
-        raise UserError(f"{place!r} has no names of classes, expected a list, or numbers with their names: add them.")
-    return _checked_names(names, place)
+        raise UserError(
+            f"{shown_path!r} has no names of classes, expected a list, or numbers with their names: add them."
+        )
+    return _checked_names(names, shown_path)
 
 
 def _names_of_text_files(tree: Tree) -> dict[int, str] | None:
-    """Return the class names from a text file with one name per line; None without such a file."""
+    """Return class names by number from a text file with one name per line; None if there is no such file."""
     files: dict[tuple[str, ...], str] = {}
     for file in tree.files:
         name = file.rpartition("/")[2].lower()
@@ -192,21 +202,21 @@ def _names_of_text_files(tree: Tree) -> dict[int, str] | None:
     if len(files) > 1:
         first, second = list(files.values())[:2]
         raise UserError(f"{first!r} and {second!r} in {tree.shown!r} name different classes: remove one of them.")
-    return next((_checked_names(dict(enumerate(names)), tree.place_of(file)) for names, file in files.items()), None)
+    return next((_checked_names(dict(enumerate(names)), tree.shown_path(file)) for names, file in files.items()), None)
 
 
 def _listed_names(tree: Tree, file: str) -> tuple[str, ...]:
-    return tuple(map(plain_name, numbered_names(tree.lines(file, blank=True)[0], tree.place_of(file))))
+    return tuple(map(plain_name, numbered_names(tree.lines(file, blank=True)[0], tree.shown_path(file))))
 
 
-def _checked_names(names: Mapping[int, str], place: str) -> dict[int, str]:
+def _checked_names(names: Mapping[int, str], shown_path: str) -> dict[int, str]:
     if len(names) > MAX_CLASSES:
-        raise UserError(f"{place!r} names {len(names):,} classes; at most {MAX_CLASSES:,} are read.")
+        raise UserError(f"{shown_path!r} names {len(names):,} classes; at most {MAX_CLASSES:,} are read.")
     return unique_class_names(names)
 
 
 def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict[str, str], list[str]]:
-    """Return the part of each image that a configuration assigns, and notes."""
+    """Return the part of each image, by key, that the YAML file names, and notes."""
     parts: dict[str, str] = {}
     notes: list[str] = []
     keys_by_part: dict[str, set[str]] = {}
@@ -216,7 +226,7 @@ def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict
             images = _images_at(value, config, tree, names, part, notes)
             if images is None and part == "train":
                 raise MissingImage(
-                    f"{config.place!r} gives {value!r} as images of train, and there are none in {tree.shown!r}: "
+                    f"{config.shown_path!r} gives {value!r} as images of train, and there are none in {tree.shown!r}: "
                     "correct it."
                 )
             if images is None:
@@ -224,12 +234,12 @@ def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict
             keys |= images or set()
         other_part = next((other for other, images in keys_by_part.items() if keys & images), None)
         if keys and other_part and keys_by_part[other_part] == keys:
-            notes.append(f"the images of {part} are those of {other_part}: they count as {other_part} alone")
+            notes.append(f"{part} and {other_part} have the same images: they count as {other_part} alone")
             continue
         if other_part:
             common = sorted(keys & keys_by_part[other_part])
             raise UserError(
-                f"{config.place!r} has {counted(len(common), 'image')} in {other_part} and in {part}, such as "
+                f"{config.shown_path!r} has {counted(len(common), 'image')} in {other_part} and in {part}, such as "
                 f"{common[0]!r}: give each image one part."
             )
         keys_by_part[part] = keys
@@ -240,33 +250,43 @@ def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict
 def _images_at(
     value: str, config: Config, tree: Tree, names: ImageNames, part: str, notes: list[str]
 ) -> set[str] | None:
-    """Return the images below a folder or in a list; None if neither exists. `notes` gets one on missing images."""
+    """Return the keys of the images of an entry in the YAML file; None if there are none.
+
+    Args:
+        value: Path of a folder of images or of a list file.
+        config: Contents of the YAML file.
+        tree: Files of the data set.
+        names: Finder of images by name.
+        part: Part that the entry is for.
+        notes: Notes, to which one on missing images is appended.
+    """
     folders = {normalise_name(path): path for image in tree.images for path in map(str, PurePosixPath(image).parents)}
     files = {normalise_name(file): file for file in tree.ending(TEXT)}
     path = [*split_path(value)]
     while path and "*" in path[-1]:
         path.pop()
-    folders_above = [*split_path(config.base), *path]
-    for index in range(len(folders_above) + 1):
-        if any(folder.lower() in PARTS for folder in folders_above[:index]) and index > len(folders_above) - len(path):
-            break  # "train/images" is not "images"
-        spelling = normalise_name("/".join(folders_above[index:]) or ".")
-        if spelling in files:
-            lines = tree.lines(files[spelling])[0]
-            image_keys = names.find_images(lines, files[spelling], part)
+    # The path may begin with folders above the data set, so leading folders are removed one by one.
+    full_path = [*split_path(config.base), *path]
+    for index in range(len(full_path) + 1):
+        if any(folder.lower() in PARTS for folder in full_path[:index]) and index > len(full_path) - len(path):
+            break  # "train/images" must not become "images"
+        name = normalise_name("/".join(full_path[index:]) or ".")
+        if name in files:
+            lines = tree.lines(files[name])[0]
+            image_keys = names.find_images(lines, files[name], part)
             missing = [line for line, key in zip(lines, image_keys, strict=True) if key is None]
             if 0 < len(missing) < len(lines):
-                text = f"{counted(len(missing), 'line')} of {files[spelling]} without an image"
+                text = f"{counted(len(missing), 'line')} of {files[name]} without an image"
                 notes.append(f"{text}, such as {missing[0][:80]!r}")
             return {key for key in image_keys if key is not None} or None
-        if spelling in folders and (folders_above[index:] or not folders_above):
-            prefix = "" if folders[spelling] == "." else f"{folders[spelling]}/"
+        if name in folders and (full_path[index:] or not full_path):
+            prefix = "" if folders[name] == "." else f"{folders[name]}/"
             return {image for image in tree.images if image.startswith(prefix)}
     return None
 
 
 def _label_files(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the text files named after an image; lists of train, val or test images are left out."""
+    """Return the text files that have the stem of an image, except list files of parts, such as "train.txt"."""
     texts = [file for file in files if file.lower().endswith(TEXT)]
     stems = {normalise_name(PurePosixPath(image).stem) for image in tree.images} if texts else set()
     names = {file: normalise_name(PurePosixPath(file).stem) for file in texts}
@@ -276,52 +296,66 @@ def _label_files(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def _labels_without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
-    """Return a note on labels of missing images: text files without an image that are empty or have objects."""
+    """Return a note on label files without an image, empty if there are none.
+
+    Text files that are neither empty nor begin with an object are taken for other files.
+    """
     unassigned = [
         file for file in tree.ending(TEXT) if file not in keys and PurePosixPath(file).stem.lower() not in PARTS
     ]
-    orphans = [file for file in unassigned if _has_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD)).strip()]
-    text = f"{counted(len(orphans), 'label')} without an image {was(len(orphans))} left out, such as "
-    return [text + orphans[0]] if orphans else []
+    labels = [
+        file for file in unassigned if _has_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD_BYTES)).strip()
+    ]
+    text = f"{counted(len(labels), 'label')} without an image {was(len(labels))} left out, such as "
+    return [text + labels[0]] if labels else []
 
 
 def _has_object(tree: Tree, file: str) -> bool:
-    head = ascii_bytes(tree.peek(file, HEAD)).strip()
+    """Return whether the first line of a text file is an object: a class number, and at least four numbers."""
+    head = ascii_bytes(tree.peek(file, HEAD_BYTES)).strip()
     try:
         numbers = [float(text) for text in head.splitlines()[0].split()] if head else []
     except ValueError:
         return False
-    return len(numbers) >= BOX and numbers[0] >= 0 and numbers[0].is_integer()
+    return len(numbers) >= BOX_NUMBERS and numbers[0] >= 0 and numbers[0].is_integer()
 
 
 def _add_object(image: AnnotatedImage, line: str, context: str, size: tuple[int, int], config: Config) -> None:
-    """Add the object of a line to an image of (height, width) pixels; `context` begins messages."""
+    """Add the object in a line of a label file to an image.
+
+    Args:
+        image: Image that the label file describes.
+        line: Line of the file.
+        context: Line number and file, for messages.
+        size: (height, width) of the image in pixels.
+        config: Classes of the data set.
+    """
     name, values = _parse_line(line, context, config)
-    if min(values) < -OUTSIDE or max(values) > 1 + OUTSIDE:
+    if min(values) < -MAX_OUTSIDE or max(values) > 1 + MAX_OUTSIDE:
         raise UserError(
-            f"{context} is {line[:80]!r}, with a number outside of 0 to 1: give shares of the width and height of the "
-            "image."
+            f"{context} is {line[:80]!r}, with a number outside of 0 to 1: give fractions of the width and height of "
+            "the image."
         )
     height, width = size
-    if len(values) == BOX - 1:
-        x, y, across, down = values
-        box = ((x - across / 2) * width, (y - down / 2) * height, (x + across / 2) * width, (y + down / 2) * height)
-        image.add(name, box)
+    if len(values) == BOX_NUMBERS - 1:
+        x, y, box_width, box_height = values
+        left, top, right, bottom = x - box_width / 2, y - box_height / 2, x + box_width / 2, y + box_height / 2
+        image.add(name, (left * width, top * height, right * width, bottom * height))
         return
     points = [(x * width, y * height) for x, y in zip(values[::2], values[1::2], strict=True)]
     image.add(name, *polygon_of_points(points))
 
 
 def _parse_line(line: str, context: str, config: Config) -> tuple[str, list[float]]:
-    """Return the class name of a line, and its numbers: a box, or the points of an outline."""
+    """Return the class name in a line, and the numbers of the box or of the points of an outline."""
     try:
         number, *values = [float(text) for text in line.split()]
         label = int(number)
     except (ValueError, OverflowError):
-        number, label, values = 0.5, 0, []
-    values = values[: BOX - 1] if config.has_points else values
+        number, label, values = 0.5, 0, []  # an invalid class number, refused below
+    values = values[: BOX_NUMBERS - 1] if config.has_points else values
     count = len(values) + 1
-    if label != number or label < 0 or not (count == BOX or (count >= MIN_OUTLINE and count % 2)):
+    if label != number or label < 0 or not (count == BOX_NUMBERS or (count >= MIN_OUTLINE_NUMBERS and count % 2)):
         raise UserError(
             f"{context} is {line[:80]!r}, expected the number of a class, and four numbers (centre x and y, width, "
             "height) or the x and y of three or more points: correct it."
@@ -330,7 +364,7 @@ def _parse_line(line: str, context: str, config: Config) -> tuple[str, list[floa
         return str(label), values
     if label not in config.names:
         raise UserError(
-            f"{context} has the class {label}, and {config.place or 'the file of classes'} names {len(config.names)} "
-            f"(0 to {max(config.names)}): add its name, or correct the line."
+            f"{context} has the class {label}, and {config.shown_path or 'the file of classes'} names "
+            f"{len(config.names)} (0 to {max(config.names)}): add its name, or correct the line."
         )
     return config.names[label], values

@@ -20,7 +20,7 @@ from PIL import Image
 
 from paucal.data.boxes.coco import SEGMENTS
 from paucal.data.boxes.naming import ImageNames
-from paucal.data.boxes.tree import PEEKED, Tree, folder_tree, mentions
+from paucal.data.boxes.tree import PEEK_BYTES, Tree, folder_tree, mentions
 from paucal.data.decoded.cache_folder import unpacked_folder
 from paucal.data.masks.coding import IGNORED
 from paucal.data.masks.mask_files import read_mask
@@ -35,7 +35,7 @@ DrawnMasks = list[tuple[str, Path, str]]  # key of the image, mask file, part
 
 def find_panoptic(tree: Tree) -> list[str]:
     """Return the panoptic JSON files of a set."""
-    return [file for file in tree.ending(".json") if mentions(tree.peek(file, PEEKED), SEGMENTS)]
+    return [file for file in tree.ending(".json") if mentions(tree.peek(file, PEEK_BYTES), SEGMENTS)]
 
 
 def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
@@ -49,7 +49,7 @@ def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
     if not files:
         return [], []
     contents = {file: _read_entries(tree, file) for file in files}
-    names = {file: _category_names(tree.place_of(file), content["categories"]) for file, content in contents.items()}
+    names = {file: _category_names(tree.shown_path(file), content["categories"]) for file, content in contents.items()}
     categories = names[files[0]]
     if any(other != categories for other in names.values()):
         raise UserError(f"the panoptic files of {tree.shown!r} name different categories: give them the same ones.")
@@ -80,7 +80,8 @@ def _read_entries(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
             isinstance(row, dict) and keys <= row.keys() for row in rows[name]
         ):
             raise UserError(
-                f"{tree.place_of(file)!r} lacks a list {name!r} of entries with {', '.join(sorted(keys))}: give {NAME}."
+                f"{tree.shown_path(file)!r} lacks a list {name!r} of entries with {', '.join(sorted(keys))}: "
+                f"give {NAME}."
             )
     return rows
 
@@ -108,7 +109,7 @@ def _plan_masks(
     tree: Tree, file: str, content: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[tuple[str, str, Any, str]]:
     """Return (key of the image, path of the PNG, segments, part) for each annotation in a JSON file."""
-    place, part = tree.place_of(file), part_of_file(file)
+    place, part = tree.shown_path(file), part_of_file(file)
     stem = PurePosixPath(file).stem.lower()
     segment_files = [path for path in tree.images if stem in path.lower().split("/")[:-1]]
     if not segment_files:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.shards.stored_arrays import StoredArray, StoredStrings, open_arrays
-from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE, checked_name
+from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE_BYTES, checked_name
 from paucal.data.string_arrays import StringArray
 from paucal.types import UserError
 from paucal.wording import counted, first_few, was
@@ -244,7 +244,7 @@ def _read_positions(
         shards, offsets, lengths, ends = (rows[name] for name in ("shards", "offsets", "lengths", "key_ends"))
         if shards[0] < last_shard or shards[-1] >= len(files) or (np.diff(shards) < 0).any():
             raise ValueError("it names shards that it does not list")
-        in_range = offsets.min() >= HEADER and lengths.min() >= 0 and lengths.max() <= MAX_IMAGE
+        in_range = offsets.min() >= HEADER and lengths.min() >= 0 and lengths.max() <= MAX_IMAGE_BYTES
         if not in_range or (offsets + lengths > sizes[shards]).any():
             raise ValueError("an image lies outside of its shard")
         if not -1 <= rows["labels"].min() <= rows["labels"].max() < max(1, n_classes):

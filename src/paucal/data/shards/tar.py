@@ -19,7 +19,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import ShardFolder
 from paucal.data.shards.index import HEADER, DamagedShard, Shard, ShardIndex, smallest_labels, spans_of
 from paucal.data.shards.stored_arrays import OpenFile
-from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE, checked_name, require_end
+from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE_BYTES, checked_name, require_end
 from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, ReopenedStore, Stamp
@@ -106,8 +106,8 @@ def _add_image(images: dict[str, tarfile.TarInfo], key: str, member: tarfile.Tar
         raise UserError(
             f"{shown} has the key {key!r} twice ({images[key].name} and {member.name}); give each image its own key."
         )
-    if member.size > MAX_IMAGE:
-        raise UserError(f"{member.name} in {shown} has more than {MAX_IMAGE:,} bytes, the limit for an image.")
+    if member.size > MAX_IMAGE_BYTES:
+        raise UserError(f"{member.name} in {shown} has more than {MAX_IMAGE_BYTES:,} bytes, the limit for an image.")
     images[key] = member
 
 

@@ -1,7 +1,8 @@
-"""Archives of image folders, read in place: nothing is unpacked, and no path or link out of them is followed.
+"""Zip and tar archives of image folders, read without unpacking them to disk.
 
-A zip has an index, and a plain tar is indexed by reading it once; both then allow random access. A compressed tar
-(.tar.gz) is refused, since it would have to be unpacked from its beginning for every image.
+A zip file has an index, and an uncompressed tar file is indexed by reading it once; both then allow random access. A
+compressed tar file (.tar.gz) is refused, since it would have to be unpacked from its beginning for every image. No path
+or link that leads out of the archive is followed.
 """
 
 import os
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
-from paucal.data.sources.folder import Place, is_ignored, open_place
+from paucal.data.sources.folder import ImageContainer, is_ignored, open_container
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS
 from paucal.data.stores import EncodedStore, ReopenedStore
@@ -30,8 +31,8 @@ from paucal.wording import counted, was
 ARCHIVE_SUFFIXES = (".zip", ".tar")
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 MAX_ENTRIES = 20_000_000
-MAX_IMAGE = 512 << 20  # largest unpacked size of an image; a larger one is a decompression bomb
-_ENCRYPTED, _UTF8 = 1, 0x800  # bits of a zip entry's flags
+MAX_IMAGE_BYTES = 512 << 20  # largest unpacked size of an image; a larger one is a decompression bomb
+_ENCRYPTED_FLAG, _UTF8_FLAG = 1, 0x800  # bits of a zip entry's flags
 
 
 class _Entry(NamedTuple):
@@ -39,15 +40,15 @@ class _Entry(NamedTuple):
 
     Attributes:
         name: Path within the archive.
-        offset: Position of its first byte; in a zip, of its header.
-        size: Number of bytes, unpacked.
-        stored: Name by which `zipfile` knows the entry, which may have been decoded wrongly; "" in a tar.
+        offset: Position in the archive: in a tar, of the first byte of the file; in a zip, of the header of the entry.
+        size: Number of bytes, uncompressed.
+        zip_name: Name by which `zipfile` finds the entry, perhaps with wrongly decoded letters; "" in a tar.
     """
 
     name: str
     offset: int
     size: int
-    stored: str = ""
+    zip_name: str = ""
 
 
 class ArchiveStore(ReopenedStore, EncodedStore):
@@ -69,8 +70,8 @@ class ArchiveStore(ReopenedStore, EncodedStore):
     def source(self, index: int) -> bytes:
         """Return the bytes of an image."""
         entry = self._entries[index]
-        if entry.size > MAX_IMAGE:
-            raise UnreadableImage(f"image {entry.name} has more than {MAX_IMAGE:,} bytes, the limit")
+        if entry.size > MAX_IMAGE_BYTES:
+            raise UnreadableImage(f"image {entry.name} has more than {MAX_IMAGE_BYTES:,} bytes, the limit")
         try:
             with self._lock:
                 content = self._read_zip(entry) if self._zipped else self._read_tar(entry)
@@ -83,9 +84,10 @@ class ArchiveStore(ReopenedStore, EncodedStore):
         return content
 
     def _read_zip(self, entry: _Entry) -> bytes:
-        if self._archive is None or self._owner != os.getpid():  # a forked process must not share the file position
-            self._archive, self._owner = zipfile.ZipFile(self._file), os.getpid()
-        with self._archive.open(entry.stored) as file:
+        # The file is opened again in a forked process, which must not share the file position with its parent.
+        if self._archive is None or self._process_id != os.getpid():
+            self._archive, self._process_id = zipfile.ZipFile(self._file), os.getpid()
+        with self._archive.open(entry.zip_name) as file:
             return file.read(entry.size + 1)
 
     def _read_tar(self, entry: _Entry) -> bytes:
@@ -95,7 +97,7 @@ class ArchiveStore(ReopenedStore, EncodedStore):
 
     def _begin(self) -> None:
         self._archive: zipfile.ZipFile | None = None
-        self._owner = 0
+        self._process_id = 0
         self._lock = threading.Lock()
 
 
@@ -107,39 +109,40 @@ def is_archive(file: Path) -> bool:
 def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     """Open a zip or tar file like the folder that it was made from.
 
-    If all entries are in one folder (`photos.zip` with `photos/cat/1.jpg`), that folder is the root, unless it is named
+    If all images are in one folder (`photos.zip` with `photos/cat/1.jpg`), that folder is the root, unless it is named
     "train", "val" or "test".
 
     Raises:
-        UserError: The archive is damaged, compressed as a whole, holds a name that leads out of it, or has no images.
+        UserError: The archive is damaged, is compressed as one stream (.tar.gz), contains a path that leads out of it,
+            or has no images.
     """
     entries, notes = archive_entries(file)
-    images, others = (
+    images, other_entries = (
         [entry for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES) == is_image]
         for is_image in (True, False)
     )
     images.sort(key=lambda entry: entry.name)
-    passed_over = Counter(os.path.splitext(entry.name)[1].lower() for entry in others)
-    base = shared_folder([entry.name for entry in images], 2)
-    entries_by_key = {entry.name.removeprefix(base): entry for entry in images}
-    place = Place(
+    other_suffixes = Counter(os.path.splitext(entry.name)[1].lower() for entry in other_entries)
+    root = shared_folder([entry.name for entry in images], 2)
+    entries_by_key = {entry.name.removeprefix(root): entry for entry in images}
+    container = ImageContainer(
         name=file.stem,
         location=str(file.resolve()),
-        store=lambda keys: ArchiveStore(file.resolve(), [entries_by_key[key] for key in keys]),
-        subfolders=lambda folder: _subfolders(list(entries_by_key), folder),
+        make_store=lambda keys: ArchiveStore(file.resolve(), [entries_by_key[key] for key in keys]),
+        list_subfolders=lambda folder: _list_subfolders(list(entries_by_key), folder),
     )
-    image_set = open_place(place, list(entries_by_key), passed_over, labelled)
+    image_set = open_container(container, list(entries_by_key), other_suffixes, labelled)
     return replace(image_set, notes=(*image_set.notes, *notes))
 
 
 def archive_entries(file: Path) -> tuple[list[_Entry], tuple[str, ...]]:
-    """Return the files in an archive, except hidden ones and links, and a note on the links, if there are any."""
+    """Return the files in an archive, and a note on links if there are any; hidden files and links are left out."""
     links: list[str] = []
     require_regular(file)
     if file.name.lower().endswith(COMPRESSED):
         raise UserError(
-            f"{file} is compressed as a whole, so that single images cannot be read from it: unpack it, or save the "
-            "images as .zip or plain .tar."
+            f"{file} is compressed as a whole, so single images cannot be read from it: unpack it, or save the images "
+            "as .zip or uncompressed .tar."
         )
     try:
         entries = (_zip_entries if file.suffix.lower() == ".zip" else _tar_entries)(file, links)
@@ -155,17 +158,17 @@ def archive_entries(file: Path) -> tuple[list[_Entry], tuple[str, ...]]:
 
 
 def _is_hidden(name: str) -> bool:
-    # A tar of "." has names that begin with "./".
-    return any(is_ignored(part) for part in name.split("/") if part != ".")
+    # In a tar file that was made of the folder ".", names begin with "./".
+    return any(is_ignored(folder) for folder in name.split("/") if folder != ".")
 
 
 def _zip_entries(file: Path, links: list[str]) -> list[_Entry]:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         _refuse_many(file, len(members))
-        if locked := next((member.filename for member in members if member.flag_bits & _ENCRYPTED), None):
-            raise UserError(f"{file} is encrypted ({locked!r}): unpack it with its password.")
-        # A link in a zip is a file that holds a path.
+        if encrypted := next((member.filename for member in members if member.flag_bits & _ENCRYPTED_FLAG), None):
+            raise UserError(f"{file} is encrypted ({encrypted!r}): unpack it with its password.")
+        # A symbolic link is stored in a zip as a file whose content is the path of the target.
         is_link = [stat.S_ISLNK(member.external_attr >> 16) for member in members]
         links += [_zip_name(member) for member in compress(members, is_link)]
         return [
@@ -176,12 +179,12 @@ def _zip_entries(file: Path, links: list[str]) -> list[_Entry]:
 
 
 def _zip_name(entry: zipfile.ZipInfo) -> str:
-    """Return the name of an entry with forward slashes.
+    """Return the path of an entry with forward slashes.
 
-    macOS writes UTF-8 without setting the flag for it, and `zipfile` then assumes code page 437.
+    macOS writes paths in UTF-8 without setting the flag for UTF-8; `zipfile` then decodes them as code page 437.
     """
     name = entry.filename
-    if not entry.flag_bits & _UTF8:
+    if not entry.flag_bits & _UTF8_FLAG:
         with suppress(UnicodeError):
             name = name.encode("cp437").decode()
     return name.replace("\\", "/")
@@ -195,8 +198,9 @@ def _tar_entries(file: Path, links: list[str]) -> list[_Entry]:
             archive.members.clear()  # type: ignore[attr-defined]  # otherwise every header stays in memory
             if member.isreg() and not member.issparse():
                 name = checked_name(file, member.name)
-                entries[name] = _Entry(name, member.offset_data, member.size)  # the last entry of a name counts
-            elif member.islnk() and member.linkname in entries:  # tar stores a file with two names once
+                # If a name occurs several times, its last entry counts.
+                entries[name] = _Entry(name, member.offset_data, member.size)
+            elif member.islnk() and member.linkname in entries:  # a hard link: the same file by another name
                 name = checked_name(file, member.name)
                 entries[name] = entries[member.linkname]._replace(name=name)
             elif member.issym() or member.islnk():
@@ -206,7 +210,7 @@ def _tar_entries(file: Path, links: list[str]) -> list[_Entry]:
 
 
 def require_end(archive: tarfile.TarFile) -> None:
-    """Raise a `ReadError` if a tar file lacks the block of zeros at its end, which tarfile does not check."""
+    """Raise a `ReadError` if a tar file lacks the block of zeros at its end, which `tarfile` does not require."""
     assert archive.fileobj is not None
     archive.fileobj.seek(archive.offset)
     if archive.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
@@ -214,34 +218,35 @@ def require_end(archive: tarfile.TarFile) -> None:
 
 
 def checked_name(file: Path | str, name: str) -> str:
-    """Return the name of an entry; raise a `UserError` if it leads out of the archive."""
+    """Return the path of an entry; raise a `UserError` if it leads out of the archive."""
     plain = name.replace("\\", "/")
     if plain.startswith("/") or PureWindowsPath(plain).drive or ".." in plain.split("/") or "\0" in plain:
-        raise UserError(f"{file} holds the name {name[:80]!r}, which leads out of it: do not trust this archive")
+        raise UserError(f"{file} contains the path {name[:80]!r}, which leads out of it: do not trust this archive.")
     return name
 
 
 def _refuse_many(file: Path, count: int) -> None:
     if count > MAX_ENTRIES:
-        raise UserError(f"{file} has more than {MAX_ENTRIES:,} entries, the limit")
+        raise UserError(f"{file} has more than {MAX_ENTRIES:,} entries, the limit.")
 
 
 def shared_folder(names: list[str], depth: int) -> str:
-    """Return the prefix of folders that all files share, up to any folder named "train" or the like.
+    """Return the longest path of folders that all file paths begin with, ending in a slash; "" if there is none.
 
-    Every path keeps `depth` folders after the prefix.
+    It ends before any folder called train, val, test or the like, and leaves at least `depth` - 1 folders of each path.
     """
-    base = ""
+    shared = ""
     while names:
-        tops = {name.removeprefix(base).partition("/")[0] for name in names}
-        nested = all(name.removeprefix(base).count("/") >= depth for name in names)
-        if len(tops) != 1 or not nested or next(iter(tops)).lower() in PARTS:
+        next_folders = {name.removeprefix(shared).partition("/")[0] for name in names}
+        are_nested = all(name.removeprefix(shared).count("/") >= depth for name in names)
+        if len(next_folders) != 1 or not are_nested or next(iter(next_folders)).lower() in PARTS:
             break
-        base += f"{next(iter(tops))}/"
-    return base
+        shared += f"{next(iter(next_folders))}/"
+    return shared
 
 
-def _subfolders(keys: list[str], folder: str) -> list[str]:
+def _list_subfolders(keys: list[str], folder: str) -> list[str]:
+    """Return the sorted names of the folders in a folder of the archive, from the paths of all images."""
     prefix = f"{folder}/" if folder else ""
     relative_keys = (key.removeprefix(prefix) for key in keys if key.startswith(prefix))
     return sorted({key.partition("/")[0] for key in relative_keys if "/" in key})

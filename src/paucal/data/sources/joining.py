@@ -1,4 +1,4 @@
-"""Several locations as one set: images collected in several folders, tables or archives."""
+"""Joins the images of several folders, tables or archives into one set."""
 
 import os
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from paucal.types import UserError
 SEPARATOR = os.pathsep  # ":", or ";" on Windows, as in PATH
 
 
-def roots_of(location: str | Path) -> list[str]:
-    """Split a location at ":" (";" on Windows) into several, or return it alone.
+def split_location(location: str | Path) -> list[str]:
+    """Split several locations that are joined by ":" (";" on Windows), as in "photos:more.zip".
 
-    It is not split if a file or folder of that name exists, or if none of its pieces exists.
+    The text is one location if a file or folder of that name exists, or if none of its pieces exists.
 
     Example:
-        >>> roots_of("digits")
+        >>> split_location("digits")
         ['digits']
     """
     text = str(location)
@@ -34,10 +34,10 @@ def roots_of(location: str | Path) -> list[str]:
 
 
 def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
-    """Return one set of several: classes are joined by name, and keys begin with the name of their set.
+    """Return several sets as one: classes of the same name are one class, and keys begin with the name of their set.
 
-    If some sets have their own splits, the images of the others are training images. If some sets are multi-label, the
-    joined set is multi-label. A column that some sets lack is empty for their images.
+    If some sets declare parts (train, val or test), all images without a part become training images. If some sets are
+    multi-label, the joined set is multi-label. A column that some sets lack is empty for their images.
     """
     if any(image_set.multi_hot is not None for image_set in sets) and all(image_set.classes for image_set in sets):
         sets = [image_set.as_multi_hot() for image_set in sets]
@@ -51,7 +51,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     classes = tuple(sorted({name for image_set in sets for name in image_set.classes}))
     renumbered = [image_set.with_classes(classes) if image_set.classes else image_set for image_set in sets]
     multi_hot = [image_set.multi_hot for image_set in renumbered if image_set.multi_hot is not None]
-    parts = any(part for image_set in sets for part in image_set.declared)
+    has_parts = any(part for image_set in sets for part in image_set.declared)
     column_names = dict.fromkeys(name for image_set in sets for name in image_set.columns)
     return ImageSet(
         name="+".join(names),
@@ -59,10 +59,12 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         classes=classes,
         keys=[f"{name}/{key}" for name, image_set in zip(names, sets, strict=True) for key in image_set.keys],
         labels=np.concatenate([image_set.labels for image_set in renumbered]),
-        declared=[part or ("train" if parts else "") for image_set in sets for part in image_set.declared],
+        declared=[part or ("train" if has_parts else "") for image_set in sets for part in image_set.declared],
         store=JoinedStore([image_set.store for image_set in sets]),
         stream=concatenate_streams([image_set.stream for image_set in sets], [len(image_set) for image_set in sets]),
-        hints=replace(sets[0].hints, train_per_class=None, official_parts=""),  # valid for the first set only
+        hints=replace(
+            sets[0].hints, train_per_class=None, official_parts=""
+        ),  # these two hints are about the first set alone
         notes=tuple(f"{name}: {note}" for name, image_set in zip(names, sets, strict=True) for note in image_set.notes),
         columns={
             name: [cell for image_set in sets for cell in image_set.columns.get(name, [""] * len(image_set))]
@@ -74,11 +76,12 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
 
 
 def _set_names(sets: Sequence[ImageSet]) -> list[str]:
-    """Return distinct names for the sets, which stay the same if the sets are copied."""
+    """Return a distinct name for each set; names do not depend on the folder of a set, so that it can be copied."""
     names = [image_set.name for image_set in sets]
     numbered = [f"{name}-{index + 1}" for index, name in enumerate(names)]
     distinct = [name if names.count(name) == 1 else numbered[index] for index, name in enumerate(names)]
-    return distinct if len(set(distinct)) == len(names) else numbered  # another set may be called "photos-1"
+    # Two sets "photos" and a set "photos-1" would otherwise give the name "photos-1" twice.
+    return distinct if len(set(distinct)) == len(names) else numbered
 
 
 def _exists(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Labels in tables: a name in a cell, several names in a cell, or a column of 1 and 0 for each class."""
+"""Labels in tables: one name per cell, several names per cell, or an indicator column (1 or 0) for each class."""
 
 import ast
 import re
@@ -12,23 +12,24 @@ from paucal.data.images import UNKNOWN
 from paucal.types import UserError
 from paucal.wording import counted, first_few
 
-ONE_LABEL = "none"  # instead of a separator: each cell is one class name, whatever characters it holds
+ONE_LABEL = "none"  # value of --label-separator: each cell is one class name, whatever characters it contains
 _SEPARATORS = ";|,"
 MISSING = ("nan", "-nan", "<na>", "nat", "#n/a")  # usual markers of missing values, in lower case
-_MARKS = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0, "-1": UNKNOWN, "-1.0": UNKNOWN, "": UNKNOWN}
-_MARKS |= dict.fromkeys(MISSING, UNKNOWN)
-_MAX_SHOWN = 60
-_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^\s,'\"]+)")  # an item of an array printed by NumPy, without commas
+# Value of an indicator for each content of a cell, in lower case.
+_INDICATORS = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0, "-1": UNKNOWN, "-1.0": UNKNOWN, "": UNKNOWN}
+_INDICATORS |= dict.fromkeys(MISSING, UNKNOWN)
+_MAX_SHOWN = 60  # characters of a name or cell in a message
+_NUMPY_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^\s,'\"]+)")  # item of an array as NumPy prints it, without commas
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of N images, with the fields of `ImageSet`.
+    """Labels of N images, in the form that `ImageSet` stores them.
 
     Attributes:
-        classes: K names, in lexicographic order if they come from cells.
-        numbers: (N,) int64 numbers of the classes, all -1 for unlabelled images or with `multi_hot`.
-        multi_hot: (N, K) int8 of 1, 0 and -1 (unknown), or None.
+        classes: K class names, in lexicographic order if they come from cells.
+        numbers: (N,) int64 class numbers; all -1 for unlabelled images, or if there is a `multi_hot`.
+        multi_hot: (N, K) int8 of 1, 0 and -1 (unknown) for a multi-label set, else None.
         notes: Sentences for the user.
     """
 
@@ -39,7 +40,7 @@ class Labels:
 
     @classmethod
     def none(cls, count: int) -> "Labels":
-        """Return the labels of unlabelled images."""
+        """Return `Labels` without classes for `count` unlabelled images."""
         return cls((), np.full(count, -1, dtype=np.int64))
 
 
@@ -47,12 +48,12 @@ def find_separator(cells: Sequence[str], given: str | None = None) -> str:
     """Return the separator between several labels in the cells of a column; "" if each cell is one label.
 
     A character is a separator if it is between names in some cell and splitting at it gives fewer distinct names than
-    distinct cells. ";" and "|", which are rare in names, also count if some name is in several cells and
-    either the number of names varies over the cells (even empty ones), or some name changes its position.
+    there are distinct cells. ";" and "|", which are rare in names, are also separators if some name is in several cells
+    and either cells (even empty ones) differ in their number of names, or a name is at different positions.
 
     Args:
         cells: Cells of the column.
-        given: Separator given by the user, or "none" for one label in each cell; None finds it.
+        given: Separator that the user has set, or "none" for one label in each cell; None detects the separator.
 
     Example:
         >>> find_separator(["cat;dog", "cat", ""]), find_separator(["cat; tabby", "dog"])
@@ -61,16 +62,16 @@ def find_separator(cells: Sequence[str], given: str | None = None) -> str:
     if given is not None:
         return "" if given == ONE_LABEL else given
     distinct = {"" if is_missing(cell) else cell for cell in cells}
-    return next((sign for sign in _SEPARATORS if _separates_names(sign, distinct)), "")
+    return next((separator for separator in _SEPARATORS if _separates_names(separator, distinct)), "")
 
 
 def is_missing(cell: str) -> bool:
-    """Return whether a cell is empty or holds a usual marker of a missing value, such as "nan"."""
+    """Return whether a cell is empty or has a usual marker of a missing value, such as "nan"."""
     return not cell or cell.lower() in MISSING
 
 
 def labels_in_lists(cells: Sequence[str]) -> list[list[str]] | None:
-    """Return the labels in cells that are lists in the notation of JSON, Python or NumPy; None if any is not.
+    """Return the labels in cells that are lists as JSON, Python or NumPy writes them; None if any cell is not a list.
 
     Example:
         >>> labels_in_lists(['["red", "blue"]', "['red' 'green']", "[]", "[3]", ""])
@@ -84,7 +85,7 @@ def labels_in_lists(cells: Sequence[str]) -> list[list[str]] | None:
 
 
 def _list_items(cell: str) -> list[str] | None:
-    """Return the members of a list; None if the brackets belong to a name, as in "(other)"."""
+    """Return the items of a list; None if the brackets belong to a name, as in "(other)"."""
     try:
         # NumPy prints strings without commas, and Python would concatenate them.
         value = None if re.search(r"['\"]\s+['\"]", cell) else ast.literal_eval(cell)
@@ -94,98 +95,117 @@ def _list_items(cell: str) -> list[str] | None:
         pass
     if cell and cell[0] != "[":
         return None
-    items = [match for match in _ITEM.finditer(cell[1:-1]) if not (match[3] and is_missing(match[3]))]
+    items = [match for match in _NUMPY_ITEM.finditer(cell[1:-1]) if not (match[3] and is_missing(match[3]))]
     return [next(filter(None, match.groups()), "").strip() for match in items]
 
 
-def _separates_names(sign: str, distinct: Collection[str]) -> bool:
-    cells = [cell for cell in distinct if cell]
-    pieces = [split_names(cell, sign) for cell in cells]
-    if not all(pieces) or all(len(set(names)) == 1 for names in pieces):  # a cell of only separators is a name
+def _separates_names(separator: str, distinct_cells: Collection[str]) -> bool:
+    """Return whether a character separates labels, by the conditions in `find_separator`."""
+    cells = [cell for cell in distinct_cells if cell]
+    names_of_cells = [split_names(cell, separator) for cell in cells]
+    # If some cell consists of separators alone, the character is part of a name.
+    if not all(names_of_cells) or all(len(set(names)) == 1 for names in names_of_cells):
         return False
-    names = [name for cell_names in pieces for name in set(cell_names)]
+    names = [name for cell_names in names_of_cells for name in set(cell_names)]
     if len(set(names)) < len(cells):
         return True
-    lengths = {len(split_names(cell, sign)) for cell in distinct}
-    name_positions = {(index, name) for cell_names in pieces for index, name in enumerate(dict.fromkeys(cell_names))}
-    is_reordered = len(name_positions) > len(set(names))
-    return sign != "," and len(set(names)) < len(names) and (len(lengths) > 1 or is_reordered)
+    name_counts = {len(split_names(cell, separator)) for cell in distinct_cells}
+    name_positions = {
+        (index, name) for cell_names in names_of_cells for index, name in enumerate(dict.fromkeys(cell_names))
+    }
+    has_moved_name = len(name_positions) > len(set(names))
+    return separator != "," and len(set(names)) < len(names) and (len(name_counts) > 1 or has_moved_name)
 
 
 def from_cells(cells: Sequence[str], separator: str) -> Labels:
-    """Return the labels that cells name, several in a cell if there is a separator, else exactly one."""
+    """Return the labels of images from their cells: several labels per cell if there is a separator, else one."""
     rows = [split_names(cell, separator) for cell in cells]
-    return from_names(rows, bool(separator), separator_words(cells, separator))
+    return from_names(rows, bool(separator), describe_separator(cells, separator))
 
 
 def split_names(cell: str, separator: str) -> list[str]:
-    """Return the names in a cell; without a separator, the whole cell."""
+    """Return the names in a cell; if the separator is "", the cell as one name."""
     return [name for piece in cell.split(separator) if (name := piece.strip())] if separator else [cell]
 
 
-def separator_words(cells: Sequence[str], separator: str) -> str:
-    """Describe the separator of labels in cells; "" without a separator."""
+def describe_separator(cells: Sequence[str], separator: str) -> str:
+    """Return a text that shows the separator in an example cell; "" without a separator."""
     example = max(cells, key=lambda cell: cell.count(separator)) if separator and cells else ""
     return f"such as {example[:_MAX_SHOWN]!r}, divided at {separator!r}" if separator else ""
 
 
-def from_names(rows: Sequence[Sequence[str]], several: bool, where: str) -> Labels:
-    """Return the labels of images from the names of their classes: one for each, or with `several` any number.
+def from_names(rows: Sequence[Sequence[str]], is_multi_label: bool, source: str) -> Labels:
+    """Return the labels of images from the class names of each image.
 
-    Notes say how the labels are given: `where`.
+    Args:
+        rows: Class names of each image: exactly one, unless `is_multi_label`.
+        is_multi_label: Whether an image may have any number of labels.
+        source: Text for a note that says where the labels of a multi-label set are in the table.
     """
     classes = tuple(sorted({name for row in rows for name in row}))
     number = {name: index for index, name in enumerate(classes)}
-    if not several:
+    if not is_multi_label:
         return Labels(classes, np.asarray([number[row[0]] for row in rows], dtype=np.int64))
     multi_hot = np.zeros((len(rows), len(classes)), dtype=np.int8)
     for index, row in enumerate(rows):
         multi_hot[index, [number[name] for name in row]] = 1
-    return _multi_labels(classes, multi_hot, where)
+    return _multi_labels(classes, multi_hot, source)
 
 
-def class_columns(rows: Sequence[Sequence[str]], width: int, known: Collection[int | None]) -> tuple[int, ...]:
-    """Return the positions of the columns of 1 and 0, one per class; empty if there are fewer than two."""
-    marks = tuple(
+def indicator_columns(rows: Sequence[Sequence[str]], width: int, used: Collection[int | None]) -> tuple[int, ...]:
+    """Return the positions of the columns of 1 and 0, one per class; empty if there are fewer than two.
+
+    Args:
+        rows: Cells of each row.
+        width: Number of columns.
+        used: Positions of columns with another meaning.
+    """
+    columns = tuple(
         index
         for index in range(width)
-        if index not in known
-        and all(len(row) > index and row[index].strip().lower() in _MARKS for row in rows)
+        if index not in used
+        and all(len(row) > index and row[index].strip().lower() in _INDICATORS for row in rows)
         and any(row[index].strip() for row in rows)
     )
-    return marks if len(marks) > 1 else ()
+    return columns if len(columns) > 1 else ()
 
 
 def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Labels:
-    """Return the labels of a table with a column for each class.
+    """Return the labels of images from the cells of the indicator columns, one column for each class.
 
-    An empty cell or -1 means that the class is unknown (as in CheXpert, arXiv:1901.07031), but in a table without any
-    0 an empty cell means 0. If every image is of exactly one class, the labels are single labels.
+    An empty cell or -1 means that it is unknown whether the image is of the class (as in CheXpert, arXiv:1901.07031),
+    but in a table without any 0 an empty cell means 0. If each image is of exactly one class, the set is not
+    multi-label.
     """
     if len(set(classes)) < len(classes):
         repeated = next(name for name in classes if classes.count(name) > 1)
         raise UserError(f"two columns of classes are called {repeated[:_MAX_SHOWN]!r}: rename or remove one.")
-    marks = np.asarray([[_MARKS[cell.lower()] for cell in row] for row in rows], dtype=np.int8)
-    if not (marks == 0).any():
-        marks[np.asarray([[not cell for cell in row] for row in rows])] = 0
+    indicators = np.asarray([[_INDICATORS[cell.lower()] for cell in row] for row in rows], dtype=np.int8)
+    if not (indicators == 0).any():
+        indicators[np.asarray([[not cell for cell in row] for row in rows])] = 0
     source = f"{len(classes)} columns of 1 and 0 ({first_few(classes)})"
-    if (marks != UNKNOWN).all() and (marks.sum(1) == 1).all():
-        return Labels(classes, marks.argmax(1).astype(np.int64), notes=(f"one label per image, from {source}",))
-    return _multi_labels(classes, marks, f"in {source}")
+    if (indicators != UNKNOWN).all() and (indicators.sum(1) == 1).all():
+        return Labels(classes, indicators.argmax(1).astype(np.int64), notes=(f"one label per image, from {source}",))
+    return _multi_labels(classes, indicators, f"in {source}")
 
 
 def _multi_labels(classes: tuple[str, ...], multi_hot: NDArray[np.int8], source: str) -> Labels:
     numbers = np.full(len(multi_hot), -1, dtype=np.int64)
-    return Labels(classes, numbers, multi_hot, several_notes(multi_hot, source))
+    return Labels(classes, numbers, multi_hot, multi_label_notes(multi_hot, source))
 
 
-def several_notes(multi_hot: NDArray[np.int8], where: str) -> tuple[str, ...]:
-    """Return notes on an (N, K) set whose images may have several labels, given in the way that `where` describes."""
+def multi_label_notes(multi_hot: NDArray[np.int8], source: str) -> tuple[str, ...]:
+    """Return notes on the labels of a multi-label set.
+
+    Args:
+        multi_hot: (N, K) int8 of 1, 0 and -1 (unknown).
+        source: Text that says where the labels are in the table, list or file.
+    """
     label_counts = (multi_hot == 1).sum(1)
     n_unlabelled, n_unknown = int((label_counts == 0).sum()), int((multi_hot == UNKNOWN).sum())
-    notes = [f"images carry several labels ({where}): {label_counts.mean():.2g} on average, up to {label_counts.max()}"]
+    notes = [f"images have several labels ({source}): {label_counts.mean():.2g} on average, up to {label_counts.max()}"]
     if n_unlabelled:
-        notes.append(f"{counted(n_unlabelled, 'image')} without a label: in none of the classes")
+        notes.append(f"{counted(n_unlabelled, 'image')} without a label: not of any class")
     if n_unknown:
         notes.append(f"{counted(n_unknown, 'label')} unknown: left out of loss and scores")
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""Location of the images of a table or list: the folder that paths are relative to, and files with other spellings."""
+"""Finds the image files that a table or list names, even if it was written on another machine or operating system."""
 
 import os
 import re
@@ -19,33 +19,35 @@ from paucal.data.splits.part_names import names_part
 from paucal.types import UserError
 from paucal.wording import counted
 
+# Usual names of folders with tables or lists, in lower case.
 FOLDERS_OF_TABLES = (
     *("annotations", "annotation", "labels", "label", "lists", "list", "splits", "split"),
     *("tables", "csv", "metadata", "meta"),
 )
 _ESCAPED_BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+\S", re.IGNORECASE)
+# An absolute path (of any system), a path with a step "..", or one with a zero byte.
 _OUTSIDE = re.compile(r"/|[A-Za-z]:|(?:.*/)?\.\.(?:/|$)|[^\0]*\0", re.DOTALL)
-# Label Studio's file names: uploads have a prefix, and local files a path in a URL.
+# Label Studio adds a prefix to the file names of uploads, and writes the path of a local file into a URL.
 UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")
-_LABEL_STUDIO = re.compile(r"/data/(?:upload/\d+/|local-files/\?d=)")
+_LABEL_STUDIO_URL = re.compile(r"/data/(?:upload/\d+/|local-files/\?d=)")
 _SAMPLED_ROWS = 32  # number of rows that decide which folder the paths are relative to
-_SHOWN = 80  # maximum number of characters of a path in a message
+_MAX_SHOWN = 80  # characters of a path in a message
 
 
 class ListedImage(NamedTuple):
-    """One image as a row of a table or list describes it.
+    """A row of a table or list, which describes one image.
 
     Attributes:
-        path: Path with forward slashes.
-        part: Part that the image belongs to, or "".
-        line: Number of the line.
-        file: Table or list.
-        label: Cell of the class.
-        others: Cells of further columns.
-        marks: Cells of the columns of single classes.
-        names: Names of its classes, after splitting the cell.
-        key: Path of its file below the common folder, after locating it.
+        path: Path in the row, with forward slashes.
+        part: "train", "val" or "test"; "" if the row has no part.
+        line: Line number of the row in its file, from 1.
+        file: Table or list file.
+        label: Content of the label column.
+        further_cells: Contents of the columns in `Columns.further`, such as a patient column.
+        indicators: Contents of the indicator columns: 1 or 0 for each class.
+        names: Names of the image's classes, from `label`.
+        key: Path of the image file relative to the common folder of all images; "" until the file is located.
     """
 
     path: str
@@ -53,14 +55,14 @@ class ListedImage(NamedTuple):
     line: int
     file: Path
     label: str = ""
-    others: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()
+    further_cells: tuple[str, ...] = ()
+    indicators: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     key: str = ""
 
 
 class LocatedImages(NamedTuple):
-    """The common folder of some images, their paths below it, and notes on how they were found."""
+    """The common folder of all images, the path of each image relative to it, and notes on how files were found."""
 
     folder: Path
     keys: list[str]
@@ -68,43 +70,43 @@ class LocatedImages(NamedTuple):
 
 
 def locate(listed: Sequence[ListedImage], root: Path | None) -> LocatedImages:
-    """Find the files of listed images; each part may have its own folder of images.
+    """Find the image files of rows; the rows of each part (train, val or test) may be relative to a different folder.
 
-    Paths are relative to the root, or without one to the folder of the file, its parent, or folders of images or of the
-    part below them.
+    Paths are relative to `root` or a subfolder of it. If `root` is None, they are relative to the folder of the table,
+    to the parent of that folder, or to a subfolder of these that is named after images or the part.
     """
     groups: dict[tuple[Path, str], list[int]] = {}
     for index, row in enumerate(listed):
         groups.setdefault((row.file, row.part), []).append(index)
     finders: dict[Path, FileFinder] = {}
-    folders, keys, notes, respelt = [Path()] * len(listed), [""] * len(listed), [], 0
+    folders, keys, notes, n_respelt = [Path()] * len(listed), [""] * len(listed), [], 0
     for (file, part), indices in groups.items():
         rows = [listed[index] for index in indices]
         finder, prefix = _choose_folder(rows, list(_candidates(file, part, root, finders)), root)
         if prefix:
             notes.append(f"paths in {file.name} begin with {prefix!r}, which was replaced by {finder.root}")
-        begins = _absolute_prefixes(finder.root, root)
+        absolute_prefixes = _absolute_prefixes(finder.root, root)
         for index, row in zip(indices, rows, strict=True):
-            path = _strip_prefix(row.path, begins).removeprefix(prefix)
+            path = _strip_prefix(row.path, absolute_prefixes).removeprefix(prefix)
             if leads_out(path):
                 _refuse_outside(row, rows)
             files = finder.find(path)
             if len(files) > 1:
                 raise UserError(
-                    f"{row.path[:_SHOWN]!r} in line {row.line} of {row.file} matches {files[0]} and {files[1]}: "
+                    f"{row.path[:_MAX_SHOWN]!r} in line {row.line} of {row.file} matches {files[0]} and {files[1]}: "
                     "give one of the files."
                 )
             folders[index], keys[index] = finder.root, files[0] if files else path
-            respelt += not keys[index].startswith(path)
-    if respelt:
-        notes.append(f"{counted(respelt, 'path')} and names of files differ in case, Unicode form or encoding")
+            n_respelt += not keys[index].startswith(path)
+    if n_respelt:
+        notes.append(f"{counted(n_respelt, 'path')} and names of files differ in case, Unicode form or encoding")
     base = Path(os.path.commonpath(set(folders)))
     prefixes = {folder: "" if folder == base else f"{folder.relative_to(base).as_posix()}/" for folder in set(folders)}
     return LocatedImages(base, [prefixes[folder] + key for folder, key in zip(folders, keys, strict=True)], notes)
 
 
 def plain_path(text: str) -> str:
-    r"""Return a path with forward slashes and without redundant steps, so that each image has one spelling.
+    r"""Return a path with forward slashes and without "./" or "//", so that each image has one spelling.
 
     Example:
         >>> plain_path(".\\a\\b//./c.png")
@@ -116,16 +118,17 @@ def plain_path(text: str) -> str:
 
 
 def leads_out(path: str) -> bool:
-    """Return whether a path is absolute or climbs above its folder, in the notation of any system."""
+    """Return whether a path is absolute or has a step "..", in the notation of any operating system."""
     return _OUTSIDE.match(path) is not None
 
 
 def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, "FileFinder"]) -> Iterator["FileFinder"]:
-    """Yield the folders that the paths of a part may be relative to, the likeliest first."""
+    """Yield a finder for each folder that the paths of a part may be relative to, the likeliest folder first."""
     table_folder = file.resolve().parent
     bases = [table_folder, table_folder.parent] if root is None else [root.resolve()]
-    entered = bases if table_folder.name.lower() in FOLDERS_OF_TABLES or root is not None else bases[:1]
-    subfolders = (subfolder for base in entered for subfolder in _likely_subfolders(base, file, part, finders))
+    # The parent of the table's folder has unrelated subfolders, unless the table's folder is for tables alone.
+    searched = bases if table_folder.name.lower() in FOLDERS_OF_TABLES or root is not None else bases[:1]
+    subfolders = (subfolder for base in searched for subfolder in _likely_subfolders(base, file, part, finders))
     for folder in dict.fromkeys([*bases, *subfolders]):
         yield finders.setdefault(folder, FileFinder(folder))
 
@@ -133,10 +136,13 @@ def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, "F
 def _likely_subfolders(
     folder: Path, file: Path, part: str, finders: dict[Path, "FileFinder"], depth: int = 2
 ) -> list[Path]:
-    """Return the subfolders named after images, the part or the table; and the only subfolder, if there is just one."""
-    names = finders.setdefault(folder, FileFinder(folder)).folders()
-    usual = (*IMAGE_FOLDERS, file.stem.lower(), *(("train",) if part == "" else ()))
-    folders = [folder / name for name in names if name.lower() in usual or names_part(name, part)]
+    """Return the subfolders, down to `depth`, that are named after images, the part or the table.
+
+    If a folder has just one subfolder, it is included whatever its name.
+    """
+    names = finders.setdefault(folder, FileFinder(folder)).subfolders()
+    usual_names = (*IMAGE_FOLDERS, file.stem.lower(), *(("train",) if part == "" else ()))
+    folders = [folder / name for name in names if name.lower() in usual_names or names_part(name, part)]
     if depth == 1:
         return folders
     inner_folders = [_likely_subfolders(subfolder, file, part, finders, depth - 1) for subfolder in folders]
@@ -146,22 +152,25 @@ def _likely_subfolders(
 def _choose_folder(
     rows: Sequence[ListedImage], candidates: Sequence["FileFinder"], root: Path | None
 ) -> tuple["FileFinder", str]:
-    """Return the folder with most of the sampled images, and the corresponding path prefix on another machine."""
+    """Return the folder that paths are relative to, and the prefix to remove from paths of another machine, or "".
+
+    It is the folder in which most images of a sample exist.
+    """
     sample = [rows[index] for index in evenly_spaced(len(rows), _SAMPLED_ROWS)]
-    best, max_found = None, 0
+    best, best_count = None, 0
     for finder in candidates:
         paths = [_strip_prefix(row.path, _absolute_prefixes(finder.root, root)) for row in sample]
         count = sum(not leads_out(path) and bool(finder.find(path)) for path in paths)
-        if count > max_found:
-            best, max_found = finder, count
+        if count > best_count:
+            best, best_count = finder, count
         if count == len(sample):
             break
     if best is not None:
         return best, ""
     if url := next((row for row in rows if _URL.match(row.path)), None):
-        url_text = url.path[:_SHOWN].replace(":/", "://", 1)
+        url_text = url.path[:_MAX_SHOWN].replace(":/", "://", 1)
         raise UserError(
-            f"line {url.line} of {url.file} has the URL {url_text!r}: fetch the images, and give their paths."
+            f"line {url.line} of {url.file} has the URL {url_text!r}: download the images, and give their paths."
         )
     for finder in candidates if root is not None else ():
         if prefix := _foreign_prefix([row.path for row in rows], finder):
@@ -170,13 +179,16 @@ def _choose_folder(
         _refuse_outside(rows[0], rows)
     searched = " nor in ".join(str(finder.root) for finder in candidates)
     raise UserError(
-        f"{rows[0].path[:_SHOWN]!r}, the first image of {rows[0].file}, is not in {searched}; "
-        "name the folder that the paths begin in with --data-root."
+        f"{rows[0].path[:_MAX_SHOWN]!r}, the first image of {rows[0].file}, is not in {searched}; "
+        "give the folder that the paths are relative to with --data-root."
     )
 
 
 def _foreign_prefix(paths: Sequence[str], finder: "FileFinder") -> str:
-    """Return the prefix that absolute paths of another machine share, if the rest of the first path exists; else ""."""
+    """Return the prefix that all absolute paths of another machine share, or "".
+
+    It is the shortest prefix without which the first path exists below the finder's folder.
+    """
     pieces = paths[0].split("/")
     for count in range(1, len(pieces)):
         if leads_out(paths[0]) and finder.find("/".join(pieces[count:])):
@@ -186,20 +198,20 @@ def _foreign_prefix(paths: Sequence[str], finder: "FileFinder") -> str:
 
 
 def _absolute_prefixes(folder: Path, root: Path | None) -> list[str]:
-    """Return the prefixes of absolute paths below a folder: the folder itself, and the root as it was given."""
+    """Return prefixes that make paths absolute: the folder, and the root both as the user wrote it and absolute."""
     spellings = [folder, *(() if root is None else (root, root.absolute()))]
     return list(dict.fromkeys(f"{path.as_posix().rstrip('/')}/" for path in spellings))
 
 
 def _strip_prefix(path: str, prefixes: Sequence[str]) -> str:
-    if begin := next((prefix for prefix in prefixes if path.startswith(prefix)), ""):
-        return path.removeprefix(begin)
-    address = _LABEL_STUDIO.match(path)
-    return unquote(path[address.end() :]) if address else path
+    if prefix := next((prefix for prefix in prefixes if path.startswith(prefix)), ""):
+        return path.removeprefix(prefix)
+    url_start = _LABEL_STUDIO_URL.match(path)
+    return unquote(path[url_start.end() :]) if url_start else path
 
 
 def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
-    """Refuse a path that leads out of the folder of the images; name the folder that all paths share, if any."""
+    """Refuse a row whose path leads out of the folder of the images; name the folder that the paths of `rows` share."""
     folders = [other.path.split("/")[:-1] for other in rows]
     all_outside = all(leads_out(other.path) for other in rows)
     shared = "/".join(os.path.commonprefix(folders)) if all_outside else ""  # noqa: RUF071 (of lists of names)
@@ -209,63 +221,64 @@ def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
         if os.path.isdir(shared):
             advice = f"all paths lie in {shared}: give --data-root {shlex.quote(shared)}"
     raise UserError(
-        f"line {row.line} of {row.file} leads out of the folder of the images ({row.path[:_SHOWN]!r}); {advice}."
+        f"line {row.line} of {row.file} leads out of the folder of the images ({row.path[:_MAX_SHOWN]!r}); {advice}."
     )
 
 
 class FileFinder:
-    """Finds files below a folder by relative paths, which may have been written on another system.
+    """Finds files below a folder by relative paths, which may have been written on another operating system.
 
-    A path refers to the file of exactly that name if it exists. Otherwise it refers to files whose names differ only in
-    Unicode form, in case or in bytes that are not UTF-8, or else to images of that name with any suffix. Label Studio's
-    prefix of an upload may be missing.
+    If a file has exactly the name in the path, it is found alone. Otherwise the files are found whose names differ only
+    in Unicode form, in case or in bytes that are not UTF-8; or else images with another suffix. If there is none
+    either, the prefix that Label Studio adds to the names of uploads is removed from the path.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._listed: dict[str, _Names | None] = {}
+        self._names_in: dict[str, _Names | None] = {}
         self._folders: dict[str, str | None] = {"": ""}
 
     def find(self, path: str) -> list[str]:
-        """Return the relative paths of the files that a path may refer to."""
+        """Return the paths, relative to the root, of all files that `path` may refer to."""
         folder_path, _, name = path.rpartition("/")
         folder = self._folder(folder_path)
         if folder is None:
             return []
         prefix, names = f"{folder}/" if folder else "", self._names(folder)
-        if names is None:  # the folder may be entered but not listed
+        if names is None:  # no permission to list the folder, but perhaps to open the files in it
             return [f"{prefix}{name}"] if os.path.isfile(self.root / folder / name) else []
         if name in names.files:
             return [f"{prefix}{name}"]
-        matches = names.alike.get(comparison_key(name)) or names.stems.get(comparison_key(name), [])
+        key = comparison_key(name)
+        matches = names.files_by_key.get(key) or names.images_by_stem.get(key, [])
         if not matches and UPLOADED.match(name):
             return self.find(f"{folder_path}/{UPLOADED.sub('', name, count=1)}".lstrip("/"))
         return [prefix + match for match in matches]
 
-    def folders(self, path: str = "") -> Sequence[str]:
-        """Return the names of the folders in a folder, sorted, without hidden ones."""
+    def subfolders(self, path: str = "") -> Sequence[str]:
+        """Return the sorted names of the folders in a folder, except hidden ones."""
         names = self._names(path)
         return sorted(name for name in names.folders if not name.startswith(".")) if names else []
 
     def _folder(self, path: str) -> str | None:
-        """Return the folder that a path refers to; None if none or several match."""
+        """Return the path of the only folder that `path` may refer to; None if there is none or more than one."""
         if path not in self._folders:
             parent_path, _, name = path.rpartition("/")
             folder = self._folder(parent_path)
             names = None if folder is None else self._names(folder)
             matches: list[str] = []
             if names is not None:
-                alike = (other for other in names.folders if comparison_key(other) == comparison_key(name))
-                matches = [name] if name in names.folders else list(alike)
-            elif folder is not None and os.path.isdir(self.root / folder / name):  # may be entered but not listed
+                similar = (other for other in names.folders if comparison_key(other) == comparison_key(name))
+                matches = [name] if name in names.folders else list(similar)
+            elif folder is not None and os.path.isdir(self.root / folder / name):  # the parent cannot be listed
                 matches = [name]
             self._folders[path] = f"{folder}/{matches[0]}".lstrip("/") if len(matches) == 1 else None
         return self._folders[path]
 
     def _names(self, folder: str) -> "_Names | None":
-        if folder not in self._listed:
-            self._listed[folder] = _list_folder(self.root / folder)
-        return self._listed[folder]
+        if folder not in self._names_in:
+            self._names_in[folder] = _list_folder(self.root / folder)
+        return self._names_in[folder]
 
 
 class _Names:
@@ -275,24 +288,24 @@ class _Names:
         self.files, self.folders = frozenset(files), frozenset(folders)
 
     @cached_property
-    def alike(self) -> dict[str, list[str]]:
-        """The files by their `comparison_key`."""
+    def files_by_key(self) -> dict[str, list[str]]:
+        """The names of the files by their `comparison_key`."""
         return _group_pairs((comparison_key(name), name) for name in sorted(self.files))
 
     @cached_property
-    def stems(self) -> dict[str, list[str]]:
-        """The images by the `comparison_key` of their names without the suffix."""
+    def images_by_stem(self) -> dict[str, list[str]]:
+        """The names of the images by the `comparison_key` of the name without its suffix."""
         images = [name for name in sorted(self.files) if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES]
         return _group_pairs((comparison_key(os.path.splitext(name)[0]), name) for name in images)
 
 
 def comparison_key(name: str) -> str:
-    """Return the form of a name for comparisons, which ignores case, Unicode form and bytes that are not UTF-8."""
+    """Return a key that is equal for names that differ only in case, Unicode form or bytes that are not UTF-8."""
     return unicodedata.normalize("NFC", valid_text(unescape(name))).casefold()
 
 
 def unescape(name: str) -> str:
-    r"""Return a name with the bytes that are not UTF-8, which paucal writes to files as escapes.
+    r"""Return a name in which escapes of bytes that are not UTF-8, as paucal writes them to files, are bytes again.
 
     Example:
         >>> unescape(r"caf\udce9") == "caf\udce9"
@@ -302,7 +315,7 @@ def unescape(name: str) -> str:
 
 
 def _list_folder(folder: Path) -> _Names | None:
-    """Return the names in a folder; None if it may not be listed."""
+    """Return the names in a folder; None without permission to list it."""
     files, folders = [], []
     try:
         with os.scandir(folder) as entries:

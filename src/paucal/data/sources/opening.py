@@ -1,4 +1,4 @@
-"""`open_images`, and the table of all sources: built-in data, published sets, the hub, URLs, files and folders."""
+"""`open_images`, and the table of all sources: built-in data, published data sets, the hub, URLs, files and folders."""
 
 import difflib
 from dataclasses import replace
@@ -17,7 +17,7 @@ from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, is_r
 from paucal.data.shards.opening import find_shards, is_shard, open_shards
 from paucal.data.sources.archive import is_archive, open_archive
 from paucal.data.sources.folder import open_folder, subfolders_of
-from paucal.data.sources.joining import join_sets, roots_of
+from paucal.data.sources.joining import join_sets, split_location
 from paucal.data.sources.parquet import (
     PARQUET_SUFFIXES,
     find_parquet,
@@ -40,11 +40,11 @@ from paucal.data.unreadable import ReportProgress
 from paucal.types import NoLabelsError, UserError
 
 BUILT_IN = "digits"
-MAX_SEARCHED = 100_000  # images of a set that is searched for boxes beside its classes
-_BRIGHTEST = 16  # scikit-learn's digits have 17 grey levels, 0 to 16
+MAX_IMAGES_SEARCHED = 100_000  # folders with more images are not searched for annotation files of boxes
+_MAX_GREY = 16  # scikit-learn's digits have 17 grey levels, 0 to 16
 
 
-def open_images(  # noqa: PLR0913 (a caller may choose any of them)
+def open_images(  # noqa: PLR0913 (all of them are optional)
     location: str | Path = BUILT_IN,
     *,
     labelled: bool = True,
@@ -59,22 +59,23 @@ def open_images(  # noqa: PLR0913 (a caller may choose any of them)
     """Open images by location; the pixels are read later, one image at a time.
 
     Args:
-        location: "digits" for the built-in data (`./digits` for a folder of that name); a folder of images, or a zip or
-            tar of one; a Parquet file in the Hugging Face layout or a folder of such files; a folder of tar shards in
-            WebDataset's layout (`shards/`), or its URL; a table or a list file (`tables.py`), or a folder with one;
-            PASCAL VOC's lists; "hf:OWNER/NAME" on the Hugging Face hub; the name of a published set (`named/`), unless
-            a file or folder has that name; one image file when not `labelled`; or several of these, joined by ":" (";"
-            on Windows).
-        labelled: False opens the images of any nested folders without labels, for pre-training and prediction.
-        label_column: Column of a table or Parquet file that holds the class; None finds it.
-        image_column: Column that holds the path or the image; None finds it.
-        root: Folder of all published sets (None for `named.data_root`), which makes a name take precedence over a path;
-            or, for a table or list file, the folder that its paths are relative to.
-        download: Whether a published set may be downloaded.
-        label_separator: Separator between several labels in a cell of a table, "none" for one label per cell; None
-            finds it.
+        location: "digits" for the built-in data (`./digits` for a folder called "digits"); a folder of images, or a zip
+            or tar archive of one; a Parquet file in the Hugging Face layout or a folder of such files; a folder of tar
+            shards in WebDataset's layout (`shards/`), or its URL; a table or a list file (`tables.py`), or a folder
+            with one; a folder with PASCAL VOC's lists; "hf:OWNER/NAME" on the Hugging Face hub; the name of a published
+            data set (`named/`), unless a file or folder has that name; one image file if `labelled` is False; or
+            several of these, joined by ":" (";" on Windows).
+        labelled: False opens all images without labels, in folders nested in any way, for pre-training and prediction.
+        label_column: Name of the column with the class in a table or Parquet file; None detects the column.
+        image_column: Name of the column with the path or the encoded image; None detects the column.
+        root: For a published data set, the folder of all such sets (None for `named.data_root`); if it is set, the name
+            of a published data set takes precedence over a path. For a table or list file, the folder that its paths
+            are relative to.
+        download: Whether a published data set or a set of the Hugging Face hub may be downloaded.
+        label_separator: Separator between several labels in one cell of a table; "none" for one label per cell; None
+            detects the separator.
         progress: Function called with (shards read, total shards) while shards without an index are read.
-        skip_damaged: Whether shards that cannot be read are left out, with a note; otherwise they are refused.
+        skip_damaged: Whether shards that cannot be read are left out, with a note; if False, they raise an error.
 
     Example:
         >>> images = open_images("digits")
@@ -83,16 +84,16 @@ def open_images(  # noqa: PLR0913 (a caller may choose any of them)
     """
     if root is not None and not download and not is_named(location, root) and not Path(root).expanduser().is_dir():
         raise UserError(f"--data-root: there is no folder {str(root)!r}; correct it, or leave it out.")
-    base = None if root is None else Path(root).expanduser()
+    root_path = None if root is None else Path(root).expanduser()
     options = SourceOptions(
-        labelled, label_column, image_column, base, label_separator, progress, download, skip_damaged
+        labelled, label_column, image_column, root_path, label_separator, progress, download, skip_damaged
     )
     if (images := _open_first(location, "name", options)) is not None:
         return images
-    pieces = roots_of(location)
-    sets = [_open_piece(piece, options) for piece in pieces]
+    locations = split_location(location)
+    sets = [_open_single(single, options) for single in locations]
     if labelled:
-        sets = [_with_classes_of_files(piece, images) for piece, images in zip(pieces, sets, strict=True)]
+        sets = [_with_annotated_classes(single, images) for single, images in zip(locations, sets, strict=True)]
     images = sets[0] if len(sets) == 1 else join_sets(sets, str(location))
     if not labelled:
         return without_masks(images)
@@ -106,7 +107,7 @@ def open_images(  # noqa: PLR0913 (a caller may choose any of them)
             f"class folders{_suggest_subfolder(path)}"
         )
     folder = Path(location).expanduser()
-    if len(images) < MAX_SEARCHED and folder.is_dir() and (note := boxes_note(folder)):
+    if len(images) < MAX_IMAGES_SEARCHED and folder.is_dir() and (note := boxes_note(folder)):
         return replace(images, notes=(*images.notes, note))
     return images
 
@@ -114,14 +115,15 @@ def open_images(  # noqa: PLR0913 (a caller may choose any of them)
 def _open_first(
     location: str | Path, kind: Literal["name", "address", "file", "folder"], options: SourceOptions
 ) -> Any:
-    """Open a location as the first source of its kind that recognises it; return None if no source does."""
+    """Open a location with the first source of this kind that recognises it; return None if no source does."""
     for source in SOURCES:
-        if source.kind == kind and (finding := source.find(location, options)):
-            return source.open(location, finding, options)
+        if source.kind == kind and (recognised := source.recognise(location, options)):
+            return source.open(location, recognised, options)
     return None
 
 
-def _open_piece(location: str | Path, options: SourceOptions) -> ImageSet:
+def _open_single(location: str | Path, options: SourceOptions) -> ImageSet:
+    """Open one location that is not the name of built-in or published data."""
     if (images := _open_first(location, "address", options)) is not None:
         return images
     path = Path(location).expanduser()
@@ -141,13 +143,13 @@ def _open_piece(location: str | Path, options: SourceOptions) -> ImageSet:
         raise
 
 
-def _with_classes_of_files(piece: str, images: ImageSet) -> ImageSet:
-    """Return the images of a location; if its folders are not classes, label them by its annotation files.
+def _with_annotated_classes(location: str, images: ImageSet) -> ImageSet:
+    """Return the images of a location, labelled by its annotation files if its folders are not classes.
 
     Raises:
-        UserError: Its folders are not classes, and no file labels its images.
+        UserError: The folders are not classes, and no annotation file labels the images.
     """
-    path, names = Path(piece).expanduser(), images.classes
+    path, names = Path(location).expanduser(), images.classes
     if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE) or are_parts(names):
         images = _open_tagged_or_refuse(path) or images
     refuse_structure(path, images.classes)
@@ -155,10 +157,10 @@ def _with_classes_of_files(piece: str, images: ImageSet) -> ImageSet:
 
 
 def _open_tagged_or_refuse(path: Path) -> ImageSet | None:
-    """Open a location whose annotation files label whole images; return None if no file does.
+    """Open a location whose annotation files label whole images; return None if it has no such file.
 
     Raises:
-        UserError: It has boxes or masks.
+        UserError: The location has no such file, but boxes or masks.
     """
     if (images := open_tagged_images(path)) is None:
         refuse_other_kinds(path, "train")
@@ -166,7 +168,7 @@ def _open_tagged_or_refuse(path: Path) -> ImageSet | None:
 
 
 def _open_named(name: str, _: Any, options: SourceOptions) -> ImageSet:
-    # Imported late: torchvision takes seconds, and most data does not need it.
+    # Imported here because torchvision takes seconds to import, and most data does not need it.
     from paucal.data.named.store import open_named
 
     return open_named(name, options.root, options.download, options.labelled)
@@ -174,7 +176,7 @@ def _open_named(name: str, _: Any, options: SourceOptions) -> ImageSet:
 
 def _open_remote(location: str, _: Any, options: SourceOptions) -> ImageSet:
     folder, _, file = location.rstrip("/").rpartition("/")
-    if file.endswith(PARQUET_SUFFIX):  # a single file: works even on storage that cannot list files
+    if file.endswith(PARQUET_SUFFIX):  # a single file, which can be opened even if the storage cannot list files
         shard_folder = RemoteShardFolder(folder)
         return open_remote_parquet([RowFile(shard_folder, shard_folder.find_file(file))], options)
     shard_folder = RemoteShardFolder(location)
@@ -210,7 +212,7 @@ def _open_tables_of(path: Path, _: Any, options: SourceOptions) -> ImageSet:
 
 
 def _open_classes(path: Path, _: Any, options: SourceOptions) -> ImageSet:
-    """Open class folders, or the tables that describe the images of a folder without class folders."""
+    """Open a folder of class folders; without class folders, open the tables that describe its images."""
     try:
         images = open_folder(path)
     except UserError:
@@ -220,11 +222,11 @@ def _open_classes(path: Path, _: Any, options: SourceOptions) -> ImageSet:
             refuse_structure(path, tuple(subfolders_of(path)))
             raise
         return open_tables(tables, options)
-    # Train/val/test folders without classes look like classes themselves.
-    is_doubtful = len(images.classes) < 2 or all(
+    # Train/val/test folders without class folders have been read as classes.
+    may_lack_classes = len(images.classes) < 2 or all(
         any(names_part(name, part) for part in set(PARTS.values())) for name in images.classes
     )
-    tables = find_tables(path, options) if is_doubtful else {}
+    tables = find_tables(path, options) if may_lack_classes else {}
     return open_tables(tables, options) if tables else images
 
 
@@ -232,34 +234,34 @@ def _has_suffix(*suffixes: str) -> Any:
     return lambda path, options: path.suffix.lower() in suffixes
 
 
-# For each kind of location, the first source that recognises it opens it.
+# In order of precedence: a location is opened by the first source of its kind that recognises it.
 SOURCES = (
     Source("the built-in digits", "name", lambda name, options: name == BUILT_IN,
-           lambda name, found, options: open_digits(options.labelled)),
+           lambda name, recognised, options: open_digits(options.labelled)),
     Source("a published set", "name", lambda name, options: is_named(name, options.root), _open_named),
     Source("a set of the Hugging Face hub", "address", lambda name, options: is_on_hub(name), open_hub),
     Source("Parquet files or shards at a URL", "address", lambda url, options: is_remote(url), _open_remote),
     Source("a Parquet or Arrow file (.parquet, .arrow)", "file", _has_suffix(*PARQUET_SUFFIXES),
-           lambda path, found, options: open_parquet(path.parent, [path], options)),
+           lambda path, recognised, options: open_parquet(path.parent, [path], options)),
     Source("a list file (.txt)", "file", _has_suffix(LIST_SUFFIX),
-           lambda path, found, options: open_list(path, options)),
+           lambda path, recognised, options: open_list(path, options)),
     Source("a table (.csv, .tsv, .jsonl)", "file", _has_suffix(*TABLE_SUFFIXES),
-           lambda path, found, options: open_tables(tables_of_set(path, options), options)),
+           lambda path, recognised, options: open_tables(tables_of_set(path, options), options)),
     Source("a shard (.tar)", "file", lambda path, options: path.suffix.lower() == ".tar" and is_shard(path),
-           lambda path, found, options: open_shards(LocalShardFolder(path.parent), options, path.name)),
+           lambda path, recognised, options: open_shards(LocalShardFolder(path.parent), options, path.name)),
     Source("an archive of a folder (.zip, .tar)", "file", lambda path, options: is_archive(path),
-           lambda path, found, options: open_archive(path, options.labelled)),
+           lambda path, recognised, options: open_archive(path, options.labelled)),
     Source("an image", "file", _has_suffix(*IMAGE_SUFFIXES), _open_image),
     Source("a folder of Parquet files", "folder", lambda path, options: find_parquet(path), open_parquet),
     Source("a folder of images with a table", "folder", lambda path, options: options.image_column is not None,
            _open_tables_of),
     Source("PASCAL VOC's lists", "folder", lambda path, options: is_voc(path),
-           lambda path, found, options: open_voc(path, options.labelled)),
+           lambda path, recognised, options: open_voc(path, options.labelled)),
     Source("a folder of shards", "folder", lambda path, options: find_shards(path),
-           lambda path, found, options: open_shards(LocalShardFolder(path), options)),
-    # Without labels a folder means all images below it, listed or not.
+           lambda path, recognised, options: open_shards(LocalShardFolder(path), options)),
+    # If labels are not needed, all images below a folder are used, also those that no list or table names.
     Source("a folder of unlabelled images", "folder", lambda path, options: not options.labelled,
-           lambda path, found, options: open_folder(path, labelled=False)),
+           lambda path, recognised, options: open_folder(path, labelled=False)),
     Source("a folder of images with a train list", "folder", lambda path, options: find_train_list(path, options.root),
            lambda path, train_list, options: open_list(train_list, options)),
     Source("a folder of images with a table", "folder",
@@ -269,7 +271,7 @@ SOURCES = (
 
 
 def _suggest_names(path: Path) -> str:
-    """Suggest names similar to that of a missing path, from its folder and the published sets."""
+    """Return the end of the message on a missing path, which suggests similar names of files or published data sets."""
     if not path.parent.is_dir():
         return f", nor does its folder {path.parent}; check the spelling."
     names = [entry.name for entry in path.parent.iterdir()]
@@ -279,7 +281,7 @@ def _suggest_names(path: Path) -> str:
 
 
 def _suggest_subfolder(path: Path) -> str:
-    """Suggest the only subfolder if it holds several folders, which may be the classes."""
+    """Return the end of a message, which suggests the only subfolder if it has several folders (perhaps classes)."""
     subfolders = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
     if len(subfolders) == 1 and sum(entry.is_dir() for entry in subfolders[0].iterdir()) > 1:
         return f"; did you mean {subfolders[0]}?"
@@ -287,15 +289,15 @@ def _suggest_subfolder(path: Path) -> str:
 
 
 def open_digits(labelled: bool = True) -> ImageSet:
-    """Return scikit-learn's digits: real images, small, always available.
+    """Return scikit-learn's digits: 1,797 images of 8 x 8 pixels, which need no download.
 
-    The hints ask for 16 pixels (8 would leave a patch model too few tokens), no mirroring, and few epochs, so that a
+    The hints ask for images of 16 pixels (at 8, a ViT would have too few tokens), no flipping and 16 epochs, so that a
     first run takes about a minute.
     """
-    from sklearn.datasets import load_digits  # imported late, since it takes a second
+    from sklearn.datasets import load_digits  # imported here, since it takes a second
 
     data: Any = load_digits()
-    pixels = np.rint(data.images * (255 / _BRIGHTEST)).astype(np.uint8)
+    pixels = np.rint(data.images * (255 / _MAX_GREY)).astype(np.uint8)
     return ImageSet(
         name="digits",
         location="digits",

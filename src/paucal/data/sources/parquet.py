@@ -1,4 +1,4 @@
-"""Parquet files in the layout of Hugging Face data sets: images as bytes, classes in the metadata."""
+"""Opens Parquet and Arrow files in the layout of Hugging Face: images as bytes, class names in the metadata."""
 
 import re
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ from paucal.data.sources.parquet_columns import (
     Values,
     cells_of,
     class_names,
-    encode,
+    encode_labels,
     features_of,
     find_columns,
-    found_in,
-    is_plain,
+    is_number_or_text,
     label_column_of,
+    list_columns,
     read_values,
     unreadable_column,
 )
@@ -40,20 +40,21 @@ from paucal.reading import require_regular
 from paucal.types import UserError
 from paucal.wording import counted, first_line, was
 
-_PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
-_NUMBERED = re.compile(r"(?P<series>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.(?:parquet|arrow)")
-PREFIX = "hf:"
+_FILE_OF_PART = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
+_FILE_OF_SERIES = re.compile(r"(?P<series>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.(?:parquet|arrow)")
+PREFIX = "hf:"  # of the location of a data set on the Hugging Face hub
 CONVERTED = "refs/convert/parquet"  # branch on which the hub keeps most data sets as Parquet files
-PARTIAL = "partial-"  # prefix of folders on that branch that hold only the first gigabytes of a part
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # no slashes: a name must not lead to another folder
+PARTIAL = "partial-"  # prefix of folders on that branch that have only the first gigabytes of a part
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # without slashes, so that a name cannot lead to another folder
 
 PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
 
 
 def find_parquet(folder: Path) -> list[Path]:
-    """Return the Parquet files of a folder, else the Arrow files that Hugging Face's `save_to_disk` has written.
+    """Return the Parquet files of a folder; if it has none, the Arrow files that Hugging Face's `save_to_disk` writes.
 
-    They may be in the folder itself, in `data/`, in train/val/test folders, or in the only subfolder with such files.
+    Files are searched for in the folder itself, else in `data/`, else in train/val/test folders or in the only
+    subfolder with such files.
     """
     for suffix in (PARQUET_SUFFIX, ARROW_SUFFIX):
         files_here, files_in_data, files_below = (
@@ -72,24 +73,24 @@ def find_parquet(folder: Path) -> list[Path]:
 
 
 def _is_ignored(name: str) -> bool:
-    """Return whether a file or folder is hidden or a system file, or holds intermediate results of `datasets`.
+    """Return whether a file or folder is hidden, is a system file, or is a cache file of Hugging Face's `datasets`.
 
-    `Dataset.map` and the like store their results beside the images, as `cache-1a2b.arrow`.
+    `Dataset.map` and other methods write cache files such as `cache-1a2b.arrow` beside the images.
     """
     return is_ignored(name) or (name.startswith("cache-") and name.endswith(ARROW_SUFFIX))
 
 
 def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> ImageSet:
-    """Open Parquet or Arrow files as one set; the parts come from names such as `train-00000-of-00002.parquet`.
+    """Open Parquet or Arrow files as one set.
 
-    If the name of a file has no part, the name of its folder may have one (`train/0000.parquet`). A single file
-    declares no part: all of it is opened. Rows without a label (null or -1, as in the hidden test labels
-    of some sets) are left out of a labelled set, with a note. If rows have lists of labels, images may have several
-    labels, or none.
+    The part (train, val or test) of a file is in its name (`train-00000-of-00002.parquet`), or else in the name of its
+    folder (`train/0000.parquet`). The images of a single file have no part. Rows without a label (null or -1, as in
+    test data whose labels are not published) are left out of a labelled set, with a note. If rows have lists of
+    labels, the set is multi-label.
 
     Raises:
-        UserError: A file is not a Parquet file, lacks the columns or numbers its classes differently from the others,
-            or labels lie outside of the class names.
+        UserError: A file is not a Parquet file, lacks a column, or numbers its classes differently from the other
+            files; or a label has no class name.
     """
     folder = LocalShardFolder(root)
     shards = [stamp_file(require_regular(file), file.relative_to(root).as_posix()) for file in files]
@@ -99,7 +100,10 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
 
 
 def find_remote_parquet(folder: RemoteShardFolder) -> list[RowFile]:
-    """Return the Parquet files on object storage, at any depth; empty if there are tars, or files cannot be listed."""
+    """Return the Parquet files in a folder on object storage and its subfolders.
+
+    The list is empty if there are tar files, or if the storage cannot list files.
+    """
     remote_files = folder.list_files() or []
     if any(shard.name.lower().endswith(".tar") for shard in remote_files):
         return []
@@ -113,37 +117,39 @@ def find_remote_parquet(folder: RemoteShardFolder) -> list[RowFile]:
 def open_remote_parquet(files: Sequence[RowFile], options: SourceOptions) -> ImageSet:
     """Open Parquet files on object storage as one streamed set; see `open_parquet`.
 
-    The columns of labels are read remotely; a file is downloaded when the first of its images is needed.
+    Labels are read without downloading the files; a file is downloaded when the first of its images is needed.
     """
     if len(files) == 1:
         return _open_files(list(files), Path(files[0].shard.name).stem, str(files[0]), options)
-    return _open_files(list(files), files[0].place.name, files[0].place.location, options)
+    return _open_files(list(files), files[0].folder.name, files[0].folder.location, options)
 
 
 def _open_files(files: list[RowFile], name: str, location: str, options: SourceOptions) -> ImageSet:
-    files, left_out = _readable_files(files, location) if options.skip_damaged else (files, [])
-    files, notes = _with_parts(files)
-    notes += [*left_out, *_notes_on_missing(files)]
+    """Open Parquet or Arrow files, local or remote, as one set with this name and location."""
+    files, notes_on_damage = _readable_files(files, location) if options.skip_damaged else (files, [])
+    files, notes = _select_files_of_parts(files)
+    notes += [*notes_on_damage, *_notes_on_missing(files)]
     columns = find_columns(str(files[0]), files[0].schema(), options)
     groups, values = _read_labels(files, columns)
     counts = [sum(lengths) for lengths in groups]
     file_numbers = np.repeat(np.arange(len(counts)), counts)
-    table = np.stack([file_numbers, np.concatenate([np.arange(count) for count in counts])], axis=1)  # (N, 2)
-    labels, labelled_rows = Labels.none(len(table)), np.arange(len(table))
+    # (N, 2): the file and the row in this file of each image
+    positions = np.stack([file_numbers, np.concatenate([np.arange(count) for count in counts])], axis=1)
+    labels, labelled_rows = Labels.none(len(positions)), np.arange(len(positions))
     if columns.label is not None:
-        labels = encode(values, columns, str(files[0]) if len(files) == 1 else location, options.separator)
+        labels = encode_labels(values, columns, str(files[0]) if len(files) == 1 else location, options.separator)
         is_labelled = labels.numbers >= 0 if labels.multi_hot is None else (labels.multi_hot >= 0).any(1)
         labelled_rows = np.flatnonzero(is_labelled)
     if len(labelled_rows) == 0:
         raise UserError(f"{files[0]} has no rows with an image and a label; choose another file.")
-    if n_unlabelled := len(table) - len(labelled_rows):
+    if n_unlabelled := len(positions) - len(labelled_rows):
         notes.append(f"{counted(n_unlabelled, 'row')} without a label {was(n_unlabelled)} left out")
-    parts, hidden = _file_parts(files, options.labelled)
-    table = table[labelled_rows]
+    parts, part_notes = _parts_of_files(files, options.labelled)
+    positions = positions[labelled_rows]
     keys = StringArray.numbered([file.shard.name for file in files], counts).take(labelled_rows)
-    stream = _make_stream(files, groups, table)
-    streamed = [streaming_note(len(labelled_rows), len(files))] if stream is not None else []
-    declared = RepeatedStrings(parts, table[:, 0])
+    stream = _make_stream(files, groups, positions)
+    stream_notes = [streaming_note(len(labelled_rows), len(files))] if stream is not None else []
+    declared = RepeatedStrings(parts, positions[:, 0])
     store = ArrowStore if files[0].is_arrow else ParquetStore
     return ImageSet(
         name=name,
@@ -152,8 +158,8 @@ def _open_files(files: list[RowFile], name: str, location: str, options: SourceO
         keys=list(keys) if stream is None else keys,
         labels=labels.numbers[labelled_rows],
         declared=list(declared) if stream is None else declared,
-        store=store(files[0].place, [file.shard for file in files], columns.image, table, keys),
-        notes=(*notes, *hidden, *streamed, *labels.notes),
+        store=store(files[0].folder, [file.shard for file in files], columns.image, positions, keys),
+        notes=(*notes, *part_notes, *stream_notes, *labels.notes),
         multi_hot=None if labels.multi_hot is None else labels.multi_hot[labelled_rows],
         stream=stream,
         columns={} if stream is not None else _further_columns(files, columns, labelled_rows),
@@ -161,9 +167,10 @@ def _open_files(files: list[RowFile], name: str, location: str, options: SourceO
 
 
 def _further_columns(files: Sequence[RowFile], columns: Columns, rows: NDArray[np.int64]) -> dict[str, list[str]]:
-    """Return up to 16 columns of numbers and texts beside the image and its label, as a CSV would have them.
+    """Return the cells, as CSV text, of up to 16 columns of numbers or text other than image and label.
 
-    Damaged columns are left out, since most runs do not need them.
+    `rows` are the positions of the rows to keep, over all files. Damaged columns are left out, since most runs do not
+    need further columns.
     """
     further: dict[str, list[str]] = {}
     schemas = [file.schema() for file in files]
@@ -172,15 +179,15 @@ def _further_columns(files: Sequence[RowFile], columns: Columns, rows: NDArray[n
             break
         are_unique = all(schema.names.count(field.name) == 1 for schema in schemas)
         have_same_types = are_unique and all(schema.field(field.name).type == field.type for schema in schemas)
-        if have_same_types and field.name not in (columns.image, columns.label) and is_plain(field.type):
+        if have_same_types and field.name not in (columns.image, columns.label) and is_number_or_text(field.type):
             with suppress(pa.ArrowException, OSError):
-                cells = [cell for file in files for cell in cells_of(file.rows(field.name).column)]
+                cells = [cell for file in files for cell in cells_of(file.read_rows(field.name).column)]
                 further[field.name] = [cells[row] for row in rows.tolist()]
     return further
 
 
 def _readable_files(files: list[RowFile], location: str) -> tuple[list[RowFile], list[str]]:
-    """Return the files whose columns can be read, and a note on the others."""
+    """Return the files whose schema can be read, and a note on the damaged files, if there are any."""
     damaged: dict[str, str] = {}
     for file in files:
         try:
@@ -195,7 +202,7 @@ def _notes_on_missing(files: Sequence[RowFile]) -> list[str]:
     """Return a note on each series of files (`train-00000-of-00004.parquet`) that is incomplete."""
     numbers: dict[tuple[str, int], set[int]] = {}
     for file in files:
-        if match := _NUMBERED.fullmatch(file.shard.name):
+        if match := _FILE_OF_SERIES.fullmatch(file.shard.name):
             numbers.setdefault((match["series"], int(match["total"])), set()).add(int(match["number"]))
     return [
         f"only {len(present)} of {counted(total, 'file')} of {series!r} {'is' if len(present) == 1 else 'are'} read, "
@@ -206,22 +213,24 @@ def _notes_on_missing(files: Sequence[RowFile]) -> list[str]:
 
 
 def _read_labels(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], list[Values]]:
-    """Return the lengths of the row groups of each file, and its labels if `columns` has a label column."""
+    """Return the row counts of the row groups of each file, and the labels of each file if they have labels."""
     groups: list[list[int]] = []
     labels: list[Values] = []
     for file in files:
         schema = file.schema()
         missing = [name for name in (columns.image, columns.label) if name and name not in schema.names]
         if missing:
-            raise UserError(f"{file} has no column '{missing[0]}' as the other files have, only {found_in(schema)}.")
+            raise UserError(
+                f"{file} has no column '{missing[0]}' as the other files have, only {list_columns(schema)}."
+            )
         if columns.label is not None:
             names = class_names(features_of(schema), columns.label)
-            if names and columns.names and names != columns.names:
+            if names and columns.classes and names != columns.classes:
                 raise UserError(
                     f"{file} numbers its classes differently from the other files; write them consistently."
                 )
         try:
-            rows = file.rows(columns.label)
+            rows = file.read_rows(columns.label)
         except (pa.ArrowException, OSError) as error:
             raise unreadable_column(str(columns.label), str(file), error) from None
         groups.append(rows.groups)
@@ -230,32 +239,38 @@ def _read_labels(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[
     return groups, labels
 
 
-def _make_stream(files: Sequence[RowFile], groups: Sequence[list[int]], table: NDArray[np.int64]) -> Stream | None:
-    """Return the row groups of the rows if the set is streamed; None if it is decoded before a run."""
+def _make_stream(files: Sequence[RowFile], groups: Sequence[list[int]], positions: NDArray[np.int64]) -> Stream | None:
+    """Return the stream of the images in the order of their row groups; None if the set is decoded before a run.
+
+    Args:
+        files: Files of the set.
+        groups: Numbers of rows in the row groups of each file.
+        positions: (N, 2) file and row in this file of each image.
+    """
     n_bytes = sum(file.shard.size for file in files)
-    is_remote = isinstance(files[0].place, RemoteShardFolder)
-    if files[0].is_arrow or not (is_remote or is_streamed(len(table), n_bytes)):
+    is_remote = isinstance(files[0].folder, RemoteShardFolder)
+    if files[0].is_arrow or not (is_remote or is_streamed(len(positions), n_bytes)):
         return None
-    blocks, first = np.zeros(len(table), dtype=np.int32), 0
+    blocks, n_blocks = np.zeros(len(positions), dtype=np.int32), 0
     for number, lengths in enumerate(groups):
-        rows = table[:, 0] == number
-        blocks[rows] = first + np.searchsorted(np.cumsum(lengths), table[rows, 1], side="right")
-        first += len(lengths)
-    return Stream.in_blocks(table[:, 0].astype(np.int32), blocks, window_for(n_bytes / max(1, len(table))))
+        rows = positions[:, 0] == number
+        blocks[rows] = n_blocks + np.searchsorted(np.cumsum(lengths), positions[rows, 1], side="right")
+        n_blocks += len(lengths)
+    return Stream.in_blocks(positions[:, 0].astype(np.int32), blocks, window_for(n_bytes / max(1, len(positions))))
 
 
-def _file_parts(files: Sequence[RowFile], labelled: bool) -> tuple[list[str], list[str]]:
-    """Return the part of each file, and notes for people."""
+def _parts_of_files(files: Sequence[RowFile], labelled: bool) -> tuple[list[str], list[str]]:
+    """Return the part of each file, and notes for the user."""
     parts = ["" if len(files) == 1 else _part_of_file(file.shard.name) for file in files]
     if labelled or not {"train", "val", "test"} <= set(parts) or not _hide_test_labels(files, parts):
         return parts, []
-    # With labels, the test rows are left out and the validation files become the test part.
+    # A labelled run leaves out the test files and tests on the validation files, so these must stay unseen here too.
     note = "the labels of the test files are hidden, so the validation files are test images too"
     return [part.replace("val", "test") for part in parts], [note]
 
 
 def _hide_test_labels(files: Sequence[RowFile], parts: Sequence[str]) -> bool:
-    """Return whether no row of the test files has a label, as in sets whose authors evaluate submissions."""
+    """Return whether no row of the test files has a label, as in data sets whose authors evaluate submissions."""
     schema = files[0].schema()
     label = label_column_of(schema, features_of(schema))
     if label is None:
@@ -265,12 +280,12 @@ def _hide_test_labels(files: Sequence[RowFile], parts: Sequence[str]) -> bool:
         _, values = _read_labels(tests, Columns(label, label, ()))
     except UserError:
         return False
-    return all(labels.hidden for labels in values)
+    return all(labels.are_missing for labels in values)
 
 
 def _part_of_file(name: str) -> str:
     folder, _, file = name.rpartition("/")
-    match = _PART_NAME.fullmatch(file)
+    match = _FILE_OF_PART.fullmatch(file)
     return PARTS[match[1].lower()] if match else _part_of_folder(folder.rpartition("/")[2])
 
 
@@ -278,8 +293,11 @@ def _part_of_folder(name: str) -> str:
     return PARTS.get(name.lower().removeprefix(PARTIAL), "")
 
 
-def _with_parts(files: list[RowFile]) -> tuple[list[RowFile], list[str]]:
-    """Leave out the files whose name has no part if others have one (`unsupervised-...` beside `train-...`)."""
+def _select_files_of_parts(files: list[RowFile]) -> tuple[list[RowFile], list[str]]:
+    """Return the files that belong to a part, and a note on the others (`unsupervised-...` beside `train-...`).
+
+    If no file belongs to a part, all files are returned.
+    """
     files_with_part = [file for file in files if _part_of_file(file.shard.name)]
     if not files_with_part or len(files_with_part) == len(files):
         return files, []
@@ -288,20 +306,20 @@ def _with_parts(files: list[RowFile]) -> tuple[list[RowFile], list[str]]:
 
 
 def is_on_hub(location: str | Path) -> bool:
-    """Whether a location names a data set of the hub, such as "hf:uoft-cs/cifar100"."""
+    """Return whether a location is a data set on the Hugging Face hub, such as "hf:uoft-cs/cifar100"."""
     return str(location).startswith(PREFIX)
 
 
 def open_hub(location: str, _: Any, options: SourceOptions) -> ImageSet:
-    """Open the Parquet files of a data set.
+    """Open the Parquet files of a data set on the Hugging Face hub.
 
     Args:
         location: "hf:OWNER/NAME", or "hf:OWNER/NAME/CONFIGURATION" if a data set has several configurations.
-        options: Columns and labels as for Parquet files, and whether the set may be downloaded.
+        options: Options for Parquet files, and whether the data set may be downloaded.
 
     Raises:
-        UserError: The name is invalid, or the set is missing, cannot be downloaded, has no Parquet files or several
-            configurations.
+        UserError: The name is invalid; or the data set does not exist, cannot be downloaded, has no Parquet files, or
+            has several configurations and the location names none of them.
     """
     folder, files = _hub_files(str(location), options.download)
     images = open_parquet(folder, files, options)
@@ -312,7 +330,7 @@ def open_hub(location: str, _: Any, options: SourceOptions) -> ImageSet:
 
 
 def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
-    """Return a folder and the Parquet files of a data set in it."""
+    """Return the local copy of a data set on the hub: its folder, and its Parquet files."""
     owner, name, *configuration = [*location.removeprefix(PREFIX).split("/", 2), "", ""][:3]
     if not all(map(_NAME.fullmatch, (owner, name, configuration[0] or name))):
         raise UserError(
@@ -321,11 +339,11 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
     repository, problem = f"{owner}/{name}", ""
     for revision in (None, CONVERTED):
         try:
-            from huggingface_hub import snapshot_download  # imported late: it takes a second, and is seldom needed
+            from huggingface_hub import snapshot_download  # imported here: it takes a second, and is seldom needed
 
             options: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": ["*.parquet"]}
             root = Path(snapshot_download(repository, local_files_only=not download, **options))
-        except Exception as error:  # missing network, set or permission: each has its own error
+        except Exception as error:  # a missing network, data set or permission each raises a different exception
             problem = first_line(error)
             continue
         if files := sorted(root.rglob("*.parquet")):
@@ -336,14 +354,14 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
 
 
 def _select_configuration(root: Path, files: list[Path], configuration: str, location: str) -> list[Path]:
-    """Return the files of one configuration; a configuration is a folder below `root`."""
-    tops = sorted({file.relative_to(root).parts[0] for file in files if len(file.relative_to(root).parts) > 1})
+    """Return the files of one configuration, which is a folder in `root`; "" for the only one."""
+    folders = sorted({file.relative_to(root).parts[0] for file in files if len(file.relative_to(root).parts) > 1})
     if configuration:
         if matching := [file for file in files if file.relative_to(root).parts[0] == configuration]:
             return matching
-        raise UserError(f"{location} has no configuration {configuration!r}; it has {', '.join(tops[:8])}.")
-    if len(tops) > 1 and not all(map(_part_of_folder, tops)):
+        raise UserError(f"{location} has no configuration {configuration!r}; it has {', '.join(folders[:8])}.")
+    if len(folders) > 1 and not all(map(_part_of_folder, folders)):
         raise UserError(
-            f"{location} has several configurations ({', '.join(tops[:8])}); name one: {location}/{tops[0]}."
+            f"{location} has several configurations ({', '.join(folders[:8])}); name one: {location}/{folders[0]}."
         )
     return files

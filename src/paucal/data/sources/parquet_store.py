@@ -1,4 +1,4 @@
-"""Parquet and Arrow files, on this machine or on object storage: their columns, and the images in their rows."""
+"""Reads columns, and single images from rows, of Parquet and Arrow files on disk or on object storage."""
 
 import threading
 from abc import abstractmethod
@@ -23,58 +23,58 @@ from paucal.wording import first_line
 
 PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
 _DAMAGED_FOOTER = "deserialize thrift"  # part of Arrow's OSError for a damaged footer
-_KEPT_BYTES = 1 << 30
-_STREAMED_BYTES = 2 * WINDOW_BYTES  # kept bytes when streaming
-_MAX_OPEN_FILES = 16  # a downloaded file must be closed before its space can be freed
+_MAX_CACHED_BYTES = 1 << 30  # size of the cached row groups of a store
+_MAX_CACHED_BYTES_STREAMED = 2 * WINDOW_BYTES  # the same for a streamed set
+_MAX_OPEN_FILES = 16  # few, since the disk space of a deleted download is freed only when it is closed
 
 
 class Rows(NamedTuple):
-    """Numbers of rows in the row groups of a file, and the values of one column, if one was requested."""
+    """The numbers of rows in the row groups of a file, and the values of one column, or None."""
 
     groups: list[int]
     column: pa.ChunkedArray | None
 
 
 class RowFile:
-    """A Parquet or Arrow file; it is reopened for each query, so that a set may have thousands of files."""
+    """A Parquet or Arrow file; it is open only while it is read, so that a set may have thousands of files."""
 
     def __init__(self, folder: ShardFolder, shard: Shard) -> None:
-        self.place, self.shard = folder, shard
+        self.folder, self.shard = folder, shard
 
     def __str__(self) -> str:
-        return f"{self.place.location}/{self.shard.name}"
+        return f"{self.folder.location}/{self.shard.name}"
 
     @property
     def is_arrow(self) -> bool:
-        """Whether it is an Arrow file, as written by Hugging Face's `save_to_disk`, and not Parquet."""
+        """Whether it is an Arrow file, as Hugging Face's `save_to_disk` writes it, and not a Parquet file."""
         return self.shard.name.endswith(ARROW_SUFFIX)
 
     def schema(self) -> pa.Schema:
-        """Return the columns."""
+        """Read the names and types of the columns, and the metadata of the file."""
         if self.is_arrow:
-            return read_arrow(self.place.local_path(self.shard)).schema
+            return read_arrow(self.folder.local_path(self.shard)).schema
         return self._query(lambda file: file.schema_arrow)
 
-    def rows(self, column: str | None) -> Rows:
-        """Return the row counts, and the values of a column.
+    def read_rows(self, column: str | None) -> Rows:
+        """Read the numbers of rows in the row groups, and the values of a column; None reads no column.
 
         Raises:
-            UserError: As in `schema`.
+            UserError: The file cannot be read.
             ArrowException: The column is damaged.
         """
         if self.is_arrow:
-            table = read_arrow(self.place.local_path(self.shard))
+            table = read_arrow(self.folder.local_path(self.shard))
             return Rows([table.num_rows], None if column is None else table[column])
         return self._query(
             lambda file: Rows(row_groups(file), None if column is None else file.read(columns=[column])[column])
         )
 
     def _query(self, query: Callable[[pq.ParquetFile], Any]) -> Any:
-        """Return the result of a function of the opened file; on object storage only the bytes it needs are read."""
-        if isinstance(self.place, RemoteShardFolder):
-            return self._query_remote(self.place, query)
+        """Open the file and return the result of `query` for it; of a remote file, only the bytes needed are read."""
+        if isinstance(self.folder, RemoteShardFolder):
+            return self._query_remote(self.folder, query)
         try:
-            file = pq.ParquetFile(self.place.local_path(self.shard), memory_map=True)
+            file = pq.ParquetFile(self.folder.local_path(self.shard), memory_map=True)
         except (pa.ArrowException, OSError) as problem:
             raise self._damaged(problem) from None
         with file:
@@ -89,7 +89,8 @@ class RowFile:
                 with folder.open_file(self.shard) as source, pq.ParquetFile(source) as file:
                     return query(file)
             except (pa.ArrowInvalid, OSError) as problem:
-                if isinstance(problem, OSError) and _DAMAGED_FOOTER not in str(problem):  # a request failed
+                # Other OSErrors are failed requests, which are retried.
+                if isinstance(problem, OSError) and _DAMAGED_FOOTER not in str(problem):
                     raise
                 raise self._damaged(problem) from None
 
@@ -99,12 +100,12 @@ class RowFile:
             raise
         except FileNotFoundError:
             raise UserError(f"{self} no longer exists; check the address.") from None
-        except Exception as problem:  # each storage library has its own exceptions
+        except Exception as problem:  # each storage library raises different exceptions
             raise UserError(f"{self} cannot be read ({first_line(problem)}); check the network.") from None
 
 
 def read_arrow(file: Path) -> pa.Table:
-    """Return the memory-mapped table of an Arrow file, in the stream or the file format."""
+    """Return the memory-mapped table in an Arrow file, which may have Arrow's stream format or its file format."""
     try:
         source = pa.memory_map(str(file))
         try:
@@ -123,14 +124,14 @@ def row_groups(file: pq.ParquetFile) -> list[int]:
 
 
 class RowStore(ReopenedStore, EncodedStore):
-    """Encoded images in the rows of files; a subclass reads the files.
+    """Encoded images in the rows of Parquet or Arrow files; a subclass reads the files.
 
     Args:
-        folder: Folder or storage of the files.
-        files: Files in the order of their numbers.
-        column: Name of the image column, a struct with a `bytes` field or plain binary.
-        rows: (N, 2) int64 file number and row in that file of each image.
-        keys: N names for messages.
+        folder: Local or remote folder of the files.
+        files: Files, in the order in which `rows` numbers them.
+        column: Name of the image column, whose values are bytes or a struct with a field `bytes`.
+        rows: (N, 2) int64: for each image, the number of its file and its row in that file.
+        keys: Keys of the N images.
     """
 
     kept = ("_folder", "_files", "_column", "_rows", "_keys")
@@ -149,21 +150,21 @@ class RowStore(ReopenedStore, EncodedStore):
         return self._keys[index]
 
     def stamp(self, index: int) -> Stamp:
-        """Return the file and the row, with size and time of the file."""
+        """Return a stamp of the file and row of an image, with the size and modification time of the file."""
         file, row = (int(number) for number in self._rows[index])
         shard = self._files[file]
         return Stamp(f"{self._folder.location}/{shard.name}#{row}", shard.size, shard.changed)
 
     def fetch_ahead(self, index: int) -> None:
-        """Download the file of a row if needed."""
+        """Download the file of an image if it is remote and not yet downloaded."""
         self._folder.fetch_ahead(self._files[int(self._rows[index, 0])])
 
     def source(self, index: int) -> bytes:
-        """Return the encoded bytes of a row."""
+        """Return the encoded bytes of an image."""
         file, row = (int(number) for number in self._rows[index])
         try:
             with self._lock:
-                images, position = self._piece(file, row)
+                images, position = self._read_block(file, row)
             value = images[position].as_py()
         except (pa.ArrowException, OSError) as error:
             raise UnreadableImage(f"image {self.name(index)} cannot be read from its file: {error}") from None
@@ -176,8 +177,8 @@ class RowStore(ReopenedStore, EncodedStore):
         self._lock = threading.Lock()
 
     @abstractmethod
-    def _piece(self, file: int, row: int) -> tuple[pa.Array | pa.ChunkedArray, int]:
-        """Return the images that are read together with a row, and the position of that row among them."""
+    def _read_block(self, file: int, row: int) -> tuple[pa.Array | pa.ChunkedArray, int]:
+        """Return the images that are read together with the image in a row, and its position among them."""
 
 
 class ArrowStore(RowStore):
@@ -187,7 +188,7 @@ class ArrowStore(RowStore):
         super()._begin()
         self._tables: dict[int, pa.ChunkedArray] = {}
 
-    def _piece(self, file: int, row: int) -> tuple[pa.ChunkedArray, int]:
+    def _read_block(self, file: int, row: int) -> tuple[pa.ChunkedArray, int]:
         if file not in self._tables:
             self._tables[file] = read_arrow(self._folder.local_path(self._files[file]))[self._column]
         return self._tables[file], row
@@ -196,9 +197,10 @@ class ArrowStore(RowStore):
 class ParquetStore(RowStore):
     """Rows of memory-mapped Parquet files, read one row group at a time.
 
-    A row group is the smallest piece of a Parquet file that can be read. The latest ones are kept, encoded, up to 1 GiB
-    in each process (512 MiB for a set of 200,000 images or more); forked loader workers share those of the parent.
-    A file on object storage is downloaded as a whole when its first image is needed.
+    A row group is the smallest block of a Parquet file that can be read. The last used row groups are cached in memory,
+    with encoded images, up to 1 GiB in each process (512 MiB for a set of 200,000 images or more). Forked data loader
+    workers share the row groups that the parent process had cached. A file on object storage is downloaded as a whole
+    when its first image is needed.
     """
 
     def _begin(self) -> None:
@@ -207,7 +209,7 @@ class ParquetStore(RowStore):
         self._readers: OrderedDict[int, pq.ParquetFile] = OrderedDict()
         self._starts: dict[int, NDArray[np.int64]] = {}
 
-    def _piece(self, file: int, row: int) -> tuple[pa.Array, int]:
+    def _read_block(self, file: int, row: int) -> tuple[pa.Array, int]:
         if file not in self._starts:
             self._starts[file] = np.cumsum([0, *row_groups(self._reader(file))])[:-1]
         starts = self._starts[file]
@@ -216,7 +218,7 @@ class ParquetStore(RowStore):
         if images is None:
             images = self._groups[file, group] = self._read_group(self._reader(file), group)
             total = sum(images.nbytes for images in self._groups.values())
-            max_bytes = _STREAMED_BYTES if is_streamed(len(self._rows), 0) else _KEPT_BYTES
+            max_bytes = _MAX_CACHED_BYTES_STREAMED if is_streamed(len(self._rows), 0) else _MAX_CACHED_BYTES
             while total > max_bytes and len(self._groups) > 1:
                 _, oldest = self._groups.popitem(last=False)
                 total -= oldest.nbytes
@@ -234,11 +236,11 @@ class ParquetStore(RowStore):
     def _open_file(self, file: int) -> pq.ParquetFile:
         try:
             return pq.ParquetFile(self._folder.local_path(self._files[file]), memory_map=True)
-        except FileNotFoundError:  # the downloaded file was deleted in between to free space: download it again
+        except FileNotFoundError:  # another process deleted the download in the meantime to free space: repeat it
             return pq.ParquetFile(self._folder.local_path(self._files[file]), memory_map=True)
 
     def _read_group(self, reader: pq.ParquetFile, group: int) -> pa.Array:
-        # One thread, since Arrow's thread pool does not survive a fork in every version.
+        # Arrow's thread pool is not used, since in some versions it does not work after a fork.
         table = reader.read_row_group(group, columns=[self._column], use_threads=False)
         images = table[self._column].combine_chunks()
         if isinstance(images, pa.ChunkedArray):

@@ -1,4 +1,4 @@
-"""Definition of a source of images: how its locations are recognised and opened, and its options."""
+"""`Source`: how one type of image location is recognised and opened, such as a folder, a table or a URL."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +11,11 @@ from paucal.data.unreadable import ReportProgress
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Options of `open_images` for one location, which describes them.
+    """Options for opening one location; they are the arguments of `open_images`.
 
-    If `root` is None, the paths of a table or list are relative to its folder, its parent, or a folder `images` (or the
-    only folder) beside it, whichever has the images; the images of a part may be in a folder with its name.
+    If `root` is None, the paths in a table or list are relative to the folder of the file, to the parent of that
+    folder, or to a subfolder called `images` (or the only subfolder), whichever has the images. The images of a part
+    (train, val or test) may be in a folder with the name of the part.
     """
 
     labelled: bool = True
@@ -29,18 +30,18 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class Source:
-    """One kind of location that images are opened from: an entry of the table `opening.SOURCES`.
+    """One type of location that images are opened from: an entry of the table `opening.SOURCES`.
 
     Attributes:
-        noun: Term for such a location in messages, such as "a list (.txt)".
-        kind: Type of the location: "name" for a name that takes precedence over a path, "address" for a remote
-            location, or "file" or "folder" for a path.
-        find: Function (location, options) that recognises a location; it returns a true value (True, or files for
-            `open`), or a false value if the location is not of this kind.
-        open: Function (location, result of `find`, options) that opens the images.
+        noun: Noun for the location in messages, such as "a list file (.txt)".
+        kind: "name" for a name that takes precedence over a path, "address" for a remote location, or "file" or
+            "folder" for a path.
+        recognise: Function (location, options) that returns True or the files to open if the location is of this type,
+            else a false value.
+        open: Function (location, result of `recognise`, options) that opens the images.
     """
 
     noun: str
     kind: Literal["name", "address", "file", "folder"]
-    find: Callable[[Any, SourceOptions], Any]
+    recognise: Callable[[Any, SourceOptions], Any]
     open: Callable[[Any, Any, SourceOptions], ImageSet]

@@ -4,34 +4,36 @@ import importlib.util
 
 from PIL import features
 
-_ALWAYS = (
+_ALWAYS_READABLE = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm"),
     *(".jfif", ".jpe", ".mpo", ".apng", ".pgm", ".pbm", ".pnm"),
     ".npy",  # an array of channels
 )
-# Requirement of each suffix: a feature of Pillow's build, or a package.
-_BUILT_IN = {".jp2": "jpg_2000", ".j2k": "jpg_2000", ".jpx": "jpg_2000", ".j2c": "jpg_2000", ".avif": "avif"}
-_HEIF = (".heic", ".heif", ".hif")
+# Feature with which Pillow must have been built to read files of each suffix.
+_PILLOW_FEATURES = {".jp2": "jpg_2000", ".j2k": "jpg_2000", ".jpx": "jpg_2000", ".j2c": "jpg_2000", ".avif": "avif"}
+_HEIF = (".heic", ".heif", ".hif")  # these need the package pillow-heif
 
 
 def _readable_suffixes() -> tuple[str, ...]:
     """Return the suffixes of the image files that the installed packages can read."""
     supported = {**features.modules, **features.codecs}
-    built_in = [suffix for suffix, feature in _BUILT_IN.items() if feature in supported and features.check(feature)]
+    in_pillow = [
+        suffix for suffix, feature in _PILLOW_FEATURES.items() if feature in supported and features.check(feature)
+    ]
     has_heif = importlib.util.find_spec("pillow_heif") is not None  # the extra `heif`
-    return (*_ALWAYS, *built_in, *(_HEIF if has_heif else ()))
+    return (*_ALWAYS_READABLE, *in_pillow, *(_HEIF if has_heif else ()))
 
 
 IMAGE_SUFFIXES = _readable_suffixes()
 
 
-def advice(suffix: str) -> str:
-    """Return the command that makes files of a suffix outside `IMAGE_SUFFIXES` readable; "" if there is none.
+def install_command(suffix: str) -> str:
+    """Return the command that installs support for a suffix outside `IMAGE_SUFFIXES`; "" if there is none.
 
     Example:
-        >>> advice(".avif"), advice(".txt")
+        >>> install_command(".avif"), install_command(".txt")
         ('pip install -U pillow', '')
     """
     if suffix in _HEIF:
         return "pip install 'paucal[heif]'"
-    return "pip install -U pillow" if suffix in _BUILT_IN else ""
+    return "pip install -U pillow" if suffix in _PILLOW_FEATURES else ""

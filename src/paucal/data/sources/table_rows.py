@@ -1,4 +1,4 @@
-"""Rows of the files that describe images: CSV with any usual separator, TSV, JSON lines, and lists of paths."""
+"""Reads the rows of files that describe images: CSV with any usual separator, TSV, JSON lines, and lists of paths."""
 
 import csv
 import io
@@ -20,30 +20,33 @@ LIST_SUFFIX = ".txt"
 MAX_BYTES = 512 << 20
 MAX_LIST_BYTES = 256 << 20  # twice the size of a list of ImageNet's 1.3 million images
 _DELIMITERS = ",;\t|"
-_SAMPLED_ROWS = 21  # number of rows that decide the separator
-_SHOWN = 80  # maximum number of characters of a line in a message
+_SAMPLED_ROWS = 21  # number of rows from which the separator of columns is detected
+_MAX_SHOWN = 80  # characters of a line in a message
 _ENDINGS = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
 _LIST_LINE = re.compile(rf"(?P<path>\S.*?(?:{_ENDINGS}))(?:\s+(?P<label>\d{{1,9}}))?\s*", re.IGNORECASE)
 
 
 class TableRow(NamedTuple):
-    """The number of a row's first line in the file, and its cells."""
+    """The cells of a row, and the number of its first line in the file, from 1 (0 for the names of JSON lines)."""
 
     line: int
     cells: list[str]
 
 
 class TableRows(NamedTuple):
-    """Rows of a table, beginning with the header if it has one, and a note on its encoding ("" for none)."""
+    """The rows of a table with its header, if it has one, and a note on an unusual encoding ("" if it is usual)."""
 
     rows: list[TableRow]
     note: str
 
 
 def read_table(file: Path, max_rows: int | None = None, exact: bool = False) -> TableRows:
-    """Read the non-empty rows of a table, at most `max_rows`.
+    """Read the non-empty rows of a table.
 
-    White space at the ends of cells is kept if `exact`, as in files written by programs.
+    Args:
+        file: CSV, TSV or JSON-lines file.
+        max_rows: Number of rows to read at most, with the header; None for all.
+        exact: Whether white space at the ends of cells is kept, as for a file that paucal has written.
 
     Raises:
         UserError: The file is not text, or it has an unclosed quote or a line that is not a JSON object.
@@ -55,9 +58,9 @@ def read_table(file: Path, max_rows: int | None = None, exact: bool = False) -> 
 
 
 def read_list(file: Path, labelled: bool, max_rows: int | None = None) -> TableRows:
-    """Read the non-blank lines of a list, at most `max_rows`: each has a path with any spaces, and a class number.
+    """Read the non-empty lines of a list file as rows of two cells: a path with forward slashes, and a class number.
 
-    Rows have the path with forward slashes and the class number, which is required if `labelled` and "-1" otherwise.
+    Paths may contain spaces. If not `labelled`, lines may lack the number, and the second cell of every row is "-1".
     """
     text, _, note = read_decoded(file, MAX_LIST_BYTES)
     lines = ((n, line.strip()) for n, line in enumerate(io.StringIO(text, newline=None), start=1) if line.strip())
@@ -67,7 +70,7 @@ def read_list(file: Path, labelled: bool, max_rows: int | None = None) -> TableR
         if match is None or (labelled and match["label"] is None):
             expected = "a path and a class number, such as 'cat/1.jpg 0'" if labelled else "the path of an image"
             raise (NoLabelsError if match and not rows else UserError)(
-                f"line {number} of {file} is {line[:_SHOWN]!r}; expected {expected}."
+                f"line {number} of {file} is {line[:_MAX_SHOWN]!r}; expected {expected}."
             )
         rows.append(TableRow(number, [plain_path(match["path"]), str(int(match["label"])) if labelled else "-1"]))
     if not rows:
@@ -76,41 +79,48 @@ def read_list(file: Path, labelled: bool, max_rows: int | None = None) -> TableR
 
 
 def _csv_rows(file: Path, text: str, exact: bool) -> Iterator[TableRow]:
-    """Yield the rows of a CSV file; an unclosed quote, which would join many lines to one cell, is refused."""
-    first, _, later_lines = text.partition("\n")
-    delimiter = first.strip().lower()
-    if delimiter.startswith("sep=") and len(delimiter) == 5:  # a line that Excel adds
-        delimiter, text = delimiter[4], f"\n{later_lines}"
+    """Yield the rows of a CSV file; an unclosed quote, which would make one cell of many lines, is refused."""
+    first_line, _, later_lines = text.partition("\n")
+    first_line = first_line.strip().lower()
+    if first_line.startswith("sep=") and len(first_line) == 5:  # Excel writes such a line
+        delimiter, text = first_line[4], f"\n{later_lines}"
     else:
-        delimiter = _delimiter(file, text)
+        delimiter = _detect_delimiter(file, text)
+    # Strict parsing finds unclosed quotes, but also refuses white space after a closing quote: then lenient parsing
+    # follows, which finds an unclosed quote as a cell of several lines.
     for strict in (True, False):
         content = io.StringIO(text, newline="")
         lines = csv.reader(content, delimiter=delimiter, skipinitialspace=not exact, strict=strict)
-        begin, broken, rows = 1, 0, []
+        row_line, unclosed_line, rows = 1, 0, []
         try:
             for cells in lines:
-                if not strict and lines.line_num > begin and broken == 0:
-                    broken = begin
+                if not strict and lines.line_num > row_line and unclosed_line == 0:
+                    unclosed_line = row_line
                 if any(cell.strip() for cell in cells):
-                    rows.append(TableRow(begin, cells if exact else [cell.strip() for cell in cells]))
-                begin = lines.line_num + 1
+                    rows.append(TableRow(row_line, cells if exact else [cell.strip() for cell in cells]))
+                row_line = lines.line_num + 1
         except csv.Error as problem:
-            if strict and "expected after" in str(problem):  # white space after a quote, or an earlier unclosed quote
+            if strict and "expected after" in str(problem):
                 continue
             if "unexpected end" not in str(problem):
-                raise UserError(f"line {begin} of {file} cannot be read ({problem}): save it as CSV again.") from None
-            broken = begin
-        if broken:
-            raise UserError(f'line {broken} of {file} has a quote (") that is not closed: close it, or double it.')
+                raise UserError(
+                    f"line {row_line} of {file} cannot be read ({problem}): save it as CSV again."
+                ) from None
+            unclosed_line = row_line
+        if unclosed_line:
+            raise UserError(
+                f'line {unclosed_line} of {file} has a quote (") that is not closed: close it, or double it.'
+            )
         yield from rows
         return
 
 
-def _delimiter(file: Path, text: str) -> str:
-    """Return the separator for which most sampled rows have as many cells as the first row, if more than one."""
-    order = "\t,;|" if file.suffix.lower() == ".tsv" else _DELIMITERS
+def _detect_delimiter(file: Path, text: str) -> str:
+    """Return the separator of columns with which most sampled rows have as many cells as the first, at least two."""
+    delimiters = "\t,;|" if file.suffix.lower() == ".tsv" else _DELIMITERS
 
-    def fit(delimiter: str) -> tuple[int, int]:
+    def count_cells(delimiter: str) -> tuple[int, int]:
+        """Return the number of rows that have as many cells as the first row, and this number of cells."""
         lines = csv.reader(io.StringIO(text[: 1 << 20], newline=""), delimiter=delimiter, skipinitialspace=True)
         try:
             widths = [len(row) for row in islice(filter(any, lines), _SAMPLED_ROWS)]
@@ -118,10 +128,11 @@ def _delimiter(file: Path, text: str) -> str:
             return 0, 0
         return (widths.count(widths[0]), widths[0]) if widths and widths[0] > 1 else (0, 0)
 
-    return max(order, key=fit)  # the first of equally good ones
+    return max(delimiters, key=count_cells)  # the first of several with equal counts
 
 
 def _json_rows(file: Path, text: str) -> Iterator[TableRow]:
+    """Yield a row with all names in the objects of a JSON-lines file, then one row for each object."""
     objects: list[tuple[int, dict[str, object]]] = []
     for number, line in enumerate(io.StringIO(text), start=1):
         if not line.strip():
@@ -131,7 +142,9 @@ def _json_rows(file: Path, text: str) -> Iterator[TableRow]:
         except ValueError as problem:
             raise UserError(f"line {number} of {file} cannot be read: {problem}.") from None
         if not isinstance(value, dict):
-            raise UserError(f"line {number} of {file} is {line[:_SHOWN].strip()!r}; expected a JSON object, {{...}}.")
+            raise UserError(
+                f"line {number} of {file} is {line[:_MAX_SHOWN].strip()!r}; expected a JSON object, {{...}}."
+            )
         objects.append((number, value))
     names = list(dict.fromkeys(name for _, value in objects for name in value))
     yield TableRow(0, names)
@@ -140,6 +153,7 @@ def _json_rows(file: Path, text: str) -> Iterator[TableRow]:
 
 
 def _json_cell(value: object) -> str:
+    """Return a JSON value as the text of a cell: strings as they are, "" for null, other values as JSON."""
     if value is None or isinstance(value, str):
         return (value or "").strip()
     return json.dumps(value, ensure_ascii=False)

@@ -8,7 +8,7 @@ import numpy as np
 from paucal.data.checking.copies import copies_among
 from paucal.data.checking.survey import image_digests
 from paucal.data.images import ImageSet, evenly_spaced
-from paucal.data.sources.joining import roots_of
+from paucal.data.sources.joining import split_location
 from paucal.data.sources.parquet import find_parquet
 from paucal.data.sources.table_rows import TABLE_SUFFIXES
 from paucal.data.sources.tables import hold_out_listed
@@ -94,7 +94,7 @@ def as_training_split(images: ImageSet) -> SplitImages:
 def _data_settings(settings: TrainSettings) -> DataSettings:
     """Return the data settings of the unlabelled images, without `--image-column` if a folder has no table."""
     assert settings.unlabelled is not None
-    folders = [path for piece in roots_of(settings.unlabelled) if (path := Path(piece).expanduser()).is_dir()]
+    folders = [path for piece in split_location(settings.unlabelled) if (path := Path(piece).expanduser()).is_dir()]
     has_plain_folder = any(not _has_table(folder) for folder in folders)
     return DataSettings(
         data=settings.unlabelled,

@@ -218,7 +218,7 @@ def _clip_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str
             raise UserError(f"{where} outside of the image ({corners}, left top right bottom): correct it.")
         tally["cut"] += max(abs(a - b) for a, b in zip(box, clipped_box, strict=True)) > SIZE_TOLERANCE
         tally["crowd"] += crowd
-        tally[f"marked as {image.mark}: neither trained on nor counted"] += crowd
+        tally[f"marked as {image.crowd_word}: neither trained on nor counted"] += crowd
         clipped_boxes.append(_Box(clipped_box, name, crowd, outline, f"{subject} an outline of {name!r}"))
     return clipped_boxes
 

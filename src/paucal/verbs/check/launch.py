@@ -27,7 +27,7 @@ from paucal.data.checking.survey import Survey, survey_images
 from paucal.data.classes import choose_classes
 from paucal.data.decode import WHOLE, Reading
 from paucal.data.images import ImageSet, reduce_images
-from paucal.data.sources.joining import roots_of
+from paucal.data.sources.joining import split_location
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.table_rows import TABLE_SUFFIXES
 from paucal.data.splits.split import Split, make_split
@@ -226,7 +226,7 @@ def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
     try:
         return open_images(settings.data, labelled=False, root=settings.data_root)
     except UserError:
-        paths = [Path(os.path.expanduser(root)) for root in roots_of(settings.data)]
+        paths = [Path(os.path.expanduser(root)) for root in split_location(settings.data)]
         if not all(path.exists() for path in paths):
             raise problem from None
     nothing = np.zeros(0, dtype=np.int64)
