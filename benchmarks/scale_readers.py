@@ -74,7 +74,7 @@ class Paucal(Reader):
         total = self.count // BATCH
         stream, everything = self.images.stream, np.arange(len(self.images))
         assert stream is not None
-        ahead = ShardsAhead(self.images.store, everything).reach
+        ahead = ShardsAhead(self.images.store, everything).request_shards
         place = self.rank, self.world
         sampler = StepSampler(everything, self.size, total, 0, self.step, *place, stream=stream, on_pass=ahead)
         for batch in sampler:

@@ -54,12 +54,12 @@ def make(folder: Path, count: int, shards: int) -> None:
 
 def index(folder: Path) -> None:
     """Write the index that `paucal shard` writes with the shards."""
-    from paucal.data.shards.index import NAME, Shard
+    from paucal.data.shards.index import INDEX_NAME, Shard
     from paucal.data.shards.tar import build_index, index_tar
 
     files = sorted(folder.glob("*.tar"))
     shards = [Shard(file.name, file.stat().st_size, "train") for file in files]
-    build_index(shards, [index_tar(file, file.name, "label") for file in files]).write(folder / NAME)
+    build_index(shards, [index_tar(file, file.name, "label") for file in files]).write(folder / INDEX_NAME)
 
 
 def make_chunks(folder: Path) -> None:

@@ -28,7 +28,7 @@ from paucal.data.loader import make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.shards import stream as streams
 from paucal.data.shards.folders import LocalShardFolder
-from paucal.data.shards.index import NAME, ShardIndex, read_index, spans_of
+from paucal.data.shards.index import INDEX_NAME, ShardIndex, read_index, spans_of
 from paucal.data.shards.opening import open_shards
 from paucal.data.shards.tar import index_tar
 from paucal.data.shards.writing import write_shards
@@ -55,11 +55,11 @@ def make(images: ImageSet, count: int, folder: Path) -> dict[str, float]:
     begin = time.perf_counter()
     index_tar(first, first.name)
     looked = time.perf_counter() - begin
-    one = read_index(folder / NAME, NAME)
+    one = read_index(folder / INDEX_NAME, INDEX_NAME)
     copies = [f"shard-{number:06d}.tar" for number in range(count // EACH)]
     for name in copies[1:]:
         shutil.copy2(first, folder / name)
-    many(one, copies).write(folder / NAME)
+    many(one, copies).write(folder / INDEX_NAME)
     return {"written_per_second": EACH / written, "looked_through_per_second": EACH / looked}
 
 
@@ -161,16 +161,16 @@ def main() -> None:
         made = make(source, given.images, large)
         shutil.copy2(large / "shard-000000.tar", few)
         shutil.copy2(large / "classes.txt", few)
-        index = read_index(large / NAME, NAME)
+        index = read_index(large / INDEX_NAME, INDEX_NAME)
         rows = {name: getattr(index, name)[:EACH] for name in ("offsets", "lengths", "labels", "names")}
-        replace(index, files=index.files[:1], spans=spans_of([EACH]), **rows).write(few / NAME)
+        replace(index, files=index.files[:1], spans=spans_of([EACH]), **rows).write(few / INDEX_NAME)
         small = run(few, given.workers, min(given.read, EACH // 4))
         found = run(large, given.workers, given.read)
         result = {
             "images": given.images,
             "shards": given.images // EACH,
             "bytes": sum(file.stat().st_size for file in large.glob("*.tar")),
-            "index_bytes": (large / NAME).stat().st_size,
+            "index_bytes": (large / INDEX_NAME).stat().st_size,
             "workers": given.workers,
             "making": made,
             "run": found,

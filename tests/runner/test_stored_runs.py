@@ -37,8 +37,8 @@ SETTINGS = {
 @pytest.fixture(autouse=True)
 def storage(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(requests, "_PAUSE", 0.0)
-    monkeypatch.setattr(requests, "_BUDGET", 0.0)
+    monkeypatch.setattr(requests, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(requests, "_MIN_SECONDS", 0.0)
     monkeypatch.setattr(storage_lock, "SILENCE", 0.3)
     monkeypatch.setattr(storage_lock, "BEAT", 0.05)
     files = fsspec.filesystem("memory")

@@ -248,7 +248,9 @@ def step_loader(
         repeats=repeats,
         labels=data.images.labels[train] if balanced else None,
         stream=stream and stream.take(train),
-        on_pass=ShardsAhead(data.images.store, train).reach if stream and is_remote(data.images.location) else None,
+        on_pass=ShardsAhead(data.images.store, train).request_shards
+        if stream and is_remote(data.images.location)
+        else None,
     )
     return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", into_batch)
 

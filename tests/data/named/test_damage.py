@@ -80,7 +80,7 @@ def test_pcam__points_into_no_other_file(root):
         other["x"] = np.zeros((2, 96, 96, 3), dtype=np.uint8)
     with h5py.File(file, "w") as damaged:
         damaged["x"] = h5py.ExternalLink(str(root / "other.h5"), "x")
-    with pytest.raises(UserError, match="no data set 'x' of its own"):
+    with pytest.raises(UserError, match="no data set 'x' with values in the same file"):
         open_images("pcam", root=root)
     with h5py.File(file, "w") as damaged:
         damaged["x"] = np.zeros((2, 96, 96), dtype=np.uint8)

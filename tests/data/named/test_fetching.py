@@ -89,7 +89,7 @@ def test_download__that_fails_is_one_sentence(root, monkeypatch):
 
     monkeypatch.setattr(named_store, "fetch_portion", fetch)
     with pytest.raises(
-        UserError, match=r"'dtd' could not be fetched \(<urlopen error no route>\); try again, or put dtd"
+        UserError, match=r"'dtd' could not be downloaded \(<urlopen error no route>\); try again, or put dtd"
     ):
         open_images("dtd", root=root, download=True)
 

@@ -31,7 +31,7 @@ def test_open_images__reads_each_named_set(name, root):
     assert bad == []
     published = sum(portion.count for portion in NAMED[name].portions)
     assert published > 1000
-    assert any(f"{NAMED[name].portions[0].count:,}" in note and "are here" in note for note in images.notes)
+    assert any(f"{NAMED[name].portions[0].count:,}" in note and "exist here" in note for note in images.notes)
 
 
 def test_open_images__all_sets_are_tested():
@@ -90,7 +90,7 @@ def test_named_sets__the_published_count_is_no_note(root, monkeypatch):
     entry = NAMED["caltech101"]
     real = type(entry)(**{**vars(entry), "portions": (type(entry.portions[0])("", 3, {}),)})
     monkeypatch.setitem(NAMED, "caltech101", real)
-    assert not [note for note in open_images("caltech101", root=root).notes if "are here" in note]
+    assert not [note for note in open_images("caltech101", root=root).notes if "exist here" in note]
 
 
 def test_is_named__a_path_wins_unless_a_root_is_given(root, make_folder, monkeypatch):

@@ -51,7 +51,7 @@ def test_lists__make_the_parts_and_leave_the_other_images_out(scenes, place):
     ]
     assert images.keys == sorted(images.keys)
     assert images.classes == CLASSES
-    told = "the first of the ten official partitions was published with 19,850 + 19,850 images; 2 + 3 are here"
+    told = "the first of the ten official partitions was published with 19,850 + 19,850 images, but 2 + 3 exist here"
     assert told in images.notes
     assert make_split(images, val_fraction=0.0).counts() == {"train": 2, "val": 0, "test": 3, "unused": 0}
 
@@ -73,7 +73,7 @@ def test_lists__are_asked_for_where_they_are_not_there(scenes):
         f"(https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip) into {scenes / 'SUN397'}"
     )
     assert images.hints.official_parts == put
-    note = f"SUN397: paucal has divided the images into parts; for the first of the ten official partitions {put}"
+    note = f"SUN397: paucal divides the images into parts; for the first of the ten official partitions {put}"
     assert note in images.notes
 
 

@@ -33,7 +33,7 @@ def test_webvision__is_read_without_what_is_not_there(root):
     images = open_images("webvision", root=root)
     assert images.keys == ["google/q0001/1a.jpg", "google/q0003/2b.jpg"]
     assert set(images.declared) == {"train"}
-    assert "published with 980,449 + 1,459,125 + 50,000 images; 2 + 0 + 0 are here" in images.notes[-1]
+    assert "published with 980,449 + 1,459,125 + 50,000 images, but 2 + 0 + 0 exist here" in images.notes[-1]
     shutil.rmtree(root / "google")
     with pytest.raises(UserError, match=r"the data set 'webvision' is not in .*--data-root"):
         open_images("webvision", root=root)
@@ -113,7 +113,7 @@ def test_open_images__are_read_from_one_folder_too(root):
         picture(root / "train" / f"{number}00026e7ee790996.jpg", level("train", number))
     images = open_images("openimages", root=root, labelled=False)
     assert greys(images) == [0, 10, 20]
-    assert "published with 9,011,219 images; 3 are here" in images.notes[-1]
+    assert "published with 9,011,219 images, but 3 exist here" in images.notes[-1]
     shutil.rmtree(root / "train")
     (root / "train").mkdir()
     with pytest.raises(
@@ -123,5 +123,7 @@ def test_open_images__are_read_from_one_folder_too(root):
 
 
 def test_open_images__have_no_classes(root):
-    with pytest.raises(UserError, match=r"'openimages' has no classes here.*'paucal pretrain openimages' learns from"):
+    with pytest.raises(
+        UserError, match=r"labels of the data set 'openimages' are not read.*'paucal pretrain openimages' learns from"
+    ):
         open_images("openimages", root=root)

@@ -15,8 +15,8 @@ from paucal.data.shards.writing import write_shards
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(requests, "_PAUSE", 0.0)
-    monkeypatch.setattr(requests, "_BUDGET", 0.0)
+    monkeypatch.setattr(requests, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(requests, "_MIN_SECONDS", 0.0)
     return tmp_path / "cache"
 
 

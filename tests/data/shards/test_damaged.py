@@ -10,7 +10,7 @@ import pytest
 from data.shards.made_sets import number_of, numbered
 from paucal.data.decoded.cache_folder import VARIABLE, clear_fetched
 from paucal.data.shards.folders import RemoteShardFolder, upload
-from paucal.data.shards.index import NAME
+from paucal.data.shards.index import INDEX_NAME
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
 from paucal.runner.images import find_images
@@ -43,7 +43,7 @@ def test_damaged_shard__is_refused_or_left_out_and_counted(written, how, indexed
     whole = {key: number_of(image) for key, image in pixels(open_images(written))}
     damage(written, how)
     if not indexed:
-        (written / NAME).unlink()
+        (written / INDEX_NAME).unlink()
     if how == "missing" and not indexed:  # nothing says that there should be another
         assert len(open_images(written)) == 75
         return
@@ -122,7 +122,7 @@ def test_shards_that_cannot_be_fetched__are_not_left_out_as_damaged(
     folder = tmp_path / "unindexed"
     folder.mkdir()
     write_shards(numbered(100), folder, max_images=25, form=form)
-    (folder / NAME).unlink(missing_ok=True)
+    (folder / INDEX_NAME).unlink(missing_ok=True)
     upload(folder, "memory://bucket/unindexed")
     assert len(open_images("memory://bucket/unindexed", skip_damaged=True)) == 100
     clear_fetched(tmp_path / "cache")

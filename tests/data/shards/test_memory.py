@@ -14,7 +14,7 @@ from paucal.data.sampler import StepSampler
 from paucal.data.shards import index as index_module
 from paucal.data.shards import stream as stream_module
 from paucal.data.shards.folders import LocalShardFolder
-from paucal.data.shards.index import HEADER, NAME, Shard, ShardIndex, spans_of
+from paucal.data.shards.index import HEADER_BYTES, INDEX_NAME, Shard, ShardIndex, spans_of
 from paucal.data.shards.opening import open_shards
 from paucal.data.sources.source import SourceOptions
 from paucal.data.splits.split import make_split
@@ -30,17 +30,17 @@ def make_index(folder: Path, count: int) -> None:
     for number in range(count // EACH):
         path = folder / f"train-{number:06d}.tar"
         path.touch()
-        os.truncate(path, EACH * (HEADER + LENGTH))
+        os.truncate(path, EACH * (HEADER_BYTES + LENGTH))
         files.append(Shard(path.name, path.stat().st_size, "train", path.stat().st_mtime_ns))
     ShardIndex(
         files=tuple(files),
         classes=tuple("0123456789"),
         spans=spans_of([EACH] * len(files)),
         labels=(numbers % 10).astype(np.int8),
-        offsets=numbers % EACH * (HEADER + LENGTH) + HEADER,
+        offsets=numbers % EACH * (HEADER_BYTES + LENGTH) + HEADER_BYTES,
         lengths=np.full(count, LENGTH, dtype=np.int32),
         names=StringArray.from_strings(f"{number:08d}.jpg" for number in numbers),
-    ).write(folder / NAME)
+    ).write(folder / INDEX_NAME)
 
 
 def start(folder: Path) -> list[object]:
@@ -57,7 +57,7 @@ def start(folder: Path) -> list[object]:
 
 def kept_bytes(folder: Path) -> list[int]:
     """Return the bytes that are kept for 10,000 images and for 110,000."""
-    stream_module.STREAMED_IMAGES, stream_module.MAX_WINDOW, index_module.MAX_ROWS = 1, 1000, 5 * EACH
+    stream_module.STREAMED_IMAGES, stream_module.MAX_WINDOW, index_module.MAX_CACHED_ROWS = 1, 1000, 5 * EACH
     make_index(folder / "few", 10 * EACH)
     make_index(folder / "many", 110 * EACH)
     kept = []

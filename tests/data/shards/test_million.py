@@ -17,7 +17,7 @@ from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_train_loader
 from paucal.data.sampler import StepSampler
-from paucal.data.shards.index import NAME, read_index, spans_of
+from paucal.data.shards.index import INDEX_NAME, read_index, spans_of
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
@@ -34,7 +34,7 @@ COUNT = EACH * SHARDS
 def million(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("million")
     write_shards(numbered(EACH), folder)
-    one = read_index(folder / NAME, NAME)
+    one = read_index(folder / INDEX_NAME, INDEX_NAME)
     names = [f"shard-{number:06d}.tar" for number in range(SHARDS)]
     for name in names[1:]:
         shutil.copy2(folder / names[0], folder / name)
@@ -44,7 +44,7 @@ def million(tmp_path_factory) -> Path:
         spans=spans_of([EACH] * SHARDS),
         names=StringArray.concatenate([one.names[:]] * SHARDS),
         **{name: np.tile(getattr(one, name)[:], SHARDS) for name in ("offsets", "lengths", "labels")},
-    ).write(folder / NAME)
+    ).write(folder / INDEX_NAME)
     return folder
 
 

@@ -20,7 +20,7 @@ from paucal.data.decoded.cache_folder import VARIABLE
 from paucal.data.shards import index as index_module
 from paucal.data.shards import opening
 from paucal.data.shards import tar as tar_module
-from paucal.data.shards.index import NAME
+from paucal.data.shards.index import INDEX_NAME
 from paucal.data.shards.opening import part_of
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
@@ -158,7 +158,7 @@ def refused(location: Path | str, **options) -> str:
         ({"1.png": b"x", "1.cls": b"0", "1.label": b"1"}, "two labels for the key '1'"),
         ({"1.png": b"x", "1.json": b"{"}, "1.json in {}/a.tar cannot be read as a label"),
         ({"1.png": b"x", "1.json": b'{"label": [1, 2]}'}, "has the label '[1, 2]'; expected one class"),
-        ({"1.txt": b"x"}, "held no images"),
+        ({"1.txt": b"x"}, "there are no images in"),
     ],
 )
 def test_shards__one_sentence_for_what_is_wrong_with_them(tmp_path, members, words):
@@ -193,7 +193,7 @@ def test_shards__names_after_an_empty_line_are_refused(shards):
 
 def test_shards__number_beyond_the_names_is_refused(shards):
     (shards / "classes.txt").write_text("cat\n")
-    assert "have the label 1, and classes.txt names 1 class, numbered" in refused(shards)
+    assert "have the label 1, but classes.txt names 1 class, numbered" in refused(shards)
 
 
 def test_shards__cut_off_shard_is_named(shards):
@@ -226,7 +226,7 @@ def test_written__read_back_by_the_index_as_without_it(written):
     assert images.labels.tolist() == [n % 3 for n in numbers]
     assert list(images.declared) == [("train", "test")[n % 2] for n in numbers]
     assert [f"made_{n}-" in key or f"made/{n}-" in key for n, key in zip(numbers, images.keys, strict=True)]
-    (written / NAME).unlink()
+    (written / INDEX_NAME).unlink()
     plain = open_images(written)
     assert list(plain.keys) == list(images.keys)
     assert plain.labels.tolist() == images.labels.tolist()
@@ -287,9 +287,9 @@ def test_index__shard_that_changes_while_it_is_read_is_named(written):
     ],
 )
 def test_index__hostile_or_damaged_is_refused(written, name, change, words):
-    with np.load(written / NAME) as stored:
+    with np.load(written / INDEX_NAME) as stored:
         content = dict(stored)
-    np.savez(written / NAME, **(content | {name: change(content[name])}))
+    np.savez(written / INDEX_NAME, **(content | {name: change(content[name])}))
     assert words in refused(written)
 
 
@@ -297,7 +297,7 @@ def test_index__no_zip_and_too_large_are_refused(written, monkeypatch):
     monkeypatch.setattr(index_module, "MAX_BYTES", 10)
     assert "more than 10 bytes" in refused(written)
     monkeypatch.undo()
-    (written / NAME).write_bytes(b"no zip")
+    (written / INDEX_NAME).write_bytes(b"no zip")
     assert "cannot be read as an index of shards" in refused(written)
 
 
@@ -330,7 +330,7 @@ def test_write__several_labels_go_into_parquet_and_come_back(tmp_path):
     numbers = [number_of(again.store.read(place)) for place in range(40)]
     assert sorted(numbers) == list(range(40))
     assert again.multi_hot.tolist() == rows[numbers].tolist()
-    with pytest.raises(UserError, match=r"--format tar holds one label for each image.* give --format parquet"):
+    with pytest.raises(UserError, match=r"--format tar stores one label for each image.* give --format parquet"):
         write_shards(images, tmp_path / "tars")
     unknown = replace(images, multi_hot=np.where(rows == 1, rows, -1).astype(np.int8))
     with pytest.raises(UserError, match=r"these images have \d+ unknown labels.*--classes"):
@@ -362,7 +362,7 @@ def test_shards__stay_open_for_a_minute_and_are_at_most_64(tmp_path, monkeypatch
         assert len(os.listdir("/proc/self/fd")) == before + 64
     store.read(139)
     assert len(opened) == 70
-    monkeypatch.setattr(tar_module, "_STAYS_OPEN", 0.0)
+    monkeypatch.setattr(tar_module, "_MAX_OPEN_SECONDS", 0.0)
     store.read(139)
     assert len(opened) == 71
     if before is not None:  # those that were opened long ago are closed

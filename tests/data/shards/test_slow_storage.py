@@ -126,10 +126,10 @@ def test_ahead__fetches_the_shards_of_the_next_steps(storage, cache, fetched, mo
     used = list(dict.fromkeys(shards_of(stream, order[np.arange(len(images))]).tolist()))
     assert used == order.shards.tolist()
     ahead = ShardsAhead(images.store, np.arange(len(images)))
-    monkeypatch.setattr(ahead_module, "AHEAD", 1)
-    ahead.reach(order, 0)
+    monkeypatch.setattr(ahead_module, "SHARDS_AHEAD", 1)
+    ahead.request_shards(order, 0)
     wait_for(lambda: len(fetched) == 2)  # that of the step, and the next one
     assert sorted(fetched) == sorted(f"shard-{shard:06d}.tar" for shard in used[:2])
-    ahead.reach(order, int(order.ends[0]))
+    ahead.request_shards(order, int(order.ends[0]))
     wait_for(lambda: len(fetched) == 3)
     assert len(set(fetched)) == 3

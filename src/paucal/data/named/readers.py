@@ -1,7 +1,8 @@
-"""Portions of the published sets, opened through torchvision's classes, or our own where those do not fit.
+"""Opens and downloads portions of published data sets, mostly through torchvision's classes.
 
-Before torchvision unpickles a file (CIFAR's batches) it compares the MD5 sum with the official one. Sets of image files
-provide only their lists; the images are read by our own decoder, and only below the root.
+torchvision compares the MD5 sum of a file with the official one before it unpickles the file (CIFAR's batches). From
+data sets of image files, only the paths and labels are taken from torchvision; the images are read by paucal's decoder,
+and only below the root.
 """
 
 import os
@@ -17,7 +18,7 @@ from torchvision import datasets
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.named import layouts
-from paucal.data.named.layouts import Piece, array_piece, file_piece
+from paucal.data.named.layouts import PortionImages, images_of_array, images_of_files
 from paucal.data.named.table import Portion
 from paucal.data.stores import ReopenedStore
 
@@ -25,70 +26,82 @@ DIGITS = "0123456789"
 BACKGROUND = "BACKGROUND_Google"  # Caltech-101's folder of unrelated pictures
 
 
-def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True) -> Piece:
-    """Open a portion whose files exist; raises whatever torchvision raises about unsuitable files.
+def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True) -> PortionImages:
+    """Open a portion whose files exist.
 
-    Most portions have labels even if not `labelled`.
+    Only WebVision's reader respects `labelled`; portions of the other data sets always have their labels.
+
+    Raises:
+        Exception: Whatever torchvision raises about damaged or missing files.
     """
     key = f"{name}/{portion.part}"
     if name in _OWN_READERS:
         options = {"labelled": labelled} if name == "webvision" else {}
         return _OWN_READERS[name](root, key, **portion.arguments, **options)
-    kind, read_files = _READERS[name]
-    return read_files(kind(str(root), **portion.arguments), root, key)
+    dataset_class, read_data_set = _READERS[name]
+    return read_data_set(dataset_class(str(root), **portion.arguments), root, key)
 
 
 def fetch_portion(name: str, root: Path, portion: Portion) -> None:
-    """Let torchvision download and unpack a portion; existing files are kept."""
+    """Let torchvision download and unpack a portion, without repeating what exists."""
     _READERS[name][0](str(root), download=True, **portion.arguments)
 
 
-def _open_image_files(data: Any, root: Path, key: str) -> Piece:
-    return file_piece(root, data._image_files, data._labels, data.classes)
+def _open_image_files(data: Any, root: Path, key: str) -> PortionImages:
+    return images_of_files(root, data._image_files, data._labels, data.classes)
 
 
-def _open_gtsrb(data: datasets.GTSRB, root: Path, key: str) -> Piece:
-    # Classes have only numbers. Folders of training images are named by them, but torchvision renumbers the folders.
-    train = data._split == "train"
-    labels = [int(Path(path).parent.name) if train else label for path, label in data._samples]
-    return file_piece(root, [path for path, _ in data._samples], labels, [f"{number:05d}" for number in range(43)])
+def _open_gtsrb(data: datasets.GTSRB, root: Path, key: str) -> PortionImages:
+    # The folders of training images are the class numbers, but torchvision numbers the folders anew.
+    is_train = data._split == "train"
+    labels = [int(Path(path).parent.name) if is_train else label for path, label in data._samples]
+    return images_of_files(root, [path for path, _ in data._samples], labels, [f"{number:05d}" for number in range(43)])
 
 
-def _open_caltech(data: datasets.Caltech101, root: Path, key: str) -> Piece:
-    # torchvision leaves out the background images, which papers count as the 102nd class.
+def _open_caltech(data: datasets.Caltech101, root: Path, key: str) -> PortionImages:
+    # torchvision leaves out the background images, which are the 102nd class in papers.
     folder = Path(data.root) / "101_ObjectCategories"
     rows = zip(data.y, data.index, strict=True)
     paths = [folder / data.categories[label] / f"image_{number:04d}.jpg" for label, number in rows]
     background = sorted((folder / BACKGROUND).glob("image_*.jpg"))
     labels = [*data.y, *[len(data.categories)] * len(background)]
-    return file_piece(root, [*paths, *background], labels, [*data.categories, BACKGROUND])
+    return images_of_files(root, [*paths, *background], labels, [*data.categories, BACKGROUND])
 
 
-def _open_cifar(data: datasets.CIFAR10, root: Path, key: str) -> Piece:
-    return array_piece(data.data, data.targets, data.classes, key)
+def _open_cifar(data: datasets.CIFAR10, root: Path, key: str) -> PortionImages:
+    return images_of_array(data.data, data.targets, data.classes, key)
 
 
-def _open_pcam(data: datasets.PCAM, root: Path, key: str) -> Piece:
+def _open_pcam(data: datasets.PCAM, root: Path, key: str) -> PortionImages:
     files = data._FILES[data._split]
-    images, targets = (root / "pcam" / files[side][0] for side in ("images", "targets"))
-    store, labels = Hdf5Store(images, "x"), _read_hdf5(targets, "y")[:].reshape(-1)
-    return Piece(store, [f"{key}#{row}" for row in range(len(store))], labels.astype(np.int64), ("normal", "tumor"))
+    images, targets = (root / "pcam" / files[content][0] for content in ("images", "targets"))
+    store, labels = Hdf5Store(images, "x"), _open_hdf5(targets, "y")[:].reshape(-1)
+    return PortionImages(
+        store, [f"{key}#{row}" for row in range(len(store))], labels.astype(np.int64), ("normal", "tumor")
+    )
 
 
 def _channels_last(data: Any) -> NDArray[np.uint8]:
     return data.data.transpose(0, 2, 3, 1)
 
 
-_Read = Callable[[Any, Path, str], Piece]
-_READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
+# Function (torchvision's data set, root, beginning of keys) that returns the images of a portion.
+_ReadDataSet = Callable[[Any, Path, str], PortionImages]
+_READERS: dict[str, tuple[Callable[..., Any], _ReadDataSet]] = {
     "cifar10": (datasets.CIFAR10, _open_cifar),
     "cifar100": (datasets.CIFAR100, _open_cifar),
-    "mnist": (datasets.MNIST, lambda data, _, key: array_piece(data.data.numpy(), data.targets, DIGITS, key)),
-    "svhn": (datasets.SVHN, lambda data, _, key: array_piece(_channels_last(data), data.labels, DIGITS, key)),
-    "stl10": (datasets.STL10, lambda data, _, key: array_piece(_channels_last(data), data.labels, data.classes, key)),
+    "mnist": (datasets.MNIST, lambda data, _, key: images_of_array(data.data.numpy(), data.targets, DIGITS, key)),
+    "svhn": (datasets.SVHN, lambda data, _, key: images_of_array(_channels_last(data), data.labels, DIGITS, key)),
+    "stl10": (
+        datasets.STL10,
+        lambda data, _, key: images_of_array(_channels_last(data), data.labels, data.classes, key),
+    ),
     "food101": (datasets.Food101, _open_image_files),
     "dtd": (datasets.DTD, _open_image_files),
-    "pets": (datasets.OxfordIIITPet, lambda data, root, _: file_piece(root, data._images, data._labels, data.classes)),
+    "pets": (
+        datasets.OxfordIIITPet,
+        lambda data, root, _: images_of_files(root, data._images, data._labels, data.classes),
+    ),
     "flowers102": (datasets.Flowers102, _open_image_files),
     "gtsrb": (datasets.GTSRB, _open_gtsrb),
     "pcam": (datasets.PCAM, _open_pcam),
@@ -97,12 +110,12 @@ _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
     "aircraft": (datasets.FGVCAircraft, _open_image_files),
     "cars": (
         datasets.StanfordCars,
-        lambda data, root, _: file_piece(
+        lambda data, root, _: images_of_files(
             root, [path for path, _ in data._samples], [label for _, label in data._samples], data.classes
         ),
     ),
 }
-_OWN_READERS: dict[str, Callable[..., Piece]] = {
+_OWN_READERS: dict[str, Callable[..., PortionImages]] = {
     "fer2013": layouts.read_faces,
     "ucf101": layouts.read_middle_frames,
     "hateful_memes": layouts.read_memes,
@@ -111,13 +124,13 @@ _OWN_READERS: dict[str, Callable[..., Piece]] = {
 }
 
 
-def _read_hdf5(file: Path, name: str) -> Any:
-    """Open an HDF5 file and return its data set `name`, whose values must be in the same file.
+def _open_hdf5(file: Path, name: str) -> Any:
+    """Open an HDF5 file and return its array ("data set") `name`, whose values must be in the same file.
 
-    HDF5 can point into other files; an untrusted file must not choose which files are read.
+    HDF5 files can refer to values in other files, but an untrusted file must not choose which files are read.
 
     Raises:
-        ValueError: There is no such data set, or its values are elsewhere.
+        ValueError: There is no such array, or its values are in other files.
         OSError: The file is damaged or not an HDF5 file.
     """
     import h5py
@@ -125,18 +138,17 @@ def _read_hdf5(file: Path, name: str) -> Any:
     handle = h5py.File(file, "r")
     array = handle[name] if isinstance(handle.get(name, getlink=True), h5py.HardLink) else None
     if not isinstance(array, h5py.Dataset) or array.is_virtual or array.external:
-        raise ValueError(f"{file.name} has no data set '{name}' of its own")
+        raise ValueError(f"{file.name} has no data set '{name}' with values in the same file")
     return array
 
 
 class Hdf5Store(ReopenedStore):
-    """Images of a (N, H, W, 3) uint8 data set in an HDF5 file.
+    """Images in a (N, H, W, 3) uint8 array in an HDF5 file.
 
-    The file is opened when it is first read, and again in every process that the store is sent to. h5py lets one
-    thread read at a time.
+    The file is opened again in every process that the store is sent to. Only one thread can read at a time.
 
     Raises:
-        ValueError: The data set has another shape or type.
+        ValueError: The array has a different shape or type.
         OSError: The file cannot be read.
     """
 
@@ -147,13 +159,15 @@ class Hdf5Store(ReopenedStore):
         self._begin()
         self._shape = self._array().shape
         if len(self._shape) != 4 or self._shape[3] != 3 or self._array().dtype != np.uint8:
-            raise ValueError(f"{file.name} holds {self._array().dtype} of shape {self._shape}, not 8-bit RGB images")
+            raise ValueError(
+                f"{file.name} has values of type {self._array().dtype} and shape {self._shape}, not 8-bit RGB images"
+            )
 
     def __len__(self) -> int:
         return self._shape[0]
 
     def read(self, index: int) -> Image.Image:
-        """Return the image; raises `UnreadableImage` if its part of the file is damaged."""
+        """Return an image; raise `UnreadableImage` if the file is damaged there."""
         try:
             with self._lock:
                 pixels: NDArray[np.uint8] = self._array()[index]
@@ -162,20 +176,20 @@ class Hdf5Store(ReopenedStore):
         return Image.fromarray(pixels)
 
     def size(self, index: int) -> tuple[int, int]:
-        """Return (height, width)."""
+        """Return the (height, width) of an image in pixels."""
         return self._shape[1], self._shape[2]
 
     def check(self, index: int) -> None:
-        """Read the image."""
+        """Read an image, which raises `UnreadableImage` if it is damaged."""
         self.read(index)
 
     def _begin(self) -> None:
         self._opened: Any = None
-        self._owner = 0
+        self._process_id = 0
         self._lock = threading.Lock()
 
     def _array(self) -> Any:
-        # A forked worker must not use its parent's handle, which may be in any state.
-        if self._opened is None or self._owner != os.getpid():
-            self._opened, self._owner = _read_hdf5(self._file, self._name), os.getpid()
+        # A forked worker must not use the file handle of its parent, which may be in the middle of a read.
+        if self._opened is None or self._process_id != os.getpid():
+            self._opened, self._process_id = _open_hdf5(self._file, self._name), os.getpid()
         return self._opened

@@ -1,4 +1,4 @@
-"""Published sets opened by name, in their official parts; messages about files that are missing or damaged."""
+"""Opens published data sets by name, with their official parts; refuses missing or damaged files with advice."""
 
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,53 +8,53 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.images import ImageSet
-from paucal.data.named.layouts import Piece
+from paucal.data.named.layouts import PortionImages
 from paucal.data.named.readers import fetch_portion, read_portion
-from paucal.data.named.table import NAMED, Lists, NamedSet, data_root, home_of, how_to_get
+from paucal.data.named.table import NAMED, Lists, NamedSet, advice_on_missing, data_root, find_set_root
 from paucal.data.stores import JoinedStore
 from paucal.reading import read_text
 from paucal.types import UserError
 from paucal.wording import shortened
 
-MAX_BYTES = 16 << 20  # maximum number of bytes of a list; official lists have about a mebibyte
-MAX_SHOWN = 80  # maximum number of characters of a line in a message
+MAX_LIST_BYTES = 16 << 20  # of a list of images; official lists have about 1 MiB
+MAX_SHOWN = 80  # characters of a line in a message
 
 
 def open_named(name: str, root: str | Path | None = None, download: bool = False, labelled: bool = True) -> ImageSet:
-    """Open a published set by its name; its official parts are declared.
+    """Open a published data set by its name, with its official parts (train, val and test).
 
-    Flowers102's official validation images belong to train, as in the DrLoc paper (`make_split` cuts a validation part
-    from both); in all other sets an official validation part stays as it is.
+    As in the DrLoc paper, the official validation images of Flowers102 belong to train, from which `make_split` then
+    takes a validation part.
 
     Args:
         name: Key of `NAMED`.
-        root: Folder of the files; None for `data_root`.
-        download: Whether torchvision may download missing files, or unpack official archives that are already there.
-        labelled: Whether to read its labels.
+        root: Folder of all published data sets; None for `data_root`.
+        download: Whether torchvision may download missing files, or unpack official archives that exist.
+        labelled: Whether labels are read.
     """
     entry, folder = NAMED[name], data_root(root)
     if labelled and not entry.labelled:
         raise UserError(
-            f"the data set '{name}' has no classes here, so it cannot be used to train or test a classifier: "
-            f"'paucal pretrain {name}' learns from its images without labels; or give another set."
+            f"the labels of the data set '{name}' are not read, so it cannot be used to train or test a classifier: "
+            f"'paucal pretrain {name}' learns from its images without labels; or give another data set."
         )
     _require_package(entry.package, entry)
-    set_root = home_of(entry, folder)
+    set_root = find_set_root(entry, folder)
     if set_root is None:
         if not (download and entry.fetchable):
-            raise UserError(f"the data set '{name}' is not in {folder}: {how_to_get(name, folder)}.")
+            raise UserError(f"the data set '{name}' is not in {folder}: {advice_on_missing(name, folder)}.")
         _download_set(name, folder)
         set_root = folder
     try:
-        pieces = [read_portion(name, set_root, portion, labelled) for portion in entry.portions]
-        images = _join_pieces(name, set_root, pieces, labelled)
-    except UserError:  # such an error has a clear message already
+        portions = [read_portion(name, set_root, portion, labelled) for portion in entry.portions]
+        images = _join_portions(name, set_root, portions, labelled)
+    except UserError:  # it has a clear message already
         raise
-    except Exception as problem:  # untrusted files may raise nearly anything when they are read
-        renewal = f"remove {' and '.join(entry.unpacked)} from {set_root}, then " if entry.unpacked else ""
+    except Exception as problem:  # damaged files may raise nearly any exception
+        remove_files = f"remove {' and '.join(entry.unpacked)} from {set_root}, then " if entry.unpacked else ""
         raise UserError(
             f"the data set '{name}' in {set_root if entry.one_of else set_root / entry.folder} is incomplete or "
-            f"damaged ({_reason(problem)}); {renewal}{how_to_get(name, folder)}."
+            f"damaged ({_reason(problem)}); {remove_files}{advice_on_missing(name, folder)}."
         ) from problem
     return _restrict_to_lists(entry, images, set_root)
 
@@ -72,33 +72,36 @@ def _download_set(name: str, root: Path) -> None:
     try:
         for portion in entry.portions:
             fetch_portion(name, root, portion)
-    except Exception as problem:  # network, disk, archive: torchvision passes on the exceptions of lower layers
+    except Exception as problem:  # torchvision does not catch exceptions of the network, the disk or an archive
         raise UserError(
-            f"the data set '{name}' could not be fetched ({_reason(problem)}); {how_to_get(name, root, tried=True)}."
+            f"the data set '{name}' could not be downloaded ({_reason(problem)}); "
+            f"{advice_on_missing(name, root, tried=True)}."
         ) from problem
 
 
 def _reason(problem: Exception) -> str:
+    """Return the text of an exception for a message."""
     if isinstance(problem, RuntimeError) and "download=True" in str(problem):
         return "files are missing or differ from the official ones"
     return " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
 
 
-def _join_pieces(name: str, root: Path, pieces: Sequence[Piece], labelled: bool) -> ImageSet:
-    entry, classes = NAMED[name], pieces[0].classes
-    labels = np.concatenate([piece.labels for piece in pieces])
-    keys = [key for piece in pieces for key in piece.keys]
+def _join_portions(name: str, root: Path, portions: Sequence[PortionImages], labelled: bool) -> ImageSet:
+    """Return the images of all portions as one set; raise a `ValueError` if they contradict each other."""
+    entry, classes = NAMED[name], portions[0].classes
+    labels = np.concatenate([images.labels for images in portions])
+    keys = [key for images in portions for key in images.keys]
     if not keys:
         raise ValueError("there are no images")
-    if any(piece.classes != classes for piece in pieces) or len(set(classes)) < len(classes):
+    if any(images.classes != classes for images in portions) or len(set(classes)) < len(classes):
         raise ValueError("its parts name different classes, or one class twice")
     if len(set(keys)) < len(keys):
         raise ValueError("an image is listed twice")
     if labelled and (labels.min(initial=0) < 0 or labels.max(initial=0) >= len(classes)):
         raise ValueError(f"a label is not among its {len(classes)} classes")
     notes = [f"{entry.title}: {entry.note}"] if entry.note else []
-    published, available = [portion.count for portion in entry.portions], [len(piece.keys) for piece in pieces]
-    if published != available:  # its archives may have been unpacked in part
+    published, available = [portion.count for portion in entry.portions], [len(images.keys) for images in portions]
+    if published != available:  # some of the archives may not have been unpacked
         notes.append(_count_note(entry.title, published, available))
     return ImageSet(
         name=name,
@@ -106,22 +109,24 @@ def _join_pieces(name: str, root: Path, pieces: Sequence[Piece], labelled: bool)
         classes=classes if labelled else (),
         keys=keys,
         labels=labels if labelled else np.full_like(labels, -1),
-        declared=[portion.part for portion, piece in zip(entry.portions, pieces, strict=True) for _ in piece.keys],
-        store=JoinedStore([piece.store for piece in pieces]),
+        declared=[portion.part for portion, images in zip(entry.portions, portions, strict=True) for _ in images.keys],
+        store=JoinedStore([images.store for images in portions]),
         hints=entry.hints,
         notes=tuple(notes),
     )
 
 
-def _count_note(title: str, *counts: Iterable[int]) -> str:
-    published, available = (" + ".join(f"{count:,}" for count in side) for side in counts)
-    return f"{title} was published with {published} images; {available} are here"
+def _count_note(title: str, published: Iterable[int], available: Iterable[int]) -> str:
+    """Return the note that a data set has fewer or more images than were published, from the counts of its parts."""
+    published_text, available_text = (" + ".join(f"{n:,}" for n in counts) for counts in (published, available))
+    return f"{title} was published with {published_text} images, but {available_text} exist here"
 
 
 def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
-    """Return the images in the lists of an official partition, in their parts; without lists, all images, with a note.
+    """Return the images in the lists of an official partition, with their parts.
 
-    torchvision's SUN397 has all images and none of the ten partitions; papers report the first.
+    If the lists are missing, all images are returned, with a note. torchvision reads all images of SUN397 and none of
+    its ten official partitions, of which papers use the first.
     """
     lists = entry.lists
     if lists is None:
@@ -133,7 +138,7 @@ def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSe
     missing = [lists.files[part] for part, file in files.items() if file is None]
     if len(missing) == len(files):
         advice = _where_to_put(lists, root)
-        note = f"{entry.title}: paucal has divided the images into parts; for the {lists.title} {advice}"
+        note = f"{entry.title}: paucal divides the images into parts; for the {lists.title} {advice}"
         hints = replace(images.hints, official_parts=advice)
         return replace(images, notes=(*images.notes, note), hints=hints)
     if missing:
@@ -142,7 +147,7 @@ def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSe
     declared = [parts[index] for index in sorted(parts)]
     listed_set = images.select(np.asarray(sorted(parts), dtype=np.int64))
     available_counts = {part: declared.count(part) for part in lists.counts}
-    notes = [f"{entry.title}: the parts are those of the {lists.title}; its other images are not used"]
+    notes = [f"{entry.title}: train and test are the {lists.title}; other images are not used"]
     if available_counts != dict(lists.counts):
         notes.append(_count_note(f"the {lists.title}", lists.counts.values(), available_counts.values()))
     return replace(listed_set, declared=declared, notes=(*images.notes, *notes))
@@ -151,12 +156,12 @@ def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSe
 def _listed_parts(
     files: Mapping[str, Path], entry: NamedSet, lists: Lists, images: ImageSet, root: Path
 ) -> dict[int, str]:
-    """Return the part of each listed image by its position; only names of the set's own images are accepted."""
+    """Return the part of each listed image by the position of the image; refuse lines that name no image of the set."""
     index_of = {key: index for index, key in enumerate(images.keys)}
     parts: dict[int, str] = {}
     for part, file in files.items():
         try:
-            text = read_text(file, MAX_BYTES)
+            text = read_text(file, MAX_LIST_BYTES)
         except (OSError, UnicodeDecodeError) as problem:
             raise UserError(f"{str(file)!r} cannot be read as a list of images ({problem}): unpack it again.") from None
         for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
@@ -166,7 +171,7 @@ def _listed_parts(
             index = index_of.get(f"{lists.prefix}{line}")
             if index is None:
                 raise UserError(
-                    f"{context} is {shortened(line, MAX_SHOWN)!r}, and no such image of {entry.title} is in {root}; "
+                    f"{context} is {shortened(line, MAX_SHOWN)!r}, but no such image of {entry.title} is in {root}; "
                     f"expected one such as {lists.example!r}: unpack the official archives again."
                 )
             if index in parts:

@@ -1,7 +1,7 @@
-"""Published data sets by name: their parts, where their files come from, and where they are on this machine.
+"""The table of published data sets (`NAMED`): their parts, where to download their files, and where to put them.
 
-torchvision reads the files, and downloads them on request (`readers.py`). The layouts below the root are torchvision's
-own, so a folder that another program has filled through torchvision works as it is.
+torchvision downloads and reads most of them (`readers.py`). Below the root, files have the same paths as torchvision
+uses, so data sets that another program has downloaded through torchvision can be used as they are.
 """
 
 import os
@@ -13,16 +13,19 @@ from typing import Any
 from paucal.data.images import Hints
 
 ROOT_VARIABLE = "PAUCAL_DATA"
-_ORDINARY = Hints()
-OPEN_IMAGES = ("train", *(f"train_{digit:x}" for digit in range(16)))  # folders of its training archives
-_DIGITS_OR_SIGNS = Hints(flip=False, image_size=32)  # a mirrored digit or sign has another meaning
+_DEFAULT_HINTS = Hints()
+OPEN_IMAGES_FOLDERS = ("train", *(f"train_{digit:x}" for digit in range(16)))  # of the training images
+_DIGITS_OR_SIGNS = Hints(flip=False, image_size=32)  # a mirrored digit or sign has a different meaning
 
 
 @dataclass(frozen=True)
 class Portion:
-    """A piece of a data set that torchvision opens in one call with some arguments, and its published number of images.
+    """The images of a data set that torchvision's class opens in one call.
 
-    The part is "" if the set has no official parts.
+    Attributes:
+        part: "train", "val" or "test"; "" if the data set has no official parts.
+        count: Published number of images.
+        arguments: Arguments of torchvision's class, or of the reader in `layouts.py`.
     """
 
     part: str
@@ -32,15 +35,15 @@ class Portion:
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists of files that define an official partition of some of the images; without them a set has no parts.
+    """List files that define an official partition of a data set; the images of each part are in one list.
 
     Attributes:
         title: Name of the partition, for messages.
-        files: Name of the list of each part.
-        counts: Number of images in each part, as published.
-        archive: Official file that has the lists, for messages.
-        folders: Folders that may hold the lists, relative to the root; the first is recommended.
-        prefix: Text before a line that makes it an image path relative to the root.
+        files: Name of the list file of each part.
+        counts: Published number of images in each part.
+        archive: Official archive of the list files, for messages.
+        folders: Folders in which the list files are searched for, relative to the root; the first is recommended.
+        prefix: Text that, in front of a line, gives the path of the image relative to the root.
         example: Example of a line.
     """
 
@@ -59,23 +62,22 @@ class NamedSet:
 
     Attributes:
         title: Name for messages.
-        portions: Pieces of the set, in order; several may belong to the same part.
-        files: Official files, for messages.
-        source: Page with the official files.
-        unpacked: Paths relative to the root, or to one of `homes`, that exist once the files are unpacked.
+        portions: Portions of the data set; several may belong to the same part.
+        files: Names of the official files, for messages.
+        source: Address of the page with the official files.
+        unpacked: Paths that exist once the files are unpacked, relative to the root or to one of `homes`.
         folder: Folder for the files, relative to the root; "" for the root itself.
         hints: Known properties of the images.
-        package: Package that torchvision needs to read the set and paucal does not install by itself; "" for none.
-        fetch_package: Package that is needed to download the set and that paucal does not install by itself; "" for
-            none.
-        fetchable: Whether torchvision can still download the set.
-        obstacle: Reason why torchvision cannot download it, as the beginning of a sentence.
-        note: How the parts here differ from the official ones.
-        lists: Lists of an official partition.
-        homes: Folders below the root in which the paths of `unpacked` and `one_of` are looked for; "" for the root
+        package: Package that is needed to read the data set but is not installed with paucal; "" for none.
+        fetch_package: Package that is needed to download the data set but is not installed with paucal; "" for none.
+        fetchable: Whether torchvision can download the data set.
+        obstacle: Why torchvision cannot download the data set, as the beginning of a sentence.
+        note: How the images, parts or classes differ from the official ones, for the user.
+        lists: List files of an official partition; None if torchvision knows the parts, or there are none.
+        homes: Folders in which the paths of `unpacked` and `one_of` may be, relative to the root; "" for the root
             itself.
-        one_of: Alternative folders: at least one must exist, as well as all of `unpacked`.
-        labelled: Whether there are classes to learn.
+        one_of: Folders of which at least one must exist, besides all of `unpacked`; empty for no such condition.
+        labelled: Whether labels can be read.
     """
 
     title: str
@@ -84,7 +86,7 @@ class NamedSet:
     source: str
     unpacked: tuple[str, ...]
     folder: str = ""
-    hints: Hints = _ORDINARY
+    hints: Hints = _DEFAULT_HINTS
     package: str = ""
     fetch_package: str = ""
     fetchable: bool = True
@@ -97,18 +99,18 @@ class NamedSet:
 
 
 def is_named(location: str | Path, root: str | Path | None = None) -> bool:
-    """Return whether a location is the name of a published set.
+    """Return whether a location is the name of a published data set, such as "cifar10".
 
-    A path that exists wins over the name, unless a root of published sets is given; `./cifar10` is always a path.
+    An existing path of that name takes precedence, unless `root` is set; `./cifar10` is always a path.
     """
     return isinstance(location, str) and location in NAMED and (root is not None or not Path(location).exists())
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """Return the absolute folder that holds published sets.
+    """Return the absolute path of the folder of all published data sets.
 
-    It is `root`, else the environment's `PAUCAL_DATA`, else `paucal/data` in the user's cache folder
-    (`XDG_CACHE_HOME`, else `~/.cache`), where torch keeps its own downloads too.
+    It is `root`, else the environment variable `PAUCAL_DATA`, else `paucal/data` in the user's cache folder
+    (`XDG_CACHE_HOME`, else `~/.cache`).
     """
     if root is None:
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -116,28 +118,29 @@ def data_root(root: str | Path | None = None) -> Path:
     return Path(root).expanduser().resolve()
 
 
-def home_of(entry: NamedSet, root: Path) -> Path | None:
-    """Return the folder that a set's paths are relative to; None if its files are missing."""
-    for relative_root in entry.homes:
-        folder = root / relative_root
+def find_set_root(entry: NamedSet, root: Path) -> Path | None:
+    """Return the folder that the paths of a data set are relative to; None if files of the data set are missing."""
+    for home in entry.homes:
+        folder = root / home
         all_exist = all((folder / path).exists() for path in entry.unpacked)
         if all_exist and (not entry.one_of or any((folder / path).is_dir() for path in entry.one_of)):
             return folder
     return None
 
 
-def how_to_get(name: str, root: Path, tried: bool = False) -> str:
-    """Return advice on missing files, as the second half of a sentence; `tried` if a download has failed."""
+def advice_on_missing(name: str, root: Path, tried: bool = False) -> str:
+    """Return what to do about missing files, as the second half of a sentence; `tried` if a download has failed."""
     entry = NAMED[name]
     place_files = f"put {entry.files} from {entry.source} into {root / entry.folder}"
     download = "" if not entry.fetchable else "try again, or " if tried else "give --download, or "
     obstacle = "" if entry.fetchable else f"{entry.obstacle}, so "
-    # torchvision does not repeat a download whose archive is in place, but still insists on its download package.
+    # torchvision does not download an archive that exists, but requires its download package all the same.
     unpack = " and give --download to unpack them" if entry.fetchable and not entry.fetch_package else ""
     return f"{obstacle}{download}{place_files}{unpack}, or name the folder that has the set with --data-root"
 
 
 def _split_portions(**counts: int) -> tuple[Portion, ...]:
+    """Return portions of a torchvision class with an argument `split`, from the number of images of each split."""
     return tuple(Portion(part, count, {"split": part}) for part, count in counts.items())
 
 
@@ -352,7 +355,7 @@ NAMED: dict[str, NamedSet] = {
         obstacle="its archives must be downloaded by hand",
         note="its training images, without labels",
         homes=("openimages", ""),
-        one_of=OPEN_IMAGES,
+        one_of=OPEN_IMAGES_FOLDERS,
         labelled=False,
     ),
 }

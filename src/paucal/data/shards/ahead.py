@@ -1,4 +1,4 @@
-"""Fetches the shards that a run will need next, so that training does not wait for each of them."""
+"""Downloads the shards that a run will need next, so that training does not wait for them."""
 
 import threading
 from collections import deque
@@ -9,50 +9,54 @@ from numpy.typing import NDArray
 from paucal.data.shards.stream import StreamOrder
 from paucal.data.stores import EncodedStore, Store, locate
 
-AHEAD = 4  # minimum number of shards fetched in advance, and number of threads; sixteen threads were slower
+# Number of threads, and minimum number of shards that are downloaded in advance; sixteen threads were slower.
+SHARDS_AHEAD = 4
 
 
 class ShardsAhead:
-    """Fetches shards in background threads, in the order in which an epoch needs them.
+    """Downloads shards in background threads, in the order in which an epoch needs them.
 
     Args:
         store: Store of all images.
-        images: (n,) int64 position in the store of each image that an order refers to.
+        images: (n,) int64 positions in the store of the training images; a `StreamOrder` refers to them by index.
     """
 
     def __init__(self, store: Store, images: NDArray[np.int64]) -> None:
         self._store, self._images = store, images
         self._order: StreamOrder | None = None
-        self._asked, self._threads = 0, 0
-        self._waiting: deque[int] = deque()  # an image of each shard to fetch
+        self._n_requested, self._n_threads = 0, 0  # shards of the order, and running threads
+        self._queue: deque[int] = deque()  # one image of each shard to download
         self._lock = threading.Lock()
 
-    def reach(self, order: StreamOrder, index: int) -> None:
+    def request_shards(self, order: StreamOrder, index: int) -> None:
         """Request the shards of the window that an epoch has reached, and of the next window.
 
-        The next step begins at the position `index` of the order, which is the same object for all steps of an epoch.
+        Args:
+            order: Order of the images in this epoch; the same object must be given for all steps of an epoch.
+            index: Position in the order at which the next step begins.
         """
         begin = index // order.window * order.window
         if order is not self._order:
-            self._order, self._asked = order, int(np.searchsorted(order.ends, begin, side="right"))
-        end_of_window, soon = 1 + np.searchsorted(order.ends, [begin + order.window, begin + 2 * order.window])
-        last = max(self._asked, end_of_window + AHEAD, soon)
-        requested, self._asked = order.some_images[self._asked : last], last
+            self._order, self._n_requested = order, int(np.searchsorted(order.ends, begin, side="right"))
+        # Numbers of shards that are needed until the end of this window, and of the next.
+        n_for_window, n_for_next = 1 + np.searchsorted(order.ends, [begin + order.window, begin + 2 * order.window])
+        n_wanted = max(self._n_requested, n_for_window + SHARDS_AHEAD, n_for_next)
+        requested, self._n_requested = order.shard_images[self._n_requested : n_wanted], n_wanted
         for image in self._images[requested].tolist():
             with self._lock:
-                self._waiting.append(image)
-                needs_thread = self._threads < AHEAD
-                self._threads += needs_thread
+                self._queue.append(image)
+                needs_thread = self._n_threads < SHARDS_AHEAD
+                self._n_threads += needs_thread
             if needs_thread:
                 threading.Thread(target=self._fetch, name="shards ahead", daemon=True).start()
 
     def _fetch(self) -> None:
         while True:
             with self._lock:
-                if not self._waiting:
-                    self._threads -= 1
+                if not self._queue:
+                    self._n_threads -= 1
                     return
-                image = self._waiting.popleft()
+                image = self._queue.popleft()
             store, position = locate(self._store, image)
             if isinstance(store, EncodedStore):
                 store.fetch_ahead(position)

@@ -1,4 +1,4 @@
-"""Folders of shards: on this machine, or on object storage; remote shards are downloaded once and kept."""
+"""Folders of shards on disk or on object storage; shards from object storage are downloaded once and cached."""
 
 import glob
 import hashlib
@@ -18,34 +18,35 @@ from typing import IO, Any
 from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.cache_folder import OFF, SHARDS, VARIABLE, usable_folder
 from paucal.data.shards.index import Shard
-from paucal.data.shards.requests import FULL, retry, send_hedged
+from paucal.data.shards.requests import DISK_FULL, retry, send_hedged
 from paucal.data.sources.archive import checked_name
 from paucal.data.sources.folder import require_readable
 from paucal.reading import read_bytes, require_regular
 from paucal.types import UserError
 from paucal.wording import first_line
 
-MAX_FETCHED = 32 << 30  # bytes of downloaded shards on this machine
-_SHARE_OF_FREE = 0.5  # share of the free disk that downloaded shards may take
-# A shard is requested a second time after this multiple of the usual seconds, but not before the least patience.
-_LATE, _MIN_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
-_LONGEST_SILENCE = 3600.0  # seconds without a new byte after which a download counts as abandoned
-_MAX_SPEEDS = 32  # downloads whose speed is remembered
-_PIECE = 4 << 20  # bytes of a file that are requested and kept at once
-# Fields of file metadata that identify a version of a file on S3, Google, Azure, web servers and disks.
-_VERSION = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime")
-_EXTRA = "pip install 'paucal[remote]'"
+MAX_CACHE_BYTES = 32 << 30  # of downloaded shards on this machine
+_MAX_SHARE_OF_FREE_DISK = 0.5  # that further downloaded shards may take
+# A slow download is started a second time after this multiple of its expected duration, but at least after the minimum
+# patience. The duration of the first download is unknown, so it has a patience of its own. Both are in seconds.
+_PATIENCE_FACTOR, _MIN_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
+_ABANDONED_SECONDS = 3600.0  # without a new byte; then the temporary file of a download may be removed
+_MAX_SPEEDS = 32  # latest downloads from whose speed the duration is expected
+_BLOCK_BYTES = 4 << 20  # bytes of a file that are read at once
+# Metadata that identify a version of a file, as S3, Google Cloud Storage, Azure, web servers and disks name them.
+_VERSION_FIELDS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime")
+_INSTALL_COMMAND = "pip install 'paucal[remote]'"
 
 
 class LocalShardFolder:
-    """A folder of shards on this machine; picklable like `RemoteShardFolder`, so that loader workers can be spawned."""
+    """A folder of shards on disk. It can be pickled, like `RemoteShardFolder`, for spawned data loader workers."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self.name, self.location = self.root.name, str(self.root)
 
     def list_files(self) -> list[Shard]:
-        """Return the files of the folder and of its direct subfolders."""
+        """Return the files in the folder and in its direct subfolders."""
         require_readable(self.root)
         files = sorted(file for pattern in ("*", "*/*") for file in self.root.glob(pattern) if file.is_file())
         return [stamp_file(file, file.relative_to(self.root).as_posix()) for file in files]
@@ -65,20 +66,20 @@ class LocalShardFolder:
         return self.root / shard.name
 
     def fetch_ahead(self, shard: Shard) -> None:
-        """Do nothing: the shard is here."""
+        """Do nothing, since the shard is on disk; for the same interface as `RemoteShardFolder`."""
 
 
 def stamp_file(file: Path, name: str) -> Shard:
-    """Return the `Shard` called `name` for a file on this machine, with its size and time of change."""
+    """Return the `Shard` called `name` for a file on disk, with its size and modification time."""
     status = file.stat()
     return Shard(name, status.st_size, changed=status.st_mtime_ns)
 
 
 class RemoteShardFolder:
-    """A folder of shards on object storage, or anything else that fsspec can read.
+    """A folder of shards on object storage, or on any other storage that fsspec can read.
 
-    Reading any image of a shard first downloads the whole shard, once for all processes. When space is needed, the
-    least recently used shards are removed first.
+    When an image is needed, its whole shard is downloaded, once for all processes of the machine. If the cache is full,
+    the least recently used shards are removed.
     """
 
     def __init__(self, url: str) -> None:
@@ -104,7 +105,7 @@ class RemoteShardFolder:
             entries = files.find(root, detail=True)
         except NotImplementedError:
             return None
-        except Exception as problem:  # each storage library has its own exceptions
+        except Exception as problem:  # each storage library raises different exceptions
             raise UserError(f"{self.location} cannot be listed ({first_line(problem)}); check the address.") from None
         if not entries or any(entry.get("size") is None for entry in entries.values()):
             return None
@@ -120,7 +121,7 @@ class RemoteShardFolder:
         return content.getvalue() if self._copy(name, max_bytes, content) else None
 
     def local_copy(self, name: str, max_bytes: int) -> Path | None:
-        """Return the path of a downloaded file; None if it does not exist."""
+        """Download a file and return the path of the copy; None if the file does not exist."""
         self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.cache) as folder:
             copy = Path(folder, name)
@@ -130,7 +131,7 @@ class RemoteShardFolder:
                 file.seek(0)
                 digest = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
             target = self.cache / f"{digest}-{name}"
-            with suppress(OSError):  # on Windows: another process has the same file open
+            with suppress(OSError):  # on Windows it fails if another process has the same file open
                 copy.replace(target)
         for old_copy in self.cache.glob(f"*-{glob.escape(name)}"):
             with suppress(OSError):
@@ -139,16 +140,16 @@ class RemoteShardFolder:
         return target
 
     def _copy(self, name: str, max_bytes: int, target: IO[bytes]) -> bool:
-        """Write the content of a file, and return whether it exists."""
+        """Write the content of a file to `target`, and return whether the file exists."""
         files, root = self._storage()
         try:
             path = f"{root.rstrip('/')}/{checked_name(self.location, name)}"
-            with files.open(path, "rb", block_size=_PIECE) as file:  # by default, s3fs keeps 50 MiB
-                while piece := file.read(min(_PIECE, max_bytes + 1 - target.tell())):
-                    target.write(piece)
+            with files.open(path, "rb", block_size=_BLOCK_BYTES) as file:  # the default of s3fs is 50 MiB
+                while block := file.read(min(_BLOCK_BYTES, max_bytes + 1 - target.tell())):
+                    target.write(block)
         except FileNotFoundError:
             return False
-        except Exception as problem:  # each storage library has its own exceptions
+        except Exception as problem:  # each storage library raises different exceptions
             raise UserError(
                 f"{self.location}/{name} cannot be read ({first_line(problem)}); check the address."
             ) from None
@@ -157,20 +158,23 @@ class RemoteShardFolder:
         return True
 
     def local_path(self, shard: Shard) -> Path:
-        """Return the path of the downloaded shard.
+        """Download a shard, unless it is in the cache, and return the path of the copy.
 
         Raises:
-            UnreadableImage: The shard cannot be downloaded, or differs from the indexed one.
+            UnreadableImage: The shard cannot be downloaded, or has a different size than in the index.
         """
         return self._download_once(shard, retry)
 
     def fetch_ahead(self, shard: Shard) -> None:
-        """Download a shard that will be needed soon, in a single try."""
-        with suppress(Exception):  # the reader tries again, and reports what is wrong
+        """Try once to download a shard that will be needed soon."""
+        with suppress(Exception):  # `local_path` tries again, and reports what is wrong
             self._download_once(shard, lambda work: work())
 
     def _download_once(self, shard: Shard, try_to: Callable[[Callable[[], Path]], Path]) -> Path:
-        """Return the path of the downloaded shard, after downloading it unless it is there."""
+        """Download a shard, unless it is in the cache, and return the path of the copy.
+
+        `try_to` calls the function that downloads the shard, perhaps several times.
+        """
         target = self._target(shard)
         if _is_complete(target, shard.size):
             return target
@@ -178,8 +182,8 @@ class RemoteShardFolder:
 
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(target.with_name(f".{target.name}.lock")):
-            if not _is_complete(target, shard.size):  # otherwise another process has just downloaded it
-                # Remove what a process that has ended left behind.
+            if not _is_complete(target, shard.size):  # another process may have downloaded it in the meantime
+                # Remove the temporary files of processes that ended during the download.
                 for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
                     with suppress(OSError):
                         leftover.unlink()
@@ -188,7 +192,7 @@ class RemoteShardFolder:
         return target
 
     def open_file(self, shard: Shard) -> Any:
-        """Open a shard to read some of its bytes, from the downloaded copy if there is one, else remotely."""
+        """Open a shard to read a few of its bytes: the copy in the cache if there is one, else the remote file."""
         target = self._target(shard)
         if _is_complete(target, shard.size):
             return target.open("rb")
@@ -196,13 +200,13 @@ class RemoteShardFolder:
         return files.open(f"{root.rstrip('/')}/{shard.name}", "rb")
 
     def find_file(self, name: str) -> Shard:
-        """Return a shard by its name, also on storage that cannot list files."""
+        """Return the shard of a name; this works even on storage that cannot list files."""
         files, root = self._storage()
         try:
             entry = files.info(f"{root.rstrip('/')}/{checked_name(self.location, name)}")
         except FileNotFoundError:
             raise UserError(f"{self.location}/{name} does not exist; check the address.") from None
-        except Exception as problem:  # each storage library has its own exceptions
+        except Exception as problem:  # each storage library raises different exceptions
             raise UserError(
                 f"{self.location}/{name} cannot be read ({first_line(problem)}); check the address."
             ) from None
@@ -211,25 +215,27 @@ class RemoteShardFolder:
         return Shard(name, int(entry["size"]), changed=_version_of(entry))
 
     def _target(self, shard: Shard) -> Path:
-        """Return the path of the downloaded copy; each version has its own, since a new one may have the same size."""
+        """Return the path of a shard in the cache, which depends on the version of the shard."""
         return self.cache / f"{shard.changed:x}" / shard.name if shard.changed else self.cache / shard.name
 
     def _fetch(self, shard: Shard, target: Path, try_to: Callable[[Callable[[], Path]], Path]) -> None:
+        """Download a shard to `target`, with a second download beside the first one if this is slow."""
+
         def get(number: int) -> Path:
             temporary = target.with_name(f".{target.name}.{os.getpid()}-{time.monotonic_ns()}-{number}.tmp")
             try:
-                self._get_whole(shard, temporary)
+                self._download_checked(shard, temporary)
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
             return temporary
 
         def get_hedged() -> Path:
-            begin, patience = time.monotonic(), _FIRST_PATIENCE
+            start_time, patience = time.monotonic(), _FIRST_PATIENCE
             if self._speeds:
-                patience = max(_MIN_PATIENCE, _LATE * shard.size / statistics.median(self._speeds))
+                patience = max(_MIN_PATIENCE, _PATIENCE_FACTOR * shard.size / statistics.median(self._speeds))
             path = send_hedged(get, patience, lambda late: late.unlink(missing_ok=True))
-            self._speeds.append(shard.size / max(1e-6, time.monotonic() - begin))
+            self._speeds.append(shard.size / max(1e-6, time.monotonic() - start_time))
             return path
 
         try:
@@ -241,8 +247,8 @@ class RemoteShardFolder:
             ) from None
         except UserError:
             raise
-        except Exception as problem:  # each storage library has its own exceptions
-            if isinstance(problem, OSError) and problem.errno in FULL:
+        except Exception as problem:  # each storage library raises different exceptions
+            if isinstance(problem, OSError) and problem.errno in DISK_FULL:
                 raise UserError(
                     f"the disk of {self.cache} is full, and the shard {shard.name} of {self.location} does not fit: "
                     f"free some space, or set {VARIABLE} to a folder on another disk; the run can then be resumed."
@@ -250,8 +256,13 @@ class RemoteShardFolder:
             text = f"the shard {shard.name} cannot be downloaded from {self.location} ({first_line(problem)})"
             raise UnreadableImage(f"{text}; check the network.") from None
 
-    def _get_whole(self, shard: Shard, target: Path) -> None:
-        """Download a shard; a transfer that ended early is a failed request, unlike a shard that was changed."""
+    def _download_checked(self, shard: Shard, target: Path) -> None:
+        """Download a shard and compare its size with that in the index.
+
+        Raises:
+            ConnectionError: The download ended early, so that another try may succeed.
+            UnreadableImage: The remote shard itself has a different size.
+        """
         self._download(shard.name, target)
         size = target.stat().st_size
         if size == shard.size:
@@ -261,7 +272,7 @@ class RemoteShardFolder:
         if remote_size == shard.size:
             raise ConnectionError(f"{size} of {shard.size} bytes arrived")
         raise UnreadableImage(
-            f"the shard {shard.name} of {self.location} has {size} bytes, and the index says {shard.size}; index the "
+            f"the shard {shard.name} of {self.location} has {size} bytes, but {shard.size} in the index; index the "
             "shards again."
         )
 
@@ -270,8 +281,8 @@ class RemoteShardFolder:
         files.get_file(f"{root.rstrip('/')}/{name}", str(target))
 
     def _storage(self) -> tuple[Any, str]:
-        """Return the file system and the path in it; each process opens its own."""
-        if self._opened is None or self._opened[0] != os.getpid():  # file systems do not survive a fork
+        """Return fsspec's file system and the path of the folder in it; each process opens a file system of its own."""
+        if self._opened is None or self._opened[0] != os.getpid():  # a forked process cannot use the parent's
             self._opened = os.getpid(), *open_storage(self.location)
         return self._opened[1:]
 
@@ -280,13 +291,13 @@ ShardFolder = LocalShardFolder | RemoteShardFolder
 
 
 def _version_of(entry: Mapping[str, Any]) -> int:
-    """Return a number that changes with the content of a file, by the metadata of its storage; 0 without any."""
-    stated = [str(entry[name]) for name in _VERSION if entry.get(name) is not None]
+    """Return a number for the version of a file, from the metadata that its storage gives; 0 if it gives none."""
+    stated = [str(entry[name]) for name in _VERSION_FIELDS if entry.get(name) is not None]
     return int.from_bytes(hashlib.blake2b("\n".join(stated).encode(), digest_size=7).digest()) if stated else 0
 
 
 def is_remote(location: str | Path) -> bool:
-    """Whether a location is a URL such as `s3://bucket/shards`.
+    """Return whether a location is a URL such as `s3://bucket/shards`.
 
     Example:
         >>> is_remote("s3://bucket/shards"), is_remote("photos/"), is_remote("hf:owner/name")
@@ -296,21 +307,23 @@ def is_remote(location: str | Path) -> bool:
 
 
 def open_storage(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL and the path in it."""
+    """Return fsspec's file system for a URL, and the path in this file system."""
     try:
-        import fsspec.core  # imported here: only data on object storage needs it
+        import fsspec.core  # imported here, since only data on object storage needs it
     except ImportError:
-        raise UserError(f"{url} needs the package fsspec: {_EXTRA}.") from None
+        raise UserError(f"{url} needs the package fsspec: {_INSTALL_COMMAND}.") from None
     try:
         return fsspec.core.url_to_fs(url)
     except ImportError as problem:
-        raise UserError(f"{url} needs a package that is not installed ({first_line(problem)}): {_EXTRA}.") from None
-    except Exception as problem:  # each storage library has its own exceptions
+        raise UserError(
+            f"{url} needs a package that is not installed ({first_line(problem)}): {_INSTALL_COMMAND}."
+        ) from None
+    except Exception as problem:  # each storage library raises different exceptions
         raise UserError(f"{url} cannot be opened ({first_line(problem)}); check the address.") from None
 
 
 def upload(folder: Path, url: str) -> None:
-    """Copy the files of a folder to a new URL; the index is copied last, so that it exists only once all shards do."""
+    """Copy the files in a folder to a new URL; the index is copied last, so that it never lacks a shard."""
     files, root = open_storage(url.rstrip("/"))
     try:
         if files.exists(root) and files.find(root):
@@ -320,37 +333,38 @@ def upload(folder: Path, url: str) -> None:
             files.put_file(str(file), f"{root.rstrip('/')}/{file.name}")
     except UserError:
         raise
-    except Exception as problem:  # each storage library has its own exceptions
+    except Exception as problem:  # each storage library raises different exceptions
         raise UserError(f"OUT: {url} cannot be written ({first_line(problem)}): check the address.") from None
 
 
 def _is_complete(target: Path, size: int) -> bool:
+    """Return whether a file in the cache has this size, and then mark it as the most recently used."""
     try:
         if target.stat().st_size != size:
             return False
-        os.utime(target)  # marks it as the most recently used
+        os.utime(target)
     except OSError:
         return False
     return True
 
 
 def _free_space(folder: Path, needed_bytes: int) -> None:
-    """Remove leftovers of ended downloads, and the least recently used shards until `needed_bytes` are free."""
+    """Remove abandoned temporary files, and the least recently used shards until `needed_bytes` fit into the cache."""
     for leftover in folder.rglob(".*.tmp"):
         with suppress(OSError):  # another process may have removed it
-            if time.time() - leftover.stat().st_mtime > _LONGEST_SILENCE:
+            if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
                 leftover.unlink()
     files: list[tuple[float, int, Path]] = []
     for file in folder.rglob("[!.]*"):
-        with suppress(OSError):  # another process has removed it in the meantime
+        with suppress(OSError):  # another process may have removed it
             status = file.stat()
             if stat.S_ISREG(status.st_mode) and file.suffix != ".npz":
                 files.append((status.st_mtime, status.st_size, file))
     used_bytes = sum(size for _, size, _ in files)
-    max_bytes = min(MAX_FETCHED, used_bytes + int(_SHARE_OF_FREE * shutil.disk_usage(folder).free))
+    max_bytes = min(MAX_CACHE_BYTES, used_bytes + int(_MAX_SHARE_OF_FREE_DISK * shutil.disk_usage(folder).free))
     for _, size, file in sorted(files, key=lambda entry: entry[0]):
         if used_bytes + needed_bytes <= max_bytes:
             return
-        with suppress(OSError):  # on Windows: another process has it open
+        with suppress(OSError):  # on Windows it fails if another process has the file open
             file.unlink(missing_ok=True)
             used_bytes -= size

@@ -1,4 +1,4 @@
-"""The index of tar shards: the position and label of every image, stored as plain arrays."""
+"""The index of tar shards: a file with the position, size, name and label of every image, as arrays."""
 
 import bisect
 import itertools
@@ -21,41 +21,42 @@ from paucal.data.string_arrays import StringArray
 from paucal.types import UserError
 from paucal.wording import counted, first_few, was
 
-NAME = "paucal_index.npz"
-FORMAT = 1
-HEADER = 512  # bytes of a tar member before its content
-MAX_BYTES = 4 << 30  # largest index
-# Limits of the rows kept in memory, which serve a window of images: fewest shards, most shards, and most rows.
-MIN_SHARDS, MAX_SHARDS, MAX_ROWS = 4, 256, 1 << 17
-_ROWS_AT_ONCE = 1 << 16
-_ARRAYS = {
+INDEX_NAME = "paucal_index.npz"
+FORMAT_VERSION = 1
+HEADER_BYTES = 512  # size of the header in front of the content of each tar member
+MAX_BYTES = 4 << 30  # of an index file
+# Rows (one per image) are cached in memory for a window of images, shard by shard. Up to the minimum number of shards,
+# they are cached whatever their number of rows.
+MIN_CACHED_SHARDS, MAX_CACHED_SHARDS, MAX_CACHED_ROWS = 4, 256, 1 << 17
+_ROWS_PER_CHECK = 1 << 16  # rows of an index that are checked at once, to save memory
+_ARRAY_TYPES = {
     **{name: np.dtype(np.int32) for name in ("shards", "lengths", "labels")},
     **{name: np.dtype(np.int64) for name in ("offsets", "key_ends")},
     "key_bytes": np.dtype(np.uint8),
 }
-REMAKE = f"remove {NAME}, so that the shards are indexed again, or write them again with 'paucal shard'"
-_NAMES_SHOWN = 3
-# Exceptions that reading a damaged index may raise.
-_DAMAGE = (
+REMAKE_ADVICE = f"remove {INDEX_NAME}, so that the shards are indexed again, or write them again with 'paucal shard'"
+_MAX_NAMES_SHOWN = 3
+# Exceptions that may be raised when a damaged index is read.
+_DAMAGE_EXCEPTIONS = (
     *(zipfile.BadZipFile, struct.error, OSError, ValueError, KeyError, TypeError, EOFError, AttributeError),
     *(RecursionError, NotImplementedError),
 )
 
 
 class DamagedShard(UserError):
-    """The content of a shard cannot be read; another try, or more space on the disk, would not help."""
+    """Error: the content of a shard is damaged, so that reading it again would fail too."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A file that holds many images.
+    """A tar, Parquet or Arrow file with many images.
 
     Attributes:
         name: Path relative to the folder of all shards, with forward slashes.
-        size: Size in bytes.
+        size: Size of the file in bytes.
         part: "train", "val" or "test"; "" if the name has no part.
-        changed: Time of the last change in nanoseconds, on the machine that made the index, or a number for the version
-            of a file on object storage; 0 if unknown.
+        changed: Modification time in nanoseconds; on object storage, a number that identifies the version of the file;
+            0 if unknown.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Shard:
 
 
 class ShardRows(NamedTuple):
-    """The images of one shard; fields as in `ShardIndex`."""
+    """Positions, sizes and names of the images in one shard; the fields are those of `ShardIndex`."""
 
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int32]
@@ -74,18 +75,19 @@ class ShardRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ShardIndex:
-    """The images of a set of tar shards.
+    """The N images in a set of tar shards.
 
-    Positions and names are looked up by shard (`rows`) and may stay in a file, which has M rows.
+    Positions, sizes and names may stay in the index file, which has M rows: one for each image, also of shards that
+    were left out. `rows` returns those of one shard.
 
     Attributes:
         files: F shards, in the order of their names.
         classes: Class names in label order; empty if no image has a label.
-        spans: (F, 2) int64 first row of each shard, and the row after its last row.
+        spans: (F, 2) int64 for each shard, its first row and the row after its last one.
         labels: (N,) labels, -1 for unlabelled images.
         offsets: (M,) int64 byte positions of the images in their shards.
         lengths: (M,) int32 sizes of the images in bytes.
-        names: (M,) names within the shards.
+        names: (M,) paths of the images within their shards.
         notes: Sentences for the user on images without a label and on empty shards.
     """
 
@@ -97,7 +99,7 @@ class ShardIndex:
     lengths: NDArray[np.int32] | StoredArray
     names: StringArray | StoredStrings
     notes: tuple[str, ...] = ()
-    _kept: dict[int, ShardRows] = field(default_factory=dict, repr=False)  # rows of the shards read last
+    _cached_rows: dict[int, ShardRows] = field(default_factory=dict, repr=False)  # by shard, the latest last
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -112,32 +114,39 @@ class ShardIndex:
         return list(itertools.accumulate(self.counts))
 
     def locate(self, image: int) -> tuple[int, int]:
-        """Return the shard of an image, and its row there."""
+        """Return the number of the shard of an image, and the row of the image within the shard."""
         shard = bisect.bisect_right(self._shard_ends, image)
         return shard, image - self._shard_ends[shard] + self.counts[shard]
 
     def rows(self, shard: int) -> ShardRows:
-        """Return the rows of a shard; those read last stay in memory."""
-        rows = self._kept.get(shard)
+        """Return the rows of a shard; the rows of the shards that were read last are cached."""
+        rows = self._cached_rows.get(shard)
         if rows is None:
             span = slice(*self.spans[shard].tolist())
-            rows = self._kept[shard] = ShardRows(self.offsets[span], self.lengths[span], self.names[span])
-            cached_rows = list(self._kept.items())
+            rows = self._cached_rows[shard] = ShardRows(self.offsets[span], self.lengths[span], self.names[span])
+            cached_rows = list(self._cached_rows.items())
             n_rows = sum(len(shard_rows.offsets) for _, shard_rows in cached_rows)
-            while len(cached_rows) > MAX_SHARDS or (len(cached_rows) > MIN_SHARDS and n_rows > MAX_ROWS):
+            while len(cached_rows) > MAX_CACHED_SHARDS or (
+                len(cached_rows) > MIN_CACHED_SHARDS and n_rows > MAX_CACHED_ROWS
+            ):
                 oldest, oldest_rows = cached_rows.pop(0)
-                self._kept.pop(oldest, None)
+                self._cached_rows.pop(oldest, None)
                 n_rows -= len(oldest_rows.offsets)
         return rows
 
     def names_of(self, shard: int) -> StringArray:
-        """Return the names of the images within a shard."""
+        """Return the paths of the images in a shard."""
         return self.rows(shard).names
 
     def without(self, damaged: Mapping[int, str], shown: str) -> "ShardIndex":
-        """Return the index without the images of damaged shards, with a note; the files keep their positions.
+        """Return the index without the images of damaged shards, with a note; `files` stays as it is.
 
-        Each damaged shard has a reason, by its position in `files`. It is an error if no image is left.
+        Args:
+            damaged: Why each damaged shard cannot be read, by its position in `files`.
+            shown: Location of the shards, for messages.
+
+        Raises:
+            UserError: All shards are damaged.
         """
         if not damaged:
             return self
@@ -148,13 +157,17 @@ class ShardIndex:
         spans[~is_kept, 1] = spans[~is_kept, 0]
         labels = self.labels[np.repeat(is_kept, self.counts)]
         note += f", with {counted(len(self) - len(labels), 'image')}"
-        return replace(self, spans=spans, labels=labels, notes=(*self.notes, note), _kept={})
+        return replace(self, spans=spans, labels=labels, notes=(*self.notes, note), _cached_rows={})
 
     def write(self, path: Path) -> None:
-        """Write an index that is in memory atomically; raises an OSError."""
+        """Write an index that is wholly in memory to a file, atomically.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         assert isinstance(self.names, StringArray)
         files = [asdict(file) for file in self.files]
-        header = {"format": FORMAT, "files": files, "classes": self.classes, "notes": self.notes}
+        header = {"format": FORMAT_VERSION, "files": files, "classes": self.classes, "notes": self.notes}
         key_bytes, key_ends = self.names.to_buffers()
         shards = np.repeat(np.arange(len(self.files), dtype=np.int32), self.counts)
         arrays = {"shards": shards, "offsets": self.offsets, "lengths": self.lengths}
@@ -171,22 +184,31 @@ class ShardIndex:
 
 
 def spans_of(counts: Sequence[int]) -> NDArray[np.int64]:
-    """Return the (F, 2) rows of shards that follow each other, from the number of rows of each."""
+    """Return (F, 2) int64 first rows of shards and the rows after their last ones, from the number of rows of each."""
     ends = np.cumsum(np.asarray(counts, dtype=np.int64))
     return np.stack([ends - counts, ends], axis=1)
 
 
 def smallest_labels(labels: NDArray[np.integer], n_classes: int) -> NDArray[np.integer]:
-    """Return labels in the smallest type for -1 and the numbers of all classes."""
+    """Return labels in the smallest integer type that can represent -1 and all class numbers."""
     return labels.astype(np.min_scalar_type(-max(1, n_classes)))
 
 
 def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str]:
-    """Return the note that shards were left out because they cannot be read, from reasons by name; empty for none."""
+    """Return one note on shards that were left out because they cannot be read; empty if there are none.
+
+    Args:
+        damaged: Why each damaged shard cannot be read, by its name.
+        total: Number of all shards.
+        shown: Location of the shards, for messages.
+
+    Raises:
+        UserError: All shards are damaged.
+    """
     if not damaged:
         return []
     names, reason = list(damaged), next(iter(damaged.values())).rstrip(".")
-    subject = f"{len(names)} of {counted(total, 'shard')} cannot be read ({first_few(names, _NAMES_SHOWN)})"
+    subject = f"{len(names)} of {counted(total, 'shard')} cannot be read ({first_few(names, _MAX_NAMES_SHOWN)})"
     if len(names) == total:
         raise UserError(f"{shown}: {subject}; {reason}.")
     left_out = f"{counted(len(names), 'shard')} {was(len(names))} left out"
@@ -194,7 +216,7 @@ def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str
 
 
 def read_index(path: Path, shown: str) -> ShardIndex:
-    """Open an index file; only the labels are kept in memory."""
+    """Open and check an index file, which messages call `shown`; only the labels are loaded into memory."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES:,} bytes")
@@ -206,14 +228,14 @@ def read_index(path: Path, shown: str) -> ShardIndex:
         return _validated_index(header, open_arrays(path), shown)
     except UserError:
         raise
-    except _DAMAGE as problem:
-        raise UserError(f"{shown} cannot be read as an index of shards ({problem}); {REMAKE}.") from None
+    except _DAMAGE_EXCEPTIONS as problem:
+        raise UserError(f"{shown} cannot be read as an index of shards ({problem}); {REMAKE_ADVICE}.") from None
 
 
 def _validated_index(header: Any, arrays: dict[str, StoredArray], shown: str) -> ShardIndex:
-    """Return the stored index; raises a ValueError if it is invalid."""
-    if header["format"] != FORMAT:
-        raise ValueError(f"it has the format {header['format']}, and this version of paucal reads {FORMAT}")
+    """Return the index with a header and arrays; raise a `ValueError` if they are invalid."""
+    if header["format"] != FORMAT_VERSION:
+        raise ValueError(f"it has the format {header['format']}, but this version of paucal reads {FORMAT_VERSION}")
     files = tuple(Shard(**file) for file in header["files"])
     for file in files:
         if not isinstance(file.name, str) or not all(isinstance(number, int) for number in (file.size, file.changed)):
@@ -222,7 +244,7 @@ def _validated_index(header: Any, arrays: dict[str, StoredArray], shown: str) ->
     count = len(arrays["offsets"])
     if not 0 < count <= MAX_ENTRIES or not files:
         raise ValueError(f"it has {count} images")
-    for name, kind in _ARRAYS.items():
+    for name, kind in _ARRAY_TYPES.items():
         array = arrays[name]
         if array.dtype != kind or (name != "key_bytes" and len(array) != count):
             raise ValueError(f"'{name}' has the type {array.dtype} and {len(array)} values")
@@ -235,18 +257,18 @@ def _validated_index(header: Any, arrays: dict[str, StoredArray], shown: str) ->
 def _read_positions(
     files: tuple[Shard, ...], n_classes: int, arrays: dict[str, StoredArray]
 ) -> tuple[list[int], NDArray[np.integer]]:
-    """Return the number of images of each shard and the labels after checking all rows, some at a time."""
+    """Check all rows, some at a time, and return the number of images of each shard, and the labels."""
     sizes = np.asarray([file.size for file in files], dtype=np.int64)
     counts, labels = np.zeros(len(files), dtype=np.int64), []
     last_shard, last_end = 0, 0
-    for first in range(0, len(arrays["offsets"]), _ROWS_AT_ONCE):
-        rows = {name: array[first : first + _ROWS_AT_ONCE] for name, array in arrays.items() if name != "key_bytes"}
+    for first in range(0, len(arrays["offsets"]), _ROWS_PER_CHECK):
+        rows = {name: array[first : first + _ROWS_PER_CHECK] for name, array in arrays.items() if name != "key_bytes"}
         shards, offsets, lengths, ends = (rows[name] for name in ("shards", "offsets", "lengths", "key_ends"))
         if shards[0] < last_shard or shards[-1] >= len(files) or (np.diff(shards) < 0).any():
             raise ValueError("it names shards that it does not list")
-        in_range = offsets.min() >= HEADER and lengths.min() >= 0 and lengths.max() <= MAX_IMAGE_BYTES
+        in_range = offsets.min() >= HEADER_BYTES and lengths.min() >= 0 and lengths.max() <= MAX_IMAGE_BYTES
         if not in_range or (offsets + lengths > sizes[shards]).any():
-            raise ValueError("an image lies outside of its shard")
+            raise ValueError("an image is outside of its shard")
         if not -1 <= rows["labels"].min() <= rows["labels"].max() < max(1, n_classes):
             raise ValueError(f"it has labels beyond its {n_classes} classes")
         if ends[0] < last_end or (np.diff(ends) < 0).any() or ends[-1] > len(arrays["key_bytes"]):

@@ -1,4 +1,4 @@
-"""Opens tar shards as a set of images, with the index beside them or one that is built once and cached."""
+"""Opens tar shards as a set of images, by the index beside them or by an index that is built once and cached."""
 
 import hashlib
 import itertools
@@ -16,10 +16,10 @@ from paucal.data.decoded.cache_folder import SHARDS, usable_folder
 from paucal.data.images import ImageSet
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, ShardFolder
 from paucal.data.shards.index import (
-    HEADER,
+    HEADER_BYTES,
+    INDEX_NAME,
     MAX_BYTES,
-    NAME,
-    REMAKE,
+    REMAKE_ADVICE,
     DamagedShard,
     Shard,
     ShardIndex,
@@ -48,33 +48,37 @@ from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
 
 SUFFIX = ".tar"
-CLASSES = "classes.txt"
-_MAX_LIST_BYTES = 64 << 20  # largest list of classes
-_SKIP = ", or leave it out with --on-bad-image skip"
-_INSPECTED = 64  # first members of a tar file, which show whether it is a shard
+CLASSES_NAME = "classes.txt"
+_MAX_CLASSES_BYTES = 64 << 20  # of the list of classes
+_SKIP_ADVICE = ", or leave it out with --on-bad-image skip"
+_INSPECTED_ENTRIES = 64  # of a tar file or folder, by which shards are recognised
 
 
 def find_shards(folder: Path) -> bool:
-    """Return whether a folder holds tar shards: an index, or tar files in it or in its split folders, but no images."""
-    if (folder / NAME).is_file():
+    """Return whether a folder has tar shards.
+
+    It has them if it has an index, or tar files and no images; the tar files may be in train/val/test folders.
+    """
+    if (folder / INDEX_NAME).is_file():
         return True
     folders, files = _list_entries(folder)
     if any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
         return False
-    parts = {name: _list_entries(folder / name, _INSPECTED)[1] for name in folders if name.lower() in PARTS}
+    parts = {name: _list_entries(folder / name, _INSPECTED_ENTRIES)[1] for name in folders if name.lower() in PARTS}
     files += [f"{name}/{file}" for name, part_files in parts.items() for file in part_files]
-    packed = [file for file in files if file.lower().endswith(COMPRESSED)]
+    compressed = [file for file in files if file.lower().endswith(COMPRESSED)]
     tars = [file for file in files if file.lower().endswith(SUFFIX)]
-    if packed and len(packed) == len(files) and set(folders) == set(parts):
+    if compressed and len(compressed) == len(files) and set(folders) == set(parts):
         raise UserError(
-            f"{folder / packed[0]} is compressed as a whole, so that single images cannot be read from it: unpack it "
-            "to a plain .tar (gunzip, unxz, zstd -d), which is hardly larger, since images are compressed already."
+            f"{folder / compressed[0]} is compressed as a whole, so single images cannot be read from it: unpack it "
+            "to an uncompressed .tar (gunzip, unxz, zstd -d), which is hardly larger, since images are compressed "
+            "already."
         )
     return bool(tars) and all(any(file.lower().endswith(SUFFIX) for file in parts.get(name, ())) for name in folders)
 
 
 def _list_entries(folder: Path, limit: int | None = None) -> tuple[list[str], list[str]]:
-    """Return the sorted names of the folders and of the files in a folder; at most `limit` entries are listed."""
+    """Return the sorted names of the folders and of the files in a folder; only the first `limit` entries are read."""
     folders, files = [], []
     with os.scandir(folder) as entries:
         for entry in itertools.islice(entries, limit):
@@ -84,27 +88,27 @@ def _list_entries(folder: Path, limit: int | None = None) -> tuple[list[str], li
 
 
 def is_shard(file: Path) -> bool:
-    """Return whether a tar file has WebDataset's layout: one of its first members is a label."""
+    """Return whether a tar file has WebDataset's layout, which it has if one of its first 64 members is a label."""
     try:
         with tarfile.open(file, "r:") as archive:
-            names = [member.name for _, member in zip(range(_INSPECTED), archive, strict=False)]
+            names = [member.name for _, member in zip(range(_INSPECTED_ENTRIES), archive, strict=False)]
     except (tarfile.TarError, OSError, EOFError, ValueError):
         return False
     return any(sample_key(name)[1] in LABEL_SUFFIXES for name in names)
 
 
 def open_shards(folder: ShardFolder, options: SourceOptions, only: str | None = None) -> ImageSet:
-    """Open tar shards as one set; names of shards, such as `train-000000.tar`, or of folders give the split.
+    """Open tar shards as one set; the part of a shard is in its name (`train-000000.tar`) or in that of its folder.
 
     Args:
         folder: Folder of the shards.
-        options: `labelled` leaves out images without a label, with a note; `label_column` is the field of JSON files
-            that holds the label (None for "label").
-        only: Name of the one shard to open; None for all.
+        options: If `labelled`, images without a label are left out, with a note. `label_column` is the field of JSON
+            members that has the label (None for "label").
+        only: Name of the single shard to open; None for all shards.
 
     Raises:
-        UserError: There are no shards, one is missing, damaged or compressed (unless `skip_damaged`), the index does
-            not match them, or no image has a label.
+        UserError: There are no shards; a shard is missing, damaged or compressed (unless `skip_damaged`); the index
+            does not match the shards; or no image has a label.
     """
     label_field = options.label_column or JSON_FIELD
     index = _read_shipped_index(folder, only, options.skip_damaged)
@@ -119,52 +123,53 @@ def open_shards(folder: ShardFolder, options: SourceOptions, only: str | None = 
             f"field {label_field!r} in 000001.json (--label-column names another); 'paucal pretrain' takes images "
             "without labels."
         )
-    if not (n_bare := len(images) - len(labelled)):
+    if not (n_unlabelled := len(images) - len(labelled)):
         return images
-    first = images.keys[int(np.flatnonzero(images.labels < 0)[0])]
-    return images.select(labelled, f"{counted(n_bare, 'image')} without a label {was(n_bare)} left out ({first}, ...)")
+    example = images.keys[int(np.flatnonzero(images.labels < 0)[0])]
+    note = f"{counted(n_unlabelled, 'image')} without a label {was(n_unlabelled)} left out ({example}, ...)"
+    return images.select(labelled, note)
 
 
 def _read_shipped_index(folder: ShardFolder, single_shard: str | None, skip_damaged: bool) -> ShardIndex | None:
-    """Return the index beside the shards after comparing it with them; None if there is none."""
-    path = None if single_shard is not None else folder.local_copy(NAME, MAX_BYTES)
+    """Return the index beside the shards, after comparing it with them; None if there is no index."""
+    path = None if single_shard is not None else folder.local_copy(INDEX_NAME, MAX_BYTES)
     if path is None:
         return None
-    shown = f"{folder.location}/{NAME}"
+    shown = f"{folder.location}/{INDEX_NAME}"
     index = read_index(path, shown)
     shard_files = folder.list_files()
-    if shard_files is None:  # then each shard is compared when it is downloaded
+    if shard_files is None:  # each shard is then compared with the index when it is downloaded
         return index
     shards = {shard.name: shard for shard in shard_files if shard.name.lower().endswith(SUFFIX)}
     damaged: dict[int, str] = {}
     for number, shard in enumerate(index.files):
         current = shards.pop(shard.name, None)
         if current is None:
-            problem = f"is missing in {folder.location}, although {NAME} names it; put it there, or"
-            damaged[number] = f"the shard {shard.name} {problem} {REMAKE}"
+            problem = f"is missing in {folder.location}, although {INDEX_NAME} names it; put it there, or"
+            damaged[number] = f"the shard {shard.name} {problem} {REMAKE_ADVICE}"
         elif current.size != shard.size or (current.changed != shard.changed and not _is_same(folder, index, number)):
-            sizes = f"{current.size} bytes, {shard.size} in {NAME}"
-            place = f"the shard {shard.name} of {folder.location}"
-            damaged[number] = f"{place} was changed after it was indexed ({sizes}); {REMAKE}"
+            sizes = f"{current.size} bytes, {shard.size} in {INDEX_NAME}"
+            subject = f"the shard {shard.name} of {folder.location}"
+            damaged[number] = f"{subject} was changed after it was indexed ({sizes}); {REMAKE_ADVICE}"
     if damaged and not skip_damaged:
-        raise UserError(f"{next(iter(damaged.values()))}{_SKIP}.")
+        raise UserError(f"{next(iter(damaged.values()))}{_SKIP_ADVICE}.")
     if shards:
-        raise UserError(f"{NAME} of {folder.location} does not name the shard {min(shards)}; {REMAKE}.")
+        raise UserError(f"{INDEX_NAME} of {folder.location} does not name the shard {min(shards)}; {REMAKE_ADVICE}.")
     return index.without(damaged, folder.location)
 
 
 def _is_same(folder: ShardFolder, index: ShardIndex, number: int) -> bool:
     """Return whether the first and the last image of a local shard are at their positions in the index.
 
-    The time of change is not enough, since that of a copy may differ from that of its original.
+    A different modification time does not mean that a shard was changed: it may be a copy.
     """
     if not isinstance(folder, LocalShardFolder):
         return True
     rows = index.rows(number)
     with folder.local_path(index.files[number]).open("rb") as file:
         for row in (0, -1) if len(rows.offsets) else ():
-            file.seek(int(rows.offsets[row]) - HEADER)
-            if size_in_header(file.read(HEADER)) != rows.lengths[row]:
+            file.seek(int(rows.offsets[row]) - HEADER_BYTES)
+            if size_in_header(file.read(HEADER_BYTES)) != rows.lengths[row]:
                 return False
     return True
 
@@ -172,12 +177,12 @@ def _is_same(folder: ShardFolder, index: ShardIndex, number: int) -> bool:
 def _load_or_build_index(
     folder: ShardFolder, label_field: str, single_shard: str | None, options: SourceOptions
 ) -> ShardIndex:
-    """Return an index for shards without one: the cached index if the shards are unchanged, else a new index."""
+    """Return the index of shards without an index file: the cached one if the shards are unchanged, else a new one."""
     shard_files = folder.list_files()
     if shard_files is None:
         raise UserError(
-            f"{folder.location} lists no files: check the address, or put the index {NAME} there, which 'paucal shard' "
-            "writes with the shards."
+            f"{folder.location} lists no files: check the address, or put the index {INDEX_NAME} there, which "
+            "'paucal shard' writes with the shards."
         )
     files = [
         Shard(shard.name, shard.size, part_of(shard.name), shard.changed)
@@ -201,8 +206,8 @@ def _load_or_build_index(
         try:
             cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             index.write(cached)
-            return read_index(cached, str(cached))  # the stored index takes less memory
-        except OSError:  # if the disk is full, the next run indexes the shards again
+            return read_index(cached, str(cached))  # takes less memory than the new index
+        except OSError:  # the disk may be full; the next run will index the shards again
             cached.unlink(missing_ok=True)
     return index
 
@@ -210,7 +215,7 @@ def _load_or_build_index(
 def _index_shards(
     folder: ShardFolder, files: list[Shard], label_field: str, names: list[str], options: SourceOptions
 ) -> ShardIndex:
-    """Return a new index; damaged shards are left out of it with a note, or refused."""
+    """Read all shards and return their index; damaged shards are left out with a note, or raise an error."""
     rows: dict[Shard, TarContents] = {}
     damaged: dict[str, str] = {}
     for number, file in enumerate(files):
@@ -235,6 +240,7 @@ def _local_path(folder: ShardFolder, shard: Shard) -> Path:
 
 
 def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], single_shard: str | None) -> Path | None:
+    """Return the path of the cached index of shards; None without a cache."""
     folder = usable_folder()
     identity = "\n".join([shard_folder.location, label_field, single_shard or "", *names])
     digest = hashlib.blake2b(identity.encode(errors="surrogateescape"), digest_size=16).hexdigest()
@@ -242,27 +248,28 @@ def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], s
 
 
 def _class_names(folder: ShardFolder) -> list[str]:
-    content = folder.read_small_file(CLASSES, _MAX_LIST_BYTES)
+    """Return the class names in the `classes.txt` beside the shards; empty if there is no such file."""
+    content = folder.read_small_file(CLASSES_NAME, _MAX_CLASSES_BYTES)
     if content is None:
         return []
-    place = f"{folder.location}/{CLASSES}"
-    names = numbered_names(decode_text(content, place).text.splitlines(), place)
+    shown_path = f"{folder.location}/{CLASSES_NAME}"
+    names = numbered_names(decode_text(content, shown_path).text.splitlines(), shown_path)
     if len(set(names)) != len(names):
-        raise UserError(f"{place} names a class twice; give each class one line, in label order.")
+        raise UserError(f"{shown_path} names a class twice; give each class one line, in label order.")
     return names
 
 
 def part_of(name: str) -> str:
-    """Return the split named in a shard's name, else in the name of its folder; "" if neither names one.
+    """Return the part ("train", "val" or "test") in the name of a shard, else in that of its folder, else "".
 
     Example:
         >>> part_of("imagenet1k-train-0000.tar"), part_of("validation/0000.tar"), part_of("0000.tar")
         ('train', 'val', '')
     """
     folder, _, file = name.lower().rpartition("/")
-    named_parts = {PARTS[word] for word in re.split(r"[-_.]", file) if word in PARTS}
-    if len(named_parts) == 1:
-        return named_parts.pop()
+    parts_in_name = {PARTS[word] for word in re.split(r"[-_.]", file) if word in PARTS}
+    if len(parts_in_name) == 1:
+        return parts_in_name.pop()
     return PARTS.get(folder.rpartition("/")[2], "")
 
 

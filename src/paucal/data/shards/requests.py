@@ -1,4 +1,4 @@
-"""Requests to storage that may fail or be slow: repeated within a time budget, or sent twice when slow."""
+"""Requests to storage: failed requests are sent again for some time, and slow requests are sent a second time."""
 
 import errno
 import itertools
@@ -12,92 +12,94 @@ from typing import Any, TypeVar
 from paucal.types import UserError
 from paucal.wording import first_line
 
-_TRIES = 3  # minimum number of tries
-_BUDGET = 120.0  # seconds after which no request is tried again
-_PAUSE, _LONGEST_PAUSE = 2.0, 30.0  # seconds: longest pause before the second try, and before any try
-FULL = (errno.ENOSPC, errno.EDQUOT)
+# A request is tried at least this often, and for at least this time.
+_MIN_TRIES, _MIN_SECONDS = 3, 120.0
+_FIRST_PAUSE, _MAX_PAUSE = 2.0, 30.0  # seconds at most before the second try, and before any try
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers
 T = TypeVar("T")
 
 
 class GaveUp(Exception):
-    """A request failed until its budget was spent; the text says why, how often and for how long."""
+    """Error: a request failed at every try; the text says why, how often and for how long."""
 
 
 def retry(work: Callable[[], T]) -> T:
-    """Return the result of a network request, trying it again for two minutes, but at least three times.
+    """Return the result of a network request, tried for two minutes and at least three times.
 
-    Pauses double and are random, so that the processes of a run do not hit an overloaded storage all at once.
+    The pauses between tries are random, up to a limit that doubles each time, so that the processes of a run do not
+    send their requests to an overloaded storage all at once.
 
     Raises:
         GaveUp: No try succeeded.
     """
     start_time = time.monotonic()
-    jitter = random.Random()  # unlike other random numbers, these must differ between processes
+    jitter = random.Random()  # without a seed, since pauses must differ between processes
     for attempt in itertools.count():
         try:
             return work()
         except (FileNotFoundError, PermissionError, UserError):  # another try would fail too
             raise
-        except Exception as problem:  # each storage library has its own exceptions, and networks fail temporarily
-            if isinstance(problem, OSError) and problem.errno in FULL:
+        except Exception as problem:  # each storage library raises different exceptions
+            if isinstance(problem, OSError) and problem.errno in DISK_FULL:
                 raise
-            pause = jitter.uniform(0, min(_LONGEST_PAUSE, _PAUSE * 2**attempt))
+            pause = jitter.uniform(0, min(_MAX_PAUSE, _FIRST_PAUSE * 2**attempt))
             seconds = time.monotonic() - start_time
-            if attempt + 1 >= _TRIES and seconds + pause >= _BUDGET:
+            if attempt + 1 >= _MIN_TRIES and seconds + pause >= _MIN_SECONDS:
                 raise GaveUp(f"{first_line(problem)}, after {attempt + 1} tries in {seconds:.0f} s") from problem
             time.sleep(pause)
     raise AssertionError
 
 
 def send_hedged(work: Callable[[int], T], patience: float, discard: Callable[[T], None]) -> T:
-    """Return the result of a request; if it takes long, send it again and return the first response.
+    """Return the result of a request; if it takes long, send it a second time and return the first response.
 
     Args:
-        work: Function that makes the request, given its number: 0, or 1 for the second.
-        patience: Seconds after which the second request begins.
-        discard: Function called with each response that comes too late, which is every one after an interruption.
+        work: Function that sends the request; its argument is 0 for the first request and 1 for the second.
+        patience: Seconds after which the second request is sent.
+        discard: Function called with each response that is not returned, because it came second or because this
+            function was interrupted.
 
     Raises:
-        Exception: The first request failed within its patience, or both failed.
+        Exception: The first request failed before the second was sent, or both failed.
     """
     responses: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-    lock, won = threading.Lock(), threading.Event()
+    lock, is_decided = threading.Lock(), threading.Event()
 
     def send(number: int) -> None:
         try:
             value = work(number)
-        except BaseException as problem:  # raised by the caller's thread
+        except BaseException as problem:  # raised again in the caller's thread
             responses.put((None, problem))
             return
         with lock:
-            is_late = won.is_set()
-            won.set()
+            is_late = is_decided.is_set()
+            is_decided.set()
             if not is_late:
                 responses.put((value, None))
         if is_late:
             discard(value)
 
-    def begin(number: int) -> None:
+    def start(number: int) -> None:
         threading.Thread(target=send, args=(number,), name="shard request", daemon=True).start()
 
-    begin(0)
+    start(0)
     try:
         try:
             response = responses.get(timeout=patience)
         except queue.Empty:
-            begin(1)
+            start(1)
             response = responses.get()
             if response[1] is not None:
                 response = responses.get()
     except BaseException:
         with lock:
-            won.set()
+            is_decided.set()
         _discard_all(responses, discard)
         raise
     value, problem = response
     if problem is not None:
         raise problem
-    return value  # type: ignore[return-value]  # set where there is no problem
+    return value  # type: ignore[return-value]  # not None without a problem
 
 
 def _discard_all(responses: "queue.SimpleQueue[Any]", discard: Callable[[T], None]) -> None:

@@ -1,4 +1,4 @@
-"""Arrays and strings in a file; slices are read on demand."""
+"""Arrays and strings in a file, of which slices are read when needed."""
 
 import os
 import struct
@@ -16,7 +16,10 @@ _LOCAL_HEADER = struct.Struct("<26xHH")  # lengths of the name and of the extra 
 
 
 class OpenFile:
-    """A file that threads and forked processes may read at once; closed when nothing refers to it any more."""
+    """An open file that several threads and forked processes may read at the same time.
+
+    It is closed when it is garbage-collected, and opened again in a process that it is sent to.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,10 +30,10 @@ class OpenFile:
         return OpenFile, (self.path,)
 
     def read(self, start: int, count: int) -> bytes:
-        """Return `count` bytes from `start`, or fewer at the end of the file."""
+        """Return up to `count` bytes from the position `start`; fewer only at the end of the file."""
         if hasattr(os, "pread"):
             return os.pread(self._file, count, start)
-        with self._lock:  # on Windows, where each process opens its own files
+        with self._lock:  # Windows has no `pread`, and no forked processes that share a file position
             os.lseek(self._file, start, os.SEEK_SET)
             return os.read(self._file, count)
 
@@ -40,7 +43,7 @@ class OpenFile:
 
 
 class StoredArray:
-    """An array of one axis in a file: `count` values from the byte `start` on."""
+    """A 1-D array in a file: `count` values from the byte position `start` on."""
 
     def __init__(self, file: OpenFile, start: int, dtype: np.dtype[Any], count: int) -> None:
         self.dtype, self._file, self._start, self._count = dtype, file, start, count
@@ -49,7 +52,7 @@ class StoredArray:
         return self._count
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        """Read a slice without a step."""
+        """Read the values of a slice, whose step must be 1."""
         first, last, _ = rows.indices(self._count)
         size = self.dtype.itemsize
         content = self._file.read(self._start + first * size, max(0, last - first) * size)
@@ -57,13 +60,16 @@ class StoredArray:
 
 
 class StoredStrings:
-    """Strings whose concatenated bytes and ends (`StringArray.to_buffers`) are in a file."""
+    """Strings in a file, stored as their concatenated bytes and the end of each string in these bytes.
+
+    `StringArray.to_buffers` returns these two arrays.
+    """
 
     def __init__(self, content: StoredArray, ends: StoredArray) -> None:
         self._content, self._ends = content, ends
 
     def __getitem__(self, rows: slice) -> StringArray:
-        """Read a slice without a step."""
+        """Read the strings of a slice, whose step must be 1."""
         first = rows.indices(len(self._ends))[0]
         begin = int(self._ends[first - 1 : first][0]) if first else 0
         ends = self._ends[rows]
@@ -71,7 +77,7 @@ class StoredStrings:
 
 
 def open_arrays(path: Path) -> dict[str, StoredArray]:
-    """Return the arrays of one axis in a file that `numpy.savez` has written.
+    """Return the 1-D arrays in a file that `numpy.savez` has written, by name; values are read later.
 
     Raises:
         ValueError: An array is damaged or compressed.

@@ -1,8 +1,9 @@
-"""The training order of streamed images: shards, and blocks within them, in random order, then shuffled in windows.
+"""The training order of images that are streamed from shards.
 
-Neighbours are read together, so that neither a disk nor a network has to seek for each image. The order depends on
-(seed, epoch) alone and is known before any image is read: a run resumes at any step, with any number of workers and
-processes, and no shuffle buffer has to be stored or filled again.
+Shards are in random order, and so are the blocks of neighbouring images within a shard; then images are shuffled within
+windows. Neighbouring images are thus read together, which saves seeks and requests. The order depends on seed and epoch
+alone and is known before any image is read. A run can therefore be resumed at any step, with any number of workers and
+processes, and has no shuffle buffer that would have to be stored or filled again.
 """
 
 from collections.abc import Sequence
@@ -13,23 +14,24 @@ from numpy.typing import NDArray
 
 from paucal.wording import counted
 
-BLOCK = 256  # neighbouring images of a tar file that stay together until windows are shuffled
-WINDOW_BYTES = 256 << 20  # approximate size of a window in encoded bytes
+BLOCK_IMAGES = 256  # neighbouring images of a tar file that stay together until windows are shuffled
+WINDOW_BYTES = 256 << 20  # approximate size of the encoded images in a window
 MIN_WINDOW, MAX_WINDOW = 2048, 65536  # images
-STREAMED_IMAGES, STREAMED_BYTES = 200_000, 8 << 30  # a set of at least either size is not decoded before a run
-_RUNS = 32  # runs of neighbours in a sample
+STREAMED_IMAGES, STREAMED_BYTES = 200_000, 8 << 30  # a set with as many images or bytes is not decoded before a run
+_SAMPLED_RUNS = 32  # runs of neighbouring images in a sample
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Positions of streamed images, which are read when needed instead of being decoded before a run begins.
+    """The shards and blocks of N images that are read when needed instead of being decoded before training.
 
-    Images of one block that follow each other are a run. Only runs are kept, since there may be a billion images.
+    Consecutive images of the same block are a run. Only the R runs are stored, since there may be a billion images.
 
     Attributes:
         ends: (R,) int64 position after the last image of each run.
-        shards: (R,) int32 shard of each run.
-        blocks: (R,) int32 block of each run: a Parquet row group, or 256 neighbouring images of a tar file.
+        shards: (R,) int32 number of the shard of each run.
+        blocks: (R,) int32 number of the block of each run: a Parquet row group, or 256 neighbouring images of a tar
+            file.
         window: Number of images that are shuffled together.
     """
 
@@ -40,66 +42,67 @@ class Stream:
 
     @classmethod
     def in_blocks(cls, shards: NDArray[np.int32], blocks: NDArray[np.int32], window: int) -> "Stream":
-        """Return the stream of images, given the (N,) shard and block of each image."""
+        """Return the stream of images from the (N,) numbers of their shards and blocks."""
         last = np.flatnonzero(np.append(np.diff(blocks), 1)[: len(blocks)])
         return cls(last + 1, shards[last], blocks[last], window)
 
     @classmethod
     def in_shards(cls, counts: Sequence[int], window: int) -> "Stream":
-        """Return the stream of all images of tar shards, given the number of images in each shard.
+        """Return the stream of all images in tar shards from the number of images in each shard.
 
         Example:
             >>> Stream.in_shards([300, 0, 256], window=64).ends.tolist()
             [256, 300, 556]
         """
         images = np.asarray(counts, dtype=np.int64)
-        n_blocks = -(-images // BLOCK)
+        n_blocks = -(-images // BLOCK_IMAGES)
         shards = np.repeat(np.arange(len(images), dtype=np.int32), n_blocks)
         blocks = np.arange(len(shards), dtype=np.int32)
         numbers = blocks - (np.cumsum(n_blocks) - n_blocks)[shards]  # number of each block within its shard
-        ends = (np.cumsum(images) - images)[shards] + np.minimum((numbers + 1) * BLOCK, images[shards])
+        ends = (np.cumsum(images) - images)[shards] + np.minimum((numbers + 1) * BLOCK_IMAGES, images[shards])
         return cls(ends, shards, blocks, window)
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def take(self, indices: NDArray[np.int64]) -> "Stream":
-        """Return the stream of some of the images."""
+        """Return the stream of the images at some positions."""
         ends, runs = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-        for first in range(0, len(indices), MAX_WINDOW):  # arrays of all images would take much memory
-            part = np.searchsorted(self.ends, indices[first : first + MAX_WINDOW], side="right")
-            last = np.flatnonzero(np.append(np.diff(self.blocks[part]), 1))
+        for first in range(0, len(indices), MAX_WINDOW):  # in chunks, since arrays of all images take much memory
+            runs_of_images = np.searchsorted(self.ends, indices[first : first + MAX_WINDOW], side="right")
+            last = np.flatnonzero(np.append(np.diff(self.blocks[runs_of_images]), 1))
             ends.append(first + last + 1)
-            runs.append(part[last])
+            runs.append(runs_of_images[last])
         run_numbers = np.concatenate(runs)
         return Stream(np.concatenate(ends), self.shards[run_numbers], self.blocks[run_numbers], self.window)
 
     def order(self, seed: int) -> "StreamOrder":
-        """Return the order of one pass."""
+        """Return the random order of the images in one epoch."""
         return StreamOrder(self, seed)
 
     def sample(self, count: int) -> NDArray[np.int64]:
-        """Return up to `count` positions in 32 runs spread over the shards, so that few seeks are needed."""
+        """Return up to `count` positions, as 32 evenly spaced runs of neighbours, which need few seeks."""
         if len(self) <= count:
             return np.arange(len(self), dtype=np.int64)
-        runs = min(_RUNS, count)
+        runs = min(_SAMPLED_RUNS, count)
         starts = np.arange(runs, dtype=np.int64) * len(self) // runs
         return np.unique(np.minimum(starts[:, None] + np.arange(count // runs), len(self) - 1))
 
 
 class StreamOrder:
-    """Positions of a stream in a random order: shards, blocks within them, then windows of images are shuffled.
+    """The positions of a stream's images in random order; it is indexed like an array of all (N,) positions.
 
-    One window at a time is in memory. It is indexed like an array of all (N,) positions.
+    Shards are shuffled, then the blocks within each shard, then the images within each window. Only one window is in
+    memory.
 
     Args:
         stream: Stream of N images.
         seed: Seed of the order.
 
     Attributes:
-        shards: (S,) int32 shards with images, in the order in which they are read.
-        some_images: (S,) int64 position in the stream of an image of each shard.
-        ends: (S,) int64 place in the order after the last image of each shard, before windows are shuffled.
+        shards: (S,) int32 numbers of the shards with images, in the order in which they are read.
+        shard_images: (S,) int64 position in the stream of one image of each shard.
+        ends: (S,) int64 number of images up to the end of each shard, in the order before windows are shuffled.
 
     Example:
         >>> order = Stream.in_blocks(np.repeat([0, 1], 4), np.repeat([0, 1, 2, 3], 2), window=2).order(seed=0)
@@ -112,26 +115,25 @@ class StreamOrder:
         self._begin()
 
     def _begin(self) -> None:
-        """Draw the order of the blocks; windows are drawn after it, from the first one on."""
+        """Draw the order of shards and blocks; the windows are drawn later, in their order, by the same generator."""
         stream, self._generator = self._stream, np.random.default_rng(self._seed)
         n_shards, n_blocks = (int(numbers.max(initial=-1)) + 1 for numbers in (stream.shards, stream.blocks))
         shard_ranks, block_ranks = self._generator.permutation(n_shards), self._generator.permutation(n_blocks)
         runs = np.lexsort((block_ranks[stream.blocks], shard_ranks[stream.shards]))
         lengths = np.diff(stream.ends, prepend=0)[runs]
         self._run_ends = np.cumsum(lengths)
-        self._offsets = (
-            stream.ends[runs] - self._run_ends
-        )  # added to a place (before windows are shuffled), gives its image
+        # For each run: position of an image in the stream, minus its index in the order before windows are shuffled.
+        self._offsets = stream.ends[runs] - self._run_ends
         last = np.flatnonzero(np.append(np.diff(stream.shards[runs]), 1)[: len(runs)])
         self.shards, self.ends = stream.shards[runs[last]], self._run_ends[last]
-        self.some_images = stream.ends[runs[last]] - 1
-        self._drawn, self._open = 0, np.zeros(0, dtype=np.int64)  # windows drawn, and the last one
+        self.shard_images = stream.ends[runs[last]] - 1
+        self._n_drawn, self._last_window = 0, np.zeros(0, dtype=np.int64)  # windows drawn, and positions in the last
 
     def __len__(self) -> int:
         return len(self._stream)
 
     def __getitem__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions at some places of the order; fast if the places ascend."""
+        """Return the positions of images by their indices in the order; it is fast if the indices ascend."""
         windows, positions = indices // self.window, np.empty_like(indices)
         for number in dict.fromkeys(windows.tolist()):
             is_in_window = windows == number
@@ -139,33 +141,33 @@ class StreamOrder:
         return positions
 
     def _positions(self, number: int) -> NDArray[np.int64]:
-        """Return the shuffled positions in a window; each window is drawn after the ones before it."""
-        if number < self._drawn - 1:
+        """Return the shuffled positions of the images in a window; all earlier windows are drawn first."""
+        if number < self._n_drawn - 1:
             self._begin()
-        while self._drawn <= number:
-            positions = np.arange(self._drawn * self.window, min((self._drawn + 1) * self.window, len(self)))
-            self._open = positions + self._offsets[np.searchsorted(self._run_ends, positions, side="right")]
-            self._generator.shuffle(self._open)
-            self._drawn += 1
-        return self._open
+        while self._n_drawn <= number:
+            indices = np.arange(self._n_drawn * self.window, min((self._n_drawn + 1) * self.window, len(self)))
+            self._last_window = indices + self._offsets[np.searchsorted(self._run_ends, indices, side="right")]
+            self._generator.shuffle(self._last_window)
+            self._n_drawn += 1
+        return self._last_window
 
 
 def is_streamed(count: int, n_bytes: int) -> bool:
-    """Return whether a set of `count` images in `n_bytes` encoded bytes is streamed.
+    """Return whether a set of `count` images with `n_bytes` encoded bytes is streamed.
 
-    This depends on the data alone, since a resumed run must use the same images in the same steps.
+    It must not depend on the machine, since a resumed run must use the same images in the same steps.
     """
     return count >= STREAMED_IMAGES or n_bytes >= STREAMED_BYTES
 
 
 def streaming_note(count: int, shards: int) -> str:
-    """Return the note for the user that a set is streamed."""
+    """Return the note that a set is streamed, from its numbers of images and shards."""
     images = f"{count} images in {counted(shards, 'shard')}"
     return f"{images} are streamed: they are not decoded before the run, and an unreadable one ends it"
 
 
 def window_for(mean_bytes: float) -> int:
-    """Return the number of images in a window, from the mean size of an encoded image in bytes.
+    """Return the number of images in a window from the mean size of an encoded image in bytes.
 
     Example:
         >>> window_for(110_000), window_for(2_000)
@@ -175,18 +177,23 @@ def window_for(mean_bytes: float) -> int:
 
 
 def concatenate_streams(streams: list["Stream | None"], counts: list[int]) -> "Stream | None":
-    """Return the stream of several sets as one; None if none of them is streamed.
+    """Return the stream of several joined sets; None if no set is streamed.
 
-    A set that is decoded before a run has no stream, and counts as one shard here.
+    Args:
+        streams: Stream of each set; None for a set that is decoded before a run, which becomes one shard.
+        counts: Number of images in each set.
     """
     if not any(stream is not None for stream in streams):
         return None
-    total, shard, block, parts = 0, 0, 0, []
+    n_images, n_shards, n_blocks, shifted = 0, 0, 0, []
     for stream, count in zip(streams, counts, strict=True):
-        part = stream or Stream.in_shards([count], MAX_WINDOW)
-        parts.append(replace(part, ends=part.ends + total, shards=part.shards + shard, blocks=part.blocks + block))
-        total, shard, block = total + count, int(parts[-1].shards.max()) + 1, int(parts[-1].blocks.max()) + 1
+        own = stream or Stream.in_shards([count], MAX_WINDOW)
+        shifted.append(
+            replace(own, ends=own.ends + n_images, shards=own.shards + n_shards, blocks=own.blocks + n_blocks)
+        )
+        n_images += count
+        n_shards, n_blocks = int(shifted[-1].shards.max()) + 1, int(shifted[-1].blocks.max()) + 1
     ends, shards, blocks = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("ends", "shards", "blocks")
+        np.concatenate([getattr(stream, name) for stream in shifted]) for name in ("ends", "shards", "blocks")
     )
-    return Stream(ends, shards, blocks, min(part.window for part in parts))
+    return Stream(ends, shards, blocks, min(stream.window for stream in shifted))

@@ -1,4 +1,4 @@
-"""WebDataset's tar files: indexed once, then read by position.
+"""Reads WebDataset's tar files, which are indexed once, so that images can be read by their position.
 
 An image and its label share the name up to the first dot: `000123.jpg` and `000123.cls` are one sample. The label is
 the text of `.cls` or `.label`, or a field of `.json`. If there is a `classes.txt`, numeric labels are its line
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import ShardFolder
-from paucal.data.shards.index import HEADER, DamagedShard, Shard, ShardIndex, smallest_labels, spans_of
+from paucal.data.shards.index import HEADER_BYTES, DamagedShard, Shard, ShardIndex, smallest_labels, spans_of
 from paucal.data.shards.stored_arrays import OpenFile
 from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE_BYTES, checked_name, require_end
 from paucal.data.sources.folder import is_ignored
@@ -30,16 +30,16 @@ from paucal.wording import counted, was
 
 LABEL_SUFFIXES = (".cls", ".label")
 JSON_FIELD = "label"
-_SIZE = slice(124, 136)  # position in a tar header of the size of the member
-_MAX_LABEL = 1 << 20  # largest label file in bytes
-_STAYS_OPEN = 60.0  # seconds until a shard is opened again, which marks its downloaded copy as in use
+_SIZE_FIELD = slice(124, 136)  # bytes of a tar header that have the size of the member
+_MAX_LABEL_BYTES = 1 << 20  # of a label file
+_MAX_OPEN_SECONDS = 60.0  # then a shard is opened again, which marks its downloaded copy as in use
 _MAX_OPEN_SHARDS = 64  # most systems let a process open 1,024 files
-_IMAGES, _LABELS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)
+_IMAGE_ENDINGS, _LABEL_ENDINGS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)
 
 
 @dataclass(frozen=True, eq=False)
 class TarContents:
-    """Names, byte positions, sizes in bytes and labels (None for unlabelled) of the N images of one shard."""
+    """The N images in one tar file: paths, byte positions, sizes in bytes, and labels (None without a label)."""
 
     names: StringArray
     offsets: NDArray[np.int64]
@@ -48,7 +48,13 @@ class TarContents:
 
 
 def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarContents:
-    """Return the images of one tar file."""
+    """Return the images in one tar file.
+
+    Args:
+        path: Tar file.
+        shown: Path or URL of the file, for messages.
+        label_field: Field of JSON members that has the label.
+    """
     images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, str] = {}
     try:
@@ -61,14 +67,14 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
                 if not (member.isreg() or is_link) or member.issparse():
                     continue
                 key, ending = sample_key(checked_name(shown, member.name))
-                if is_link and ending in (*_IMAGES, *_LABELS, ".json"):
+                if is_link and ending in (*_IMAGE_ENDINGS, *_LABEL_ENDINGS, ".json"):
                     raise UserError(
                         f"{shown} stores {member.name} as a link to {member.linkname}: write it again with tar "
                         "--dereference --hard-dereference, so that each file has its content."
                     )
-                if ending in _IMAGES and not any(map(is_ignored, member.name.removeprefix("./").split("/"))):
+                if ending in _IMAGE_ENDINGS and not any(map(is_ignored, member.name.removeprefix("./").split("/"))):
                     _add_image(images, key, member, shown)
-                elif (ending in _LABELS or ending == ".json") and member.size <= _MAX_LABEL:
+                elif (ending in _LABEL_ENDINGS or ending == ".json") and member.size <= _MAX_LABEL_BYTES:
                     content = archive.extractfile(member)
                     text = b"" if content is None else content.read()
                     label = _parse_label(text, ending, label_field, f"{member.name} in {shown}")
@@ -90,7 +96,9 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
 
 
 def sample_key(name: str) -> tuple[str, str]:
-    """Return the key of a member (its path up to the first dot of the file name) and its ending in lower case.
+    """Return the path of a member up to the first dot of its file name, and the ending after it in lower case.
+
+    Members with the same key, which is this path, belong to one sample.
 
     Example:
         >>> sample_key("n01/cat.v2/000123.JPG"), sample_key("7.seg.png")
@@ -102,9 +110,10 @@ def sample_key(name: str) -> tuple[str, str]:
 
 
 def _add_image(images: dict[str, tarfile.TarInfo], key: str, member: tarfile.TarInfo, shown: str) -> None:
+    """Add an image to the images by key; refuse a repeated key or an image that is too large."""
     if key in images:
         raise UserError(
-            f"{shown} has the key {key!r} twice ({images[key].name} and {member.name}); give each image its own key."
+            f"{shown} has the key {key!r} twice ({images[key].name} and {member.name}); rename one of the two images."
         )
     if member.size > MAX_IMAGE_BYTES:
         raise UserError(f"{member.name} in {shown} has more than {MAX_IMAGE_BYTES:,} bytes, the limit for an image.")
@@ -112,6 +121,7 @@ def _add_image(images: dict[str, tarfile.TarInfo], key: str, member: tarfile.Tar
 
 
 def _parse_label(content: bytes, ending: str, label_field: str, shown: str) -> str | None:
+    """Return the label in a member, which may be JSON or text; None if it has no label."""
     try:
         value = parse_json(content) if ending == ".json" else content.decode("utf-8-sig").strip()
     except ValueError as problem:
@@ -122,22 +132,31 @@ def _parse_label(content: bytes, ending: str, label_field: str, shown: str) -> s
         return None
     if isinstance(value, bool | float | list | dict):
         raise UserError(f"{shown} has the label {str(value)[:80]!r}; expected one class: a whole number or a name.")
-    return sys.intern(str(value))  # a million images share few labels
+    return sys.intern(str(value))  # equal labels of a million images share their memory
 
 
 def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: Sequence[str] = ()) -> ShardIndex:
-    """Return the index of all shards; `names` has the class names by number, or is empty if labels are names."""
+    """Return the index of all shards.
+
+    Args:
+        files: Shards.
+        contents: Images of each shard.
+        names: Class names in label order, from `classes.txt`; empty if the labels name the classes.
+    """
     counts = [len(shard.offsets) for shard in contents]
     if not sum(counts):
         raise UserError(
-            f"{files[0].name if len(files) == 1 else counted(len(files), 'tar file')} held no images (expected members "
-            f"ending in {', '.join(IMAGE_SUFFIXES)})."
+            f"there are no images in {files[0].name if len(files) == 1 else counted(len(files), 'tar file')}; expected "
+            f"members ending in {', '.join(IMAGE_SUFFIXES)}."
         )
     classes, labels = _number_labels([label for shard in contents for label in shard.labels], names)
-    n_bare, empty = int((labels < 0).sum()), [file.name for file, count in zip(files, counts, strict=True) if not count]
-    notes = [f"{counted(n_bare, 'image')} in the shards {was(n_bare)} without a label"] if n_bare and classes else []
+    n_unlabelled = int((labels < 0).sum())
+    empty = [file.name for file, count in zip(files, counts, strict=True) if not count]
+    notes = []
+    if n_unlabelled and classes:
+        notes.append(f"{counted(n_unlabelled, 'image')} in the shards {was(n_unlabelled)} without a label")
     if empty:
-        notes.append(f"{counted(len(empty), 'shard')} held no images ({empty[0]}{', ...' * (len(empty) > 1)})")
+        notes.append(f"{counted(len(empty), 'shard')} had no images ({empty[0]}{', ...' * (len(empty) > 1)})")
     return ShardIndex(
         files=tuple(files),
         classes=classes,
@@ -151,32 +170,36 @@ def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: 
 
 
 def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """Return the class names and the (N,) labels; names that are numbers are in numeric order."""
+    """Return the class names and the (N,) labels.
+
+    If labels are numbers, they are positions in `names`, or without `names` class names in numeric order.
+    """
     distinct = {value for value in values if value is not None}
-    numeric = all(value.isdecimal() and len(value) < 10 for value in distinct)
-    if names and numeric:
+    are_numbers = all(value.isdecimal() and len(value) < 10 for value in distinct)
+    if names and are_numbers:
         too_large = [value for value in distinct if int(value) >= len(names)]
         if too_large:
             count = counted(len(names), "class", "classes")
             raise UserError(
-                f"the shards have the label {too_large[0]}, and classes.txt names {count}, numbered from 0; correct "
+                f"the shards have the label {too_large[0]}, but classes.txt names {count}, numbered from 0; correct "
                 "one of the two."
             )
         numbers = {value: int(value) for value in distinct}
         classes = tuple(names)
     else:
-        plain = {value: str(int(value)) if numeric else value for value in distinct}
-        classes = tuple(sorted(set(plain.values()), key=int if numeric else None))
+        # Labels such as "7" and "007" are the same number.
+        name_of = {value: str(int(value)) if are_numbers else value for value in distinct}
+        classes = tuple(sorted(set(name_of.values()), key=int if are_numbers else None))
         number_of = {name: number for number, name in enumerate(classes)}
-        numbers = {value: number_of[name] for value, name in plain.items()}
+        numbers = {value: number_of[name] for value, name in name_of.items()}
     labels = [-1 if value is None else numbers[value] for value in values]
     return classes, np.asarray(labels, dtype=np.int32)
 
 
 class TarStore(ReopenedStore, EncodedStore):
-    """Images of tar shards.
+    """Images in tar shards.
 
-    Shards stay open for a minute: for small images, opening one takes as long as decoding.
+    Shards stay open for a minute, since opening a file takes as long as decoding a small image.
     """
 
     kept = ("_folder", "_index", "_keys")
@@ -186,68 +209,68 @@ class TarStore(ReopenedStore, EncodedStore):
         self._begin()
 
     def _begin(self) -> None:
-        # File and time of opening by shard, the one opened first at the front.
+        # Open file and time of opening by the number of the shard, in the order of opening.
         self._open: dict[int, tuple[OpenFile, float]] = {}
 
     def __len__(self) -> int:
         return len(self._index)
 
     def name(self, index: int) -> str:
-        """Return the key."""
+        """Return the key of an image."""
         return self._keys[index]
 
     def stamp(self, index: int) -> Stamp:
-        """Return the key and size of the image, and the time of change of its shard."""
+        """Return a stamp of the key and size of an image, and of the modification time of its shard."""
         number, row = self._index.locate(index)
         length, shard = int(self._index.rows(number).lengths[row]), self._index.files[number]
         return Stamp(f"{self._folder.location}/{self._keys[index]}", length, shard.changed)
 
     def fetch_ahead(self, index: int) -> None:
-        """Download the shard of an image if needed."""
+        """Download the shard of an image if it is remote and not yet downloaded."""
         self._folder.fetch_ahead(self._index.files[self._index.locate(index)[0]])
 
     def source(self, index: int) -> bytes:
-        """Return the bytes of an image."""
+        """Return the encoded bytes of an image."""
         number, row = self._index.locate(index)
         rows = self._index.rows(number)
-        length, start = int(rows.lengths[row]), int(rows.offsets[row]) - HEADER
+        length, start = int(rows.lengths[row]), int(rows.offsets[row]) - HEADER_BYTES
         try:
             try:
-                content = self._open_shard(number).read(start, HEADER + length)
-            except OSError:  # on a network disk a shard that was replaced has to be opened again
+                content = self._open_shard(number).read(start, HEADER_BYTES + length)
+            except OSError:  # on a network disk, a shard that was replaced must be opened again
                 self._open.pop(number, None)
-                content = self._open_shard(number).read(start, HEADER + length)
+                content = self._open_shard(number).read(start, HEADER_BYTES + length)
         except OSError as problem:
             reason = problem.strerror or problem
             raise UnreadableImage(f"image {self.name(index)} cannot be read from its shard: {reason}") from None
-        if len(content) < HEADER + length or size_in_header(content) != length:
+        if len(content) < HEADER_BYTES + length or size_in_header(content) != length:
             raise UnreadableImage(
                 f"image {self.name(index)} is not at its position in the index: the shard was changed or cut off "
-                "afterwards; index the shards again."
+                "after it was indexed; index the shards again."
             )
-        return content[HEADER:]
+        return content[HEADER_BYTES:]
 
     def _open_shard(self, number: int) -> OpenFile:
         file, open_time = self._open.get(number, (None, 0.0))
-        if file is not None and time.monotonic() - open_time < _STAYS_OPEN:
+        if file is not None and time.monotonic() - open_time < _MAX_OPEN_SECONDS:
             return file
         path = self._folder.local_path(self._index.files[number])
         try:
             file = OpenFile(path)
-        except FileNotFoundError:  # a downloaded shard was removed in the meantime, to free space
+        except FileNotFoundError:  # another process deleted the download in the meantime to free space: repeat it
             file = OpenFile(self._folder.local_path(self._index.files[number]))
         now = time.monotonic()
         self._open.pop(number, None)
         self._open[number] = file, now
         for old_number, (_, open_time) in list(self._open.items())[:-1]:
-            if len(self._open) > _MAX_OPEN_SHARDS or now - open_time >= _STAYS_OPEN:
+            if len(self._open) > _MAX_OPEN_SHARDS or now - open_time >= _MAX_OPEN_SECONDS:
                 self._open.pop(old_number, None)
         return file
 
 
 def size_in_header(content: bytes) -> int | None:
-    """Return the size of the member from its tar header; None if the header is invalid."""
+    """Return the size in bytes of a tar member, from the bytes of its header; None if the header is invalid."""
     try:
-        return int(content[_SIZE].rstrip(b" \0") or b"-1", 8)
+        return int(content[_SIZE_FIELD].rstrip(b" \0") or b"-1", 8)
     except ValueError:
         return None

@@ -1,4 +1,4 @@
-"""Writes images as shards: plain tar files in WebDataset's layout with an index, or Parquet for Hugging Face."""
+"""Writes images into shards: tar files in WebDataset's layout with an index, or Parquet files for Hugging Face."""
 
 import io
 import json
@@ -22,7 +22,7 @@ from paucal.data.channels.arrays import is_npy, is_tiff
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import UNKNOWN, ImageSet
 from paucal.data.randomness import derive_seed
-from paucal.data.shards.index import HEADER, NAME, Shard, ShardIndex, smallest_labels, spans_of
+from paucal.data.shards.index import HEADER_BYTES, INDEX_NAME, Shard, ShardIndex, smallest_labels, spans_of
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, locate
 from paucal.data.string_arrays import StringArray, take_strings
@@ -31,13 +31,13 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 Form = Literal["tar", "parquet"]
-Label = int | list[int]  # label of an image, or list of its labels
+Label = int | list[int]  # class number of an image, or class numbers in a multi-label set
 
-CLASSES = "classes.txt"
-_CHUNK = 256  # images that are read and checked together
+CLASSES_NAME = "classes.txt"
+_CHUNK_IMAGES = 256  # that are read and checked together
 _MAX_THREADS = 16
-_MAX_NAME = 60  # characters; a tar header holds a hundred
-_GROUP_IMAGES, _GROUP_BYTES = 256, 8 << 20  # limits of a Parquet row group, the smallest piece that can be read
+_MAX_NAME_LENGTH = 60  # characters; a tar header has space for a hundred
+_MAX_GROUP_IMAGES, _MAX_GROUP_BYTES = 256, 8 << 20  # of a Parquet row group, the smallest block that can be read
 _SPECIAL_CHARACTERS = re.compile(r"[^A-Za-z0-9_/-]+")
 
 
@@ -51,26 +51,27 @@ def write_shards(
     on_bad: OnBad = "refuse",
     progress: ReportProgress | None = None,
 ) -> tuple[list[Shard], list[str]]:
-    """Write all images of a set in random order, with separate shards for train, val and test.
+    """Write all images of a set in random order into shards, separately for train, val and test.
 
-    Images keep their bytes. Each is decoded once, so that the shards hold no unreadable image. Labels are numbers or,
-    in Parquet, lists of numbers; the class names are in `classes.txt` beside tar files, or in the metadata of Parquet.
+    The encoded bytes of images are copied; each image is also decoded, so that no unreadable image is written. Labels
+    are class numbers or, in Parquet, lists of class numbers. The class names are in `classes.txt` beside tar files, or
+    in the metadata of Parquet files.
 
     Args:
         images: Images to write.
         folder: Empty folder.
         form: "tar" or "parquet".
-        max_bytes: Size in bytes after which a shard is full.
-        max_images: Number of images after which a shard is full.
-        seed: Seed of the order.
-        on_bad: Treatment of unreadable images: "refuse" or "skip".
-        progress: Function called with (images done, number of images).
+        max_bytes: Size in bytes from which on a shard is full.
+        max_images: Number of images from which on a shard is full.
+        seed: Seed of the random order.
+        on_bad: "refuse" raises when an image is unreadable, "skip" leaves it out.
+        progress: Function called with (images done, total images).
 
     Returns:
         The shards, and the keys of the unreadable images that were left out.
 
     Raises:
-        UserError: An image is unreadable and `on_bad` is "refuse", or the format cannot hold the labels.
+        UserError: An image is unreadable and `on_bad` is "refuse", or `form` cannot store several or unknown labels.
         OSError: The disk is full.
     """
     _require_writable_labels(images, form)
@@ -79,7 +80,7 @@ def write_shards(
     else:
         writer = _TarWriter(folder, bool(images.classes))
     n_done, problems = 0, {}
-    for part in ("", "test", "train", "val"):  # in the order of the shards' names
+    for part in ("", "test", "train", "val"):  # in the alphabetical order of the names of the shards
         order, count = shard_order(images, part, seed), 0
         for member in read_members(images, order, problems, n_done, progress):
             if problems and on_bad == "refuse":
@@ -97,18 +98,19 @@ def write_shards(
     left_out = drop_unreadable(images, problems, on_bad)[1]
     if isinstance(writer, _TarWriter):
         if images.classes:
-            (folder / CLASSES).write_text("".join(f"{name}\n" for name in images.classes), encoding="utf-8")
-        writer.index(images.classes).write(folder / NAME)
+            (folder / CLASSES_NAME).write_text("".join(f"{name}\n" for name in images.classes), encoding="utf-8")
+        writer.index(images.classes).write(folder / INDEX_NAME)
     return writer.shards, left_out
 
 
-def _require_writable_labels(images: ImageSet, shard_format: Form) -> None:
+def _require_writable_labels(images: ImageSet, form: Form) -> None:
+    """Refuse labels that the format cannot store: several per image in tar files, and unknown ones in both."""
     if images.multi_hot is None:
         return
-    if shard_format == "tar":
+    if form == "tar":
         raise UserError(
-            "--format tar holds one label for each image, and these images have several: give --format parquet, which "
-            "holds lists of labels."
+            "--format tar stores one label for each image, but these images have several: give --format parquet, "
+            "which stores lists of labels."
         )
     if unknown := int((images.multi_hot == UNKNOWN).sum()):
         raise UserError(
@@ -125,7 +127,14 @@ def _label_of(images: ImageSet, position: int) -> Label:
 
 @dataclass(frozen=True)
 class Member:
-    """An image to be written into a shard, with its position and key in its set, and a suffix such as ".jpg"."""
+    """An image to write into a shard.
+
+    Attributes:
+        position: Position of the image in its set.
+        content: Encoded bytes.
+        suffix: Suffix for the file, such as ".jpg".
+        key: Key of the image in its set.
+    """
 
     position: int
     content: bytes
@@ -133,19 +142,19 @@ class Member:
     key: str
 
     def stem(self, number: int) -> str:
-        """Return a unique file name without suffix: as much of the key as a tar header can hold, then the number."""
-        plain = _SPECIAL_CHARACTERS.sub("_", os.path.splitext(self.key)[0]).strip("/")[-_MAX_NAME:].lstrip("/")
-        return f"{plain}-{number:08d}" if plain else f"{number:08d}"
+        """Return a unique file name without suffix: the last 60 characters of the key, then `number`."""
+        name = _SPECIAL_CHARACTERS.sub("_", os.path.splitext(self.key)[0]).strip("/")[-_MAX_NAME_LENGTH:].lstrip("/")
+        return f"{name}-{number:08d}" if name else f"{number:08d}"
 
 
 def shard_order(images: ImageSet, part: str, seed: int) -> NDArray[np.int64]:
     """Return the positions of the images of one part in a random order that depends on the seed alone.
 
-    A shard is then a random sample, so that a window over a few of them mixes classes.
+    Each shard is then a random sample of the images, so that a training window over a few shards has all classes.
     """
     positions = np.flatnonzero(np.asarray(images.declared, dtype="<U6") == part)
     order_seed = derive_seed(seed, len(positions))
-    if images.stream is not None:  # the input is shards as well: neighbours are read together
+    if images.stream is not None:  # the images are in shards already, so that neighbours should be read together
         return positions[images.stream.take(positions).order(order_seed)[np.arange(len(positions))]]
     return positions[np.random.default_rng(order_seed).permutation(len(positions))]
 
@@ -153,42 +162,42 @@ def shard_order(images: ImageSet, part: str, seed: int) -> NDArray[np.int64]:
 def read_members(
     images: ImageSet,
     order: NDArray[np.int64],
-    bad: dict[int, str],
-    done: int = 0,
+    problems: dict[int, str],
+    n_done: int = 0,
     progress: ReportProgress | None = None,
 ) -> Iterator[Member]:
-    """Yield the readable images with their encoded bytes; images from arrays are encoded as PNG.
+    """Yield the readable images at some positions with their encoded bytes; images from arrays are encoded as PNG.
 
     Args:
         images: Set of images.
-        order: Positions to read.
-        bad: Dictionary to which the reasons why images are unreadable are added, by position.
-        done: Number of images read before this call.
-        progress: Function called with (images done, number of images).
+        order: Positions of the images to read.
+        problems: Dictionary to which the reason for each unreadable image is added, by position.
+        n_done: Number of images read before this call, for `progress`.
+        progress: Function called with (images done, total images).
     """
     with ThreadPoolExecutor(min(_MAX_THREADS, usable_cores())) as pool:
-        for first in range(0, len(order), _CHUNK):
-            positions = order[first : first + _CHUNK]
+        for first in range(0, len(order), _CHUNK_IMAGES):
+            positions = order[first : first + _CHUNK_IMAGES]
             contents = pool.map(lambda position: encode_image(images, position), positions.tolist())
             keys = take_strings(images.keys, positions)
             for position, key, content in zip(positions.tolist(), keys, contents, strict=True):
                 if isinstance(content, str):
-                    bad[position] = content
+                    problems[position] = content
                 else:
                     yield Member(position, *content, key)
             if progress is not None:
-                progress(done + first + len(positions), len(images))
+                progress(n_done + first + len(positions), len(images))
 
 
 def encode_image(images: ImageSet, position: int) -> tuple[bytes, str] | str:
-    """Return the encoded bytes of an image and a suffix for its file, or the reason why it is unreadable."""
+    """Return the encoded bytes of an image and a file suffix such as ".jpg", or the reason why it is unreadable."""
     store, row = locate(images.store, position)
     try:
         if not isinstance(store, EncodedStore):
             buffer = io.BytesIO()
             store.read(row).save(buffer, "PNG")
             return buffer.getvalue(), ".png"
-        images.store.check(position)  # with the channels of the set
+        images.store.check(position)  # not `store.check(row)`, since this checks the channels that the set has
         source = store.source(row)
         content = source.read_bytes() if isinstance(source, Path) else source
         suffix = PurePosixPath(store.name(row)).suffix.lower()
@@ -205,12 +214,13 @@ def encode_image(images: ImageSet, position: int) -> tuple[bytes, str] | str:
 
 
 class _TarWriter:
-    """Writes tar files and records the position of every image."""
+    """Writes tar files, and records the position of every image for the index."""
 
     def __init__(self, folder: Path, labelled: bool) -> None:
         self.shards: list[Shard] = []
         self._folder, self._labelled, self._number = folder, labelled, 0
-        self._rows: list[tuple[int, int, int, int]] = []  # shard, offset, length and label, in the open shard
+        # For each image of the open shard: shard number, byte position, size in bytes, and label.
+        self._rows: list[tuple[int, int, int, int]] = []
         self._names: list[str] = []
         self._tables: list[tuple[NDArray[np.int64], StringArray]] = []  # rows and names of finished shards
         self._archive: tarfile.TarFile | None = None
@@ -226,7 +236,7 @@ class _TarWriter:
         assert isinstance(label, int)
         stem = member.stem(self._number)
         self._number += 1
-        self._rows.append((len(self.shards), self._archive.offset + HEADER, len(member.content), label))
+        self._rows.append((len(self.shards), self._archive.offset + HEADER_BYTES, len(member.content), label))
         self._names.append(f"{stem}{member.suffix}")
         _add_file(self._archive, self._names[-1], member.content)
         if self._labelled and label >= 0:
@@ -257,12 +267,13 @@ class _TarWriter:
 
 
 def _add_file(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    entry = tarfile.TarInfo(name)  # has no time or owner, so that the same images give the same shards
+    entry = tarfile.TarInfo(name)  # without time and owner, so that the same images give identical shards
     entry.size = len(content)
     archive.addfile(entry, io.BytesIO(content))
 
 
 def _shard_name(part: str, shards: Sequence[Shard], suffix: str) -> str:
+    """Return the name of the next shard of a part, such as "train-000003.tar", from the finished shards."""
     return f"{part or 'shard'}-{sum(shard.part == part for shard in shards):06d}{suffix}"
 
 
@@ -283,21 +294,24 @@ class _ParquetWriter:
         self._file: pq.ParquetWriter | None = None
         self._images: list[dict[str, object]] = []
         self._labels: list[Label] = []
-        self._waiting = self._size = 0
+        self._n_pending_bytes = self._size = 0
 
     def open(self, part: str) -> None:
         """Begin another shard."""
         self._path, self._part = self._folder / _shard_name(part, self.shards, ".parquet"), part
-        # The bytes of images are compressed already.
+        # Without compression, since the bytes of images are compressed already.
         self._file = pq.ParquetWriter(self._path, self._schema, compression="none", use_dictionary=False)
         self._size = 0
 
     def add(self, member: Member, label: Label) -> int:
-        """Add an image and its label; return the size of the shard's images in bytes."""
+        """Add an image and its label; return the size in bytes of all images in the shard."""
         self._images.append({"bytes": member.content, "path": member.key.encode(errors="replace").decode()})
         self._labels.append(label)
-        self._waiting, self._size = self._waiting + len(member.content), self._size + len(member.content)
-        if len(self._labels) >= _GROUP_IMAGES or self._waiting >= _GROUP_BYTES:
+        self._n_pending_bytes, self._size = (
+            self._n_pending_bytes + len(member.content),
+            self._size + len(member.content),
+        )
+        if len(self._labels) >= _MAX_GROUP_IMAGES or self._n_pending_bytes >= _MAX_GROUP_BYTES:
             self._flush()
         return self._size
 
@@ -309,6 +323,7 @@ class _ParquetWriter:
         self.shards.append(Shard(self._path.name, self._path.stat().st_size, self._part))
 
     def _flush(self) -> None:
+        """Write the pending images and labels as one row group."""
         if not self._labels:
             return
         assert self._file is not None
@@ -316,4 +331,4 @@ class _ParquetWriter:
         if self._labelled:
             columns.append(pa.array(self._labels, self._schema.field("label").type))
         self._file.write_table(pa.Table.from_arrays(columns, schema=self._schema))
-        self._images, self._labels, self._waiting = [], [], 0
+        self._images, self._labels, self._n_pending_bytes = [], [], 0
