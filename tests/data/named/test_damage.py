@@ -46,7 +46,7 @@ def test_cifar__a_foreign_pickle_is_never_loaded(tmp_path):
         ("pets", "oxford-iiit-pet/annotations/test.txt", "a b\n", "not enough values"),
         ("pets", "oxford-iiit-pet/annotations/test.txt", "Abyssinian_x 1 1 1\n", "different classes"),
         ("gtsrb", "gtsrb/GT-final_test.csv", "Filename;ClassId\n00000.ppm;43\n", "not among its 43 classes"),
-        ("fer2013", "fer2013/fer2013.csv", "emotion,pixels,Usage\n0,1 2 3,Training\n", "a face has 3 levels"),
+        ("fer2013", "fer2013/fer2013.csv", "emotion,pixels,Usage\n0,1 2 3,Training\n", "a face has 3 grey values"),
         ("fer2013", "fer2013/fer2013.csv", "emotion,pixels\n0,1 2 3\n", "Usage"),
         ("fer2013", "fer2013/fer2013.csv", "emotion,pixels,Usage\n", "there are no images"),
         ("ucf101", "ucf101/ucfTrainTestlist/testlist01.txt", "Archery/../../../../x.avi\n", "leads out"),

@@ -80,10 +80,10 @@ def test_lists__are_asked_for_where_they_are_not_there(scenes):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("/a/abbey/sun_9.jpg", "line 2 of {} is '/a/abbey/sun_9.jpg', and no such image of SUN397 is in"),
-        ("/../secret.jpg", "line 2 of {} is '/../secret.jpg', and no such image"),
-        ("../../secret.jpg", "line 2 of {} is '../../secret.jpg', and no such image"),
-        ("/etc/passwd", "line 2 of {} is '/etc/passwd', and no such image"),
+        ("/a/abbey/sun_9.jpg", "line 2 of {} is '/a/abbey/sun_9.jpg', but no such image of SUN397 is in"),
+        ("/../secret.jpg", "line 2 of {} is '/../secret.jpg', but no such image"),
+        ("../../secret.jpg", "line 2 of {} is '../../secret.jpg', but no such image"),
+        ("/etc/passwd", "line 2 of {} is '/etc/passwd', but no such image"),
         ("a" * 5000, "line 2 of {} is 'aaaaaaaaaa"),
         (line_of(0, 3), "line 2 of {} names '/a/abbey/sun_3.jpg' for the second time: unpack Partitions.zip"),
     ],
@@ -110,7 +110,7 @@ def test_lists__are_both_there_and_are_bounded_text(scenes, monkeypatch):
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match=r"Testing_01\.txt' cannot be read as a list of images"):
         open_images("sun397", root=scenes)
-    monkeypatch.setattr(named_store, "MAX_BYTES", 8)
+    monkeypatch.setattr(named_store, "MAX_LIST_BYTES", 8)
     with pytest.raises(UserError, match=r"Training_01\.txt' has more than 8 bytes"):
         open_images("sun397", root=scenes)
     file.unlink()

@@ -107,7 +107,7 @@ def test_hub__reads_what_the_hub_has_converted(fetched):
     images = open_images("hf:owner/plants", label_column="fine_label")
     assert (images.name, images.location) == ("plants", "hf:owner/plants")
     assert sorted(set(images.declared)) == ["test", "train"]
-    assert asked == [("owner/plants", None, True), ("owner/plants", hub.CONVERTED, True)]
+    assert asked == [("owner/plants", None, True), ("owner/plants", hub.CONVERTED_REVISION, True)]
     asked.clear()
     open_images("hf:owner/plants", label_column="fine_label", download=True)
     assert asked[0] == ("owner/plants", None, False)

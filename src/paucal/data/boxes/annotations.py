@@ -20,7 +20,7 @@ MAX_ROUNDING = 0.5  # pixels by which an edge of a box may differ between two fi
 # COCO writes the run lengths of a mask as text. Each character is the code of "0" plus six bits: five bits of a number,
 # and a flag that the number continues in the next character. The highest bit of the last character is the sign.
 CODE_OF_ZERO, BITS_PER_CHARACTER, CONTINUES_FLAG, SIGN_FLAG = 48, 5, 0x20, 0x10
-MAX_CHARACTERS = 7  # per number: 35 bits, which exceeds the number of pixels of any image
+MAX_CHARACTERS = 7  # characters of a number, thus 35 bits, which are enough for the pixels of any image
 MAX_TEXT_LENGTH = 1 << 24  # characters per mask
 Corners = tuple[float, float, float, float]
 
@@ -78,7 +78,9 @@ class AnnotationSet:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def numbered(cls, images: Iterable[AnnotatedImage], shown_path: str, notes: Iterable[str]) -> "AnnotationSet":
+    def with_numbered_classes(
+        cls, images: Iterable[AnnotatedImage], shown_path: str, notes: Iterable[str]
+    ) -> "AnnotationSet":
         """Return the content of files without class numbers; classes are numbered from 1 in alphabetical order."""
         images = list(images)
         names = sorted({name for image in images for name in image.names})
@@ -127,7 +129,7 @@ def shorten_notes(notes: Sequence[str]) -> list[str]:
 
 
 def unread_shapes_notes(counts: Counter[str]) -> list[str]:
-    """Return one note on shapes that were not read, from their number by type (such as "line"); empty if none were."""
+    """Return one note on shapes that were not read, from their number by type, or no note without such shapes."""
     if not counts:
         return []
     kinds = ", ".join(f"{name} {count}" for name, count in counts.most_common())

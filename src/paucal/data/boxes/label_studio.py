@@ -90,7 +90,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
                 _add_region(image, value, _Context(shown_path, key, image.size or store.size(number)), unread)
             add_image(images, image, tree.shown)
     notes += [f"{counted(count, 'image')} {case}" for case, count in special_cases.items()]
-    return AnnotationSet.numbered(images.values(), tree.shown, [*notes, *unread_shapes_notes(unread)])
+    return AnnotationSet.with_numbered_classes(images.values(), tree.shown, [*notes, *unread_shapes_notes(unread)])
 
 
 LAYOUT = Layout(

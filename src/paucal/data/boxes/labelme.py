@@ -20,7 +20,7 @@ from paucal.data.boxes.tree import Tree, mentions
 from paucal.data.classes import plain_name
 from paucal.types import UserError
 
-MAX_BYTES = 1 << 28  # of a file, which may contain the pixels of its image
+MAX_BYTES = 1 << 28  # largest file; it may contain the pixels of its image
 HEAD_BYTES = 1 << 20  # bytes at the start and at the end of a file that are searched for the entries below
 JSON = ".json"
 ENTRIES = ("shapes", "imagePath")
@@ -64,7 +64,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
             image.add(name, box, outline)
         images.append(image)
     notes = [*shorten_notes(notes), *assign_keys(images, stated_names, tree), *unread_shapes_notes(unread)]
-    return AnnotationSet.numbered(images, tree.shown, notes)
+    return AnnotationSet.with_numbered_classes(images, tree.shown, notes)
 
 
 LAYOUT = Layout(

@@ -34,8 +34,8 @@ EXPECTED_TEXT = "; ".join(layout.expected for layout in LAYOUTS)
 SUFFIXES = tuple(dict.fromkeys(suffix for layout in LAYOUTS for suffix in layout.suffixes))
 STRUCTURE = (*IMAGE_FOLDERS, *LABEL_FOLDERS, "imagesets")  # usual names of folders for one type of file, not classes
 
-SEARCHED_BYTES = 1 << 16  # at the start and at the end of a file, to recognise an unsupported layout
-MAX_FILES_SEARCHED = 20  # files per unsupported layout
+SEARCHED_BYTES = 1 << 16  # bytes at the start and at the end of a file that are searched for an unsupported layout
+MAX_FILES_SEARCHED = 20  # files that are searched for each unsupported layout
 _NUMBER = rb"-?\d+(?:\.\d+)?(?:e-?\d+)?[ \t]*"
 _KITTI = rb"\A\s*[A-Za-z]\w*[ \t]+(?:" + _NUMBER + rb"){14,15}(?:\r?\n|\Z)"
 _DOTA = rb"(?:\A|\n)(?:" + _NUMBER + rb"){8}[A-Za-z][\w-]*[ \t]+[0-3][ \t\r]*(?:\n|\Z)"

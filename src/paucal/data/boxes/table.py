@@ -37,7 +37,7 @@ TABLES = (".csv", ".tsv")
 MAX_BYTES = 1 << 30
 HEAD_BYTES = 1 << 14  # bytes at the start of a file by which a table of boxes is recognised
 HEAD_ROWS = 20  # rows at the start of a table without column names by which its columns are recognised
-MAX_EDGE = 1.02  # of a box, relative to the side of its image; more than 1, since programs round
+MAX_EDGE = 1.02  # largest right or bottom edge of a box as a fraction of the image's side; above 1 for rounding
 ONE_CLASS = "object"  # class of all boxes in a table without classes
 DELIMITERS = ",;\t|"
 # Usual names of each column, in lower case and without "_", "-", "." and spaces.
@@ -152,7 +152,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
                 left, top, right, bottom = row.box
                 box = left * width, top * height, right * width, bottom * height
                 file_images[key].add(row.name, box, crowd=row.crowd)
-    return AnnotationSet.numbered(images.values(), tree.shown, notes)
+    return AnnotationSet.with_numbered_classes(images.values(), tree.shown, notes)
 
 
 def tree_of_paths(file: Path) -> Tree | None:

@@ -30,7 +30,7 @@ from paucal.types import UserError
 
 XML = ".xml"
 MAX_BYTES = 1 << 28  # CVAT writes the annotations of all images to one file, some kilobytes per image
-_MAX_DIGITS = 9  # of a width or height
+_MAX_DIGITS = 9  # largest number of digits of a width or height
 HEAD_BYTES = 1 << 13  # bytes at the start of a file that are searched for the outermost element
 ELLIPSE_POINTS = 72
 VOC_EDGES, CVAT_EDGES = ("xmin", "ymin", "xmax", "ymax"), ("xtl", "ytl", "xbr", "ybr")
@@ -61,7 +61,7 @@ def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         images.append(_voc_image(content, file, tree.shown_path(file)))
         notes += file_notes
     key_notes = assign_keys(images, stated_names, tree)
-    return AnnotationSet.numbered(images, tree.shown, [*shorten_notes(notes), *key_notes])
+    return AnnotationSet.with_numbered_classes(images, tree.shown, [*shorten_notes(notes), *key_notes])
 
 
 def find_cvat(tree: Tree, files: Sequence[str]) -> list[str]:
@@ -80,7 +80,7 @@ def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         notes += file_notes
         for image in _cvat_images(content, tree, file, names, unread):
             add_image(images, image, tree.shown)
-    return AnnotationSet.numbered(images.values(), tree.shown, [*notes, *unread_shapes_notes(unread)])
+    return AnnotationSet.with_numbered_classes(images.values(), tree.shown, [*notes, *unread_shapes_notes(unread)])
 
 
 VOC = Layout(
@@ -298,7 +298,7 @@ def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> t
     )
     if not is_inside or lengths.min() < 0 or lengths.max() > width * height or lengths.sum() != width * height:
         raise ValueError("it does not fit the image")
-    is_object = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)  # of each pixel of the box, row by row
+    is_object = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)  # one value per pixel of the box, row by row
     if not is_object.any():
         return None, None
     mask = np.zeros(size, dtype=np.bool_)

@@ -30,7 +30,8 @@ TEXT, YAML = ".txt", (".yaml", ".yml")
 NAME_FILES, NAME_ENDINGS = ("classes.txt",), (".names", ".labels")
 HEAD_BYTES = 1 << 12  # bytes at the start of a label file that contain its first object
 MAX_FILES_SEARCHED = 200  # label files that are searched for an object, to recognise the layout
-BOX_NUMBERS, MIN_OUTLINE_NUMBERS = 5, 7  # per line: the class number with a box, or with at least three points
+# Numbers in a line: the class number with four numbers of a box, or with the x and y of at least three points.
+BOX_NUMBERS, MIN_OUTLINE_NUMBERS = 5, 7
 MAX_OUTSIDE = 0.01  # fraction of a side by which a coordinate may exceed the image; the box is cut at the edge
 
 

@@ -23,7 +23,7 @@ from paucal.types import UserError
 
 EMOTIONS = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
 FACE_SIDE = 48  # pixels of FER2013's faces
-MAX_BYTES = 1 << 30  # of a file with labels; the largest, FER2013's, has 287 MiB
+MAX_BYTES = 1 << 30  # largest file with labels that is read; that of FER2013 has 287 MiB
 SYNSETS_NAME = "synsets.txt"
 N_WEBVISION_CLASSES = 1000
 MAX_SYNSETS_BYTES = 1 << 20

@@ -16,7 +16,7 @@ from paucal.reading import read_text
 from paucal.types import UserError
 from paucal.wording import shortened
 
-MAX_LIST_BYTES = 16 << 20  # of a list of images; official lists have about 1 MiB
+MAX_LIST_BYTES = 16 << 20  # largest list of images that is read; official lists have about 1 MiB
 MAX_SHOWN = 80  # characters of a line in a message
 
 

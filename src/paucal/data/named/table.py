@@ -14,7 +14,7 @@ from paucal.data.images import Hints
 
 ROOT_VARIABLE = "PAUCAL_DATA"
 _DEFAULT_HINTS = Hints()
-OPEN_IMAGES_FOLDERS = ("train", *(f"train_{digit:x}" for digit in range(16)))  # of the training images
+OPEN_IMAGES_FOLDERS = ("train", *(f"train_{digit:x}" for digit in range(16)))  # folders that may have training images
 _DIGITS_OR_SIGNS = Hints(flip=False, image_size=32)  # a mirrored digit or sign has a different meaning
 
 

@@ -25,14 +25,14 @@ from paucal.reading import read_bytes, require_regular
 from paucal.types import UserError
 from paucal.wording import first_line
 
-MAX_CACHE_BYTES = 32 << 30  # of downloaded shards on this machine
-_MAX_SHARE_OF_FREE_DISK = 0.5  # that further downloaded shards may take
+MAX_CACHE_BYTES = 32 << 30  # largest total size of the downloaded shards on this machine
+_MAX_SHARE_OF_FREE_DISK = 0.5  # largest share of the free disk space that further downloads may take
 # A slow download is started a second time after this multiple of its expected duration, but at least after the minimum
 # patience. The duration of the first download is unknown, so it has a patience of its own. Both are in seconds.
 _PATIENCE_FACTOR, _MIN_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
-_ABANDONED_SECONDS = 3600.0  # without a new byte; then the temporary file of a download may be removed
+_ABANDONED_SECONDS = 3600.0  # a temporary file of a download that got no new byte for so long may be removed
 _MAX_SPEEDS = 32  # latest downloads from whose speed the duration is expected
-_BLOCK_BYTES = 4 << 20  # bytes of a file that are read at once
+_BLOCK_BYTES = 4 << 20  # number of bytes of a small file that are read at once
 # Metadata that identify a version of a file, as S3, Google Cloud Storage, Azure, web servers and disks name them.
 _VERSION_FIELDS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime")
 _INSTALL_COMMAND = "pip install 'paucal[remote]'"
@@ -282,7 +282,8 @@ class RemoteShardFolder:
 
     def _storage(self) -> tuple[Any, str]:
         """Return fsspec's file system and the path of the folder in it; each process opens a file system of its own."""
-        if self._opened is None or self._opened[0] != os.getpid():  # a forked process cannot use the parent's
+        # A forked process cannot use the file system of its parent.
+        if self._opened is None or self._opened[0] != os.getpid():
             self._opened = os.getpid(), *open_storage(self.location)
         return self._opened[1:]
 

@@ -24,7 +24,7 @@ from paucal.wording import counted, first_few, was
 INDEX_NAME = "paucal_index.npz"
 FORMAT_VERSION = 1
 HEADER_BYTES = 512  # size of the header in front of the content of each tar member
-MAX_BYTES = 4 << 30  # of an index file
+MAX_BYTES = 4 << 30  # largest size of an index file
 # Rows (one per image) are cached in memory for a window of images, shard by shard. Up to the minimum number of shards,
 # they are cached whatever their number of rows.
 MIN_CACHED_SHARDS, MAX_CACHED_SHARDS, MAX_CACHED_ROWS = 4, 256, 1 << 17
@@ -99,7 +99,7 @@ class ShardIndex:
     lengths: NDArray[np.int32] | StoredArray
     names: StringArray | StoredStrings
     notes: tuple[str, ...] = ()
-    _cached_rows: dict[int, ShardRows] = field(default_factory=dict, repr=False)  # by shard, the latest last
+    _cached_rows: dict[int, ShardRows] = field(default_factory=dict, repr=False)  # by shard, the last read last
 
     def __len__(self) -> int:
         return len(self.labels)

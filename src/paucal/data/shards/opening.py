@@ -49,15 +49,15 @@ from paucal.wording import counted, was
 
 SUFFIX = ".tar"
 CLASSES_NAME = "classes.txt"
-_MAX_CLASSES_BYTES = 64 << 20  # of the list of classes
+_MAX_CLASSES_BYTES = 64 << 20  # largest size of `classes.txt`
 _SKIP_ADVICE = ", or leave it out with --on-bad-image skip"
-_INSPECTED_ENTRIES = 64  # of a tar file or folder, by which shards are recognised
+_INSPECTED_ENTRIES = 64  # number of entries of a tar file or folder by which shards are recognised
 
 
 def find_shards(folder: Path) -> bool:
-    """Return whether a folder has tar shards.
+    """Return whether a folder has tar shards: an index, or tar files and no images.
 
-    It has them if it has an index, or tar files and no images; the tar files may be in train/val/test folders.
+    The tar files may also be in train/val/test folders.
     """
     if (folder / INDEX_NAME).is_file():
         return True

@@ -31,7 +31,7 @@ from paucal.wording import counted, was
 LABEL_SUFFIXES = (".cls", ".label")
 JSON_FIELD = "label"
 _SIZE_FIELD = slice(124, 136)  # bytes of a tar header that have the size of the member
-_MAX_LABEL_BYTES = 1 << 20  # of a label file
+_MAX_LABEL_BYTES = 1 << 20  # size from which on a member is not taken for a label
 _MAX_OPEN_SECONDS = 60.0  # then a shard is opened again, which marks its downloaded copy as in use
 _MAX_OPEN_SHARDS = 64  # most systems let a process open 1,024 files
 _IMAGE_ENDINGS, _LABEL_ENDINGS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)

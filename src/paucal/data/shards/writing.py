@@ -34,10 +34,11 @@ Form = Literal["tar", "parquet"]
 Label = int | list[int]  # class number of an image, or class numbers in a multi-label set
 
 CLASSES_NAME = "classes.txt"
-_CHUNK_IMAGES = 256  # that are read and checked together
+_CHUNK_IMAGES = 256  # number of images that are read and checked together
 _MAX_THREADS = 16
 _MAX_NAME_LENGTH = 60  # characters; a tar header has space for a hundred
-_MAX_GROUP_IMAGES, _MAX_GROUP_BYTES = 256, 8 << 20  # of a Parquet row group, the smallest block that can be read
+# Limits of a row group, which is the smallest block of a Parquet file that can be read.
+_MAX_GROUP_IMAGES, _MAX_GROUP_BYTES = 256, 8 << 20
 _SPECIAL_CHARACTERS = re.compile(r"[^A-Za-z0-9_/-]+")
 
 
@@ -80,7 +81,7 @@ def write_shards(
     else:
         writer = _TarWriter(folder, bool(images.classes))
     n_done, problems = 0, {}
-    for part in ("", "test", "train", "val"):  # in the alphabetical order of the names of the shards
+    for part in ("", "test", "train", "val"):  # so that shards are written in the alphabetical order of their names
         order, count = shard_order(images, part, seed), 0
         for member in read_members(images, order, problems, n_done, progress):
             if problems and on_bad == "refuse":
@@ -226,7 +227,7 @@ class _TarWriter:
         self._archive: tarfile.TarFile | None = None
 
     def open(self, part: str) -> None:
-        """Begin another shard."""
+        """Open a new tar file for images of a part."""
         self._path, self._part = self._folder / _shard_name(part, self.shards, ".tar"), part
         self._archive = tarfile.open(self._path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 (until `close`)
 
@@ -297,7 +298,7 @@ class _ParquetWriter:
         self._n_pending_bytes = self._size = 0
 
     def open(self, part: str) -> None:
-        """Begin another shard."""
+        """Open a new Parquet file for images of a part."""
         self._path, self._part = self._folder / _shard_name(part, self.shards, ".parquet"), part
         # Without compression, since the bytes of images are compressed already.
         self._file = pq.ParquetWriter(self._path, self._schema, compression="none", use_dictionary=False)

@@ -69,19 +69,19 @@ class LocatedImages(NamedTuple):
     notes: list[str]
 
 
-def locate(listed: Sequence[ListedImage], root: Path | None) -> LocatedImages:
+def locate(listed_images: Sequence[ListedImage], root: Path | None) -> LocatedImages:
     """Find the image files of rows; the rows of each part (train, val or test) may be relative to a different folder.
 
     Paths are relative to `root` or a subfolder of it. If `root` is None, they are relative to the folder of the table,
     to the parent of that folder, or to a subfolder of these that is named after images or the part.
     """
     groups: dict[tuple[Path, str], list[int]] = {}
-    for index, row in enumerate(listed):
+    for index, row in enumerate(listed_images):
         groups.setdefault((row.file, row.part), []).append(index)
     finders: dict[Path, FileFinder] = {}
-    folders, keys, notes, n_respelt = [Path()] * len(listed), [""] * len(listed), [], 0
+    folders, keys, notes, n_respelt = [Path()] * len(listed_images), [""] * len(listed_images), [], 0
     for (file, part), indices in groups.items():
-        rows = [listed[index] for index in indices]
+        rows = [listed_images[index] for index in indices]
         finder, prefix = _choose_folder(rows, list(_candidates(file, part, root, finders)), root)
         if prefix:
             notes.append(f"paths in {file.name} begin with {prefix!r}, which was replaced by {finder.root}")

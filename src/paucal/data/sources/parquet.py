@@ -42,9 +42,9 @@ from paucal.wording import counted, first_line, was
 
 _FILE_OF_PART = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
 _FILE_OF_SERIES = re.compile(r"(?P<series>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.(?:parquet|arrow)")
-PREFIX = "hf:"  # of the location of a data set on the Hugging Face hub
-CONVERTED = "refs/convert/parquet"  # branch on which the hub keeps most data sets as Parquet files
-PARTIAL = "partial-"  # prefix of folders on that branch that have only the first gigabytes of a part
+HUB_PREFIX = "hf:"  # the location of a data set on the Hugging Face hub begins so
+CONVERTED_REVISION = "refs/convert/parquet"  # branch on which the hub keeps most data sets as Parquet files
+PARTIAL_PREFIX = "partial-"  # prefix of folders on that branch that have only the first gigabytes of a part
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # without slashes, so that a name cannot lead to another folder
 
 PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
@@ -290,7 +290,7 @@ def _part_of_file(name: str) -> str:
 
 
 def _part_of_folder(name: str) -> str:
-    return PARTS.get(name.lower().removeprefix(PARTIAL), "")
+    return PARTS.get(name.lower().removeprefix(PARTIAL_PREFIX), "")
 
 
 def _select_files_of_parts(files: list[RowFile]) -> tuple[list[RowFile], list[str]]:
@@ -307,7 +307,7 @@ def _select_files_of_parts(files: list[RowFile]) -> tuple[list[RowFile], list[st
 
 def is_on_hub(location: str | Path) -> bool:
     """Return whether a location is a data set on the Hugging Face hub, such as "hf:uoft-cs/cifar100"."""
-    return str(location).startswith(PREFIX)
+    return str(location).startswith(HUB_PREFIX)
 
 
 def open_hub(location: str, _: Any, options: SourceOptions) -> ImageSet:
@@ -323,7 +323,7 @@ def open_hub(location: str, _: Any, options: SourceOptions) -> ImageSet:
     """
     folder, files = _hub_files(str(location), options.download)
     images = open_parquet(folder, files, options)
-    partial = sorted({file.parent.name for file in files if file.parent.name.startswith(PARTIAL)})
+    partial = sorted({file.parent.name for file in files if file.parent.name.startswith(PARTIAL_PREFIX)})
     notes = [f"the hub keeps only the first images of this set ({', '.join(partial)})"] if partial else []
     name = str(location).rsplit("/", 1)[-1]
     return replace(images, name=name, location=str(location), notes=(*images.notes, *notes))
@@ -331,13 +331,13 @@ def open_hub(location: str, _: Any, options: SourceOptions) -> ImageSet:
 
 def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
     """Return the local copy of a data set on the hub: its folder, and its Parquet files."""
-    owner, name, *configuration = [*location.removeprefix(PREFIX).split("/", 2), "", ""][:3]
+    owner, name, *configuration = [*location.removeprefix(HUB_PREFIX).split("/", 2), "", ""][:3]
     if not all(map(_NAME.fullmatch, (owner, name, configuration[0] or name))):
         raise UserError(
             f"{location!r} is not a data set of the hub; expected hf:OWNER/NAME, as in hf:uoft-cs/cifar100."
         )
     repository, problem = f"{owner}/{name}", ""
-    for revision in (None, CONVERTED):
+    for revision in (None, CONVERTED_REVISION):
         try:
             from huggingface_hub import snapshot_download  # imported here: it takes a second, and is seldom needed
 
