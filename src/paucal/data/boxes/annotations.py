@@ -18,7 +18,8 @@ MAX_CLASSES = 10_000
 MAX_PIXELS = 1 << 28  # pixels of a mask in an annotation file
 MAX_ROUNDING = 0.5  # pixels by which an edge of a box may differ between two files, since one may round it
 # COCO writes the run lengths of a mask as text. Each character is the code of "0" plus six bits: five bits of a number,
-# and a flag that the number continues in the next character. The highest bit of the last character is the sign.
+# and a flag that the number continues in the next character. The highest of the five bits in the last character of a
+# number is its sign.
 CODE_OF_ZERO, BITS_PER_CHARACTER, CONTINUES_FLAG, SIGN_FLAG = 48, 5, 0x20, 0x10
 MAX_CHARACTERS = 7  # characters of a number, thus 35 bits, which are enough for the pixels of any image
 MAX_TEXT_LENGTH = 1 << 24  # characters per mask

@@ -26,7 +26,7 @@ from paucal.wording import brief, counted, was
 
 _COCO_NAME = re.compile(r".*\.coco\.json|instances_.*\.json")
 MAX_BYTES = 1 << 29  # instances_train2017.json, of 118,000 images, has 449 MB
-MAX_EDGE = 1.02  # largest right or bottom edge of a box as a fraction of the image's side; above 1 for rounding
+MAX_EDGE = 1.02  # largest right or bottom edge of a box relative to the image's side; 2 % tolerance for rounding
 # If at least this share of boxes ends outside of the image, they are taken for left, top, right and bottom.
 MIN_SHARE_OUTSIDE = 0.25
 INSTANCES = "instances"  # first word of the names of COCO's files of boxes

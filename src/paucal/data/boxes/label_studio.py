@@ -137,7 +137,10 @@ def _image_of(data: Mapping[str, Any], shown_path: str) -> str:
 
 
 def _annotation_values(task: Mapping[str, Any], special_cases: Counter[str]) -> list[Mapping[str, Any]] | None:
-    """Return the values of the annotation marked as ground truth, or else of the last one; None without annotations."""
+    """Return the regions and labels in the annotation marked as ground truth, or else in the last one.
+
+    The result is None if the task has no annotation.
+    """
     rows = task.get("annotations", task.get("completions"))
     rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     rows = [row for row in rows if not row.get("was_cancelled") and isinstance(row.get("result"), list)]

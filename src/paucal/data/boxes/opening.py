@@ -279,7 +279,7 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
             if problem is None or root == file.parent:
                 raise
         else:
-            # If all images are in the same part, as of "train.json", the part says nothing.
+            # If all images are in one part, as those of "train.json", they are treated as if they had no part.
             if len({image.declared for image in annotations.images}) == 1:
                 images = [replace(image, declared="") for image in annotations.images]
                 annotations = replace(annotations, images=images)

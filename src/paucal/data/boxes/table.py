@@ -37,7 +37,7 @@ TABLES = (".csv", ".tsv")
 MAX_BYTES = 1 << 30
 HEAD_BYTES = 1 << 14  # bytes at the start of a file by which a table of boxes is recognised
 HEAD_ROWS = 20  # rows at the start of a table without column names by which its columns are recognised
-MAX_EDGE = 1.02  # largest right or bottom edge of a box as a fraction of the image's side; above 1 for rounding
+MAX_EDGE = 1.02  # largest right or bottom edge of a box relative to the image's side; 2 % tolerance for rounding
 ONE_CLASS = "object"  # class of all boxes in a table without classes
 DELIMITERS = ",;\t|"
 # Usual names of each column, in lower case and without "_", "-", "." and spaces.

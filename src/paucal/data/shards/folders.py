@@ -219,7 +219,7 @@ class RemoteShardFolder:
         return self.cache / f"{shard.changed:x}" / shard.name if shard.changed else self.cache / shard.name
 
     def _fetch(self, shard: Shard, target: Path, try_to: Callable[[Callable[[], Path]], Path]) -> None:
-        """Download a shard to `target`, with a second download beside the first one if this is slow."""
+        """Download a shard to `target`; if the download is slow, start a second one and use whichever ends first."""
 
         def get(number: int) -> Path:
             temporary = target.with_name(f".{target.name}.{os.getpid()}-{time.monotonic_ns()}-{number}.tmp")

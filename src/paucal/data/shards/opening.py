@@ -47,7 +47,7 @@ from paucal.reading import decode_text
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
 
-SUFFIX = ".tar"
+TAR_SUFFIX = ".tar"
 CLASSES_NAME = "classes.txt"
 _MAX_CLASSES_BYTES = 64 << 20  # largest size of `classes.txt`
 _SKIP_ADVICE = ", or leave it out with --on-bad-image skip"
@@ -67,14 +67,16 @@ def find_shards(folder: Path) -> bool:
     parts = {name: _list_entries(folder / name, _INSPECTED_ENTRIES)[1] for name in folders if name.lower() in PARTS}
     files += [f"{name}/{file}" for name, part_files in parts.items() for file in part_files]
     compressed = [file for file in files if file.lower().endswith(COMPRESSED)]
-    tars = [file for file in files if file.lower().endswith(SUFFIX)]
+    tars = [file for file in files if file.lower().endswith(TAR_SUFFIX)]
     if compressed and len(compressed) == len(files) and set(folders) == set(parts):
         raise UserError(
             f"{folder / compressed[0]} is compressed as a whole, so single images cannot be read from it: unpack it "
             "to an uncompressed .tar (gunzip, unxz, zstd -d), which is hardly larger, since images are compressed "
             "already."
         )
-    return bool(tars) and all(any(file.lower().endswith(SUFFIX) for file in parts.get(name, ())) for name in folders)
+    return bool(tars) and all(
+        any(file.lower().endswith(TAR_SUFFIX) for file in parts.get(name, ())) for name in folders
+    )
 
 
 def _list_entries(folder: Path, limit: int | None = None) -> tuple[list[str], list[str]]:
@@ -140,7 +142,7 @@ def _read_shipped_index(folder: ShardFolder, single_shard: str | None, skip_dama
     shard_files = folder.list_files()
     if shard_files is None:  # each shard is then compared with the index when it is downloaded
         return index
-    shards = {shard.name: shard for shard in shard_files if shard.name.lower().endswith(SUFFIX)}
+    shards = {shard.name: shard for shard in shard_files if shard.name.lower().endswith(TAR_SUFFIX)}
     damaged: dict[int, str] = {}
     for number, shard in enumerate(index.files):
         current = shards.pop(shard.name, None)
@@ -187,7 +189,7 @@ def _load_or_build_index(
     files = [
         Shard(shard.name, shard.size, part_of(shard.name), shard.changed)
         for shard in shard_files
-        if shard.name.lower().endswith(SUFFIX) and not any(map(is_ignored, shard.name.split("/")))
+        if shard.name.lower().endswith(TAR_SUFFIX) and not any(map(is_ignored, shard.name.split("/")))
         if single_shard in (None, shard.name)
     ]
     if not files:

@@ -44,7 +44,7 @@ class ListedImage(NamedTuple):
         line: Line number of the row in its file, from 1.
         file: Table or list file.
         label: Content of the label column.
-        further_cells: Contents of the columns in `Columns.further`, such as a patient column.
+        further_cells: Contents of the columns in `Columns.further_columns`, such as a patient column.
         indicators: Contents of the indicator columns: 1 or 0 for each class.
         names: Names of the image's classes, from `label`.
         key: Path of the image file relative to the common folder of all images; "" until the file is located.

@@ -24,7 +24,7 @@ from paucal.wording import first_line
 PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
 _DAMAGED_FOOTER = "deserialize thrift"  # part of Arrow's OSError for a damaged footer
 _MAX_CACHED_BYTES = 1 << 30  # size of the cached row groups of a store
-_MAX_CACHED_BYTES_STREAMED = 2 * WINDOW_BYTES  # the same for a streamed set
+_MAX_CACHED_BYTES_STREAMED = 2 * WINDOW_BYTES  # size of the cached row groups of the store of a streamed set
 _MAX_OPEN_FILES = 16  # few, since the disk space of a deleted download is freed only when it is closed
 
 

@@ -69,7 +69,7 @@ class Columns:
         return [self.names[index] for index in self.indicators]
 
     @property
-    def further(self) -> list[int]:
+    def further_columns(self) -> list[int]:
         """Positions of up to 16 columns other than path, part and indicators, such as the label or a patient column."""
         used_columns = (self.image, self.split, *self.indicators, *(column for column, _ in self.flags))
         return [index for index in range(len(self.names)) if index not in used_columns][:MAX_COLUMNS]

@@ -100,7 +100,7 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
 
 def _with_further_columns(images: ImageSet, located: _LocatedRows, columns: Mapping[Path, Columns]) -> ImageSet:
     """Return the set with the further columns of its tables; a column is empty for the images of tables without it."""
-    names_of = {file: [columns.names[index] for index in columns.further] for file, columns in columns.items()}
+    names_of = {file: [columns.names[index] for index in columns.further_columns] for file, columns in columns.items()}
     positions = {file: {name: n for n, name in enumerate(names)} for file, names in names_of.items()}
     problems = {
         names_of[file][n]: f"{first.key[:_MAX_SHOWN]!r} is in {_lines_text(first, second)} with different cells in the "
@@ -155,7 +155,7 @@ def _read_table(
     used = [columns.image, columns.label, columns.split, *(column for column, _ in columns.flags)]
     refuse_repeated_columns(file, columns.names, [index for index in used if index is not None and columns.names])
     notes += [text for text in (note, *columns.notes) if text]
-    further = columns.further
+    further = columns.further_columns
     return [_listed_image(file, row, columns, further, part_of_file) for row in rows[bool(columns.names) :]], columns
 
 
