@@ -57,7 +57,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     for content in contents:
         for image in content.images:
             add_image(images, image, tree.shown)
-    skipped = [PurePosixPath(file).name for file in tree.ending(".json") if _starts_with(file, *OTHER_TASKS)]
+    skipped = [PurePosixPath(file).name for file in tree.files_ending(".json") if _starts_with(file, *OTHER_TASKS)]
     if skipped and len(files) > 1 and box_files is not files:
         count = f"{counted(len(skipped), 'file')} beside {INSTANCES}_*.json {was(len(skipped))} skipped"
         notes.append(f"{count}: {', '.join(skipped)}")

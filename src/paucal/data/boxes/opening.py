@@ -119,10 +119,10 @@ def find_annotation_files(tree: Tree) -> list[AnnotationFiles]:
 def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
     """Return a file in an unsupported layout, or in a folder without images an archive that has annotation files."""
     for layout in UNSUPPORTED:
-        for file in tree.ending(*layout.suffixes)[:MAX_FILES_SEARCHED]:
+        for file in tree.files_ending(*layout.suffixes)[:MAX_FILES_SEARCHED]:
             if layout.pattern.search(ascii_bytes(tree.peek(file, SEARCHED_BYTES))):
                 return AnnotationFiles(f"{layout.name} writes them", [file])
-    archives = [] if tree.images or not Path(tree.location).is_dir() else tree.ending(*ARCHIVE_SUFFIXES)
+    archives = [] if tree.images or not Path(tree.location).is_dir() else tree.files_ending(*ARCHIVE_SUFFIXES)
     if not archives:
         return None
     try:
@@ -229,7 +229,8 @@ def _read_preferred_layout(groups: Sequence[AnnotationFiles], tree: Tree) -> Ann
     """Read the annotation files of all layouts, and return the content in the layout with the most images.
 
     Raises:
-        UserError: The files of the first layout are invalid, or another layout has further images.
+        UserError: The files of the first layout are invalid, or another layout has boxes of images that the preferred
+            layout lacks.
     """
     annotations: dict[str, AnnotationSet] = {}
     notes: list[str] = []
@@ -294,7 +295,7 @@ def _refuse_without_boxes(tree: Tree, groups: Sequence[AnnotationFiles]) -> NoRe
         locations = " or ".join(repr(tree.shown_path(root)) for root in roots[:3])
         raise UserError(f"{tree.shown!r} has several sets with boxes in subfolders: did you mean {locations}?")
     _refuse_unsupported(tree)
-    files = tree.ending(".json")
+    files = tree.files_ending(".json")
     if len(files) == 1:
         coco.read(tree, files)  # raises an error with the reason why this file has no boxes
     raise NoLabelsError(f"{tree.shown!r} has no annotations of boxes: expected {EXPECTED_TEXT}.")

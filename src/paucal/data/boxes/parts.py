@@ -81,7 +81,7 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
 
 def _find_lists(tree: Tree) -> list[str]:
     """Return the list files of parts in the first of the usual folders that has any; "trainval.txt" comes last."""
-    lists = [file for file in tree.ending(".txt") if _plain_stem(file) in PARTS]
+    lists = [file for file in tree.files_ending(".txt") if _plain_stem(file) in PARTS]
     for folder in LIST_FOLDERS:
         if folder_lists := [file for file in lists if file.rpartition("/")[0].lower() == folder]:
             return sorted(folder_lists, key=lambda file: (_plain_stem(file) == TRAINVAL, file))

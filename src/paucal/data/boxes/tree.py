@@ -30,9 +30,8 @@ class Tree:
         read: Function (path, limit) that returns the content of a file, or refuses it if it has more bytes than the
             limit.
         peek: Function (path, count) that returns the first and the last `count` bytes of a file.
-        store: Function that makes the store of the images with the paths that it takes.
-        is_inside: Function that returns whether the file at a path is within the location, and not behind a link out
-            of it.
+        store: Function (paths) that returns the store of these images.
+        is_inside: Function (path) that returns whether a file is within the location, and not behind a link out of it.
         notes: Sentences for the user on files that were left out.
     """
 
@@ -51,7 +50,7 @@ class Tree:
         """Paths of the images."""
         return tuple(path for path in self.files if path.lower().endswith(IMAGE_SUFFIXES))
 
-    def ending(self, *suffixes: str) -> list[str]:
+    def files_ending(self, *suffixes: str) -> list[str]:
         """Return the files whose names end in any of the suffixes, in upper or lower case."""
         return [path for path in self.files if path.lower().endswith(suffixes)]
 

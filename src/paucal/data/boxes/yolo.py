@@ -176,7 +176,7 @@ def _names_of_yaml(value: Any, tree: Tree, shown_path: str) -> dict[int, str] | 
         file = next((file for file in tree.files if split_path(file)[-1:] == split_path(value)[-1:]), None)
         if file is None:
             raise UserError(f"{shown_path!r} gives {value!r} as its names, but there is no such file: add it.")
-        return _checked_names(dict(enumerate(_listed_names(tree, file))), shown_path)
+        return _check_names(dict(enumerate(_listed_names(tree, file))), shown_path)
     pairs = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
     names: dict[int, str] = {}
     for number, name in pairs:
@@ -190,7 +190,7 @@ def _names_of_yaml(value: Any, tree: Tree, shown_path: str) -> dict[int, str] | 
         raise UserError(
             f"{shown_path!r} has no names of classes, expected a list, or numbers with their names: add them."
         )
-    return _checked_names(names, shown_path)
+    return _check_names(names, shown_path)
 
 
 def _names_of_text_files(tree: Tree) -> dict[int, str] | None:
@@ -203,14 +203,15 @@ def _names_of_text_files(tree: Tree) -> dict[int, str] | None:
     if len(files) > 1:
         first, second = list(files.values())[:2]
         raise UserError(f"{first!r} and {second!r} in {tree.shown!r} name different classes: remove one of them.")
-    return next((_checked_names(dict(enumerate(names)), tree.shown_path(file)) for names, file in files.items()), None)
+    return next((_check_names(dict(enumerate(names)), tree.shown_path(file)) for names, file in files.items()), None)
 
 
 def _listed_names(tree: Tree, file: str) -> tuple[str, ...]:
     return tuple(map(plain_name, numbered_names(tree.lines(file, blank=True)[0], tree.shown_path(file))))
 
 
-def _checked_names(names: Mapping[int, str], shown_path: str) -> dict[int, str]:
+def _check_names(names: Mapping[int, str], shown_path: str) -> dict[int, str]:
+    """Return unique class names by number; refuse too many of them."""
     if len(names) > MAX_CLASSES:
         raise UserError(f"{shown_path!r} names {len(names):,} classes; at most {MAX_CLASSES:,} are read.")
     return unique_class_names(names)
@@ -262,7 +263,7 @@ def _images_at(
         notes: Notes, to which one on missing images is appended.
     """
     folders = {normalise_name(path): path for image in tree.images for path in map(str, PurePosixPath(image).parents)}
-    files = {normalise_name(file): file for file in tree.ending(TEXT)}
+    files = {normalise_name(file): file for file in tree.files_ending(TEXT)}
     path = [*split_path(value)]
     while path and "*" in path[-1]:
         path.pop()
@@ -302,7 +303,7 @@ def _labels_without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
     Text files that are neither empty nor begin with an object are taken for other files.
     """
     unassigned = [
-        file for file in tree.ending(TEXT) if file not in keys and PurePosixPath(file).stem.lower() not in PARTS
+        file for file in tree.files_ending(TEXT) if file not in keys and PurePosixPath(file).stem.lower() not in PARTS
     ]
     labels = [
         file for file in unassigned if _has_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD_BYTES)).strip()

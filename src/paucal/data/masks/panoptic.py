@@ -35,7 +35,7 @@ DrawnMasks = list[tuple[str, Path, str]]  # key of the image, mask file, part
 
 def find_panoptic(tree: Tree) -> list[str]:
     """Return the panoptic JSON files of a set."""
-    return [file for file in tree.ending(".json") if mentions(tree.peek(file, PEEK_BYTES), SEGMENTS)]
+    return [file for file in tree.files_ending(".json") if mentions(tree.peek(file, PEEK_BYTES), SEGMENTS)]
 
 
 def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:

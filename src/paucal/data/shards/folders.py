@@ -31,7 +31,7 @@ _MAX_SHARE_OF_FREE_DISK = 0.5  # largest share of the free disk space that furth
 # patience. The duration of the first download is unknown, so it has a patience of its own. Both are in seconds.
 _PATIENCE_FACTOR, _MIN_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
 _ABANDONED_SECONDS = 3600.0  # a temporary file of a download that got no new byte for so long may be removed
-_MAX_SPEEDS = 32  # latest downloads from whose speed the duration is expected
+_MAX_SPEEDS = 32  # number of the latest downloads whose median speed gives the expected duration
 _BLOCK_BYTES = 4 << 20  # number of bytes of a small file that are read at once
 # Metadata that identify a version of a file, as S3, Google Cloud Storage, Azure, web servers and disks name them.
 _VERSION_FIELDS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime")

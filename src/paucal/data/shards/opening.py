@@ -113,7 +113,7 @@ def open_shards(folder: ShardFolder, options: SourceOptions, only: str | None = 
             does not match the shards; or no image has a label.
     """
     label_field = options.label_column or JSON_FIELD
-    index = _read_shipped_index(folder, only, options.skip_damaged)
+    index = _read_index_beside_shards(folder, only, options.skip_damaged)
     index = index or _load_or_build_index(folder, label_field, only, options)
     images = _image_set(folder, index, options.labelled, only)
     if not options.labelled:
@@ -132,7 +132,7 @@ def open_shards(folder: ShardFolder, options: SourceOptions, only: str | None = 
     return images.select(labelled, note)
 
 
-def _read_shipped_index(folder: ShardFolder, single_shard: str | None, skip_damaged: bool) -> ShardIndex | None:
+def _read_index_beside_shards(folder: ShardFolder, single_shard: str | None, skip_damaged: bool) -> ShardIndex | None:
     """Return the index beside the shards, after comparing it with them; None if there is no index."""
     path = None if single_shard is not None else folder.local_copy(INDEX_NAME, MAX_BYTES)
     if path is None:

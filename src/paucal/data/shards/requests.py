@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from paucal.types import UserError
 from paucal.wording import first_line
 
-# A request is tried at least this often, and for at least this time.
+# Minimum number of tries of a request, and minimum number of seconds for which it is tried.
 _MIN_TRIES, _MIN_SECONDS = 3, 120.0
-_FIRST_PAUSE, _MAX_PAUSE = 2.0, 30.0  # seconds at most before the second try, and before any try
+_FIRST_PAUSE, _MAX_PAUSE = 2.0, 30.0  # longest pause in seconds before the second try, and before any later try
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers
 T = TypeVar("T")
 

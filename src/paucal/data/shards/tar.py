@@ -96,9 +96,9 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
 
 
 def sample_key(name: str) -> tuple[str, str]:
-    """Return the path of a member up to the first dot of its file name, and the ending after it in lower case.
+    """Split the path of a member at the first dot of its file name; return the key, and the ending in lower case.
 
-    Members with the same key, which is this path, belong to one sample.
+    Members with the same key belong to one sample.
 
     Example:
         >>> sample_key("n01/cat.v2/000123.JPG"), sample_key("7.seg.png")

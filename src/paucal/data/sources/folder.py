@@ -32,9 +32,9 @@ class ImageContainer:
     Attributes:
         name: Name of the image set.
         location: Location as in `ImageSet.location`.
-        make_store: Function that makes the store of the images with the keys that it takes.
-        list_subfolders: Function that returns the names of the folders in a folder, which it takes as a path relative
-            to the root ("" for the root itself).
+        make_store: Function (keys) that returns the store of these images.
+        list_subfolders: Function (folder) that returns the names of the folders in a folder; the folder is a path
+            relative to the root, or "" for the root itself.
     """
 
     name: str

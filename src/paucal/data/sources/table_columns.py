@@ -14,7 +14,7 @@ from paucal.data.splits.part_names import PARTS, files_of_set, part_name, train_
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-MAX_COLUMNS = 16  # further columns that are kept, such as a patient column
+MAX_COLUMNS = 16  # largest number of further columns that are kept, such as a patient column
 # Usual names of columns, in the form that `plain_column` returns.
 IMAGE_COLUMNS = (
     *("image_path", "image", "path", "file_name", "filename", "file", "filepath", "img_path", "img", "image_id"),
