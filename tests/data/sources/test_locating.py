@@ -141,7 +141,7 @@ def test_absolute_paths__below_a_given_root(tmp_path):
         images = open_images(file, root=root)
         assert [value(images, index) for index in range(2)] == [0, 1]
     assert images.keys == ["a/0.png", "b/1.png"]
-    with pytest.raises(UserError, match=rf"all paths lie in {tmp_path}/photos: give --data-root {tmp_path}/photos\."):
+    with pytest.raises(UserError, match=rf"all paths are in {tmp_path}/photos: give --data-root {tmp_path}/photos\."):
         open_images(file)
     listing = tmp_path / "photos" / "list.txt"
     listing.write_text("".join(f"{path} {n}\n" for n, path in enumerate(paths)))

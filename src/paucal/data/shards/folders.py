@@ -27,8 +27,8 @@ from paucal.wording import first_line
 
 MAX_CACHE_BYTES = 32 << 30  # largest total size of the downloaded shards on this machine
 _MAX_SHARE_OF_FREE_DISK = 0.5  # largest share of the free disk space that further downloads may take
-# A slow download is started a second time after this multiple of its expected duration, but at least after the minimum
-# patience. The duration of the first download is unknown, so it has a patience of its own. Both are in seconds.
+# A slow download is started a second time after `_PATIENCE_FACTOR` times the expected duration, but not before
+# `_MIN_PATIENCE` seconds. For the first download, no duration is known: it has `_FIRST_PATIENCE` seconds.
 _PATIENCE_FACTOR, _MIN_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
 _ABANDONED_SECONDS = 3600.0  # a temporary file of a download that got no new byte for so long may be removed
 _MAX_SPEEDS = 32  # number of the latest downloads whose median speed gives the expected duration

@@ -138,12 +138,12 @@ class ShardIndex:
         """Return the paths of the images in a shard."""
         return self.rows(shard).names
 
-    def without(self, damaged: Mapping[int, str], shown: str) -> "ShardIndex":
+    def without(self, damaged: Mapping[int, str], shown_path: str) -> "ShardIndex":
         """Return the index without the images of damaged shards, with a note; `files` stays as it is.
 
         Args:
             damaged: Why each damaged shard cannot be read, by its position in `files`.
-            shown: Location of the shards, for messages.
+            shown_path: Location of the shards, for messages.
 
         Raises:
             UserError: All shards are damaged.
@@ -151,7 +151,7 @@ class ShardIndex:
         if not damaged:
             return self
         names = {self.files[number].name: reason for number, reason in damaged.items()}
-        (note,) = damage_notes(names, len(self.files), shown)
+        (note,) = damage_notes(names, len(self.files), shown_path)
         spans, is_kept = self.spans.copy(), np.ones(len(self.files), dtype=bool)
         is_kept[list(damaged)] = False
         spans[~is_kept, 1] = spans[~is_kept, 0]
@@ -194,13 +194,13 @@ def smallest_labels(labels: NDArray[np.integer], n_classes: int) -> NDArray[np.i
     return labels.astype(np.min_scalar_type(-max(1, n_classes)))
 
 
-def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str]:
+def damage_notes(damaged: Mapping[str, str], total: int, shown_path: str) -> list[str]:
     """Return one note on shards that were left out because they cannot be read; empty if there are none.
 
     Args:
         damaged: Why each damaged shard cannot be read, by its name.
         total: Number of all shards.
-        shown: Location of the shards, for messages.
+        shown_path: Location of the shards, for messages.
 
     Raises:
         UserError: All shards are damaged.
@@ -210,13 +210,13 @@ def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str
     names, reason = list(damaged), next(iter(damaged.values())).rstrip(".")
     subject = f"{len(names)} of {counted(total, 'shard')} cannot be read ({first_few(names, _MAX_NAMES_SHOWN)})"
     if len(names) == total:
-        raise UserError(f"{shown}: {subject}; {reason}.")
+        raise UserError(f"{shown_path}: {subject}; {reason}.")
     left_out = f"{counted(len(names), 'shard')} {was(len(names))} left out"
     return [f"{subject}; {reason.split(';')[0].rstrip('.')}; {left_out}"]
 
 
-def read_index(path: Path, shown: str) -> ShardIndex:
-    """Open and check an index file, which messages call `shown`; only the labels are loaded into memory."""
+def read_index(path: Path, shown_path: str) -> ShardIndex:
+    """Open and check an index file, which messages call `shown_path`; only the labels are loaded into memory."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES:,} bytes")
@@ -225,14 +225,14 @@ def read_index(path: Path, shown: str) -> ShardIndex:
                 raise ValueError(f"{damaged} is damaged")
         with np.load(path, allow_pickle=False) as stored:
             header = json.loads(str(stored["about"]))
-        return _validated_index(header, open_arrays(path), shown)
+        return _validated_index(header, open_arrays(path), shown_path)
     except UserError:
         raise
     except _DAMAGE_EXCEPTIONS as problem:
-        raise UserError(f"{shown} cannot be read as an index of shards ({problem}); {REMAKE_ADVICE}.") from None
+        raise UserError(f"{shown_path} cannot be read as an index of shards ({problem}); {REMAKE_ADVICE}.") from None
 
 
-def _validated_index(header: Any, arrays: dict[str, StoredArray], shown: str) -> ShardIndex:
+def _validated_index(header: Any, arrays: dict[str, StoredArray], shown_path: str) -> ShardIndex:
     """Return the index with a header and arrays; raise a `ValueError` if they are invalid."""
     if header["format"] != FORMAT_VERSION:
         raise ValueError(f"it has the format {header['format']}, but this version of paucal reads {FORMAT_VERSION}")
@@ -240,7 +240,7 @@ def _validated_index(header: Any, arrays: dict[str, StoredArray], shown: str) ->
     for file in files:
         if not isinstance(file.name, str) or not all(isinstance(number, int) for number in (file.size, file.changed)):
             raise ValueError("the list of shards is invalid")
-        checked_name(shown, file.name)
+        checked_name(shown_path, file.name)
     count = len(arrays["offsets"])
     if not 0 < count <= MAX_ENTRIES or not files:
         raise ValueError(f"it has {count} images")

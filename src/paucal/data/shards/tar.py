@@ -47,12 +47,12 @@ class TarContents:
     labels: list[str | None]
 
 
-def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarContents:
+def index_tar(path: Path, shown_path: str, label_field: str = JSON_FIELD) -> TarContents:
     """Return the images in one tar file.
 
     Args:
         path: Tar file.
-        shown: Path or URL of the file, for messages.
+        shown_path: Path or URL of the file, for messages.
         label_field: Field of JSON members that has the label.
     """
     images: dict[str, tarfile.TarInfo] = {}
@@ -61,29 +61,29 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
         with tarfile.open(path, "r:") as archive:
             for number, member in enumerate(archive):
                 if number >= MAX_ENTRIES:
-                    raise UserError(f"{shown} has more than {MAX_ENTRIES:,} entries, the limit: split it.")
+                    raise UserError(f"{shown_path} has more than {MAX_ENTRIES:,} entries, the limit: split it.")
                 archive.members.clear()  # type: ignore[attr-defined]  # otherwise every header stays in memory
                 is_link = member.islnk() or member.issym()
                 if not (member.isreg() or is_link) or member.issparse():
                     continue
-                key, ending = sample_key(checked_name(shown, member.name))
+                key, ending = sample_key(checked_name(shown_path, member.name))
                 if is_link and ending in (*_IMAGE_ENDINGS, *_LABEL_ENDINGS, ".json"):
                     raise UserError(
-                        f"{shown} stores {member.name} as a link to {member.linkname}: write it again with tar "
+                        f"{shown_path} stores {member.name} as a link to {member.linkname}: write it again with tar "
                         "--dereference --hard-dereference, so that each file has its content."
                     )
                 if ending in _IMAGE_ENDINGS and not any(map(is_ignored, member.name.removeprefix("./").split("/"))):
-                    _add_image(images, key, member, shown)
+                    _add_image(images, key, member, shown_path)
                 elif (ending in _LABEL_ENDINGS or ending == ".json") and member.size <= _MAX_LABEL_BYTES:
                     content = archive.extractfile(member)
                     text = b"" if content is None else content.read()
-                    label = _parse_label(text, ending, label_field, f"{member.name} in {shown}")
+                    label = _parse_label(text, ending, label_field, f"{member.name} in {shown_path}")
                     if label is not None and labels.setdefault(key, label) != label:
-                        raise UserError(f"{shown} has two labels for the key {key!r}; keep one of them.")
+                        raise UserError(f"{shown_path} has two labels for the key {key!r}; keep one of them.")
             require_end(archive)
     except (tarfile.TarError, OSError, EOFError, ValueError) as problem:
         raise DamagedShard(
-            f"the shard {shown} cannot be read as a tar file ({problem}); download or make it again, or leave "
+            f"the shard {shown_path} cannot be read as a tar file ({problem}); download or make it again, or leave "
             "it out with --on-bad-image skip."
         ) from None
     members = images.values()
@@ -109,29 +109,34 @@ def sample_key(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{stem}", f"{dot}{ending}".lower()
 
 
-def _add_image(images: dict[str, tarfile.TarInfo], key: str, member: tarfile.TarInfo, shown: str) -> None:
+def _add_image(images: dict[str, tarfile.TarInfo], key: str, member: tarfile.TarInfo, shown_path: str) -> None:
     """Add an image to the images by key; refuse a repeated key or an image that is too large."""
     if key in images:
         raise UserError(
-            f"{shown} has the key {key!r} twice ({images[key].name} and {member.name}); rename one of the two images."
+            f"{shown_path} has the key {key!r} twice ({images[key].name} and {member.name}); rename one of the two "
+            "images."
         )
     if member.size > MAX_IMAGE_BYTES:
-        raise UserError(f"{member.name} in {shown} has more than {MAX_IMAGE_BYTES:,} bytes, the limit for an image.")
+        raise UserError(
+            f"{member.name} in {shown_path} has more than {MAX_IMAGE_BYTES:,} bytes, the limit for an image."
+        )
     images[key] = member
 
 
-def _parse_label(content: bytes, ending: str, label_field: str, shown: str) -> str | None:
+def _parse_label(content: bytes, ending: str, label_field: str, shown_path: str) -> str | None:
     """Return the label in a member, which may be JSON or text; None if it has no label."""
     try:
         value = parse_json(content) if ending == ".json" else content.decode("utf-8-sig").strip()
     except ValueError as problem:
-        raise UserError(f"{shown} cannot be read as a label ({problem}); write it again.") from None
+        raise UserError(f"{shown_path} cannot be read as a label ({problem}); write it again.") from None
     if ending == ".json":
         value = value.get(label_field) if isinstance(value, dict) else None
     if value is None or value == "":
         return None
     if isinstance(value, bool | float | list | dict):
-        raise UserError(f"{shown} has the label {str(value)[:80]!r}; expected one class: a whole number or a name.")
+        raise UserError(
+            f"{shown_path} has the label {str(value)[:80]!r}; expected one class: a whole number or a name."
+        )
     return sys.intern(str(value))  # equal labels of a million images share their memory
 
 

@@ -217,9 +217,9 @@ def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
     shared = "/".join(os.path.commonprefix(folders)) if all_outside else ""  # noqa: RUF071 (of lists of names)
     advice = "give paths relative to one folder, and name it with --data-root"
     if shared and ".." not in shared.split("/"):
-        advice = f"all paths lie in {shared}, which is not on this machine: give its location with --data-root"
+        advice = f"all paths are in {shared}, which is not on this machine: give its location with --data-root"
         if os.path.isdir(shared):
-            advice = f"all paths lie in {shared}: give --data-root {shlex.quote(shared)}"
+            advice = f"all paths are in {shared}: give --data-root {shlex.quote(shared)}"
     raise UserError(
         f"line {row.line} of {row.file} leads out of the folder of the images ({row.path[:_MAX_SHOWN]!r}); {advice}."
     )

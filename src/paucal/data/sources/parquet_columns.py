@@ -36,18 +36,18 @@ class Columns:
     classes: tuple[str, ...]
 
 
-def find_columns(shown: str, schema: pa.Schema, options: SourceOptions) -> Columns:
-    """Return the columns of images and labels in a schema; messages call the file `shown`."""
+def find_columns(shown_path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
+    """Return the columns of images and labels in a schema; messages call the file `shown_path`."""
     features = features_of(schema)
     image = options.image_column or _image_column(schema, features)
     if image is None:
         raise UserError(
-            f"{shown} has no image column; expected 'image' with bytes and found {list_columns(schema)}; "
+            f"{shown_path} has no image column; expected 'image' with bytes and found {list_columns(schema)}; "
             "name the column with --image-column."
         )
     if image not in schema.names or not _holds_bytes(schema.field(image).type):
         raise UserError(
-            f"--image-column: {shown} has no column {image!r} with bytes of images, only {list_columns(schema)}."
+            f"--image-column: {shown_path} has no column {image!r} with bytes of images, only {list_columns(schema)}."
         )
     if not options.labelled:
         return Columns(image, None, ())
@@ -56,7 +56,7 @@ def find_columns(shown: str, schema: pa.Schema, options: SourceOptions) -> Colum
         expected = f"'{label}'" if label else "'label' or 'labels'"
         suggested = f", such as {' or '.join(classes[:3])}" if (classes := _class_features(features)) else ""
         raise (UserError if label or len(schema.names) > 1 else NoLabelsError)(
-            f"{shown} has no label column; expected {expected} and found {list_columns(schema)}; "
+            f"{shown_path} has no label column; expected {expected} and found {list_columns(schema)}; "
             f"call the column of the classes 'label', or name it with --label-column{suggested}."
         )
     return Columns(image, label, class_names(features, label))
@@ -169,23 +169,23 @@ class Values:
         return bool((self.values == "").all() if self.values.dtype == object else (self.values < 0).all())
 
 
-def read_values(column: pa.ChunkedArray, name: str, shown: str) -> Values:
-    """Return the labels in a column, whose name is `name`, of a file that messages call `shown`."""
+def read_values(column: pa.ChunkedArray, name: str, shown_path: str) -> Values:
+    """Return the labels in a column, whose name is `name`, of a file that messages call `shown_path`."""
     kind = column.type
     try:
         if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-            return _list_values(column, name, shown)
-        return Values(_plain_values(column, kind, name, shown))
+            return _list_values(column, name, shown_path)
+        return Values(_plain_values(column, kind, name, shown_path))
     except pa.ArrowException as error:
-        raise unreadable_column(name, shown, error) from None
+        raise unreadable_column(name, shown_path, error) from None
 
 
-def unreadable_column(name: str, shown: str, problem: Exception) -> UserError:
+def unreadable_column(name: str, shown_path: str, problem: Exception) -> UserError:
     """Return the error for a column that cannot be read."""
-    return UserError(f"column '{name}' of {shown} cannot be read ({first_line(problem)}); give another file.")
+    return UserError(f"column '{name}' of {shown_path} cannot be read ({first_line(problem)}); give another file.")
 
 
-def _plain_values(column: pa.ChunkedArray, shown_type: pa.DataType, name: str, shown: str) -> NDArray[Any]:
+def _plain_values(column: pa.ChunkedArray, shown_type: pa.DataType, name: str, shown_path: str) -> NDArray[Any]:
     """Return a column of integers or names as an array; messages give its type as `shown_type`."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_integer(kind):  # cast to int64 first, since unsigned types cannot represent -1
@@ -199,27 +199,29 @@ def _plain_values(column: pa.ChunkedArray, shown_type: pa.DataType, name: str, s
         if (numbers == np.floor(numbers)).all() and (np.abs(numbers) < _MAX_EXACT_INTEGER).all():
             return numbers.astype(np.int64)
     raise UserError(
-        f"column '{name}' of {shown} has the type {shown_type}; expected one integer or name per row, or a list of "
-        "them."
+        f"column '{name}' of {shown_path} has the type {shown_type}; expected one integer or name per row, or a "
+        "list of them."
     )
 
 
-def _list_values(column: pa.ChunkedArray, name: str, shown: str) -> Values:
+def _list_values(column: pa.ChunkedArray, name: str, shown_path: str) -> Values:
     lengths = pc.call_function("list_value_length", [column]).cast(pa.int64()).fill_null(_NO_LIST).to_numpy()
     items = pc.call_function("list_flatten", [column])
     if items.null_count:
-        raise UserError(f"column '{name}' of {shown} has a list with an empty item; write a label there, or remove it.")
+        raise UserError(
+            f"column '{name}' of {shown_path} has a list with an empty item; write a label there, or remove it."
+        )
     if pa.types.is_boolean(items.type) or pa.types.is_floating(items.type):
         indicators = items.cast(pa.float64()).to_numpy()
         if not np.isin(indicators, (0, 1)).all() or not _are_equally_long(lengths):
             raise UserError(
-                f"column '{name}' of {shown} has the type {column.type}; expected lists of integers or names, or lists "
-                "with a 1 or 0 for every class."
+                f"column '{name}' of {shown_path} has the type {column.type}; expected lists of integers or names, "
+                "or lists with a 1 or 0 for every class."
             )
         return Values(indicators.astype(np.int64), lengths, are_indicators=True)
-    values = _plain_values(items, column.type, name, shown)
+    values = _plain_values(items, column.type, name, shown_path)
     if values.dtype != object and len(values) and values.min() < 0:
-        raise UserError(f"column '{name}' of {shown} has the label {values.min()} in a list; expected 0 or more.")
+        raise UserError(f"column '{name}' of {shown_path} has the label {values.min()} in a list; expected 0 or more.")
     return Values(values, lengths)
 
 
@@ -229,7 +231,7 @@ def _are_equally_long(lengths: NDArray[np.int64]) -> bool:
     return len(distinct_lengths) == 1 and distinct_lengths[0] > 1
 
 
-def encode_labels(stored: Sequence[Values], columns: Columns, shown: str, separator: str | None = None) -> Labels:
+def encode_labels(stored: Sequence[Values], columns: Columns, shown_path: str, separator: str | None = None) -> Labels:
     """Return the classes and class numbers of all rows of several files.
 
     A row without a label has the number -1, or in a multi-label set -1 for every class.
@@ -237,29 +239,33 @@ def encode_labels(stored: Sequence[Values], columns: Columns, shown: str, separa
     Args:
         stored: Labels of each file.
         columns: Columns of the files.
-        shown: Name of the files in messages.
+        shown_path: Name of the files in messages.
         separator: Separator between several labels in one text; None or "none" if each text is one label.
     """
     kinds = sorted({values.kind for values in stored if len(values)})
     if len(kinds) > 1:
         raise UserError(
-            f"column '{columns.label}' has {kinds[0]} in some files of {shown} and {kinds[1]} in others; use one type."
+            f"column '{columns.label}' has {kinds[0]} in some files of {shown_path} and {kinds[1]} in others; use "
+            "one type."
         )
     values = np.concatenate([of_file.values for of_file in stored])
     lengths = [of_file.lengths for of_file in stored if of_file.lengths is not None]
     if lengths:
         are_indicators = any(of_file.are_indicators for of_file in stored)
-        return _from_lists(Values(values, np.concatenate(lengths), are_indicators), columns, shown)
+        return _from_lists(Values(values, np.concatenate(lengths), are_indicators), columns, shown_path)
     if separator is not None and separator != ONE_LABEL:
         if values.dtype != object:
             raise UserError(
-                f"--label-separator is for text, but column '{columns.label}' of {shown} has numbers; leave it out."
+                f"--label-separator is for text, but column '{columns.label}' of {shown_path} has numbers; leave "
+                "it out."
             )
         return from_cells(values.tolist(), separator)
-    return Labels(*_number_classes(values, columns, shown))
+    return Labels(*_number_classes(values, columns, shown_path))
 
 
-def _number_classes(values: NDArray[Any], columns: Columns, shown: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+def _number_classes(
+    values: NDArray[Any], columns: Columns, shown_path: str
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the class names, and the class number of each value (-1 for no label)."""
     if values.dtype == object:
         distinct = sorted(set(values) - {""})
@@ -272,20 +278,20 @@ def _number_classes(values: NDArray[Any], columns: Columns, shown: str) -> tuple
         return tuple(str(value) for value in distinct), encoded
     if values.max(initial=-1) >= len(columns.classes):
         raise UserError(
-            f"column '{columns.label}' of {shown} has the label {values.max()}, but its metadata names only "
+            f"column '{columns.label}' of {shown_path} has the label {values.max()}, but its metadata names only "
             f"{len(columns.classes)} classes; correct one of the two."
         )
     return columns.classes, np.maximum(values, -1)
 
 
-def _from_lists(stored: Values, columns: Columns, shown: str) -> Labels:
+def _from_lists(stored: Values, columns: Columns, shown_path: str) -> Labels:
     """Return the labels of rows that have lists of labels or of indicators."""
     assert stored.lengths is not None
     values, lengths = stored.values, stored.lengths
     rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))  # row of each value
     if stored.are_indicators or _are_indicator_lists(values, lengths, rows):
-        return _from_indicators(values, lengths, columns, shown)
-    classes, numbers = _number_classes(values, columns, shown)
+        return _from_indicators(values, lengths, columns, shown_path)
+    classes, numbers = _number_classes(values, columns, shown_path)
     if (lengths == 1).all():  # one label per image: not a multi-label set
         return Labels(classes, numbers)
     multi_hot = np.zeros((len(lengths), len(classes)), dtype=np.int8)
@@ -304,13 +310,15 @@ def _are_indicator_lists(values: NDArray[Any], lengths: NDArray[np.int64], rows:
     return bool(((n_ones > 1) | (lengths[lengths >= 0] - n_ones > 1)).any())
 
 
-def _from_indicators(values: NDArray[np.int64], lengths: NDArray[np.int64], columns: Columns, shown: str) -> Labels:
+def _from_indicators(
+    values: NDArray[np.int64], lengths: NDArray[np.int64], columns: Columns, shown_path: str
+) -> Labels:
     """Return the labels of rows whose lists have a 1 or 0 for every class."""
     n_classes = int(lengths.max())
     if columns.classes and len(columns.classes) != n_classes:
         raise UserError(
-            f"column '{columns.label}' of {shown} has lists of {n_classes} values of 1 or 0, but its metadata names "
-            f"{len(columns.classes)} classes; correct one of the two."
+            f"column '{columns.label}' of {shown_path} has lists of {n_classes} values of 1 or 0, but its metadata "
+            f"names {len(columns.classes)} classes; correct one of the two."
         )
     multi_hot = np.full((len(lengths), n_classes), UNKNOWN, dtype=np.int8)
     multi_hot[lengths >= 0] = values.reshape(-1, n_classes)

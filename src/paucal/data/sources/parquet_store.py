@@ -244,5 +244,5 @@ class ParquetStore(RowStore):
         table = reader.read_row_group(group, columns=[self._column], use_threads=False)
         images = table[self._column].combine_chunks()
         if isinstance(images, pa.ChunkedArray):
-            raise pa.ArrowInvalid("a row group holds more than 2 GiB of images")
+            raise pa.ArrowInvalid("a row group has more than 2 GiB of images")
         return images.field("bytes") if pa.types.is_struct(images.type) else images
