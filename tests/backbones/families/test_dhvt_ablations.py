@@ -160,7 +160,7 @@ def test_positions__are_added_to_class_token_and_cells() -> None:
 def test_plain_patches__refuse_images_that_they_cut() -> None:
     model = small({"sope": False})
     assert model(images(16, 24)).shape == (2, 5)
-    with pytest.raises(ValueError, match="images of 16x26 pixels do not divide into patches of 4"):
+    with pytest.raises(ValueError, match="images have 16x26 pixels; both sides must be multiples of the patch of 4"):
         model(images(16, 26))
     with pytest.raises(ValueError, match="images of 30x30 pixels"):
         small({"sope": False}, img_size=30)
@@ -176,11 +176,11 @@ def test_drop_path__grows_linearly() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"local": "max"}, "local is 'max'; give one of 'conv', 'pool', 'none', None"),
-        ({"sope_norm": "group"}, "sope_norm is 'group'; give one of 'batch', 'layer'"),
-        ({"aggregate": "cells"}, "aggregate is 'cells'; give one of 'cls', 'all', 'none', None"),
-        ({"daff": 1}, "daff is 1; give one of True, False"),
-        ({"num_heads": 5}, "num_heads is 5; give a number that divides embed_dim, 192"),
+        ({"local": "max"}, "local is 'max'; it must be one of 'conv', 'pool', 'none', None"),
+        ({"sope_norm": "group"}, "sope_norm is 'group'; it must be one of 'batch', 'layer'"),
+        ({"aggregate": "cells"}, "aggregate is 'cells'; it must be one of 'cls', 'all', 'none', None"),
+        ({"daff": 1}, "daff is 1; it must be one of True, False"),
+        ({"num_heads": 5}, "num_heads is 5; embed_dim, which is 192, must be a multiple of it"),
         ({"img_size": (32, 32, 3)}, "img_size is .* give a side, or .height, width., in whole pixels"),
         ({"global_pool": "max"}, "global_pool is 'max', but Dhvt only supports 'token', 'avg', ''"),
     ],

@@ -95,9 +95,11 @@ def test_sope__goes_without_either_affine() -> None:
 
 
 def test_sope__refuses_other_patches() -> None:
-    with pytest.raises(ValueError, match=r"patch_size is 6; SOPE has \(2, 4, 8, 16\), or give sope=False"):
+    with pytest.raises(
+        ValueError, match=r"patch_size is 6; with SOPE it must be one of \(2, 4, 8, 16\): change it or use sope=False"
+    ):
         Sope((32, 32), 6, 3, 8, DhvtParts())
-    with pytest.raises(ValueError, match="embed_dim is 12; SOPE of patch 16 needs multiples of 8"):
+    with pytest.raises(ValueError, match="embed_dim is 12; SOPE with patch_size 16 needs a multiple of 8"):
         Sope((32, 32), 16, 3, 12, DhvtParts())
 
 

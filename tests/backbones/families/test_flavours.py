@@ -148,7 +148,7 @@ def test_esvit_vit__starts_its_class_token_like_its_positions() -> None:
 
 
 def test_esvit_vit__refuses_a_class_token_without_position() -> None:
-    with pytest.raises(ValueError, match="no_embed_class is set"):
+    with pytest.raises(ValueError, match="no_embed_class is not supported"):
         build(ESVIT, no_embed_class=True)
 
 

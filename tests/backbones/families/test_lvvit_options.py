@@ -132,7 +132,7 @@ def test_global_pool__none_gives_every_token() -> None:
 
 def test_dynamic_img_size__resamples_positions_as_a_change_of_size_does() -> None:
     fixed, dynamic, x = build(), build(dynamic_img_size=True), images(2, 3, 48, 96)
-    with pytest.raises(ValueError, match=r"3x6 cells and the model is built for 4x4 \(64x64 pixels\)"):
+    with pytest.raises(ValueError, match=r"3x6 cells, but the model is built for 4x4 \(64x64 pixels\)"):
         fixed(x)
     before = fixed.pos_embed.detach().clone()
     fixed.set_input_size((48, 96))
@@ -186,9 +186,9 @@ def test_mlp_ratio_and_qkv_bias__shape_the_blocks() -> None:
 
 WRONG = [
     ({"stem": "5_conv"}, "stem is '5_conv'; choose one of 1_conv, 2_conv"),
-    ({"patch_size": 7}, "patch_size is 7; the stem '4_conv' takes multiples of 2"),
-    ({"stem": "3_conv_coarse_overlap", "patch_size": 4}, "takes multiples of 8"),
-    ({"img_size": (64, 72)}, "images of 64x72 pixels do not divide into patches of 16"),
+    ({"patch_size": 7}, "patch_size is 7; with the stem '4_conv' it must be a multiple of 2"),
+    ({"stem": "3_conv_coarse_overlap", "patch_size": 4}, "it must be a multiple of 8"),
+    ({"img_size": (64, 72)}, "images have 64x72 pixels; both sides must be multiples of the patch of 16"),
     ({"num_heads": 5}, "embed_dim is 24, but must be a multiple of num_heads, which is 5"),
     ({"depth": 0}, "depth is 0"),
     ({"skip_lam": 0}, "skip_lam is 0"),
@@ -205,5 +205,5 @@ def test_constructor__refuses_what_makes_no_model(arguments: dict, message: str)
 
 
 def test_forward__refuses_images_that_do_not_divide_into_patches() -> None:
-    with pytest.raises(ValueError, match="images of 64x60 pixels do not divide into patches of 16; use multiples"):
+    with pytest.raises(ValueError, match="images have 64x60 pixels; both sides must be multiples of the patch of 16"):
         build()(images(1, 3, 64, 60))

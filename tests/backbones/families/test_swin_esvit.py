@@ -271,5 +271,5 @@ def test_compile__takes_one_size_after_another() -> None:
 
 
 def test_padding__unknown_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"padding is 'reflect'; EsvitSwin has 'published', 'masked', 'shrunk'"):
+    with pytest.raises(ValueError, match=r"padding is 'reflect'; it must be one of 'published', 'masked', 'shrunk'"):
         build(padding="reflect")

@@ -52,7 +52,7 @@ def test_fixed_parts__are_stored_and_not_trained(kind) -> None:
 
 
 def test_other_sizes__are_refused_unless_the_model_may_follow_them() -> None:
-    with pytest.raises(ValueError, match="48x32 pixels and the model is built for 32x48: call set_input_size"):
+    with pytest.raises(ValueError, match="48x32 pixels, but the model is built for 32x48: call set_input_size"):
         run(build(), images(48, 32))
     assert run(build(dynamic_img_size=True), images(48, 32)).shape == (2, 5)
 

@@ -242,13 +242,13 @@ def test_blocks__are_read_without_their_global_tokens():
         ({"bias_resize": "bicubic"}, "bias_resize is 'bicubic'"),
         ({"window_size": 0}, "window_size is 0"),
         ({"num_heads": (3, 3, 6)}, "num_heads 3"),
-        ({"num_heads": (5, 3, 3, 6)}, "48 channels do not divide into 5 heads"),
+        ({"num_heads": (5, 3, 3, 6)}, "embed_dims has 48, which is not a multiple of 5"),
         ({"depths": (1, 0, 1, 1)}, "depths is"),
         ({"global_tokens": (1, 1, -1, 0)}, "global_tokens is"),
-        ({"img_size": 100}, "images of 100x100 pixels do not divide into cells of 32 pixels; use 96x96"),
-        ({"mode": "own", "random_neighbour": True}, "sees no neighbours"),
+        ({"img_size": 100}, "images have 100x100 pixels; both sides must be multiples of 32: use 96x96"),
+        ({"mode": "own", "random_neighbour": True}, "has no neighbours"),
         ({"global_pool": "token"}, "no global tokens"),
-        ({"embed_dims": (47, 96, 192, 384), "positions": "absolute"}, "do not halve"),
+        ({"embed_dims": (47, 96, 192, 384), "positions": "absolute"}, "absolute positions need even numbers"),
     ],
 )
 def test_arguments__that_do_not_fit_are_refused(arguments, message):
@@ -258,7 +258,7 @@ def test_arguments__that_do_not_fit_are_refused(arguments, message):
 
 def test_images__of_broken_cells_are_refused():
     for call in (build(), build().forward_intermediates):
-        with pytest.raises(ValueError, match="images of 70x96 pixels do not divide into cells of 32 pixels; use 64x96"):
+        with pytest.raises(ValueError, match="images have 70x96 pixels; both sides must be multiples of 32: use 64x96"):
             call(images((70, 96)))
     with pytest.raises(ValueError, match="no global tokens"):
         build().reset_classifier(3, "token")

@@ -153,6 +153,6 @@ default_cfgs = generate_default_cfgs({"cvt_13": _CONFIG, "cvt_21": _CONFIG})
 
 _VARIANTS = {
     "cvt_13": {"drop_path_rate": 0.1},  # 20.0M parameters, 4.57 GMACs at 224 pixels
-    "cvt_21": {"depths": (1, 4, 16), "drop_path_rate": 0.1},  # 31.6M, 7.18 GMACs
+    "cvt_21": {"depths": (1, 4, 16), "drop_path_rate": 0.1},  # 31.6M parameters, 7.18 GMACs
 }
 register_variants(__name__, Cvt, _VARIANTS, checkpoint_filter_fn, 3)

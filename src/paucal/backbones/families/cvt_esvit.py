@@ -159,7 +159,7 @@ class WindowAttention(nn.Module):
         if padding not in get_args(Padding):
             raise ValueError(f"padding is {padding!r}; choose one of {', '.join(get_args(Padding))}")
         if window_size < 1:
-            raise ValueError(f"window_size is {window_size}; a window must have a cell or more")
+            raise ValueError(f"window_size is {window_size}; it must be at least 1")
         self.num_heads = num_heads
         self.window_size = (window_size, window_size)
         self.padding: Padding = padding

@@ -190,13 +190,18 @@ def require_valid_sizes(
         )
     for width, heads in zip(embed_dims, num_heads, strict=True):
         if heads < 1 or width < 1 or width % heads:
-            raise ValueError(f"embed_dims has {width} for {heads} heads; it must be a multiple of the heads")
+            raise ValueError(
+                f"embed_dims has {width}, which is not a multiple of {heads}, its number of heads in num_heads"
+            )
         if int(width * mlp_ratio) < 1:
-            raise ValueError(f"mlp_ratio is {mlp_ratio}; it must leave {width} channels at least one hidden channel")
+            raise ValueError(
+                f"mlp_ratio is {mlp_ratio}, so the MLP of a stage with {width} channels has no hidden channel; use a "
+                "larger ratio"
+            )
     if min(depths) < 1:
-        raise ValueError(f"depths is {tuple(depths)}; each stage must have a block or more")
+        raise ValueError(f"depths is {tuple(depths)}; each stage needs at least 1 block")
     if not 0 <= drop_path_rate < 1:
-        raise ValueError(f"drop_path_rate is {drop_path_rate}; give a probability from 0 to below 1")
+        raise ValueError(f"drop_path_rate is {drop_path_rate}; it must be at least 0 and below 1")
 
 
 def rename_tensors(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:

@@ -119,7 +119,7 @@ class Dhvt(TokenBackbone):
             drop_rate=drop_rate,
         )
         if num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(f"num_heads is {num_heads}; give a number that divides embed_dim, {embed_dim}")
+            raise ValueError(f"num_heads is {num_heads}; embed_dim, which is {embed_dim}, must be a multiple of it")
         options = DhvtParts(**parts)
         self.dynamic_img_size = dynamic_img_size
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
@@ -189,8 +189,8 @@ class Dhvt(TokenBackbone):
             return table
         if not self.dynamic_img_size:
             raise ValueError(
-                f"the position table is for {built_grid} cells and the images have {grid}: give img_size, call "
-                "set_input_size, or give dynamic_img_size=True"
+                f"the position embedding is for a grid of {built_grid} cells, but the images have {grid}: set "
+                "img_size, call set_input_size, or use dynamic_img_size=True"
             )
         return resample_positions(table, built_grid, grid)
 
@@ -204,7 +204,9 @@ def _patch_stem(size: Size, patch: int, in_chans: int, embed_dim: int, parts: Dh
 
 def _require_multiples(size: Size, patch: int) -> None:
     if size[0] % patch or size[1] % patch:
-        raise ValueError(f"images of {size[0]}x{size[1]} pixels do not divide into patches of {patch}; use multiples")
+        raise ValueError(
+            f"images have {size[0]}x{size[1]} pixels; both sides must be multiples of the patch of {patch} pixels"
+        )
 
 
 def _as_pair(img_size: int | Sequence[int]) -> Size:
@@ -253,18 +255,18 @@ default_cfgs = generate_default_cfgs(
 
 # Parameters are counted with the classes of each variant.
 _VARIANTS: dict[str, dict[str, Any]] = {
-    "dhvt_mini": {"embed_dim": 128, "depth": 6, **_PATCH4, "num_heads": 4},  # 1.5M
-    "dhvt_tiny_cifar_patch4": {**_TINY, **_PATCH4, "num_heads": 4},  # 6.0M
-    "dhvt_small_cifar_patch4": {**_SMALL, **_PATCH4, "num_heads": 8},  # 23.4M
-    "dhvt_tiny_cifar_patch2": {**_TINY, **_PATCH2, "num_heads": 4},  # 5.8M
-    "dhvt_small_cifar_patch2": {**_SMALL, **_PATCH2, "num_heads": 8},  # 22.8M
+    "dhvt_mini": {"embed_dim": 128, "depth": 6, **_PATCH4, "num_heads": 4},  # 1.5M parameters
+    "dhvt_tiny_cifar_patch4": {**_TINY, **_PATCH4, "num_heads": 4},  # 6.0M parameters
+    "dhvt_small_cifar_patch4": {**_SMALL, **_PATCH4, "num_heads": 8},  # 23.4M parameters
+    "dhvt_tiny_cifar_patch2": {**_TINY, **_PATCH2, "num_heads": 4},  # 5.8M parameters
+    "dhvt_small_cifar_patch2": {**_SMALL, **_PATCH2, "num_heads": 8},  # 22.8M parameters
     # Trained from scratch on DomainNet. The tiny model has 4 heads and cannot use all weights of the ImageNet model,
     # which has 3.
-    "dhvt_tiny_domain_patch16": {**_TINY, "patch_size": 16, "num_heads": 4},  # 6.1M
-    "dhvt_small_domain_patch16": {**_SMALL, "patch_size": 16, "num_heads": 6},  # 23.8M
+    "dhvt_tiny_domain_patch16": {**_TINY, "patch_size": 16, "num_heads": 4},  # 6.1M parameters
+    "dhvt_small_domain_patch16": {**_SMALL, "patch_size": 16, "num_heads": 6},  # 23.8M parameters
     # Trained on ImageNet, then fine-tuned on other data.
-    "dhvt_tiny_imagenet_patch16": {**_TINY, "patch_size": 16, "num_heads": 3},  # 6.3M
-    "dhvt_small_imagenet_patch16": {**_SMALL, "patch_size": 16, "num_heads": 6},  # 24.0M
+    "dhvt_tiny_imagenet_patch16": {**_TINY, "patch_size": 16, "num_heads": 3},  # 6.3M parameters
+    "dhvt_small_imagenet_patch16": {**_SMALL, "patch_size": 16, "num_heads": 6},  # 24.0M parameters
 }
 
 

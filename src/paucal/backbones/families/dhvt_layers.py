@@ -82,7 +82,7 @@ class DhvtParts:
     def _require_choice(self, name: str, allowed: Any, *further: Any) -> None:
         value, values = getattr(self, name), (*get_args(allowed), *further)
         if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in values):
-            raise ValueError(f"{name} is {value!r}; give one of {', '.join(map(repr, values))}")
+            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, values))}")
 
 
 SOPE_PATCHES = (2, 4, 8, 16)
@@ -133,10 +133,12 @@ class Sope(nn.Module):
     ) -> None:
         super().__init__()
         if patch_size not in SOPE_PATCHES:
-            raise ValueError(f"patch_size is {patch_size!r}; SOPE has {SOPE_PATCHES}, or give sope=False")
+            raise ValueError(
+                f"patch_size is {patch_size!r}; with SOPE it must be one of {SOPE_PATCHES}: change it or use sope=False"
+            )
         if embed_dim % (patch_size // 2):
             raise ValueError(
-                f"embed_dim is {embed_dim}; SOPE of patch {patch_size} needs multiples of {patch_size // 2}"
+                f"embed_dim is {embed_dim}; SOPE with patch_size {patch_size} needs a multiple of {patch_size // 2}"
             )
         self.patch_size = patch_size
         self.set_input_size(img_size)

@@ -59,11 +59,13 @@ class EsvitViT(VisionTransformer):
         arguments: Arguments of timm's `VisionTransformer`, without `no_embed_class`.
     """
 
-    antialias_positions = False  # see `positions`
+    antialias_positions = False  # see `common.positions`
 
     def __init__(self, *, norm_eps: float = 1e-6, dynamic_img_size: bool = True, **arguments: Any) -> None:
         if arguments.get("no_embed_class"):
-            raise ValueError("no_embed_class is set; EsvitViT has a position for the class token: leave it out")
+            raise ValueError(
+                "no_embed_class is not supported by EsvitViT, whose class token has a position embedding: leave it out"
+            )
         norm_layer = partial(nn.LayerNorm, eps=norm_eps)
         super().__init__(**{"norm_layer": norm_layer, **arguments}, dynamic_img_size=dynamic_img_size)
 
@@ -149,9 +151,9 @@ _TINY, _SMALL, _BASE = (
 )
 _DRLOC = {"drloc_vit_base_patch16_224": {**_BASE, "qkv_bias": False, "proj_drop_rate": 0.1}}  # 86.5M parameters
 _ESVIT = {
-    "esvit_deit_tiny_patch16_224": {**_TINY, "drop_path_rate": 0.1},  # 5.7M
-    "esvit_deit_small_patch16_224": {**_SMALL, "drop_path_rate": 0.1},  # 22.1M
-    "esvit_vit_base_patch16_224": {**_BASE, "drop_path_rate": 0.1},  # 86.6M
+    "esvit_deit_tiny_patch16_224": {**_TINY, "drop_path_rate": 0.1},  # 5.7M parameters
+    "esvit_deit_small_patch16_224": {**_SMALL, "drop_path_rate": 0.1},  # 22.1M parameters
+    "esvit_vit_base_patch16_224": {**_BASE, "drop_path_rate": 0.1},  # 86.6M parameters
 }
 _CFG = configuration("patch_embed.proj", fixed_input_size=True, crop_pct=DEIT_CROP_RATIO, license="mit")
 default_cfgs = generate_default_cfgs(dict.fromkeys((*_DRLOC, *_ESVIT), _CFG))

@@ -90,9 +90,9 @@ class LvVit(TokenBackbone):
     ) -> None:
         require_valid_sizes(embed_dim, depth, num_heads, mlp_ratio)
         if not skip_lam > 0:
-            raise ValueError(f"skip_lam is {skip_lam}; the divisor of residual branches must be above 0")
+            raise ValueError(f"skip_lam is {skip_lam}, the divisor of residual branches; it must be above 0")
         if not 0 <= aux_weight < float("inf"):
-            raise ValueError(f"aux_weight is {aux_weight}; give a finite weight from 0, as published 0.5")
+            raise ValueError(f"aux_weight is {aux_weight}; it must be finite and at least 0 (published: 0.5)")
         super().__init__(
             num_classes=num_classes,
             in_chans=in_chans,
@@ -200,8 +200,9 @@ class LvVit(TokenBackbone):
         if not self.dynamic_img_size:
             height, width = self.patch_embed.img_size
             raise ValueError(
-                f"the images make {grid[0]}x{grid[1]} cells and the model is built for {built_grid[0]}x{built_grid[1]} "
-                f"({height}x{width} pixels): call set_input_size, or build it with img_size or dynamic_img_size"
+                f"the images have {grid[0]}x{grid[1]} cells, but the model is built for {built_grid[0]}x"
+                f"{built_grid[1]} ({height}x{width} pixels): call set_input_size, or build it with img_size or "
+                "dynamic_img_size"
             )
         return resample_positions(self.pos_embed, built_grid, grid)
 
@@ -228,9 +229,15 @@ default_cfgs = generate_default_cfgs(
 _SMALL = {"embed_dim": 384, "depth": 16, "num_heads": 6}
 _VARIANTS: dict[str, dict[str, Any]] = {
     "lvvit_t": {"embed_dim": 240, "depth": 12, "num_heads": 4, "skip_lam": 1.0},  # 8.5M parameters
-    "lvvit_s": {**_SMALL, "skip_lam": 2.0},  # 26.2M
-    "lvvit_m": {"embed_dim": 512, "depth": 20, "num_heads": 8, "skip_lam": 2.0},  # 55.8M
-    "lvvit_l": {"embed_dim": 768, "depth": 24, "num_heads": 12, "skip_lam": 3.0, "stem_width": 128},  # 150.0M
+    "lvvit_s": {**_SMALL, "skip_lam": 2.0},  # 26.2M parameters
+    "lvvit_m": {"embed_dim": 512, "depth": 20, "num_heads": 8, "skip_lam": 2.0},  # 55.8M parameters
+    "lvvit_l": {
+        "embed_dim": 768,
+        "depth": 24,
+        "num_heads": 12,
+        "skip_lam": 3.0,
+        "stem_width": 128,
+    },  # 150.0M
     # Without the classifier of tokens (`lvvit` in the published code), 25.8M.
     "lvvit_s_plain": {**_SMALL, "skip_lam": 2.0, "aux_head": False},
     # The plain transformer from which LV-ViT-S was developed (`vit` in the published code), 24.4M.

@@ -107,7 +107,7 @@ class LvVitStem(nn.Module):
         patch = self.patch_size[0]
         if height < 1 or width < 1 or height % patch or width % patch:
             raise ValueError(
-                f"images of {height}x{width} pixels do not divide into patches of {patch}; use multiples of {patch}"
+                f"images have {height}x{width} pixels; both sides must be multiples of the patch of {patch} pixels"
             )
 
 
@@ -124,7 +124,9 @@ def _stem_plan(stem: str, patch_size: int) -> StemPlan:
         smallest_patch *= step
     smallest_patch *= plan.overlap  # the padding for overlapping patches, (kernel - stride) / 2, must be an integer
     if patch_size < 1 or patch_size % smallest_patch:
-        raise ValueError(f"patch_size is {patch_size}; the stem {stem!r} takes multiples of {smallest_patch}")
+        raise ValueError(
+            f"patch_size is {patch_size}; with the stem {stem!r} it must be a multiple of {smallest_patch}"
+        )
     return plan
 
 

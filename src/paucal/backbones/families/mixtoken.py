@@ -56,6 +56,6 @@ def _require_box_within(box: tuple[int, int, int, int], grid: Grid) -> None:
     top, left, bottom, right = box
     if not (0 <= top <= bottom <= grid[0] and 0 <= left <= right <= grid[1]):
         raise ValueError(
-            f"the box is {tuple(box)} on a grid of {grid[0]}x{grid[1]} cells; "
-            "give (top, left, bottom, right) with 0 <= top <= bottom <= rows and 0 <= left <= right <= columns"
+            f"the box {tuple(box)} is not inside a grid of {grid[0]}x{grid[1]} cells; it must be "
+            "(top, left, bottom, right) with 0 <= top <= bottom <= rows and 0 <= left <= right <= columns"
         )

@@ -182,7 +182,7 @@ class EsvitSwin(SwinTransformer):
 
     def __init__(self, *, padding: str = "published", norm_eps: float = 1e-6, **arguments: Any) -> None:
         if padding not in PADDINGS:
-            raise ValueError(f"padding is {padding!r}; EsvitSwin has {', '.join(map(repr, PADDINGS))}")
+            raise ValueError(f"padding is {padding!r}; it must be one of {', '.join(map(repr, PADDINGS))}")
         defaults = {"norm_layer": partial(nn.LayerNorm, eps=norm_eps), "embed_layer": AnySizePatchEmbed}
         super().__init__(**{**defaults, **arguments, "strict_img_size": False})
         self.padding = padding
@@ -213,9 +213,9 @@ _BASE = {**_SMALL, "embed_dim": 128, "num_heads": (4, 8, 16, 32)}
 _VARIANTS = {
     "esvit_swin_tiny_patch4_window7_224": {**_TINY, "window_size": 7},  # 28.3M parameters
     "esvit_swin_tiny_patch4_window14_224": {**_TINY, "window_size": 14},  # the last stage has windows of 7
-    "esvit_swin_small_patch4_window7_224": {**_SMALL, "window_size": 7},  # 49.6M
+    "esvit_swin_small_patch4_window7_224": {**_SMALL, "window_size": 7},  # 49.6M parameters
     "esvit_swin_small_patch4_window14_224": {**_SMALL, "window_size": 14},
-    "esvit_swin_base_patch4_window7_224": {**_BASE, "window_size": 7},  # 87.8M
+    "esvit_swin_base_patch4_window7_224": {**_BASE, "window_size": 7},  # 87.8M parameters
     "esvit_swin_base_patch4_window14_224": {**_BASE, "window_size": 14},
 }
 register_variants(__name__, EsvitSwin, _VARIANTS, checkpoint_filter_fn)

@@ -94,7 +94,7 @@ def cut_windows(cells: Tensor, side: int, stride: int) -> Tensor:
     border = padding(side, stride)
     cells = functional.pad(cells, (0, 0, border, border, border, border))
     rows, columns = ((length - side) // stride + 1 for length in cells.shape[1:3])
-    if side > NEXT_WINDOW:  # large windows with few channels, of the image, which rarely needs a gradient
+    if side > NEXT_WINDOW:  # windows of the image, which have few channels and rarely need a gradient
         views = cells.unfold(1, side, stride).unfold(2, side, stride)
         return views.permute(0, 1, 2, 4, 5, 3).flatten(3)
     # With slices, whose gradient costs half that of `Tensor.unfold` on a CPU and is compiled to sums.

@@ -165,7 +165,7 @@ class T2tVit(TokenBackbone):
         built_size = self.tokens_to_token.img_size
         if (height, width) != built_size and not self.dynamic_img_size:
             raise ValueError(
-                f"the images have {height}x{width} pixels and the model is built for {built_size[0]}x{built_size[1]}: "
+                f"the images have {height}x{width} pixels, but the model is built for {built_size[0]}x{built_size[1]}: "
                 "call set_input_size, or build it with img_size or dynamic_img_size"
             )
 
@@ -218,11 +218,11 @@ _19 = {"embed_dim": 448, "depth": 19, "num_heads": 7}
 _24 = {"embed_dim": 512, "depth": 24, "num_heads": 8}
 _VARIANTS: dict[str, dict[str, Any]] = {
     "t2t_vit_7": {"depth": 7, **_NARROW},  # 4.3M parameters
-    "t2t_vit_10": {"depth": 10, **_NARROW},  # 5.9M
-    "t2t_vit_12": {"depth": 12, **_NARROW},  # 6.9M
-    "t2t_vit_14": _14,  # 21.5M
-    "t2t_vit_19": _19,  # 39.2M
-    "t2t_vit_24": _24,  # 64.1M
+    "t2t_vit_10": {"depth": 10, **_NARROW},  # 5.9M parameters
+    "t2t_vit_12": {"depth": 12, **_NARROW},  # 6.9M parameters
+    "t2t_vit_14": _14,  # 21.5M parameters
+    "t2t_vit_19": _19,  # 39.2M parameters
+    "t2t_vit_24": _24,  # 64.1M parameters
     "t2t_vit_t_14": {**_14, "tokens_type": "transformer"},
     "t2t_vit_t_19": {**_19, "tokens_type": "transformer"},
     "t2t_vit_t_24": {**_24, "tokens_type": "transformer"},

@@ -138,7 +138,9 @@ class VisionLongformer(StagedBackbone):
         for module in self.modules():
             if isinstance(module, SparseAttention):
                 if enabled and module.mode == "own":
-                    raise ValueError("random_neighbour is on with mode 'own', which sees no neighbours; use 'blocks'")
+                    raise ValueError(
+                        "random_neighbour is not supported for the mode 'own', which has no neighbours; use 'blocks'"
+                    )
                 module.random_neighbour = enabled
 
     @torch.no_grad()
@@ -192,9 +194,7 @@ def _require_stages(columns: Sequence[Sequence[Any]], positions: str) -> None:
     stages = dict(zip(names, columns, strict=True))
     if len({len(values) for values in columns}) != 1 or not columns[0]:
         counts_text = ", ".join(f"{name} {len(values)}" for name, values in stages.items())
-        raise ValueError(
-            f"every stage needs one value of each, but there are {counts_text}; give the same number of each"
-        )
+        raise ValueError(f"these arguments need one value per stage, but their numbers of values differ: {counts_text}")
     for name in names[:4]:
         if min(stages[name]) < 1:
             raise ValueError(f"{name} is {tuple(stages[name])}; every stage needs at least 1")
@@ -202,9 +202,11 @@ def _require_stages(columns: Sequence[Sequence[Any]], positions: str) -> None:
         raise ValueError(f"global_tokens is {tuple(stages['global_tokens'])}; give 0 or more for each stage")
     for width, heads in zip(stages["embed_dims"], stages["num_heads"], strict=True):
         if width % heads:
-            raise ValueError(f"{width} channels do not divide into {heads} heads; choose embed_dims that do")
+            raise ValueError(
+                f"embed_dims has {width}, which is not a multiple of {heads}, its number of heads in num_heads"
+            )
         if positions == "absolute" and width % 2:
-            raise ValueError(f"{width} channels do not halve, as absolute positions need; choose even embed_dims")
+            raise ValueError(f"embed_dims has {width}, but absolute positions need even numbers")
 
 
 def _require_choices(mode: str, positions: str, bias_resize: str, window_size: int) -> None:
@@ -213,7 +215,7 @@ def _require_choices(mode: str, positions: str, bias_resize: str, window_size: i
         if value not in allowed:
             raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}")
     if window_size < 1:
-        raise ValueError(f"window_size is {window_size}; give the side of a chunk in cells, 1 or more")
+        raise ValueError(f"window_size is {window_size}, the side of a chunk in cells; it must be at least 1")
 
 
 # In the published code a stage is `layerN`: its module 0 is the patch embedding, then attention and MLP alternate.
@@ -290,6 +292,10 @@ _VARIANTS = {
         "depths": (1, 1, 9, 1),
         "num_heads": (1, 3, 3, 6),
     },  # 6.7M parameters
-    "vil_small": {"embed_dims": (96, 192, 384, 768), "depths": (1, 2, 8, 1), "num_heads": (3, 3, 6, 12)},  # 24.7M
+    "vil_small": {
+        "embed_dims": (96, 192, 384, 768),
+        "depths": (1, 2, 8, 1),
+        "num_heads": (3, 3, 6, 12),
+    },  # 24.7M
 }
 register_variants(__name__, VisionLongformer, _VARIANTS, checkpoint_filter_fn)

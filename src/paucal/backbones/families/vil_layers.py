@@ -153,7 +153,7 @@ def require_multiple(size: Sequence[int], reduction: int) -> None:
     if size[0] % reduction or size[1] % reduction:
         nearest_size = [max(1, round(side / reduction)) * reduction for side in size]
         raise ValueError(
-            f"images of {size[0]}x{size[1]} pixels do not divide into cells of {reduction} pixels; "
+            f"images have {size[0]}x{size[1]} pixels; both sides must be multiples of {reduction}: "
             f"use {nearest_size[0]}x{nearest_size[1]}"
         )
 

@@ -14,10 +14,10 @@ _TINY = {"embed_dim": 192, "depth": 12, "num_heads": 4}
 _SMALL = {"embed_dim": 384, "depth": 12, "num_heads": 8}
 # 64 patches of 4 pixels, or 256 of 2; parameters are counted with 100 classes.
 _VARIANTS = {
-    "vit_tiny_cifar_patch4": {**_TINY, "patch_size": 4},  # 5.4M
-    "vit_small_cifar_patch4": {**_SMALL, "patch_size": 4},  # 21.4M
-    "vit_tiny_cifar_patch2": {**_TINY, "patch_size": 2},  # 5.4M
-    "vit_small_cifar_patch2": {**_SMALL, "patch_size": 2},  # 21.4M
+    "vit_tiny_cifar_patch4": {**_TINY, "patch_size": 4},  # 5.4M parameters
+    "vit_small_cifar_patch4": {**_SMALL, "patch_size": 4},  # 21.4M parameters
+    "vit_tiny_cifar_patch2": {**_TINY, "patch_size": 2},  # 5.4M parameters
+    "vit_small_cifar_patch2": {**_SMALL, "patch_size": 2},  # 21.4M parameters
 }
 _CFG = configuration("patch_embed.proj", num_classes=100, input_size=(3, 32, 32), crop_pct=1.0, fixed_input_size=True)
 default_cfgs = generate_default_cfgs(dict.fromkeys(_VARIANTS, _CFG))

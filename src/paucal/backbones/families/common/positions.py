@@ -44,21 +44,21 @@ def resample_map(table: Tensor, after: Size, antialias: bool) -> Tensor:
     return resample_abs_pos_embed_nhwc(table, list(after), antialias=antialias)
 
 
-def with_fitting_positions(state: Mapping[str, Tensor], own: Tensor, grid: Size) -> dict[str, Tensor]:
+def with_fitting_positions(state: Mapping[str, Tensor], model_table: Tensor, grid: Size) -> dict[str, Tensor]:
     """Return a state dict in which the position embedding "pos_embed" is resampled from a square grid to the model's.
 
     The embedding is not changed if it has the model's shape, or if it is not that of a square grid with a class token.
 
     Args:
         state: Tensors by name.
-        own: (1, 1 + H * W, C) position embedding of the model.
+        model_table: (1, 1 + H * W, C) position embedding of the model.
         grid: (rows, columns) of the model's grid.
     """
     table = state.get("pos_embed")
-    if table is None or table.ndim != 3 or table.shape[1] < 2 or table.shape == own.shape:
+    if table is None or table.ndim != 3 or table.shape[1] < 2 or table.shape == model_table.shape:
         return dict(state)
     side = math.isqrt(table.shape[1] - 1)
-    if side * side != table.shape[1] - 1 or table.shape[2] != own.shape[2]:
+    if side * side != table.shape[1] - 1 or table.shape[2] != model_table.shape[2]:
         return dict(state)
     return {**state, "pos_embed": resample_positions(table, (side, side), grid)}
 

@@ -34,7 +34,7 @@ class TokenBackbone(Classifying):
 
     pools = ("token", "avg", "")
     blocks: nn.ModuleList
-    antialias_positions = False  # see `positions`
+    antialias_positions = False  # see `common.positions`
     stem_names: tuple[str, ...] = ("cls_token", "pos_embed", "patch_embed")  # layer 0 in layer-wise decay
 
     def __init__(
