@@ -136,7 +136,7 @@ def test_plain__computes_what_timms_vision_transformer_does() -> None:
 def test_positions__bind_a_model_to_its_size_until_it_is_changed() -> None:
     model = small({"abs_pos": True, "img_size": (16, 32)})
     assert model.pos_embed.shape == (1, 1 + 4 * 8, 48)
-    with pytest.raises(ValueError, match=r"is for \(4, 8\) cells and the images have \(8, 4\)"):
+    with pytest.raises(ValueError, match=r"is for a grid of \(4, 8\) cells, but the images have \(8, 4\)"):
         model(images(32, 16))
     dynamic = small({"abs_pos": True, "img_size": (16, 32)}, dynamic_img_size=True)
     dynamic.load_state_dict(model.state_dict())
@@ -162,9 +162,9 @@ def test_plain_patches__refuse_images_that_they_cut() -> None:
     assert model(images(16, 24)).shape == (2, 5)
     with pytest.raises(ValueError, match="images have 16x26 pixels; both sides must be multiples of the patch of 4"):
         model(images(16, 26))
-    with pytest.raises(ValueError, match="images of 30x30 pixels"):
+    with pytest.raises(ValueError, match="images have 30x30 pixels"):
         small({"sope": False}, img_size=30)
-    with pytest.raises(ValueError, match="images of 30x30 pixels"):
+    with pytest.raises(ValueError, match="images have 30x30 pixels"):
         model.set_input_size(30)
 
 

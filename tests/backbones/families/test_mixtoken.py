@@ -40,7 +40,9 @@ def test_exchange_box__swaps_the_cells_inside_with_the_flipped_batch(
 
 @pytest.mark.parametrize("box", [(-1, 0, 1, 1), (2, 0, 1, 1), (0, 0, 4, 1), (0, 0, 1, 6)])
 def test_inside_box__refuses_what_is_not_on_the_grid(box: tuple[int, int, int, int]) -> None:
-    with pytest.raises(ValueError, match=r"on a grid of 3x5 cells; give \(top, left, bottom, right\)"):
+    with pytest.raises(
+        ValueError, match=r"box .* is not inside a grid of 3x5 cells; it must be \(top, left, bottom, right\)"
+    ):
         inside_box(box, (3, 5))
 
 

@@ -237,7 +237,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
         "num_heads": 12,
         "skip_lam": 3.0,
         "stem_width": 128,
-    },  # 150.0M
+    },  # 150.0M parameters
     # Without the classifier of tokens (`lvvit` in the published code), 25.8M.
     "lvvit_s_plain": {**_SMALL, "skip_lam": 2.0, "aux_head": False},
     # The plain transformer from which LV-ViT-S was developed (`vit` in the published code), 24.4M.

@@ -157,7 +157,7 @@ class PerformerLayer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim), nn.Dropout(drop))
 
     def forward(self, windows: Tensor) -> Tensor:
-        """Return the cells (B, H, W, dim) of windows (B, H, W, k * k * C)."""
+        """Return the cells (B, H, W, dim) for windows (B, H, W, k * k * C)."""
         with full_precision(windows.device.type):
             x = self._attend(windows.to(self.kqv.weight.dtype))
         return x + self.mlp(self.norm2(x))
@@ -207,7 +207,7 @@ class TransformerLayer(nn.Module):
         self.mlp = Mlp(dim, dim, drop=drop)
 
     def forward(self, windows: Tensor) -> Tensor:
-        """Return the cells (B, H, W, dim) of windows (B, H, W, k * k * C)."""
+        """Return the cells (B, H, W, dim) for windows (B, H, W, k * k * C)."""
         joint = project_windows(windows, self.norm1, self.attn.qkv, self.channels)
         x = self.attn(joint.flatten(1, 2)).unflatten(1, joint.shape[1:3])
         return x + self.mlp(self.norm2(x))

@@ -296,6 +296,6 @@ _VARIANTS = {
         "embed_dims": (96, 192, 384, 768),
         "depths": (1, 2, 8, 1),
         "num_heads": (3, 3, 6, 12),
-    },  # 24.7M
+    },  # 24.7M parameters
 }
 register_variants(__name__, VisionLongformer, _VARIANTS, checkpoint_filter_fn)
