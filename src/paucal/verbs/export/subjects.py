@@ -86,10 +86,10 @@ class NumberSubject(ClassifierSubject):
         """Return the model."""
         return model
 
-    def compare(self, own: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
+    def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
         """Return how two numbers differ, in standard deviations of the target."""
         assert isinstance(self.card, RegressionCard)
-        largest = float((own - exported).abs().nan_to_num(torch.inf).max()) / self.card.deviation
+        largest = float((original - exported).abs().nan_to_num(torch.inf).max()) / self.card.deviation
         return Difference(largest, float(largest <= SAME), None)
 
     @cached_property
@@ -126,9 +126,9 @@ class SegmenterSubject:
         """Return the (K, H, W) probabilities of a prepared image."""
         return pixel_probabilities(network, given, self.options)
 
-    def compare(self, own: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
+    def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
         """Return the differences of two predictions for the pixels of an image."""
-        return compare(own, exported, label, None)
+        return compare(original, exported, label, None)
 
     def calibrate(self, image: Image.Image) -> Tensor:
         """Return the first window of an image as a calibration input, padded with the mean colour."""
@@ -174,9 +174,9 @@ class DetectorSubject:
         """Return the table of the objects of a prepared image; see `OneImageDetector`."""
         return network(given)
 
-    def compare(self, own: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
+    def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
         """Return the differences of two tables of the objects of an image."""
-        return compare_objects(own, exported)
+        return compare_objects(original, exported)
 
     def calibrate(self, image: Image.Image) -> Tensor:
         """Return an image as an input of the graph."""

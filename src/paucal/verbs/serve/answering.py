@@ -138,7 +138,7 @@ class Answerer:
         except UserError as problem:
             return {"maps": [], "why": str(problem)}
         low, high = scale_of(explained.maps)
-        rows = zip(explained.classes, explained.shares, explained.maps, strict=False)
+        rows = zip(explained.classes, explained.probabilities, explained.maps, strict=False)
         maps = [
             {
                 "name": says or label,

@@ -139,7 +139,7 @@ class LastBlocks(StageMaps):
         self.levels = nn.ModuleList([nn.Identity(), nn.Identity()])
         self.multiple, self.fixed_size = STRIDE, None
         self._single, self._shrink = False, 1.0
-        self._release_unused()
+        self._freeze_unused()
 
     def grids(self, images: Tensor) -> list[Tensor]:
         """Return the outputs of the two blocks for a batch."""
