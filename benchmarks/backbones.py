@@ -1,11 +1,11 @@
-"""Speed and memory of our backbones beside plain transcriptions of the originals' computation.
+"""Speed and memory of our backbones, compared with plain reimplementations of the original code.
 
     python benchmarks/backbones.py                                   # all families on the CPU, float32
     python benchmarks/backbones.py --device cuda --batch 64 --precision bf16 --compile
     python benchmarks/backbones.py --only cvt_13 esvit_swin_tiny_patch4_window7_224
 
 Both compute the same function from the same parameters, which is checked before anything is timed. Forward passes and
-training steps (forward, backward) take turns; a ratio above 1 says how many times as many images ours handles.
+training steps (forward, backward) alternate; a ratio of 1.2 means that ours processes 1.2 times as many images.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Training and prediction on quiet cores, and on cores that other programs use: threads as they were, and as they are.
+"""Training and prediction on idle and on busy cores, with the earlier and with the present handling of threads.
 
     python benchmarks/busy.py
 
-Each variant is a process that stays alive; all take turns, on quiet and on busy cores, so that ratios compare
-measurements made one after the other. Variants:
+Each variant is a process that stays alive. All variants are measured in turn, on idle and on busy cores, so that ratios
+compare measurements made one after the other. Variants:
 
 - before: torch is imported before paucal, which can then set nothing: threads spin for milliseconds before they sleep;
 - before, threads chosen: the same, and the number of threads that is quickest at that moment (`choose_threads`);
@@ -14,7 +14,7 @@ measurements made one after the other. Variants:
 
 Work: a training step (EfficientNet-Lite0, 16 images of 224 pixels), `paucal.predict` for 64 images of 224 pixels with
 such a model, and the built-in run (`paucal train` without data, --epochs 2), as whole commands. Busy means that
-programs that only count run beside it: half as many as cores, at least one.
+programs that only count run at the same time: half as many as cores, at least one.
 """
 
 import argparse

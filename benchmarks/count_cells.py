@@ -1,4 +1,4 @@
-"""Counts of blood cells by regression on frozen features: error beside the mean's, coverage of intervals, many splits.
+"""Counts of blood cells by regression on frozen features: error compared with the mean count, and interval coverage.
 
     python benchmarks/count_cells.py ../shared/data/bccd --splits 100
 

@@ -1,9 +1,9 @@
-"""Images per second that reach a model, beside torchvision's ImageFolder with the same transforms and processes.
+"""Images per second that reach a model, compared with torchvision's ImageFolder (same transforms and processes).
 
 Three kinds of folders, made of real images: camera photos of 12 megapixels (real photographs, enlarged), images of 224
-and of 32 pixels. Ours is what a run does: a first pass that verifies, recognises, measures and keeps all images, then
-loading by a resumable sampler. A pass is a whole epoch of batches; the first one of ours contains everything from an
-empty cache on. The two take turns. The part "first-step" is the time from the call to the first optimizer step of a
+and of 32 pixels. Ours is what a run does: a first pass that verifies, recognises, measures and caches all images, then
+loading by a resumable sampler. A pass is a whole epoch of batches; our first pass starts with an empty cache. Passes of
+the two alternate. The part "first-step" is the time from the call to the first optimizer step of a
 run on 800 camera photos, the seconds of processor time in it, and the memory that it took.
 
     python benchmarks/data.py ../shared/data/clothing/train.parquet ../shared/data/cifar10/train.parquet \

@@ -1,4 +1,4 @@
-"""How soon is a detector usable, and how good at the end? The same runs with and without a first detector.
+"""How soon a detector is usable, and how good it is at the end, with and without training its heads first.
 
     python benchmarks/detection_start.py BCCD --work W --name detection_start_bccd --minutes 10 --seeds 0
     python benchmarks/detection_start.py CHESS --work W --name detection_start_chess --minutes 5 10 20 --seeds 0 1

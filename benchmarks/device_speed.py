@@ -1,4 +1,4 @@
-"""The measurements of time and memory that need an accelerator, made with the other benchmarks' functions."""
+"""The measurements of time and memory that need an accelerator, with the functions of the other benchmarks."""
 
 import os
 import shutil

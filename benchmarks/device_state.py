@@ -1,4 +1,4 @@
-"""What a call of `on_device.py` knows and keeps: pieces of parts, each stored as it ends."""
+"""The state of a call of `on_device.py`: its measurements, each of which is stored when it ends."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""Tables of the papers that are timings of a device."""
+"""The papers' tables whose numbers are times on a device."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

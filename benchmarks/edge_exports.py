@@ -1,4 +1,4 @@
-"""What exported files cost: difference, agreement, size and time of every format beside the model.
+"""What exported files cost: difference, agreement, size and time of every format, compared with the model.
 
     python benchmarks/edge_exports.py lite0=runs/1 segmenter=runs/2 --formats onnx openvino html
     python benchmarks/edge_exports.py lite0=runs/1 --formats litert          # in an environment with the extra litert

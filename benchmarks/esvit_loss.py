@@ -1,11 +1,11 @@
-"""One step of EsViT's losses, both heads forward and backward: time and peak memory, ours against the plain way.
+"""One step of EsViT's losses, both heads forward and backward: time and peak memory, ours and a plain implementation's.
 
     python benchmarks/esvit_loss.py --images 8 --repeats 5
     python benchmarks/esvit_loss.py --images 8 32 64 --device cuda --precision bf16
 
 K = 65,536 prototypes, 2 global crops of 49 cells and 8 local ones of 9, features of 768 channels, as for Swin-T. The
-values of both ways are compared first. Peak memory is that of a process of its own that makes one step, less what it
-had before; on a GPU, of its allocator during one step. Where the plain way does not fit, its memory is computed from
+values of both are compared first. Peak memory is that of a process of its own that makes one step, less what it
+had before; on a GPU, of its allocator during one step. Where the plain one does not fit, its memory is computed from
 the tensors it keeps (scores, and two of their size per pair for the backward pass) and marked so.
 """
 

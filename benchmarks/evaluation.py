@@ -4,8 +4,8 @@
     python benchmarks/evaluation.py --device cuda --train 1000000 --test 10000
 
 The lambda search is timed against all 97 points of its grid, on the pooled features that a backbone with random weights
-gives for the built-in digits; both must reach the same validation accuracy. Chunked k-NN is timed against the plain
-way (one matrix of all similarities, then topk) and its extra memory measured in a process of its own. Extraction is
+gives for the built-in digits; both must reach the same validation accuracy. Chunked k-NN is timed against a plain
+one (one matrix of all similarities, then topk) and its extra memory measured in a process of its own. Extraction is
 timed against plain inference over the same batches, and against reading the stored features. The first two are
 processor seconds, the last is wall time, in turns.
 """

@@ -1,4 +1,4 @@
-"""Score the methods of attribution on photographs with trained models, and time them beside a plain forward pass.
+"""Score the methods of attribution on photographs with trained models, and time them relative to a forward pass.
 
     python benchmarks/explaining.py runs/vit runs/dhvt runs/swin --data ../shared/data/clothing --images 200
 

@@ -1,4 +1,4 @@
-"""How often the interval of a cross-validated accuracy holds the true accuracy, on draws of few images per class.
+"""How often the interval of a cross-validated accuracy contains the true accuracy, on draws of few images per class.
 
     python benchmarks/few_images_interval.py CLOTHING --work /tmp/few --per-class 5 20 --draws 100
 

@@ -1,4 +1,4 @@
-"""Attentive pooling of the last map, and two networks side by side, against the race of heads of `paucal train`.
+"""Attentive pooling of the last map, and the features of two networks, against the race of heads of `paucal train`.
 
     python benchmarks/few_shot_attention.py CLOTHING CIFAR10 --work /tmp/few --seeds 100 101 102
 

@@ -1,4 +1,4 @@
-"""What it costs and gives to compute the activations of frozen stages once, for a few views of each image.
+"""Cost and gain of computing the activations of frozen stages only once, for a few views of each image.
 
     python benchmarks/frozen_views.py ../shared/data/clothing --work W --images 200 --seeds 0 1 2 3 4
     python benchmarks/frozen_views.py ../shared/data/clothing --work W --images 800 --seeds 0 1 2

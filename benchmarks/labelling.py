@@ -1,4 +1,4 @@
-"""Labels that ways to choose images need, in simulated labelling on frozen features.
+"""How many labels different ways to choose images need, in simulated labelling on frozen features.
 
     python benchmarks/labelling.py CLOTHING --work /tmp/labelling --train 10000 --test 10000
     python benchmarks/labelling.py CLOTHING --work /tmp/labelling --held-out 0.3 --seeds 100 101 102   # to develop on

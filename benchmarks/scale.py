@@ -1,9 +1,10 @@
-"""Shards on object storage, read by processes that are killed: what each loader loses, doubles and takes.
+"""Shards on object storage, read by killed processes: the images that each loader loses or repeats, and its cost.
 
-Made images of 32 pixels lie in tar shards behind a local S3-compatible server that answers after 50 ms and fails 1 % of
-the requests. Two processes (gloo) read one pass of them, exchange a number in every step as gradients would be, and
-save the loader's state every `EVERY` steps. They are killed at random steps, one or both, and started again with as
-many processes ("fixed") or with 1, 2, 1, ... ("changing"), each as the documentation of its loader says to resume:
+Generated images of 32 pixels are stored in tar shards behind a local S3-compatible server that answers after 50 ms and
+fails 1 % of the requests. Two processes (gloo) read one pass of them, exchange a number in every step as gradients
+would be, and save the loader's state every `EVERY` steps. They are killed at random steps, one or both, and started
+again with as many processes ("fixed") or with 1, 2, 1, ... ("changing"), each as the documentation of its loader says
+to resume:
 
 - paucal: the position in the order of the pass, as `paucal train --resume` does
 - litdata: `StreamingDataLoader.state_dict` and `load_state_dict`, which allow another number of processes; its own

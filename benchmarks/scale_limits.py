@@ -1,6 +1,6 @@
 """What the order of a pass costs each process of a run, from a hundred thousand to ten million images.
 
-Each number of images is measured in a process of its own; what follows for a billion is in docs/lab.
+Each number of images is measured in a process of its own; docs/lab extrapolates to a billion.
 
     python benchmarks/scale_limits.py --counts 100000 1000000 10000000
 """

@@ -1,4 +1,4 @@
-"""A local server that answers as S3 does, but slowly and with errors, and shards of made images for it."""
+"""A local server that answers as S3 does, but slowly and with errors, and shards of generated images for it."""
 
 import io
 import os

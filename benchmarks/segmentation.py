@@ -1,4 +1,4 @@
-"""Beside a run of `paucal segment` with two classes: what a threshold on grey levels reaches on the same split.
+"""The score of a threshold on grey levels, on the same split as a run of `paucal segment` with two classes.
 
     python benchmarks/segmentation.py RUN --result benchmarks/results/segmentation_membrane.json
 

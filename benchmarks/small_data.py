@@ -9,8 +9,8 @@ and stored runs are not repeated. Differences are paired by seed: arms share ima
     python benchmarks/small_data.py ../shared/data/cifar10 --images 500 --seconds 60
     python benchmarks/small_data.py ../shared/data/clothing --side 64 --epochs 6 --seeds 0 1 --rates-of CIFAR_RESULTS
 
-All arms of a seed are one call of `paucal.compare`, which trains, stops and resumes them. The script adds what that has
-no words for: a guide that is the run of another arm with the same seed, equal seconds of training after a measurement
+All arms of a seed are one call of `paucal.compare`, which trains, stops and resumes them. The script adds what it
+cannot express: a guide that is the run of another arm with the same seed, equal seconds of training after a measurement
 of each arm, rates taken from other results, and one file of results that grows over sets of images, from which a
 rule of `paucal train` is tested.
 

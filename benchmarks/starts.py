@@ -1,4 +1,4 @@
-"""Does a start help a detector or a segmenter of few images? The same network from several starts, paired by seed.
+"""Do initial weights help a detector or segmenter of few images? The same network from several starts, paired by seed.
 
     python benchmarks/starts.py detect BCCD --name starts_bccd --work W --labelled CLOTHING -- --steps 300
     python benchmarks/starts.py segment MEMBRANE --name starts_membrane --work W --labelled CLOTHING -- --epochs 30

@@ -1,4 +1,4 @@
-"""What a tuned network and the frozen first model of the same run are worth together.
+"""Accuracy of a tuned network combined with the frozen first model of the same run.
 
     python benchmarks/ways_to_tune.py CLOTHING --name W --work W --side 128 --epochs 3 --ways "last stages" --seeds 100
     python benchmarks/tuned_and_frozen.py W/last-stages-128-6-100 FROZEN UNSEEN --name tuned_and_frozen

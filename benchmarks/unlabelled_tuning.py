@@ -1,4 +1,4 @@
-"""What unlabelled images add where the last stages of a network learn from them, not only a head.
+"""What unlabelled images add if the last stages of a network learn from them too, not only a head.
 
     python benchmarks/unlabelled_tuning.py CLOTHING --work W --seeds 0 1 2 --name unlabelled_tuning_clothing_10
     python benchmarks/unlabelled_tuning.py CLOTHING --work W --held-out 0.3 --seeds 100 101     # to develop on

@@ -1,4 +1,4 @@
-"""Distillation: the teacher of a run, with its classes in the order of the run's classes."""
+"""Distillation: the extra loss that learns from a teacher, a run or a timm model with published weights."""
 
 from typing import Any
 
