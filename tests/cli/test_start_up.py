@@ -1,5 +1,6 @@
 """Verbs that only print tables answer without torch or timm, and one prediction without what only training needs."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +14,23 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
 from paucal.runs import RunFolder
 
+# All verbs in one process, since starting one takes longer than most verbs; what a verb loads is told for it alone.
 SCRIPT = """
-import sys
+import contextlib, io, json, sys
 sys.argv[0] = "paucal"
 from paucal.cli.main import main
-try:
-    code = main(sys.argv[1:])
-except SystemExit as end:  # argparse's help
-    code = end.code or 0
-print(code, sorted({"torch", "torchvision", "timm", "lightning"} & set(sys.modules)))
+answers, loaded = [], set()
+for words in json.loads(sys.argv[1]):
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        try:
+            code = main(words)
+        except SystemExit as end:  # argparse's help
+            code = end.code or 0
+    heavy = {"torch", "torchvision", "timm", "lightning"} & set(sys.modules)
+    answers.append([shown.getvalue(), code, sorted(heavy - loaded)])
+    loaded |= heavy
+print(json.dumps(answers))
 """
 VERBS = {
     "--help": "train a model on a folder of images",
@@ -37,16 +46,24 @@ VERBS = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_verb__prints_without_loading_torch(verb: str, tmp_path: Path):
-    run = tmp_path / "first"
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int, list[str]]]:
+    """What each verb prints, its exit code, and what it loads that it should not."""
+    folder = tmp_path_factory.mktemp("runs")
+    run = folder / "first"
     run.mkdir()
     (run / "config.yaml").write_text("model: vit_mini\ndata: digits\nseed: 0\n")
-    words = verb.format(runs=tmp_path).split()
-    done = subprocess.run([sys.executable, "-c", SCRIPT, *words], capture_output=True, text=True, timeout=120)
-    *shown, last = done.stdout.splitlines()
-    assert VERBS[verb] in "\n".join(shown), done.stderr
-    assert last == "0 []"
+    calls = json.dumps([verb.format(runs=folder).split() for verb in VERBS])
+    done = subprocess.run([sys.executable, "-c", SCRIPT, calls], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(VERBS, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_verb__prints_without_loading_torch(verb: str, answers: dict[str, tuple[str, int, list[str]]]):
+    shown, code, loaded = answers[verb]
+    assert VERBS[verb] in shown
+    assert (code, loaded) == (0, [])
 
 
 def test_module__answers_as_the_command_does_without_loading_torch():

@@ -1,13 +1,11 @@
-import subprocess
-import sys
-import textwrap
-
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from paucal.evaluation.predictions import Predictions, majority_classes, predict_all
 from paucal.types import Batch, UserError
+from processes import run_together
 
 
 class Doubler(nn.Module):
@@ -99,35 +97,23 @@ def test_majority_class__ignores_unlabelled_rows():
         majority_classes(torch.tensor([-1]))
 
 
-RANK = """
-    import sys
-    sys.argv[0] = "paucal"  # as in the command, so that importing paucal does not load timm
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from paucal.evaluation.predictions import predict_all
-    from paucal.types import Batch
-
-    rank, store = int(sys.argv[1]), sys.argv[2]
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def predict_as_rank(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     shards = {"uneven": [[0, 2, 4], [1, 0]], "empty": [[], [1, 0]]}
+    lines = []
     for name, shard in shards.items():
         ids = torch.tensor(shard[rank])
         images = ids[:, None, None, None] + torch.arange(3.0)[:, None, None]
         loader = [Batch(ids, [images], ids % 2)] if len(ids) else []
         got = predict_all(nn.Flatten(), loader, "cpu")
-        print(name, got.ids.tolist(), got.logits.tolist(), got.labels.tolist())
+        lines.append(f"{name} {got.ids.tolist()} {got.logits.tolist()} {got.labels.tolist()}")
+    (folder / f"{rank}.txt").write_text("\n".join(lines))
     dist.destroy_process_group()
-"""
 
 
 def test_predict_all__two_processes_both_get_the_rows_of_both(tmp_path):
-    command = [sys.executable, "-c", textwrap.dedent(RANK)]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
-        for rank in (0, 1)
-    ]
-    outputs = [process.communicate(timeout=200)[0] for process in ranks]
+    run_together(predict_as_rank, tmp_path)
+    outputs = [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)]
     rows = {i: [float(i), i + 1.0, i + 2.0] for i in (0, 1, 2, 4)}
     expected = [
         f"uneven [0, 1, 2, 4] {[rows[i] for i in (0, 1, 2, 4)]} [0, 1, 0, 0]",

@@ -137,6 +137,7 @@ def test_half_a_line__is_cut_off_and_the_rest_goes_on(images: Path, tmp_path: Pa
 
 HOLDER = """
 import sys
+sys.argv[0] = "paucal"  # as in the command, so that importing paucal does not load timm
 from pathlib import Path
 from paucal.verbs.serve.labelling import LabelFile
 with LabelFile(Path(sys.argv[1])):
