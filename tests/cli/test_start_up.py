@@ -54,7 +54,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, in
     run.mkdir()
     (run / "config.yaml").write_text("model: vit_mini\ndata: digits\nseed: 0\n")
     calls = json.dumps([verb.format(runs=folder).split() for verb in VERBS])
-    done = subprocess.run([sys.executable, "-c", SCRIPT, calls], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, calls], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return dict(zip(VERBS, json.loads(done.stdout), strict=True))
 
@@ -68,7 +68,7 @@ def test_verb__prints_without_loading_torch(verb: str, answers: dict[str, tuple[
 
 def test_module__answers_as_the_command_does_without_loading_torch():
     words = [sys.executable, "-X", "importtime", "-m", "paucal", "recipes"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert VERBS["recipes"] in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
@@ -88,7 +88,7 @@ code = main(["predict", sys.argv[1], sys.argv[2]])
 print(code, sorted({"lightning", "sklearn", "matplotlib.pyplot"} & set(sys.modules)))
 """
     words = [sys.executable, "-c", program, str(tmp_path), str(tmp_path / "photo.png")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600)
     *shown, last = done.stdout.splitlines()
     assert "night" in "\n".join(shown), done.stderr
     assert last == "0 []"

@@ -9,6 +9,8 @@ from paucal.models.weights import table
 from paucal.models.weights.table import Package, PretrainedWeights
 
 MODEL = "test_resnet"
+# Given with a rate they leave one way to tune, so that no trial is made.
+ONE_WAY = {"freeze": 2, "eval_mode": True, "crop_scale": 0.5}
 
 
 def install(tmp_path, monkeypatch, models=(MODEL,)):

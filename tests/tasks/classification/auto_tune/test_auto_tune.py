@@ -35,7 +35,7 @@ from paucal.tasks.classification.auto_tune.trials import best_trial
 from paucal.tasks.classification.job import TrainingJob
 from paucal.training.clock import RunClock
 from paucal.types import UserError
-from tasks.classification.auto_tune.carried import MODEL, install
+from tasks.classification.auto_tune.carried import MODEL, ONE_WAY, install
 
 SHORT = {"img_size": [32], "batch_size": 16, "workers": 0, "device": "cpu"}
 
@@ -181,7 +181,7 @@ def test_tuning__that_accuracy_cannot_tell_from_the_probe_is_kept_for_lower_loss
     monkeypatch.setattr(first_model, "calibrated_losses", lambda found: [losses] * len(found))
     monkeypatch.setattr(first_model, "last_stage_maps", lambda *_: ())  # no other head than the probe
     monkeypatch.setattr(finishing, "refit_head", lambda *_: None)
-    result = started_from(data, tmp_path / "run", epochs=1, lr=1e-12)
+    result = started_from(data, tmp_path / "run", epochs=1, lr=1e-12, **ONE_WAY)
     summary, best = json.loads((result.folder / "summary.json").read_text()), RunFolder(result.folder).best
     assert not best.exists()  # no epoch was better
     assert rungs_of(result.folder)["probe"]["details"]["losses"] == [losses] * 24
@@ -199,7 +199,7 @@ def test_head__that_is_fitted_to_tuned_features_is_the_model_where_validation_pr
     monkeypatch.setattr(refit, "HEADS", {name: HEADS[name]})
     monkeypatch.setattr(refit, "min", lambda found, key: found[-1], raising=False)  # the last one fitted
     monkeypatch.setattr(finishing, "is_better", lambda *found: scores.append(found) or better)
-    result = started_from(data, tmp_path / "run", epochs=1, lr=1e-4)
+    result = started_from(data, tmp_path / "run", epochs=1, lr=1e-4, **ONE_WAY)
     summary, model = json.loads((result.folder / "summary.json").read_text()), load(result)
     kept = [row["name"] for row in summary["rungs"] if row["kept"]]
     if not better:

@@ -9,10 +9,10 @@ from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
 from paucal.tasks.classification.auto_tune import auto_tune, first_model, precision
 from paucal.tasks.classification.job import TrainingJob
-from tasks.classification.auto_tune.carried import install
+from tasks.classification.auto_tune.carried import ONE_WAY, install
 from tasks.classification.auto_tune.test_auto_tune import RecordingConsole, photos, rungs_of, started_from
 
-GIVEN = {"freeze": 2, "eval_mode": True, "lr": 1e-3, "crop_scale": 0.5, "epochs": 1}  # one way to tune: no trial
+GIVEN = {**ONE_WAY, "lr": 1e-3, "epochs": 1}
 FASTER = PrecisionChoice(
     torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here, with the same predictions", 2.0, True
 )

@@ -24,10 +24,10 @@ from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import Head
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
-from tasks.classification.auto_tune.carried import MODEL, install
+from tasks.classification.auto_tune.carried import MODEL, ONE_WAY, install
 from tasks.classification.auto_tune.test_auto_tune import photos, rungs_of, started_from
 
-GIVEN = {"freeze": 2, "eval_mode": True, "lr": 1e-3, "crop_scale": 0.5}  # one way to tune, so that no trial is made
+GIVEN = {**ONE_WAY, "lr": 1e-3}
 
 
 def won_by_stages(last, staged, labels, n_classes, strength, seed, heads, most, groups):

@@ -42,7 +42,7 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
 from paucal.tasks.classification.finishing import make_watch
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
-from tasks.classification.auto_tune.carried import install
+from tasks.classification.auto_tune.carried import ONE_WAY, install
 from tasks.classification.auto_tune.test_auto_tune import SHORT, RecordingConsole, photos, rungs_of, started_from
 
 CLASSES, DIM = 4, 60
@@ -227,7 +227,8 @@ def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_fea
     monkeypatch.setattr(refit, "threadpool_limits", one_thread)
     monkeypatch.setattr(refit, "frozen_features", read)
     console = RecordingConsole()
-    result = started_from(data, tmp_path / "run", console, unlabelled=str(tmp_path / "more"), epochs=1, lr=1e-4)
+    settings = {"unlabelled": str(tmp_path / "more"), "epochs": 1, "lr": 1e-4, **ONE_WAY}
+    result = started_from(data, tmp_path / "run", console, **settings)
     details, model = rungs_of(result.folder)["unlabelled"]["details"], load_trained(result.folder)
     assert details["read_again"] == (most or details["images"])
     said = f"after tuning {details['read_again']} of them are read once more, which takes about "
@@ -260,7 +261,8 @@ def test_run__whose_images_without_labels_were_moved_meanwhile_ends_without_them
 
     monkeypatch.setattr(finishing, "read_listed_images", move_first)
     console = RecordingConsole()
-    result = started_from(data, tmp_path / "run", console, unlabelled=str(tmp_path / "more"), epochs=1, lr=1e-4)
+    settings = {"unlabelled": str(tmp_path / "more"), "epochs": 1, "lr": 1e-4, **ONE_WAY}
+    result = started_from(data, tmp_path / "run", console, **settings)
     assert any(
         "the tuned network does not use the images" in line and "more does not exist" in line for line in console.lines
     )
