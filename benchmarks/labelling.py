@@ -28,7 +28,7 @@ from few_shot_features import NETWORKS, features
 from measuring import store, surroundings
 from paucal.tasks.classification.auto_tune.heads import fit_mixture
 from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, fit_regression
-from paucal.verbs.next.selection import choose, directions, herd, similarities, unsureness
+from paucal.verbs.next.selection import choose, directions, herd, margin_uncertainty, similarities
 
 START, GOAL = 3, 0.85
 RANDOM_ORDERS = 10  # random choices per seed
@@ -67,7 +67,7 @@ def random_way(order: int) -> Way:
 
 def by_margin(pool: Pool, count: int) -> list[int]:
     """Choose where the two likeliest classes are closest."""
-    return unsureness(pool.shares).argsort(descending=True)[:count].tolist()
+    return margin_uncertainty(pool.shares).argsort(descending=True)[:count].tolist()
 
 
 def by_entropy(pool: Pool, count: int) -> list[int]:
@@ -134,7 +134,9 @@ def as_next(random_share: float) -> Way:
     """Return the choice of `paucal next`, with a share of random images."""
     return lambda pool, count: [
         one.index
-        for one in choose(unsureness(pool.shares), pool.vectors, pool.known, count, random_share, seed=pool.seed)
+        for one in choose(
+            margin_uncertainty(pool.shares), pool.vectors, pool.known, count, random_share, seed=pool.seed
+        )
     ]
 
 

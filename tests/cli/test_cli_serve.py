@@ -51,7 +51,7 @@ def test_serve__answers_until_it_is_interrupted(run):
     ) as served:
         assert served.stdout is not None
         said = ""
-        while "Ctrl-C ends it" not in said:
+        while "press Ctrl-C to stop" not in said:
             line = served.stdout.readline()
             assert line, said
             said += line

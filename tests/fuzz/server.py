@@ -28,7 +28,7 @@ GIB = 2**30
 ADDRESS_SPACE = 6 * GIB  # beyond what a fresh process has
 FILE_BYTES = GIB
 PAUSE = 0.004  # seconds between two looks at a child
-SERVES = "Ctrl-C ends it"  # what `serve` says once it answers; it has no end of its own
+SERVES = "press Ctrl-C to stop"  # what `serve` says once it answers; it has no end of its own
 TEXT_BYTES = 200_000  # of output that is kept
 _CONNECT = socket.socket.connect
 

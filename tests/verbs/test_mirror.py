@@ -12,7 +12,7 @@ import paucal
 from paucal.models.trained import load_trained
 from paucal.tasks.classification.finishing import mirror_sentence
 from paucal.types import UserError
-from paucal.verbs.serve.answering import Answerer
+from paucal.verbs.serve.picture_predictor import PicturePredictor
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,11 @@ def test_serve__averages_as_predict_does(run, tmp_path):
     picture = tmp_path / "picture.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(picture)
     model = load_trained(run)
-    found = Answerer(model, None, mirror=True).answer(picture.read_bytes(), "picture", explain=False)
+    found = PicturePredictor(model, None, mirror=True).predict(picture.read_bytes(), "picture", explain=False)
     wanted = paucal.predict(run, str(picture), mirror=True)[0]
     assert found["classes"][0]["name"] == wanted.predicted
     assert found["classes"][0]["probability"] == pytest.approx(wanted.confidence, abs=1e-4)
-    plain = Answerer(model, None).answer(picture.read_bytes(), "picture", explain=False)
+    plain = PicturePredictor(model, None).predict(picture.read_bytes(), "picture", explain=False)
     assert json.dumps(plain) != json.dumps(found)
 
 

@@ -19,7 +19,7 @@ from paucal.types import UserError
 from paucal.verbs.check import labels as check_labels
 from paucal.verbs.eval import classification as eval_classification
 from paucal.verbs.predict.journal import stored_precision
-from paucal.verbs.serve.answering import Answerer
+from paucal.verbs.serve.picture_predictor import PicturePredictor
 
 FASTER = PrecisionChoice(
     torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here, with the same predictions", 2.0, True
@@ -117,11 +117,11 @@ def test_check__reads_features_in_the_measured_precision(measured, tmp_path, run
 
 def test_serve__lets_the_first_picture_decide(run, pictures, measured):
     content = (pictures / "00.png").read_bytes()
-    fast, exact = Answerer(load_trained(run), None, None), Answerer(load_trained(run), None)
-    answers = [fast.answer(content, "0.png", explain=False) for _ in range(2)]
+    fast, exact = PicturePredictor(load_trained(run), None, None), PicturePredictor(load_trained(run), None)
+    answers = [fast.predict(content, "0.png", explain=False) for _ in range(2)]
     assert measured == [(2, None)]
     assert answers[0] == answers[1]
-    assert exact.answer(content, "0.png", explain=False)["classes"][0]["name"] == answers[0]["classes"][0]["name"]
+    assert exact.predict(content, "0.png", explain=False)["classes"][0]["name"] == answers[0]["classes"][0]["name"]
     assert json.dumps(answers[0])
 
 

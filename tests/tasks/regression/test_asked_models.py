@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 import paucal
 from paucal.cli.main import main
 from paucal.verbs.check.labels import weights_at_hand
-from paucal.verbs.serve.answering import Answerer
 from paucal.verbs.serve.app import make_app
+from paucal.verbs.serve.picture_predictor import PicturePredictor
 from tasks.regression.test_regression import bright_table
 
 pytestmark = pytest.mark.skipif(weights_at_hand() is None, reason="no trained weights are on this machine")
@@ -90,7 +90,7 @@ def test_exports__give_the_same_numbers(run, tmp_path: Path, capsys):
 
 
 def test_served_models__give_the_same_numbers(run):
-    answerer = Answerer(paucal.load(run), None)
+    answerer = PicturePredictor(paucal.load(run), None)
     client = TestClient(make_app(answerer, "title", 10**7, None), base_url="http://localhost")
     content = Path(images(run)[0]).read_bytes()
     headers = {"content-type": "application/octet-stream"}
@@ -119,7 +119,7 @@ def test_a_classifier__may_start_from_the_weights_of_a_regression(run, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["next", "RUN", "IMAGES"], "predicts numbers, which do not show how unsure it is of an image"),
+        (["next", "RUN", "IMAGES"], "predicts numbers, which paucal next does not support"),
         (["eval", "RUN", "--protocol", "knn"], "frozen features are evaluated with classes: give DATA with classes"),
         (["label", "CLASSES", "--teacher", "RUN", "--output", "OUT"], "predicts a number"),
         (["explain", "RUN", "IMAGE", "--explain-class", "a"], "predicts a number"),
@@ -132,7 +132,10 @@ def test_a_classifier__may_start_from_the_weights_of_a_regression(run, tmp_path:
         (["predict", "RUN", "IMAGE", "--top-k", "2"], "--top-k is for classifiers and detectors"),
         (["predict", "RUN", "clip.mp4", "--top-k", "2"], "--top-k is for classifiers and detectors"),
         (["predict", "RUN", "IMAGE", "--precision", "bf16-mixed"], "16 bits would round predicted numbers"),
-        (["serve", "RUN", "--label", "IMAGES", "--save", "OUT"], "is a model for regression, but the page collects"),
+        (
+            ["serve", "RUN", "--label", "IMAGES", "--save", "OUT"],
+            "but the page is only for one class per image",
+        ),
     ],
 )
 def test_verbs_of_classes__refuse_numbers_in_a_sentence(run, tmp_path: Path, capsys, arguments: list[str], words: str):

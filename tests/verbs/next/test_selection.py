@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paucal.verbs.next import selection
-from paucal.verbs.next.selection import AXES, choose, directions, herd, similarities, unsureness
+from paucal.verbs.next.selection import AXES, choose, directions, herd, margin_uncertainty, similarities
 
 KNOWN = torch.zeros(0, 2)
 
@@ -20,17 +20,17 @@ def clusters(sizes: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tenso
 
 def test_unsureness__is_one_minus_the_lead() -> None:
     shares = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.6, 0.3, 0.1]])
-    assert unsureness(shares).tolist() == [1.0, 0.0, torch.tensor(1 - (0.6 - 0.3)).item()]
+    assert margin_uncertainty(shares).tolist() == [1.0, 0.0, torch.tensor(1 - (0.6 - 0.3)).item()]
     several = torch.tensor([[0.5, 0.99], [0.0, 1.0]])
-    assert unsureness(several, several=True).tolist() == [1.0, 0.0]
-    assert torch.allclose(unsureness(torch.tensor([[0.9]])), torch.tensor([0.2]))
+    assert margin_uncertainty(several, several=True).tolist() == [1.0, 0.0]
+    assert torch.allclose(margin_uncertainty(torch.tensor([[0.9]])), torch.tensor([0.2]))
 
 
 def test_choices__are_one_of_each_cluster_the_largest_first() -> None:
     features, labels = clusters([40, 10, 25])
     choices = choose(torch.ones(75), features, torch.zeros(0, 3), 3)
     assert labels[[one.index for one in choices]].tolist() == [0, 2, 1]
-    assert [one.stands_for for one in choices] == [40, 25, 10]
+    assert [one.n_represented for one in choices] == [40, 25, 10]
 
 
 def test_choices__avoid_what_is_labelled_and_go_where_the_model_is_unsure() -> None:
@@ -114,7 +114,7 @@ def test_more_than_there_are() -> None:
 def test_choices__are_as_many_as_asked_for_also_beyond_the_images_that_are_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(selection, "MAX_CONSIDERED", 8)
+    monkeypatch.setattr(selection, "MAX_COMPARED", 8)
     features, _ = clusters([20, 20])
     choices = choose(torch.ones(40), features, KNOWN, 30, random_share=0.1)
     assert len({one.index for one in choices}) == 30

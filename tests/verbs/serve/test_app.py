@@ -20,9 +20,9 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import TrainedModel
 from paucal.runner.familiar import features_of
 from paucal.types import UserError
-from paucal.verbs.serve import answering, launch
-from paucal.verbs.serve.answering import Answerer
+from paucal.verbs.serve import launch, picture_predictor
 from paucal.verbs.serve.app import host_name, make_app
+from paucal.verbs.serve.picture_predictor import PicturePredictor
 
 HOSTILE = "<script>alert(1)</script>"
 PICTURE = {"Content-Type": "application/octet-stream"}
@@ -43,8 +43,8 @@ def picture(seed: int = 0, size: tuple[int, int] = (20, 24), kind: str = "PNG") 
     return buffer.getvalue()
 
 
-def client(answerer: Answerer | None = None, most: int = 100_000, **options) -> TestClient:
-    made = answerer or Answerer(deployed(), None)
+def client(answerer: PicturePredictor | None = None, most: int = 100_000, **options) -> TestClient:
+    made = answerer or PicturePredictor(deployed(), None)
     return TestClient(make_app(made, "a run", most, ("127.0.0.1", "localhost"), **options), "http://localhost:8000")
 
 
@@ -54,7 +54,7 @@ def ask(page: TestClient, content: bytes, query: str = "", **headers):
 
 def test_classify__gives_the_calibrated_probabilities_of_the_model() -> None:
     model = deployed()
-    answer = ask(client(Answerer(model, None)), picture(), "?name=mine.png").json()
+    answer = ask(client(PicturePredictor(model, None)), picture(), "?name=mine.png").json()
     wanted = model.probabilities([Image.open(io.BytesIO(picture()))])[0]
     found = {one["name"]: one["probability"] for one in answer["classes"]}
     assert found == {name: round(float(share), 4) for name, share in zip(model.classes, wanted, strict=True)}
@@ -65,18 +65,18 @@ def test_classify__gives_the_calibrated_probabilities_of_the_model() -> None:
 
 def test_classify__of_several_labels_marks_all_above_their_thresholds() -> None:
     model = deployed((0.01, 0.01, 0.99))
-    answer = ask(client(Answerer(model, None)), picture()).json()
+    answer = ask(client(PicturePredictor(model, None)), picture()).json()
     assert answer["several"] is True
     assert {one["name"] for one in answer["classes"] if one["chosen"]} == {"cat", HOSTILE}
 
 
 def test_classify__of_several_labels_gives_those_above_their_thresholds_beyond_the_likeliest(monkeypatch) -> None:
-    monkeypatch.setattr(answering, "SHOWN", 1)
+    monkeypatch.setattr(picture_predictor, "MAX_CLASSES", 1)
     model = deployed((0.99, 0.99, 0.99))
     least = int(model.probabilities([Image.open(io.BytesIO(picture()))])[0].argmin())
     thresholds = [0.99, 0.99, 0.99]
     thresholds[least] = 0.01
-    answer = ask(client(Answerer(deployed(tuple(thresholds)), None)), picture()).json()
+    answer = ask(client(PicturePredictor(deployed(tuple(thresholds)), None)), picture()).json()
     assert [one["chosen"] for one in answer["classes"]] == [False, True]
     assert answer["classes"][1]["name"] == model.classes[least]
 
@@ -91,7 +91,7 @@ def test_classify__says_whether_a_picture_is_like_the_training_images() -> None:
 
     known = fit_familiarity(features(range(40)), features(range(40, 60)))
     reader.close()
-    page = client(Answerer(model, known))
+    page = client(PicturePredictor(model, known))
     flat = io.BytesIO()
     Image.new("RGB", (20, 24), (250, 0, 0)).save(flat, "PNG")
     fresh = [ask(page, picture(seed)).json()["unlike"] for seed in range(100, 110)]
@@ -113,7 +113,7 @@ def test_classify__draws_what_spoke_for_two_classes() -> None:
     ("content", "headers", "status", "sentence"),
     [
         (b"no picture", {}, 422, "cannot be decoded"),
-        (b"", {}, 422, "there was no picture"),
+        (b"", {}, 422, "the picture is empty"),
         (b"x" * 100_001, {}, 413, "larger than 0.1 MB"),
         (b"x", {"Content-Length": str(10**9)}, 413, "larger than 0.1 MB"),
         (b"x", {"Content-Type": "text/plain"}, 415, "send the picture itself"),
@@ -141,7 +141,7 @@ def test_classify__stops_reading_what_is_too_large_though_nobody_said_how_large_
 def test_classify__refuses_a_bomb_before_it_takes_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = io.BytesIO()
     Image.new("1", (9000, 9000)).save(buffer, "PNG")
-    monkeypatch.setattr(answering, "decode_image", lambda *given: pytest.fail("it was decoded"))
+    monkeypatch.setattr(picture_predictor, "decode_image", lambda *given: pytest.fail("it was decoded"))
     found = ask(client(), buffer.getvalue())
     assert found.status_code == 422
     assert "9000 x 9000 pixels; at most 64 million" in found.json()["error"]
@@ -160,7 +160,7 @@ def test_classify__holds_a_bounded_number_of_pictures(monkeypatch: pytest.Monkey
             held -= 1
         return {"name": name}
 
-    answerer = Answerer(deployed(), None)
+    answerer = PicturePredictor(deployed(), None)
     monkeypatch.setattr(answerer, "answer", slow)
     with client(answerer, max_waiting=4) as page, ThreadPoolExecutor(100) as pool:
         asked = [pool.submit(ask, page, picture()) for _ in range(100)]
@@ -242,4 +242,4 @@ def test_a_backbone_without_classes_is_refused() -> None:
     model = deployed()
     bare = replace(model, card=replace(model.card, classes=(), backbone=replace(model.card.backbone, num_classes=0)))
     with pytest.raises(UserError, match="has no classifier"):
-        Answerer(bare, None)
+        PicturePredictor(bare, None)

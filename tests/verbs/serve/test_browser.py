@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from paucal.verbs.serve.answering import Answerer
 from paucal.verbs.serve.app import make_app
+from paucal.verbs.serve.picture_predictor import PicturePredictor
 from verbs.serve.test_app import HOSTILE, deployed, picture
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ DROP = """([name, content]) => {
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    app = make_app(Answerer(deployed(), None), HOSTILE, 10**6, ("127.0.0.1",))
+    app = make_app(PicturePredictor(deployed(), None), HOSTILE, 10**6, ("127.0.0.1",))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off", ws="none"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

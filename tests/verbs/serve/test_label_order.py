@@ -50,13 +50,13 @@ def test_mistakes__are_one_sentence(tmp_path: Path, monkeypatch, capsys) -> None
     label, save, classes = ("--label", photos), ("--save", "x.csv"), ("--classes", "a", "b")
     for words, sentence in (
         ((), "RUN is missing"),
-        (save, "--save is for labels by people"),
-        (classes, "--classes is for labels by people"),
+        (save, "--save is only for labelling"),
+        (classes, "--classes is only for labelling"),
         (label, "--label needs --save"),
-        ((*label, *save), "neither a RUN nor --classes"),
-        ((*label, *save, "--classes", "a", "a"), "expected two different names"),
+        ((*label, *save), "--label needs classes to choose from"),
+        ((*label, *save, "--classes", "a", "a"), "must be two or more different names"),
         (("--label", "none", *save, *classes), "none does not exist"),
-        (("--label", "digits", *save, *classes), "holds no image files"),
+        (("--label", "digits", *save, *classes), "contains no image files"),
         ((*label, "--save", photos / "x.csv", *classes), "lies within the images"),
         ((*label, "--save", "x.txt", *classes), "must end in .csv"),
     ):

@@ -16,7 +16,15 @@ from paucal.data.sources.opening import open_images
 from paucal.runner.input_images import full_name
 from paucal.types import UserError
 from paucal.verbs.serve.app import make_label_app
-from paucal.verbs.serve.labelling import NONE, OFFER, Conflict, LabelFile, Labelling, Suggestion, check_label_file
+from paucal.verbs.serve.labelling import (
+    LABELS_PER_TRAINING,
+    NO_CLASS,
+    Conflict,
+    LabelFile,
+    Labelling,
+    Suggestion,
+    check_label_file,
+)
 
 HOSTILE = "<script>alert(1)</script>"
 CLASSES = ("cat", "dog, brown", HOSTILE)
@@ -51,7 +59,7 @@ def test_labels__are_appended_undone_and_read_by_train(images: Path, tmp_path: P
         page = labelling(images, saved, order=[3, 0, 1, 2, 4, 5])
         answer = page.next("a")
         assert answer["image"]["number"] == 3
-        for label in ("cat", "dog, brown", NONE, HOSTILE):
+        for label in ("cat", "dog, brown", NO_CLASS, HOSTILE):
             answer = page.save("a", answer["image"]["number"], label)
         assert answer["done"] == 4
         assert answer["total"] == 6
@@ -125,7 +133,7 @@ def test_half_a_line__is_cut_off_and_the_rest_goes_on(images: Path, tmp_path: Pa
     path = tmp_path / "labels.csv"
     with LabelFile(path) as saved:
         saved.add("a.png", "cat")
-        saved.add("b, ü.png", NONE)
+        saved.add("b, ü.png", NO_CLASS)
     whole = path.read_bytes()
     path.write_bytes(whole + b"c.png,do")
     with LabelFile(path) as saved:
@@ -152,7 +160,7 @@ def test_file__is_written_by_one_page_and_no_other_table_is_touched(tmp_path: Pa
     other = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdin=pipe, stdout=pipe, text=True)
     assert other.stdout is not None
     assert other.stdout.readline() == "held\n"
-    with pytest.raises(UserError, match="another page is writing"), LabelFile(path):
+    with pytest.raises(UserError, match="another process of paucal serve is writing"), LabelFile(path):
         pass
     other.kill()  # a killed page does not keep the file locked
     other.communicate()
@@ -162,7 +170,7 @@ def test_file__is_written_by_one_page_and_no_other_table_is_touched(tmp_path: Pa
     for content in ("image_path,label,unsure\na,b,1\n", "x\n", "image_path,label\na\n"):
         path.write_text(content)
         with (
-            pytest.raises(UserError, match="is not a table of image_path,label as this page writes it"),
+            pytest.raises(UserError, match="is not a CSV file with the columns image_path,label"),
             LabelFile(path),
         ):
             pass
@@ -174,11 +182,13 @@ def test_file__is_written_by_one_page_and_no_other_table_is_touched(tmp_path: Pa
 
 
 def test_command__is_offered_after_enough_labels(tmp_path: Path) -> None:
-    folder = make_images(tmp_path / "images", OFFER + 2)
+    folder = make_images(tmp_path / "images", LABELS_PER_TRAINING + 2)
     with LabelFile(tmp_path / "labels.csv") as saved:
         page = labelling(folder, saved)
-        commands = [page.save("a", page.next("a")["image"]["number"], "cat")["command"] for _ in range(OFFER)]
-    assert commands[:-1] == [""] * (OFFER - 1)
+        commands = [
+            page.save("a", page.next("a")["image"]["number"], "cat")["command"] for _ in range(LABELS_PER_TRAINING)
+        ]
+    assert commands[:-1] == [""] * (LABELS_PER_TRAINING - 1)
     assert commands[-1] == "paucal train x"
 
 

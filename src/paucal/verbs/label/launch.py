@@ -1,6 +1,6 @@
 """`paucal.label`: label maps from a run, a published classifier or published maps.
 
-One process at a time may write into a folder, since two would each see the other's maps as missing.
+Only one process at a time may write into a folder of maps, since two would both compute the maps that are missing.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -40,17 +40,18 @@ from paucal.runs.lock import require_unlocked, sole_writer
 from paucal.settings.options import check_ranges, check_size
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
-from paucal.verbs.label.settings import LEVEL, LabelSettings
+from paucal.verbs.label.settings import MIN_ACCURACY, LabelSettings
 from paucal.wording import counted, percent
 
-SAMPLE = 1000  # labelled images that the teacher is tested on
-MIN_CELL_ACCURACY = 0.8  # least accuracy of the mean over the cells, relative to that on whole images
-WHAT = "the folder of label maps"  # name of the locked folder in messages
+MAX_TESTED_IMAGES = 1000  # number of labelled images that the teacher is tested on
+# Minimum accuracy of the mean prediction over the cells of an image, relative to that of the prediction for the image.
+MIN_RELATIVE_CELL_ACCURACY = 0.8
+LOCK_NOUN = "the folder of label maps"  # name of the locked folder in messages
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """A classifier of individual cells, with its classes and the preprocessing of whole images.
+    """A classifier that predicts classes at each cell of an image, with the preprocessing of images.
 
     `run` is the run that trained it; None for a timm model.
     """
@@ -69,9 +70,9 @@ class Labeled:
     Attributes:
         folder: Folder of the maps.
         images: Number of maps.
-        facts: Teacher, classes, and grid of a map.
-        check: Accuracy of the teacher on labelled images (its `whole` is 0 for published maps, since they do not
-            classify whole images); None if the images have no labels.
+        facts: Teacher, classes, and grid size of the maps.
+        check: Accuracy of the teacher on labelled images; None if the images have no labels. For published maps,
+            `check.whole` is 0, since they have no prediction for the whole image.
         said: Lines that the command line prints.
     """
 
@@ -88,15 +89,15 @@ def label(data: Data, **settings: Any) -> Labeled:
     """Make label maps: the predictions of a trained classifier at every cell of every image; same as `paucal label`.
 
     Args:
-        data: Folder of images, Parquet, a list file, the name of a published set, or "digits".
+        data: Folder of images, Parquet file, list file, name of a published set, or "digits".
         **settings: Any field of `paucal.verbs.label.settings.LabelSettings`; `output` and either `teacher` or
-            `from_published` are needed. Unfinished maps are completed.
+            `from_published` are required. Maps that already exist in `output` are kept.
 
     Returns:
-        The folder of maps, as `paucal.train(..., labels=...)` takes it, and facts about them.
+        The folder of maps, for `paucal.train(..., labels=...)`, and facts about the maps.
 
     Raises:
-        UserError: The teacher has other classes or its accuracy is too low, or the folder holds other files.
+        UserError: The teacher lacks a class of the images, its accuracy is too low, or the folder contains other files.
         TypeError: A setting does not exist.
 
     Example:
@@ -109,7 +110,7 @@ def label(data: Data, **settings: Any) -> Labeled:
 
 
 def label_set(settings: LabelSettings, console: Console) -> Labeled:
-    """Make or convert the maps of a set of images, and print messages; see `label`."""
+    """Compute the maps of a set of images, or convert published maps, and print messages; see `label`."""
     _check_settings(settings)
     output, picture = _output_paths(settings)
     with console.progress("reading images") as advance:
@@ -136,9 +137,9 @@ def label_set(settings: LabelSettings, console: Console) -> Labeled:
 def _check_settings(settings: LabelSettings) -> None:
     check_ranges(settings)
     if settings.picture is not None and Path(settings.picture).suffix.lower() != ".png":
-        raise UserError(f"--picture is {settings.picture!r}; give a name that ends in .png.")
+        raise UserError(f"--picture is {settings.picture!r}, but must end in .png: give another name.")
     if (settings.teacher is None) == (settings.from_published is None):
-        raise UserError("give a --teacher, or --from-published with a folder of maps; one of the two.")
+        raise UserError("give one of the two: --teacher, or --from-published with a folder of maps.")
 
 
 def _output_paths(settings: LabelSettings) -> tuple[Path, Path | None]:
@@ -149,7 +150,7 @@ def _output_paths(settings: LabelSettings) -> tuple[Path, Path | None]:
     output = named_path(settings.output)
     refuse_inside_images(output, images, root)
     try_folder(output)
-    require_unlocked(output, WHAT)
+    require_unlocked(output, LOCK_NOUN)
     require_maps(output)
     return output, None if settings.picture is None else check_file(settings.picture, images, root, "--picture")
 
@@ -157,7 +158,7 @@ def _output_paths(settings: LabelSettings) -> tuple[Path, Path | None]:
 def label_images(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
     """Test the teacher on some of the images if they have labels, then write its map of every image.
 
-    Maps that are in the folder already are kept.
+    Maps that already exist in the folder are kept.
     """
     teacher, batch_size = open_teacher(str(settings.teacher), settings.img_size, settings.device), settings.batch_size
     device = next(teacher.dense.parameters()).device
@@ -168,9 +169,9 @@ def label_images(images: ImageSet, settings: LabelSettings, output: Path, consol
         check = _test_teacher(images, teacher, trained_keys, device, batch_size)
         console.say(
             f"teacher: {teacher.name}; it is correct for {percent(check.image_accuracy)} of "
-            f"{counted(check.images, 'labelled image')}, its mean over the cells for {percent(check.map_accuracy)}"
+            f"{counted(check.images, 'labelled image')}, the mean of its maps for {percent(check.map_accuracy)}"
         )
-        require_knowledge(check, settings.min_accuracy, console)
+        require_accuracy(check, settings.min_accuracy, console)
     else:
         console.say(f"teacher: {teacher.name}; the images have no labels, so its accuracy is unknown")
     facts = MapFacts(
@@ -195,14 +196,15 @@ def label_images(images: ImageSet, settings: LabelSettings, output: Path, consol
 def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Teacher:
     """Open a run, or a timm model with its published weights, as a teacher.
 
-    A larger image size, in pixels, gives finer maps; by default it is that of the training.
+    `image_size` is the side or (height, width) of its input in pixels; a larger input gives finer maps. By default, it
+    is the size that the model was trained with.
     """
     check_size(image_size)
     model, run_or_name = open_named(name, device, image_size, "--teacher"), find_named(name)
     card, prepare = model.require_classifier().card, model.card.preprocessing
     if card.several:
         raise UserError(
-            f"--teacher: {name} gives several labels for an image, but token labels are shares of one: train a teacher "
+            f"--teacher: {name} gives several labels for an image, but label maps need a single one: train a teacher "
             "on images with one label each."
         )
     if prepare.channels != RGB:
@@ -228,7 +230,7 @@ def report_maps(facts: MapFacts, count: int, output: Path, console: Console) -> 
 def _test_teacher(
     images: ImageSet, teacher: Teacher, trained_keys: Collection[str], device: torch.device, batch_size: int
 ) -> TeacherCheck:
-    """Test a teacher on a sample of images, without those that it was trained on unless there are no others."""
+    """Test a teacher on a sample of the images that it was not trained on, or of all images if there are none."""
     unknown = [name for name in images.classes if name not in set(teacher.classes)]
     if unknown:
         raise UserError(
@@ -237,28 +239,28 @@ def _test_teacher(
         )
     reordered = images.with_classes(teacher.classes)
     unseen = [index for index, key in enumerate(images.keys) if key not in trained_keys]
-    pool = np.asarray(unseen or range(len(images)), dtype=np.int64)
-    sample = pool[_sample(len(pool))]
+    candidates = np.asarray(unseen or range(len(images)), dtype=np.int64)
+    sample = candidates[_sample(len(candidates))]
     return check_teacher(teacher.dense, reordered, sample, teacher.transform, device, batch_size)
 
 
 def _sample(count: int) -> NDArray[np.int64]:
-    """Return at most `SAMPLE` positions spread over `range(count)`, with both ends."""
-    return np.linspace(0, count - 1, min(SAMPLE, count)).round().astype(np.int64)
+    """Return at most `MAX_TESTED_IMAGES` positions, evenly spaced from 0 to `count - 1`."""
+    return np.linspace(0, count - 1, min(MAX_TESTED_IMAGES, count)).round().astype(np.int64)
 
 
-def require_knowledge(check: TeacherCheck, level: float, console: Console) -> None:
-    """Refuse maps whose accuracy is too low."""
-    if check.map_accuracy < level:
+def require_accuracy(check: TeacherCheck, min_accuracy: float, console: Console) -> None:
+    """Refuse maps whose accuracy is below `min_accuracy`; print a note if it is far below that on whole images."""
+    if check.map_accuracy < min_accuracy:
         raise UserError(
-            f"the teacher's mean prediction over the cells is correct for {percent(check.map_accuracy)} of the images, "
-            f"below --min-accuracy {level:g}, so the maps would be mostly wrong: train a better teacher, or lower "
+            f"the mean of the teacher's map is correct for {percent(check.map_accuracy)} of the images, below "
+            f"--min-accuracy {min_accuracy:g}, so the maps would be mostly wrong: train a better teacher, or lower "
             "--min-accuracy."
         )
-    if check.map_accuracy < MIN_CELL_ACCURACY * check.image_accuracy:
+    if check.map_accuracy < MIN_RELATIVE_CELL_ACCURACY * check.image_accuracy:
         console.say(
-            "note: the cells are less accurate than the whole image; a teacher that classifies the mean of its "
-            "cells (a ResNet, ConvNeXt or Swin) gives better maps than one with a class token"
+            "note: the maps are less accurate than the predictions for whole images; a teacher that classifies the "
+            "mean of its feature map (a ResNet, ConvNeXt or Swin) gives better maps than one with a class token"
         )
 
 
@@ -268,13 +270,13 @@ def convert_published(
     output: Path,
     console: Console,
     classes: Sequence[str] | None = None,
-    min_accuracy: float = LEVEL,
+    min_accuracy: float = MIN_ACCURACY,
 ) -> Labeled:
-    """Convert published maps, one file per image in class folders, to a folder of label maps; existing ones are kept.
+    """Convert published maps, one file per image in class folders, to a folder of label maps; existing maps are kept.
 
     The maps keep their raw logits, where a missing class counts as zero, and cover the central square of each image;
-    the rest of the image is left out of the loss. Only images that have a map are kept, and all training images must
-    have one. `classes` are named in the order of their numbers; by default they are those of the set.
+    the loss ignores the area outside of it. Only images that have a map are kept, and all training images must have
+    one. `classes` are the names of the maps' classes in the order of their numbers, by default the classes of the set.
     """
     names = tuple(classes or images.classes)
     if not 2 <= len(names) <= MAX_CLASSES:
@@ -284,10 +286,10 @@ def convert_published(
     check = _check_published_maps(labelled, files, names) if labelled.labelled else None
     if check is not None:
         console.say(
-            f"maps: {folder}; their mean over the cells is correct for {percent(check.map_accuracy)} of {check.images} "
+            f"maps: {folder}; the mean of a map is correct for {percent(check.map_accuracy)} of {check.images} "
             "labelled images"
         )
-        require_knowledge(check, min_accuracy, console)
+        require_accuracy(check, min_accuracy, console)
     shape = read_map(files[0], len(names))[0].shape
     facts = MapFacts(f"published maps in {folder.name}", names, (shape[1], shape[2]), shape[0], covered="square")
     with console.progress("looking at images") as advance:
@@ -320,7 +322,7 @@ def _check_published_maps(images: ImageSet, files: Sequence[Path], names: tuple[
 @contextmanager
 def writing_maps(output: Path, console: Console, title: str) -> Iterator[Advance]:
     """Lock a folder of maps for writing, with a progress bar; yield the function that advances the bar."""
-    with sole_writer(output, WHAT) as lock, console.progress(title) as advance:
+    with sole_writer(output, LOCK_NOUN) as lock, console.progress(title) as advance:
 
         def step(done: int, total: int) -> None:
             lock.check()

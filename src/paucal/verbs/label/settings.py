@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import option
 
-LEVEL = 0.5  # share of a labelled sample that maps must classify correctly
+MIN_ACCURACY = 0.5  # default share of labelled images that the mean of their maps must classify correctly
 _GROUP = "label maps"
 
 
@@ -15,16 +15,16 @@ class LabelSettings(LabelledDataSettings):
 
     teacher: str | None = option("run folder, or a timm model with its weights", group=_GROUP)
     output: str | None = option("folder for the maps; must be given", group=_GROUP)
-    from_published: str | None = option("convert the maps in this folder", group=_GROUP)
+    from_published: str | None = option("folder of published maps to convert, instead of --teacher", group=_GROUP)
     published_classes: str | None = option(
         "file with the names of the published maps' classes, one per line in the order of their numbers (default: the "
-        "data's)",
+        "classes of DATA)",
         group=_GROUP,
     )
-    picture: str | None = option("draw the maps of some images as this PNG", group=_GROUP)
-    top_k: int = option("classes kept at each cell", 5, group=_GROUP, low=1, high=1_000_000)
+    picture: str | None = option("PNG file to draw the maps of some images into", group=_GROUP)
+    top_k: int = option("number of classes kept at each cell", 5, group=_GROUP, low=1, high=1_000_000)
     img_size: list[int] | None = option("side of the teacher's input in pixels", group=_GROUP)
-    min_accuracy: float = option("minimum accuracy of the teacher's maps", LEVEL, group=_GROUP, low=0, high=1)
+    min_accuracy: float = option("minimum accuracy of the teacher's maps", MIN_ACCURACY, group=_GROUP, low=0, high=1)
     batch_size: int = option("images per forward pass", 32, group=_GROUP, low=1, high=1 << 20)
     workers: int = option("processes that load images", 0, group=_GROUP, low=0, high=64)
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)

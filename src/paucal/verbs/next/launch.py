@@ -1,4 +1,4 @@
-"""`paucal next`: the unlabelled images that are worth labelling next."""
+"""`paucal next`: choose the unlabelled images that are most worth labelling next."""
 
 import os
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from paucal.tasks.detection.pictures import sheet
 from paucal.types import UserError
 from paucal.verbs.convert.launch import write_set
 from paucal.verbs.convert.writing import LAYOUTS
-from paucal.verbs.next.answers import MODELS, Answers
+from paucal.verbs.next.predictions import MODELS, Predictions
 from paucal.verbs.next.selection import Choice, choose
 from paucal.verbs.next.settings import NextSettings
 from paucal.verbs.predict.writing import SHEET_FORMATS, save_sheet
@@ -42,10 +42,11 @@ class ToLabel:
 
     Attributes:
         path: Path of the image.
-        label: Predicted label, which may be wrong: the class of a classifier, or several classes separated by ";".
-        unsure: Uncertainty of the model, from 0 to 1.
-        by: "choice" or "random".
-        reason: Why it was chosen, in words.
+        label: Predicted label to correct: the class of the image, several classes separated by ";", or for a
+            segmentation model the largest classes with their share of the pixels.
+        unsure: Uncertainty of the model about the image, from 0 to 1.
+        by: "choice" for a choice by uncertainty and similarity, "random" for a random draw.
+        reason: Prediction for the image and the reason for choosing it, as text.
     """
 
     path: str
@@ -70,18 +71,19 @@ class NextImages:
 
 @shows_settings(NextSettings)
 def next_images(model: str | os.PathLike[str], data: str | os.PathLike[str], **settings: Any) -> NextImages:
-    """Choose the unlabelled images that are worth labelling next; same as `paucal next`.
+    """Choose the unlabelled images that are most worth labelling next; the same as `paucal next`.
 
     Args:
-        model: Run of `paucal train`, `paucal detect` or `paucal segment`, or a model that `paucal.load` takes.
-        data: Unlabelled images, as `paucal.pretrain` takes them.
+        model: Run folder of `paucal train`, `paucal detect` or `paucal segment`, or another model that `paucal.load`
+            can read.
+        data: Unlabelled images, as in `paucal.pretrain`.
         **settings: Any field of `paucal.verbs.next.settings.NextSettings`.
 
     Returns:
-        The images with the reason for each.
+        The chosen images, with the reason for each.
 
     Raises:
-        UserError: There is no such model, no image is left to label, or a file cannot be written.
+        UserError: The model does not exist, no image is left to label, or a file cannot be written.
         TypeError: A setting does not exist.
 
     Example:
@@ -97,12 +99,12 @@ def next_images(model: str | os.PathLike[str], data: str | os.PathLike[str], **s
 def choose_next(source: str, settings: NextSettings, console: Console) -> NextImages:
     """Choose images, print a summary and write the requested files; see `next_images`."""
     check_ranges(settings)
-    _check_targets(settings)
+    _check_outputs(settings)
     task = task_of(source)
     if task not in MODELS:
         raise UserError(
-            f"{source} predicts numbers, which do not show how unsure it is of an image: give a classifier, a "
-            "detector or a segmentation network."
+            f"{source} predicts numbers, which paucal next does not support: give a classifier, a detector or a "
+            "segmentation network."
         )
     if settings.to is not None and VERBS[task] not in LAYOUTS[settings.to].kinds:
         supported_kinds = " or ".join(kind.noun for kind in KINDS if kind.verb in LAYOUTS[settings.to].kinds)
@@ -113,30 +115,32 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
     with console.progress("reading images") as advance:
         images = load_images(settings, advance, labelled=False, reading=model.reading)
     if images.stream is not None:
-        raise UserError(f"{settings.data} holds shards, which are read in order: give folders, tables or Parquet.")
+        raise UserError(
+            f"{settings.data} consists of shards, which can only be read in order: give folders, tables or Parquet."
+        )
     images = _unlabelled_images(images, source, settings, console)
-    answers = model.answer(images, console)
+    predictions = model.predict(images, console)
     choices = choose(
-        answers.unsure,
-        answers.features,
-        answers.training_features,
+        predictions.unsure,
+        predictions.features,
+        predictions.training_features,
         settings.count,
         settings.random_share,
         settings.seed,
     )
     indices = np.asarray([choice.index for choice in choices], dtype=np.int64)
-    content = answers.draft_labels(indices)
+    content = predictions.draft_labels(indices)
     if content.kind == "segment":
-        labels = [answers.descriptions[index] for index in indices]
+        labels = [predictions.descriptions[index] for index in indices]
     else:
         labels = [";".join(item.labels or [thing.name for thing in item.things]) for item in content.items]
     rows = [
         ToLabel(
             full_name(images, images.keys[choice.index]),
             label,
-            round(float(answers.unsure[choice.index]), 4),
+            round(float(predictions.unsure[choice.index]), 4),
             "random" if choice.is_random else "choice",
-            describe_choice(answers, choice),
+            describe_choice(predictions, choice),
         )
         for choice, label in zip(choices, labels, strict=True)
     ]
@@ -159,26 +163,26 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
     return NextImages(rows)
 
 
-def _check_targets(settings: NextSettings) -> None:
-    places = {"DATA": settings.data}
+def _check_outputs(settings: NextSettings) -> None:
+    inputs = {"DATA": settings.data}
     if settings.output is not None:
         path, table_format = check_table(settings.output)
         if table_format != "csv":
             raise UserError(f"--output: {settings.output!r} is not a CSV file: give a name that ends in .csv.")
-        refuse_inside_images(path, places, settings.data_root)
+        refuse_inside_images(path, inputs, settings.data_root)
     if settings.sheet is not None:
         if Path(settings.sheet).suffix.lower() not in SHEET_FORMATS:
             raise UserError(f"--sheet: {settings.sheet[:120]!r} must end in .png, .jpg or .jpeg: give another name.")
-        check_file(settings.sheet, places, settings.data_root, "--sheet")
+        check_file(settings.sheet, inputs, settings.data_root, "--sheet")
     if (settings.to is None) != (settings.folder is None):
         missing = "--to, the layout of its files" if settings.to is None else "--folder, a new folder for the images"
         raise UserError(f"--to and --folder go together: give {missing}.")
     if settings.folder is not None:
-        check_new_folder(settings.folder, places, settings.data_root, "--folder")
+        check_new_folder(settings.folder, inputs, settings.data_root, "--folder")
 
 
 def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, console: Console) -> ImageSet:
-    """Return the images without those that the model has seen, and without copies."""
+    """Return the images without those whose labels the run has used and, if requested, without copies of others."""
     run = run_behind(source)
     is_seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
     for learned in training_history(run):
@@ -196,31 +200,34 @@ def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, co
                 console.say(f"left out: {counted(int(is_copy.sum()), 'image')} that {verb} like {original}")
         images = images.select(np.flatnonzero(~copies_of_run & ~copies_of_others))
     if not len(images):
-        raise UserError(f"all images of {settings.data} are labelled, or look like images that are: nothing to label.")
+        raise UserError(
+            f"there is nothing to label: all images of {settings.data} are labelled, or look like labelled ones. Give "
+            "other images, or --copies keep."
+        )
     return images
 
 
 def _images_of(run: RunFolder | None, unlabelled: ImageSet, console: Console) -> ImageSet | None:
-    """Return the images of a run of any task; None, with a note, if they are gone."""
+    """Return the images that a run was trained on; None if they are unknown or, with a note, cannot be opened."""
     data = None if run is None or not run.config.is_file() else run.settings.get("data")
     if run is None or data is None:
         return None
     try:
         images = open_images(str(data), labelled=False, root=run.settings.get("data_root"))
     except (UserError, OSError) as problem:
-        console.say(f"note: images cannot be compared with those of the run: {problem}")
+        console.say(f"note: copies of images of the run are not recognised: {problem}")
         return None
     return None if images.stream is not None else images
 
 
-def describe_choice(answers: Answers, choice: Choice) -> str:
-    """Describe the prediction for an image and the reason for choosing it."""
-    phrases = [answers.descriptions[choice.index]]
+def describe_choice(predictions: Predictions, choice: Choice) -> str:
+    """Return a text with the prediction for a chosen image, and the reason for choosing it."""
+    phrases = [predictions.descriptions[choice.index]]
     if choice.is_random:
         phrases.append("drawn at random")
-    elif choice.stands_for > 1:
-        phrases.append(f"represents {choice.stands_for} images")
-    if answers.is_unfamiliar is not None and bool(answers.is_unfamiliar[choice.index]):
+    elif choice.n_represented > 1:
+        phrases.append(f"represents {choice.n_represented} images")
+    if predictions.is_unfamiliar is not None and bool(predictions.is_unfamiliar[choice.index]):
         phrases.append("not like the training images")
     return "; ".join(phrases)
 

@@ -1,4 +1,4 @@
-"""The web applications: a page that classifies pictures, and a page to label images; every request is checked."""
+"""The web applications of `paucal serve`: a page that classifies pictures, and a page to label images."""
 
 import asyncio
 import json
@@ -15,15 +15,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from paucal.types import UserError
-from paucal.verbs.serve.answering import Answerer
 from paucal.verbs.serve.labelling import Conflict, Labelling
+from paucal.verbs.serve.picture_predictor import PicturePredictor
 
-MAX_WAITING = 16  # pictures held in memory at once
-MAX_LABEL_BYTES = 10_000  # limit of a request of the labelling page
-PATIENCE = 30.0  # seconds in which a request must arrive
-LONGEST_NAME = 200
-# Content types that a page of another site cannot send without a CORS preflight, which is never granted.
-PICTURES, JSON = ("image/", "application/octet-stream"), ("application/json",)
+MAX_WAITING = 16  # pictures in memory at the same time
+MAX_LABEL_BYTES = 10_000  # of a request of the labelling page
+MAX_REQUEST_SECONDS = 30.0  # in which the body of a request must arrive
+MAX_NAME_LENGTH = 200  # characters
+# Accepted content types, which pages of other sites cannot send without a CORS preflight, which is never granted.
+PICTURE_TYPES, JSON_TYPES = ("image/", "application/octet-stream"), ("application/json",)
 PAGE_FILES = {"/": "page.html", "/page.css": "page.css", "/page.js": "page.js"}
 LABEL_FILES = {"/": "label.html", "/page.css": "page.css", "/label.css": "label.css", "/label.js": "label.js"}
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
@@ -52,35 +52,35 @@ def host_name(header: str) -> str:
 
 
 class Guard:
-    """An ASGI application around another one, which only answers requests to some host names; None for any.
+    """ASGI middleware that adds security headers and refuses requests to host names other than `hosts`; None for any.
 
-    A page of another site can point its own host name at this machine's address (DNS rebinding); its requests still
-    carry that name and are refused.
+    A page of another site can make its host name resolve to this machine's address (DNS rebinding), but its requests
+    have that name in their Host header, so they are refused.
     """
 
     def __init__(self, app: Any, hosts: Collection[str] | None) -> None:
         self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
-        async def guarded(message: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
         requested_host = host_name(Headers(scope=scope).get("host", ""))
         if self._hosts is not None and requested_host not in self._hosts:
-            await PlainTextResponse("this address is not served", 400)(scope, receive, guarded)
+            await PlainTextResponse("this address is not served", 400)(scope, receive, send_with_headers)
             return
-        await self._app(scope, receive, guarded)
+        await self._app(scope, receive, send_with_headers)
 
 
 class RefusedRequest(Exception):
-    """A request that is answered with an HTTP status and a sentence."""
+    """Reason to refuse a request: an HTTP status, and a sentence for the page."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -88,11 +88,16 @@ class RefusedRequest(Exception):
 
 
 def make_app(
-    answerer: Answerer, title: str, max_bytes: int, hosts: Collection[str] | None, max_waiting: int = MAX_WAITING
+    predictor: PicturePredictor,
+    title: str,
+    max_bytes: int,
+    hosts: Collection[str] | None,
+    max_waiting: int = MAX_WAITING,
 ) -> Guard:
     """Return the application that classifies pictures of at most `max_bytes` bytes.
 
-    More than `max_waiting` pictures at once are refused. Requests must name one of the hosts; None for any.
+    If `max_waiting` pictures are already waiting, further ones are refused. `hosts` are the host names that requests
+    may use; None for any.
     """
     n_waiting = 0
 
@@ -100,19 +105,19 @@ def make_app(
         nonlocal n_waiting
         if n_waiting >= max_waiting:
             headers = {"Retry-After": "1"}
-            return JSONResponse({"error": "too many pictures at once: try again in a moment."}, 503, headers)
+            return JSONResponse({"error": "too many pictures are waiting: try again in a moment."}, 503, headers)
         n_waiting += 1
         try:
-            content = await read_body(request, max_bytes, PICTURES)
-            name = request.query_params.get("name", "picture")[:LONGEST_NAME] or "picture"
+            content = await read_body(request, max_bytes, PICTURE_TYPES)
+            name = request.query_params.get("name", "picture")[:MAX_NAME_LENGTH] or "picture"
             explain = request.query_params.get("explain") == "1"
-            return JSONResponse(await run_in_threadpool(answerer.answer, content, name, explain))
+            return JSONResponse(await run_in_threadpool(predictor.predict, content, name, explain))
         finally:
             n_waiting -= 1
 
     async def about(request: Request) -> Response:
-        classes = list(answerer.model.classes)
-        return JSONResponse({"title": title, "classes": classes, "several": answerer.model.card.several})
+        classes = list(predictor.model.classes)
+        return JSONResponse({"title": title, "classes": classes, "several": predictor.model.card.several})
 
     routes = [Route("/api/model", about), Route("/api/classify", classify, methods=["POST"])]
     return _guarded(PAGE_FILES, routes, hosts)
@@ -121,13 +126,13 @@ def make_app(
 def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard:
     """Return the application of the labelling page; `hosts` are as in `make_app`."""
 
-    def post(path: str, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Route:
+    def post(path: str, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> Route:
         async def respond(request: Request) -> Response:
-            content = _parse(await read_body(request, MAX_LABEL_BYTES, JSON))
+            content = _parse(await read_body(request, MAX_LABEL_BYTES, JSON_TYPES))
             try:
-                return JSONResponse(await run_in_threadpool(answer, content))
+                return JSONResponse(await run_in_threadpool(handle, content))
             except OSError as problem:
-                return JSONResponse({"error": f"the label was not saved ({problem.strerror})."}, 507)
+                return JSONResponse({"error": f"the label could not be saved ({problem.strerror})."}, 507)
 
         return Route(path, respond, methods=["POST"])
 
@@ -152,7 +157,10 @@ def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard
 
 
 def _guarded(pages: dict[str, str], routes: list[Route], hosts: Collection[str] | None) -> Guard:
-    """Return an application with files of this package, by path, and endpoints that answer errors with a sentence."""
+    """Return an application that serves files of this package, `pages` by URL path, and endpoints, `routes`.
+
+    Errors of a request become JSON responses with a sentence.
+    """
 
     def file_route(path: str, name: str) -> Route:
         content = (files("paucal.verbs.serve") / name).read_bytes()
@@ -170,27 +178,27 @@ def _guarded(pages: dict[str, str], routes: list[Route], hosts: Collection[str] 
     return Guard(Starlette(routes=routes, exception_handlers={RefusedRequest: refuse, UserError: refuse}), hosts)
 
 
-async def read_body(request: Request, max_bytes: int, kinds: tuple[str, ...]) -> bytes:
-    """Return the body of a request, never holding more than `max_bytes` bytes of it.
+async def read_body(request: Request, max_bytes: int, content_types: tuple[str, ...]) -> bytes:
+    """Return the body of a request; reading ends as soon as it exceeds `max_bytes`.
 
-    `kinds` are the beginnings of the content types that are accepted.
+    `content_types` are accepted content types, or prefixes of them: `PICTURE_TYPES` or `JSON_TYPES`.
 
     Raises:
         RefusedRequest: The body is too large, too slow, empty, or of another content type.
     """
     noun, limit, expected = "request", f"{max_bytes} bytes", "the content type application/json"
-    if kinds == PICTURES:
+    if content_types == PICTURE_TYPES:
         noun, limit = "picture", f"{max_bytes / 1e6:.3g} MB, the limit set by --max-upload"
         expected = "the picture itself, with the content type image/jpeg or application/octet-stream"
     too_large = RefusedRequest(413, f"the {noun} is larger than {limit}.")
-    if not request.headers.get("content-type", "").startswith(kinds):
+    if not request.headers.get("content-type", "").startswith(content_types):
         raise RefusedRequest(415, f"send {expected}.")
     stated_length = request.headers.get("content-length", "0")
     if not stated_length.isdecimal() or int(stated_length) > max_bytes:
         raise too_large
     content = bytearray()
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(MAX_REQUEST_SECONDS):
             async for chunk in request.stream():
                 content += chunk
                 if len(content) > max_bytes:
@@ -200,7 +208,7 @@ async def read_body(request: Request, max_bytes: int, kinds: tuple[str, ...]) ->
     except ClientDisconnect:
         raise RefusedRequest(400, f"the {noun} did not arrive.") from None
     if not content:
-        raise RefusedRequest(422, f"there was no {noun}: send one.")
+        raise RefusedRequest(422, f"the {noun} is empty: send it again.")
     return bytes(content)
 
 

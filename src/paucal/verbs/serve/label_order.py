@@ -1,4 +1,4 @@
-"""The images of the labelling page in their order: the most useful first with a model, else random."""
+"""The order of the images on the labelling page: with a model the most useful first, otherwise random."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -17,45 +17,43 @@ from paucal.runs import RunFolder
 from paucal.runs.folder import MARKER
 from paucal.settings.groups import DataSettings
 from paucal.types import UserError
-from paucal.verbs.next.answers import Classifier
 from paucal.verbs.next.launch import describe_choice
+from paucal.verbs.next.predictions import Classifier
 from paucal.verbs.next.selection import Choice, choose
 from paucal.verbs.serve.labelling import LabelFile, Labelling, Suggestion
 from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
 
-RANKED = 200  # images that a model ranks; after as many labels, a new model should rank the rest
-TURN = 10  # one image in this many is drawn at random
+MAX_RANKED = 200  # images that a model ranks; after that many labels, a model trained with them should rank again
+RANDOM_EVERY = 10  # every image with a number divisible by this is drawn at random
 
 
 def check_labelling(source: str | None, settings: ServeSettings) -> None:
-    """Refuse settings that do not fit each other, before anything is loaded."""
+    """Refuse settings that contradict each other, before anything is loaded."""
     if settings.label is None:
         for name in ("save", "classes"):
             if getattr(settings, name) is not None:
-                raise UserError(f"--{name} is for labels by people: give --label, the images, or leave it out.")
+                raise UserError(f"--{name} is only for labelling: give --label with the images, or leave it out.")
         if source is None:
             raise UserError("RUN is missing: give a model to try, or --label, --save and --classes to label images.")
         return
     if settings.save is None:
-        raise UserError("--label needs --save, the CSV file that gets the labels.")
+        raise UserError("--label needs --save, a CSV file for the labels: give both.")
     classes = settings.classes
     if source is None and classes is None:
-        raise UserError(
-            "there is neither a RUN nor --classes: give one of them, so that there are classes to choose from."
-        )
+        raise UserError("--label needs classes to choose from: give a RUN, whose classes are used, or --classes.")
     if classes is not None and (len(classes) < 2 or len(set(classes)) < len(classes)):
-        raise UserError(f"--classes is {' '.join(classes)!r}, expected two different names or more.")
+        raise UserError(f"--classes is {' '.join(classes)!r}, but must be two or more different names.")
     if source is not None and (task := task_of_model(source)) != CLASSIFICATION:
-        advice = "'paucal next --to coco' writes its predictions for a labelling tool"
+        advice = "use 'paucal next --to coco', which writes its predictions for a labelling tool"
         raise UserError(
-            f"{source} is a model for {task}, but the page collects classes of whole images: "
-            f"{'give --classes in place of it' if task == REGRESSION else advice}."
+            f"{source} is a model for {task}, but the page is only for one class per image: "
+            f"{'give --classes instead of a RUN' if task == REGRESSION else advice}."
         )
 
 
 def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile, console: Console) -> Labelling:
-    """Open the images to label, and ask the model about them if there is one."""
+    """Open the images to label; with a model, rank them and predict their classes."""
     data, classes = DataSettings(data=str(settings.label), on_bad_image="skip"), settings.classes
     suggestions: Mapping[int, Suggestion] = {}
     if source is None:
@@ -65,7 +63,7 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
         model = Classifier(source, settings.device)
         if model.model.card.several:
             raise UserError(
-                f"{source} gives an image several labels, but the page only one: label with 'paucal next --to'."
+                f"{source} predicts several labels per image, but the page is only for one: use 'paucal next --to'."
             )
         with console.progress("reading images") as advance:
             images = load_images(data, advance, labelled=False, reading=model.reading)
@@ -74,7 +72,7 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
     paths = [full_name(images, key) for key in images.keys]
     if not all(Path(path).is_file() for path in paths[:1]):
         raise UserError(
-            f"--label: {settings.label} holds no image files, and labels are saved by their paths: give a folder."
+            f"--label: {settings.label} contains no image files, but labels are saved by image path: give a folder."
         )
     console.say(f"{counted(len(images), 'image')} to label; {counted(len(saved.labels), 'label')} in {saved.path}")
     assert classes is not None  # `check_labelling` requires them without a model
@@ -83,33 +81,37 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
 
 
 def _rank_images(model: Classifier, images: ImageSet, console: Console) -> tuple[list[int], dict[int, Suggestion]]:
-    answers = model.answer(images, console)
-    choices = choose(answers.unsure, answers.features, answers.training_features, RANKED, 1 / TURN)
-    suggestions = {index: Suggestion(top) for index, top in enumerate(answers.likeliest)}
+    predictions = model.predict(images, console)
+    choices = choose(
+        predictions.unsure, predictions.features, predictions.training_features, MAX_RANKED, 1 / RANDOM_EVERY
+    )
+    suggestions = {index: Suggestion(top) for index, top in enumerate(predictions.likeliest)}
     for choice in choices:
-        suggestions[choice.index] = Suggestion(suggestions[choice.index].answers, describe_choice(answers, choice))
-    order = in_turns(choices)
+        suggestions[choice.index] = Suggestion(
+            suggestions[choice.index].top_classes, describe_choice(predictions, choice)
+        )
+    order = with_random_images(choices)
     unranked = np.setdiff1d(np.arange(len(images)), order)
     return [*order, *np.random.default_rng(0).permutation(unranked).tolist()], suggestions
 
 
-def in_turns(choices: Sequence[Choice]) -> list[int]:
-    """Return the images in order, with a random image after every nine.
+def with_random_images(choices: Sequence[Choice]) -> list[int]:
+    """Return the positions of the choices in order, with a random one after every nine others.
 
     Example:
-        >>> in_turns([Choice(n) for n in range(12)] + [Choice(20, is_random=True)])
+        >>> with_random_images([Choice(n) for n in range(12)] + [Choice(20, is_random=True)])
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 20, 9, 10, 11]
     """
     order = [choice.index for choice in choices if not choice.is_random]
     for number, index in enumerate([choice.index for choice in choices if choice.is_random], 1):
-        order.insert(TURN * number - 1, index)
+        order.insert(RANDOM_EVERY * number - 1, index)
     return order
 
 
 def _training_command(source: str | None, saved: LabelFile) -> str:
-    """Return the command that trains with the labels, beside the images of the run."""
+    """Return the command that trains with the labels and, if there is a run, its training images."""
     data = None
     if source is not None and ((run := RunFolder(Path(source))).path / MARKER).exists():
         data = run.settings.get("data")
-    places = [str(place) for place in (data, saved.path) if place is not None]
-    return f"paucal train {shlex.quote(SEPARATOR.join(places))}"
+    sources = [str(source) for source in (data, saved.path) if source is not None]
+    return f"paucal train {shlex.quote(SEPARATOR.join(sources))}"

@@ -1,7 +1,7 @@
-"""The labelling page: the next image of each of several tabs, and the table of the saved labels.
+"""The labelling page: the next image for each open browser tab, and the CSV file of labels.
 
-Each label is appended to the table and flushed to the disk before it is confirmed; only undoing a label rewrites the
-whole file. If the process is killed, at most a line that was never confirmed is cut off.
+Each label is appended to the file and flushed to disk before it is confirmed; only undoing a label rewrites the file.
+If the process is killed, at most the last line, whose label was not confirmed, is incomplete.
 """
 
 import csv
@@ -24,21 +24,21 @@ from paucal.runner.outputs import refuse_inside_images
 from paucal.runs.files import csv_text, try_folder, write_atomically
 from paucal.types import UserError
 
-SIDE = 1600  # longest side of a picture on the page, in pixels
-LEASE = 120.0  # seconds for which an image is reserved for the tab that shows it
-OFFER = 50  # new labels after which the page offers to train again
-NONE = ""  # label of images that belong to none of the classes
+MAX_SIDE = 1600  # of a picture on the page, in pixels
+LEASE_SECONDS = 120.0  # for which an image is reserved for the tab that shows it
+LABELS_PER_TRAINING = 50  # new labels after which the page shows the training command
+NO_CLASS = ""  # label of images that belong to none of the classes
 COLUMNS = ("image_path", "label")
-MAX_BYTES = 1 << 28
+MAX_FILE_BYTES = 1 << 28
 
 
 class LabelFile:
-    """Labels by image, and the CSV file that holds them; a context manager that keeps other processes out.
+    """Labels of images, and the CSV file with them; a context manager that locks the file against other processes.
 
-    An existing file is continued.
+    Labels in an existing file are read, and further labels are appended.
 
     Attributes:
-        labels: Label by path of the image, in the order they were given; "" for "none of the classes".
+        labels: Labels by path of the image, in the order in which they were saved; "" for "none of the classes".
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,11 +56,12 @@ class LabelFile:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        Path(self._lock.name).unlink(missing_ok=True)  # while it is locked
+        # Unlinked before it is closed, so that no other process can lock the file in between.
+        Path(self._lock.name).unlink(missing_ok=True)
         self._lock.close()
 
     def add(self, image: str, label: str) -> None:
-        """Store a label; it is on the disk when this returns. An OSError is raised if the disk is full."""
+        """Append a label; it is on disk when this returns. An OSError is raised if the disk is full."""
         if not self.path.exists():
             self._write_labels(self.labels)
         size = self.path.stat().st_size
@@ -76,7 +77,7 @@ class LabelFile:
         self.labels[image] = label
 
     def remove(self, image: str) -> None:
-        """Undo a label; the file without it is on the disk when this returns."""
+        """Remove the label of an image; the file without it is on disk when this returns."""
         remaining = {name: label for name, label in self.labels.items() if name != image}
         self._write_labels(remaining)
         self.labels = remaining
@@ -87,15 +88,15 @@ class LabelFile:
     def _read_labels(self) -> None:
         if not self.path.exists():
             return
-        if self.path.stat().st_size > MAX_BYTES:
+        if self.path.stat().st_size > MAX_FILE_BYTES:
             raise UserError(f"--save: {str(self.path)!r} is too large for a table of labels: give another name.")
         content = self.path.read_bytes()
-        complete_lines = content[: content.rfind(b"\n") + 1]  # the rest was not confirmed
+        complete_lines = content[: content.rfind(b"\n") + 1]  # an incomplete line is a label that was not confirmed
         rows = list(csv.reader(io.StringIO(complete_lines.decode(errors="surrogateescape"), newline="")))
         if not rows or tuple(rows[0]) != COLUMNS or any(len(row) != len(COLUMNS) for row in rows):
             raise UserError(
-                f"--save: {str(self.path)!r} is not a table of image_path,label as this page writes it: give "
-                "another name."
+                f"--save: {str(self.path)!r} is not a CSV file with the columns image_path,label written by this page: "
+                "give another name."
             )
         self.labels = {image: label for image, label in rows[1:]}
         if len(complete_lines) < len(content):
@@ -103,7 +104,7 @@ class LabelFile:
 
 
 def check_label_file(text: str, images: str) -> Path:
-    """Return the path of the table of labels."""
+    """Return the path of the CSV file of labels, after checking that it can be written."""
     path = named_path(text, "--save")
     if path.suffix.lower() != ".csv":
         raise UserError(f"--save: {text[:120]!r} must end in .csv: give another name.")
@@ -117,7 +118,7 @@ def _encode(*rows: tuple[str, str]) -> bytes:
 
 
 def _lock_or_refuse(descriptor: int, path: Path) -> None:
-    """Lock a file for the life of the process; a killed process loses the lock."""
+    """Lock an open file until it is closed or the process ends, or refuse if another process has locked it."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -125,31 +126,33 @@ def _lock_or_refuse(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise UserError(f"--save: another page is writing {str(path)!r}: end it, or give another name.") from None
+        raise UserError(
+            f"--save: another process of paucal serve is writing {str(path)!r}: stop it, or give another name."
+        ) from None
 
 
 class Conflict(UserError):
-    """The image got another label from another tab."""
+    """The image already has a different label, saved in another tab."""
 
 
 @dataclass
 class Tab:
-    """An open page, with the images that were labelled in it, the latest last, and those that were postponed."""
+    """A browser tab with the labelling page."""
 
-    given: list[int] = field(default_factory=list)
-    skipped: set[int] = field(default_factory=set)
+    labelled: list[int] = field(default_factory=list)  # positions of images labelled in this tab, the latest last
+    skipped: set[int] = field(default_factory=set)  # positions of images postponed in this tab
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """The model's suggestion for an image: its likeliest classes with probabilities, and the reason for its rank."""
+    """A model's suggestion for an image."""
 
-    answers: Sequence[tuple[str, float]] = ()
-    reason: str = ""
+    top_classes: Sequence[tuple[str, float]] = ()  # most probable classes with their probabilities
+    reason: str = ""  # why the image is worth labelling
 
 
 class Labelling:
-    """Images that people label, one at a time in each tab, called from several threads.
+    """The images to label and their labels; each tab shows one image at a time. Methods are safe to call from threads.
 
     Args:
         images: Images to label.
@@ -158,7 +161,7 @@ class Labelling:
         classes: Classes to choose from.
         saved: File of the labels.
         suggestions: Suggestions of a model, by position of the image.
-        command: Training command for the labels.
+        command: Command that trains with the labels.
     """
 
     def __init__(
@@ -177,33 +180,33 @@ class Labelling:
         self._lock = threading.Lock()
         self._tabs: dict[str, Tab] = {}
         self._leases: dict[int, tuple[str, float]] = {}
-        self._at_first = len(saved.labels)
+        self._initial_count = len(saved.labels)
 
     def state(self) -> dict[str, Any]:
-        """Return the rest of the page: classes, progress and the training command."""
+        """Return what the page shows in addition to the image: classes, progress and the training command."""
         n_labelled = sum(path in self._saved.labels for path in self._paths)
-        n_new = len(self._saved.labels) - self._at_first
+        n_new = len(self._saved.labels) - self._initial_count
         return {
             "classes": list(self.classes),
             "done": n_labelled,
             "total": len(self._paths),
             "file": str(self._saved.path),
-            "command": self._command if n_new >= OFFER or n_labelled == len(self._paths) else "",
+            "command": self._command if n_new >= LABELS_PER_TRAINING or n_labelled == len(self._paths) else "",
         }
 
     def next(self, name: str) -> dict[str, Any]:
-        """Return the image that a tab shows next; no other tab gets it meanwhile."""
+        """Return the image that a tab shows next, and reserve it for this tab."""
         with self._lock:
             return self._next_item(name)
 
     def save(self, name: str, index: int, label: str) -> dict[str, Any]:
-        """Save a label of a tab, one of the classes or `NONE`, and return the next image.
+        """Save a label from a tab, one of the classes or `NO_CLASS`, and return the next image.
 
-        A Conflict is raised if the image has another label, and a UserError if there is no such image or class.
+        Conflict is raised if the image already has a different label, UserError if the image or class does not exist.
         """
         with self._lock:
             path = self._checked_path(index)
-            if label != NONE and label not in self.classes:
+            if label != NO_CLASS and label not in self.classes:
                 raise UserError(f"there is no class {label[:80]!r}: reload the page.")
             stored_label = self._saved.labels.get(path)
             if stored_label is None:
@@ -211,26 +214,26 @@ class Labelling:
             elif stored_label != label:
                 text = f"this image was labelled {stored_label or 'none of these'} in another tab"
                 raise Conflict(f"{text}; that label is kept.")
-            tab = self._state_of_tab(name)
-            if index not in tab.given:  # a page that got no response sends the same request again
-                tab.given.append(index)
+            tab = self._find_tab(name)
+            if index not in tab.labelled:  # a page that received no response repeats its request
+                tab.labelled.append(index)
             self._leases.pop(index, None)
             return self._next_item(name)
 
     def skip(self, name: str, index: int) -> dict[str, Any]:
-        """Show an image after all others in this tab, and return the next one."""
+        """Postpone an image until all others were shown in this tab, and return the next image."""
         with self._lock:
             self._checked_path(index)
-            self._state_of_tab(name).skipped.add(index)
+            self._find_tab(name).skipped.add(index)
             self._leases.pop(index, None)
             return self._next_item(name)
 
     def undo(self, name: str) -> dict[str, Any]:
-        """Undo the latest label of a tab, and return its image."""
+        """Remove the latest label saved in a tab, and return its image; without a label, return the next image."""
         with self._lock:
-            tab = self._state_of_tab(name)
-            while tab.given:
-                index = tab.given.pop()
+            tab = self._find_tab(name)
+            while tab.labelled:
+                index = tab.labelled.pop()
                 if self._checked_path(index) in self._saved.labels:
                     self._saved.remove(self._checked_path(index))
                     self._leases[index] = (name, time.monotonic())
@@ -238,28 +241,28 @@ class Labelling:
             return self._next_item(name)
 
     def picture(self, index: int) -> bytes:
-        """Return an image as JPEG."""
+        """Return the image at a position as JPEG bytes."""
         self._checked_path(index)
         try:
             picture = self._images.store.read(index).convert("RGB")
         except UnreadableImage as problem:
             raise UserError(str(problem)) from problem
-        picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+        picture.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
         buffer = io.BytesIO()
         picture.save(buffer, "JPEG", quality=90)
         return buffer.getvalue()
 
     def _next_item(self, name: str) -> dict[str, Any]:
-        tab, now = self._state_of_tab(name), time.monotonic()
-        # A tab has one image: the image that it showed before is free for other tabs.
+        tab, now = self._find_tab(name), time.monotonic()
+        # Drop the tab's previous reservation, since a tab shows one image at a time, and expired ones.
         self._leases = {
             index: (owner, since)
             for index, (owner, since) in self._leases.items()
-            if owner != name and now - since < LEASE
+            if owner != name and now - since < LEASE_SECONDS
         }
         unlabelled = [index for index in self._order if self._paths[index] not in self._saved.labels]
-        waiting = [index for index in unlabelled if index not in self._leases]
-        index = next((index for index in waiting if index not in tab.skipped), next(iter(waiting), None))
+        available = [index for index in unlabelled if index not in self._leases]
+        index = next((index for index in available if index not in tab.skipped), next(iter(available), None))
         if index is None:
             return {**self.state(), "image": None, "elsewhere": len(unlabelled)}
         self._leases[index] = (name, now)
@@ -267,8 +270,8 @@ class Labelling:
 
     def _as_json(self, index: int) -> dict[str, Any]:
         suggestion = self._suggestions.get(index, Suggestion())
-        answers = [{"name": name, "probability": round(share, 4)} for name, share in suggestion.answers]
-        image = {"number": index, "name": self._images.keys[index], "answers": answers, "reason": suggestion.reason}
+        top_classes = [{"name": name, "probability": round(share, 4)} for name, share in suggestion.top_classes]
+        image = {"number": index, "name": self._images.keys[index], "answers": top_classes, "reason": suggestion.reason}
         return {**self.state(), "image": image}
 
     def _checked_path(self, index: int) -> str:
@@ -276,5 +279,5 @@ class Labelling:
             raise UserError("there is no such image: reload the page.")
         return self._paths[index]
 
-    def _state_of_tab(self, name: str) -> Tab:
+    def _find_tab(self, name: str) -> Tab:
         return self._tabs.setdefault(name[:64], Tab())

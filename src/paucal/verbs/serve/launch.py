@@ -1,4 +1,4 @@
-"""`paucal serve`: a local page to try a model on."""
+"""`paucal serve`: a local web page to try a model, or to label images."""
 
 import ipaddress
 import socket
@@ -14,19 +14,19 @@ from paucal.runs import RunFolder, open_run
 from paucal.runs.folder import MARKER
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
-from paucal.verbs.serve.answering import Answerer
 from paucal.verbs.serve.label_order import check_labelling, open_labelling
 from paucal.verbs.serve.labelling import LabelFile, check_label_file
+from paucal.verbs.serve.picture_predictor import PicturePredictor
 from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
 
-EVERYWHERE = ("0.0.0.0", "::")
+ANY_ADDRESS = ("0.0.0.0", "::")  # values of --host that accept connections from other machines
 LOCAL = ("127.0.0.1", "localhost", "::1")
-OPEN_CONNECTIONS = 128
+MAX_CONNECTIONS = 128
 
 
 def serve(source: str | None, settings: ServeSettings, console: Console) -> None:
-    """Serve a page for a run, an exported folder or an ONNX file until the user interrupts; without one, only label."""
+    """Serve a page until the user interrupts: for a model (a run, exported folder or ONNX file), or to label images."""
     check_ranges(settings)
     try:
         import uvicorn
@@ -46,25 +46,25 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
             model = load_model(source, settings.device)
             if not isinstance(model.card, RegressionCard):
                 model.require_classifier()
-            # Checked now, since reading the images may take a minute.
+            # The port is checked first, since reading the training images may take a minute.
             listener = stack.enter_context(_listening_socket(settings.host, settings.port))
             path = Path(source)
             familiarity = familiarity_of(open_run(path), model, console) if (path / MARKER).exists() else None
-            answerer = Answerer(model, familiarity, settings.precision, settings.mirror)
-            app = make_app(answerer, _page_title(source, model), settings.max_upload * 10**6, hosts)
+            predictor = PicturePredictor(model, familiarity, settings.precision, settings.mirror)
+            app = make_app(predictor, _page_title(source, model), settings.max_upload * 10**6, hosts)
         if settings.host not in LOCAL:
             console.say("note: other machines can reach this page without a login")
-        console.say(f"open {addresses(settings.host, settings.port)} in a browser; Ctrl-C ends it")
+        console.say(f"open {addresses(settings.host, settings.port)} in a browser; press Ctrl-C to stop")
         config = uvicorn.Config(
-            app, log_level="warning", limit_concurrency=OPEN_CONNECTIONS, server_header=False, lifespan="off", ws="none"
+            app, log_level="warning", limit_concurrency=MAX_CONNECTIONS, server_header=False, lifespan="off", ws="none"
         )
         uvicorn.Server(config).run(sockets=[listener])
-    console.say("ended.")
+    console.say("stopped.")
 
 
 def addresses(host: str, port: int) -> str:
-    """Return the page's address for a browser; if the server is open to all machines, also that for others."""
-    if host not in EVERYWHERE:
+    """Return the URL of the page; if the server accepts connections from other machines, also the URL for these."""
+    if host not in ANY_ADDRESS:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
     address = f"http://127.0.0.1:{port}/"
     if (network_address := address_in_network()) is None:
@@ -73,10 +73,10 @@ def addresses(host: str, port: int) -> str:
 
 
 def address_in_network() -> str | None:
-    """Return this machine's address in its network; None without a network."""
+    """Return this machine's IPv4 address in its network; None without a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
         try:
-            # An address for documentation; connecting a UDP socket chooses a route and sends nothing.
+            # Connecting a UDP socket only chooses a route, and sends nothing to this address for documentation.
             udp_socket.connect(("192.0.2.1", 9))
         except OSError:
             return None
@@ -90,8 +90,11 @@ def _page_title(source: str, model: TrainedModel) -> str:
 
 
 def _allowed_hosts(host: str) -> tuple[str, ...] | None:
-    """Return the host names that requests may use: the server's own, and if it is local all names of this machine."""
-    if host in EVERYWHERE:
+    """Return the host names that requests may use: --host, and for a local server also the names in `LOCAL`.
+
+    None if requests may use any name, since the server accepts connections from other machines.
+    """
+    if host in ANY_ADDRESS:
         return None
     try:
         loopback = ipaddress.ip_address(host).is_loopback
@@ -107,9 +110,9 @@ def _listening_socket(host: str, port: int) -> socket.socket:
         raise UserError(f"--host is {host!r}, which is not an address: leave it out, or give 0.0.0.0.") from problem
     try:
         is_dual_stack = host == "::" and socket.has_dualstack_ipv6()  # the printed addresses are IPv4 addresses
-        return socket.create_server((host, port), family=family, backlog=OPEN_CONNECTIONS, dualstack_ipv6=is_dual_stack)
+        return socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS, dualstack_ipv6=is_dual_stack)
     except PermissionError as problem:
-        raise UserError(f"this user may not use --port {port}: take one above 1023.") from problem
+        raise UserError(f"--port {port} is not permitted for this user: give a port above 1023.") from problem
     except OSError as problem:
         text = f"--port {port} of {host} is not available ({problem.strerror}): try --port {port % 65535 + 1}."
         raise UserError(text) from problem

@@ -21,10 +21,8 @@ class ServeSettings:
     )
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)
     precision: ForwardPrecision | None = option(FORWARD_PRECISION, group=_GROUP, chosen=True)
-    label: str | None = option("images to label on the page: a folder, or several joined by ':'", group=_LABELLING)
-    save: str | None = option(
-        "CSV file for the labels, saved one by one; an existing file is continued", group=_LABELLING
-    )
+    label: str | None = option("images to label on the page: a folder, or several separated by ':'", group=_LABELLING)
+    save: str | None = option("CSV file for the labels; labels in an existing file are kept", group=_LABELLING)
     classes: list[str] | None = option(
-        "classes to label with; by default the model's; with them, no model is needed", group=_LABELLING
+        "classes to choose from; by default the model's; with --classes, no model is needed", group=_LABELLING
     )

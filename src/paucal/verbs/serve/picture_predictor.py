@@ -1,4 +1,4 @@
-"""Predictions for one picture: classes, the evidence for them, and similarity to the training images."""
+"""Predictions for one picture: classes or a number, explanation maps, and distance from the training images."""
 
 import base64
 import io
@@ -28,19 +28,19 @@ from paucal.types import UserError
 from paucal.verbs.explain.attribution import choose_method, explain_batch
 from paucal.verbs.explain.inputs import to_input
 
-MAX_PIXELS = 64_000_000  # more than a phone camera takes
-SHOWN = 10  # classes that are shown
-EXPLAINED = 2  # classes whose evidence is shown side by side
+MAX_PIXELS = 64_000_000  # of a picture; most photographs of phones have fewer
+MAX_CLASSES = 10  # number of classes that are shown
+EXPLAINED_CLASSES = 2  # number of classes with an explanation map
 
 
-class Answerer:
-    """Classifies one picture at a time, even if called from several threads.
+class PicturePredictor:
+    """Predicts one picture at a time; safe to call from several threads.
 
     Args:
-        model: Model with a classifier, or one that predicts numbers.
-        familiarity: Detector of pictures unlike the training images; None without one.
-        precision: Precision of the answers; None for the faster one here, measured with the first picture.
-        mirror: Whether the answers for a picture and its mirror image are averaged.
+        model: Classifier or regression model.
+        familiarity: Distances of training images, to recognise pictures unlike them; None if there are none.
+        precision: Precision of predictions; None to choose the faster one on this machine with the first picture.
+        mirror: Whether to average the predictions for a picture and its mirror image.
     """
 
     def __init__(
@@ -51,32 +51,31 @@ class Answerer:
         mirror: bool = False,
     ) -> None:
         self.model = model if isinstance(model.card, RegressionCard) else model.require_classifier()
-        self._asked = model.mirrored() if mirror else model
-        self._fast = None if precision is None else self._asked.at_precision(GIVEN[precision].dtype)
+        self._exact_model = model.mirrored() if mirror else model
+        self._model_to_run = None if precision is None else self._exact_model.at_precision(GIVEN[precision].dtype)
         self._familiarity, self._reading = familiarity, model.card.preprocessing.reading
         self._lock = threading.Lock()
         can_read = familiarity is not None and linear_classifier(model.module) is not None
         self._features = ClassifierInputs(model.module) if can_read else None
 
-    def answer(self, content: bytes, name: str, explain: bool) -> dict[str, Any]:
-        """Return the answer for an encoded picture, as plain values.
+    def predict(self, content: bytes, name: str, explain: bool) -> dict[str, Any]:
+        """Return the prediction for an encoded picture, as values for JSON.
 
-        Explaining draws the evidence for the likeliest classes, which takes several times as long.
+        With `explain`, maps are computed that explain the most probable classes, which takes several times as long.
 
         Raises:
             UserError: The picture cannot be read, or is too large.
         """
         with self._lock:  # decoding too, so that only one large picture at a time is in memory
             picture = self._decode(content, name)
-            # The faster precision on this machine is measured with the first picture.
-            if self._fast is None:
+            if self._model_to_run is None:  # the first picture
                 choice = measure_on(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())
-                self._fast = self._asked.at_precision(choice.dtype)
-            shares = self._fast.probabilities([picture])[0]
+                self._model_to_run = self._exact_model.at_precision(choice.dtype)
+            shares = self._model_to_run.probabilities([picture])[0]
             card = self.model.card
-            number = _number_answer(card, shares) if isinstance(card, RegressionCard) else {}
+            number = _number_fields(card, shares) if isinstance(card, RegressionCard) else {}
             common = {
-                "unlike": self._distance_answer(picture),
+                "unlike": self._distance_fields(picture),
                 "note": "",
                 "explanation": self._explanation(picture, name, number.get("says")) if explain else None,
             }
@@ -87,8 +86,8 @@ class Answerer:
             order = shares.argsort(descending=True, stable=True).tolist()
             thresholds = card.thresholds
             is_chosen = None if thresholds is None else reach_thresholds(shares, thresholds).tolist()
-            # A class with a low threshold may be chosen beyond the likeliest.
-            further = [] if is_chosen is None else [index for index in order[SHOWN:] if is_chosen[index]]
+            # A class with a low threshold may be predicted without being among the most probable ones.
+            further = [] if is_chosen is None else [index for index in order[MAX_CLASSES:] if is_chosen[index]]
             return {
                 "name": name,
                 "classes": [
@@ -97,7 +96,7 @@ class Answerer:
                         "probability": round(float(shares[index]), 4),
                         "chosen": index == order[0] if is_chosen is None else bool(is_chosen[index]),
                     }
-                    for index in [*order[:SHOWN], *further]
+                    for index in [*order[:MAX_CLASSES], *further]
                 ],
                 "several": thresholds is not None,
                 **common,
@@ -107,14 +106,16 @@ class Answerer:
         try:
             height, width = image_shape(content, name)  # reads no pixels
             if width * height > MAX_PIXELS:
-                most = MAX_PIXELS // 10**6
-                raise UserError(f"{name} has {width} x {height} pixels; at most {most} million are read.")
+                raise UserError(
+                    f"{name} has {width} x {height} pixels, but at most {MAX_PIXELS // 10**6} million are supported: "
+                    "send a smaller picture."
+                )
             return decode_image(content, name, self._reading)
         except UnreadableImage as problem:
             raise UserError(str(problem)) from problem
 
-    def _distance_answer(self, picture: Image.Image) -> dict[str, Any]:
-        """Return whether a picture is further from the training images than nearly all held-out images are."""
+    def _distance_fields(self, picture: Image.Image) -> dict[str, Any]:
+        """Return a picture's distance from the training images, and whether few held-out images are as far away."""
         if self._features is None or self._familiarity is None:
             return {"known": False}
         view = self.model.card.preprocessing.transform()(picture)[0]
@@ -134,7 +135,7 @@ class Answerer:
         try:
             method, _ = choose_method(self.model, "auto")
             view = to_input(name, picture, self.model.card.preprocessing)
-            explained = explain_batch(self.model, [view], method, None, EXPLAINED)[0]
+            explained = explain_batch(self.model, [view], method, None, EXPLAINED_CLASSES)[0]
         except UserError as problem:
             return {"maps": [], "why": str(problem)}
         low, high = scale_of(explained.maps)
@@ -150,8 +151,8 @@ class Answerer:
         return {"maps": maps, "why": METHODS[method].title}
 
 
-def _number_answer(card: RegressionCard, output: Tensor) -> dict[str, Any]:
-    """Return a predicted number with its 90 % interval, also as text, and the probabilities of grades as classes."""
+def _number_fields(card: RegressionCard, output: Tensor) -> dict[str, Any]:
+    """Return a predicted number with its 90 % interval, as numbers and as text; for grades also their probabilities."""
     values = output.double().numpy()
     ends = {name: float(value[0]) for name, value in card.read(values)._asdict().items()}
     grades = [] if card.grades is None else zip(card.grades.names, card.grades.shares(values)[0].tolist(), strict=True)

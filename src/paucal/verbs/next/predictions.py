@@ -1,4 +1,4 @@
-"""Predictions of a model of any task for unlabelled images: uncertainty, features, and draft labels."""
+"""Predictions of a classifier, detector or segmentation model for unlabelled images, with its uncertainty."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,28 +24,29 @@ from paucal.tasks.detection.model import load_detector
 from paucal.tasks.detection.pictures import MIN_SHOWN_SCORE
 from paucal.tasks.segmentation.model import load_segmenter
 from paucal.verbs.convert.content import Content, Item, Kind, numbered, with_names
-from paucal.verbs.next.selection import unsureness
+from paucal.verbs.next.selection import margin_uncertainty
 from paucal.verbs.predict.answers import predict_batches
 from paucal.verbs.predict.detection import detect_image
 from paucal.verbs.predict.layouts import item_of_detections
 from paucal.verbs.predict.settings import PredictSettings
 from paucal.wording import percent
 
-DOUBTFUL = 3  # number of objects of an image whose scores count
+MAX_UNCERTAIN_OBJECTS = 3  # number of the most uncertain objects of an image that its uncertainty is averaged over
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class Predictions:
     """Predictions of a model for N images.
 
     Attributes:
         unsure: (N,) uncertainty about each image, from 0 to 1.
         features: (N, D) features of the images.
-        training_features: (L, D) features of the model's training images; (0, D) if they are not known.
-        is_unfamiliar: (N,) bool, whether an image is unlike the training images; None if unknown.
-        descriptions: Description of the prediction for each image.
-        likeliest: Likeliest classes of each image with their probabilities; empty for other tasks.
-        draft_labels: Function that takes positions, and returns these images with the predictions as draft labels.
+        training_features: (L, D) features of the model's training images; (0, D) if they are unknown.
+        is_unfamiliar: (N,) mask of images that differ from all training images; None if unknown.
+        descriptions: Description of the prediction for each image, such as "cat 54 %, dog 40 %".
+        likeliest: For each image, its two most probable classes with probabilities; empty unless the task is
+            classification.
+        draft_labels: Function from positions of images to a data set of these images, labelled with the predictions.
     """
 
     unsure: Tensor
@@ -58,15 +59,15 @@ class Answers:
 
 
 class Classifier:
-    """A model that classifies images, and reads them as `reading` says."""
+    """A classifier of images; `reading` tells how images must be read for it."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
         self.model: TrainedModel = load_model(source, device).require_classifier()
         self.reading = self.model.card.preprocessing.reading
 
-    def answer(self, images: ImageSet, console: Console) -> Answers:
-        """Return the probabilities of the classes, and the input of the classifier as features."""
+    def predict(self, images: ImageSet, console: Console) -> Predictions:
+        """Predict the classes of N images; the features are the inputs of the classifier."""
         pictures, settings = Pictures([images], self.reading), PredictSettings(batch_size=32)
         blocks = list(predict_batches(self.model, pictures, settings, console, features=True))
         rows = [row for block in blocks for row in block.predictions(self.model.card)]
@@ -77,8 +78,8 @@ class Classifier:
         is_multi_label = self.model.card.several
         likeliest = [row.top(2) for row in rows]
         descriptions = [", ".join(f"{name} {percent(share, '.0f')}" for name, share in top) for top in likeliest]
-        return Answers(
-            unsureness(shares, is_multi_label),
+        return Predictions(
+            margin_uncertainty(shares, is_multi_label),
             features,
             features[:0] if familiarity is None else familiarity.features,
             None if familiarity is None else familiarity.distances(features) > familiarity.limit,
@@ -100,26 +101,26 @@ class Classifier:
 
 
 class DetectorModel:
-    """A model that finds objects."""
+    """A detector; `reading` tells how images must be read for it."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
         self.detector, self.card, self.device = load_detector(source, device)
         self.reading = replace(self.card.preprocessing.reading, side=None)
 
-    def answer(self, images: ImageSet, console: Console) -> Answers:
-        """Return the uncertainty about the objects of each image, and the mean of its deepest map."""
+    def predict(self, images: ImageSet, console: Console) -> Predictions:
+        """Detect objects in N images; the features are the mean over the backbone's last feature map."""
         all_detections: list[Detections] = []
         sizes: list[tuple[int, int]] = []
-        with console.progress("detecting") as advance, pooled_maps(self.detector.stages) as take:
+        with console.progress("detecting") as advance, record_pooled_features(self.detector.stages) as take_features:
             features = []
             for index, key in enumerate(images.keys):
                 objects = detect_image(self.detector, self.card, key, images.store.read(index), self.device)
                 all_detections.append(objects.found)
                 sizes.append(objects.size)
-                features.append(take())
+                features.append(take_features())
                 advance(index + 1, len(images))
-        unsure = torch.tensor([doubt_of_objects(detections) for detections in all_detections])
+        unsure = torch.tensor([detection_uncertainty(detections) for detections in all_detections])
         stacked = torch.stack(features)
         descriptions = [self._describe(detections) for detections in all_detections]
 
@@ -131,33 +132,34 @@ class DetectorModel:
             numbers = dict(zip(self.card.classes, self.card.category_ids, strict=True))
             return _named_content("detect", images.select(indices), items, self.source, numbers)
 
-        return Answers(unsure, stacked, stacked[:0], None, descriptions, [], content)
+        return Predictions(unsure, stacked, stacked[:0], None, descriptions, [], content)
 
     def _describe(self, detections: Detections) -> str:
         confident = detections.above(MIN_SHOWN_SCORE)
         names, counts = np.unique([self.card.classes[label] for label in confident.labels], return_counts=True)
         counted = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True)) or "no object"
-        doubtful = sorted(detections.scores.tolist(), key=lambda score: abs(score - 0.5))[:1]
-        return f"{counted}; the least certain {percent(doubtful[0], '.0f')}" if doubtful else counted
+        least_certain = sorted(detections.scores.tolist(), key=lambda score: abs(score - 0.5))[:1]
+        return f"{counted}; the least certain {percent(least_certain[0], '.0f')}" if least_certain else counted
 
 
 class Segmenter:
-    """A model that classifies every pixel."""
+    """A segmentation model; `reading` tells how images must be read for it."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
         self.model = load_segmenter(source, device)
         self.reading = self.model.reading
 
-    def answer(self, images: ImageSet, console: Console) -> Answers:
-        """Return the uncertainty about the pixels of each image, and the mean of its deepest map."""
+    def predict(self, images: ImageSet, console: Console) -> Predictions:
+        """Segment N images; the uncertainty is a mean over pixels, the features one over the last feature map."""
         unsure, features, sizes, descriptions = [], [], [], []
-        with console.progress("segmenting") as advance, pooled_maps(self.model.network.maps) as take:  # type: ignore[arg-type]
+        stages: nn.Module = self.model.network.maps  # type: ignore[assignment]
+        with console.progress("segmenting") as advance, record_pooled_features(stages) as take_features:
             for index in range(len(images)):
                 shares = self.model.probabilities(images.store.read(index))
                 sizes.append((shares.shape[1], shares.shape[2]))
-                unsure.append(float(unsureness(shares.flatten(1).T).mean()))
-                features.append(take())
+                unsure.append(float(margin_uncertainty(shares.flatten(1).T).mean()))
+                features.append(take_features())
                 areas = shares.argmax(0).flatten().bincount(minlength=len(shares)) / shares[0].numel()
                 order = areas.argsort(descending=True)[:2].tolist()
                 descriptions.append(
@@ -166,48 +168,48 @@ class Segmenter:
                 advance(index + 1, len(images))
         stacked = torch.stack(features)
 
-        def content(chosen: NDArray[np.int64]) -> Content:
-            selected = images.select(chosen)
-            items = [Item(position, "", "", sizes[index]) for position, index in enumerate(chosen.tolist())]
+        def content(indices: NDArray[np.int64]) -> Content:
+            selected = images.select(indices)
+            items = [Item(position, "", "", sizes[index]) for position, index in enumerate(indices.tolist())]
             unmasked = _named_content("segment", selected, items, self.source, numbered(self.model.classes))
             return replace(unmasked, mask=lambda index: self.model.mask(selected.store.read(index)))
 
-        return Answers(torch.tensor(unsure), stacked, stacked[:0], None, descriptions, [], content)
+        return Predictions(torch.tensor(unsure), stacked, stacked[:0], None, descriptions, [], content)
 
 
 MODELS = {CLASSIFICATION: Classifier, DETECTION: DetectorModel, SEGMENTATION: Segmenter}
 
 
-def doubt_of_objects(detections: Detections) -> float:
-    """Return the uncertainty of a detector about an image: the mean over at most three most uncertain objects.
+def detection_uncertainty(detections: Detections) -> float:
+    """Return the uncertainty of a detector about an image, from 0 to 1: the mean over its most uncertain objects.
 
-    The uncertainty about an object is 4 p (1 - p) for its score p.
+    The uncertainty about an object is 4 p (1 - p) for its score p; at most `MAX_UNCERTAIN_OBJECTS` are averaged.
 
     Example:
-        >>> one = Detections(np.zeros((2, 4), np.float32), np.array([0.5, 1.0], np.float32), np.zeros(2, np.int64))
-        >>> doubt_of_objects(one)
+        >>> pair = Detections(np.zeros((2, 4), np.float32), np.array([0.5, 1.0], np.float32), np.zeros(2, np.int64))
+        >>> detection_uncertainty(pair)
         0.5
     """
-    doubts = np.sort(4 * detections.scores * (1 - detections.scores))[::-1][:DOUBTFUL]
-    return float(doubts.mean()) if len(doubts) else 0.0
+    uncertainties = np.sort(4 * detections.scores * (1 - detections.scores))[::-1][:MAX_UNCERTAIN_OBJECTS]
+    return float(uncertainties.mean()) if len(uncertainties) else 0.0
 
 
 @contextmanager
-def pooled_maps(maps: nn.Module) -> Iterator[Callable[[], Tensor]]:
-    """Record the mean of the deepest map over its cells within the block.
+def record_pooled_features(stages: nn.Module) -> Iterator[Callable[[], Tensor]]:
+    """Record the mean of the last feature map in each forward pass of `stages` within the block.
 
-    Yield a function that returns the (D,) mean over all calls of the maps since it was last called.
+    Yield a function that returns the (D,) mean over the forward passes since it was last called.
     """
     pooled: list[Tensor] = []
-    handle = maps.register_forward_hook(lambda module, inputs, grids: pooled.append(grids[-1].float().mean((0, 2, 3))))
+    handle = stages.register_forward_hook(lambda module, inputs, maps: pooled.append(maps[-1].float().mean((0, 2, 3))))
 
-    def take() -> Tensor:
+    def take_features() -> Tensor:
         mean = torch.stack(pooled).mean(0).cpu()
         pooled.clear()
         return mean
 
     try:
-        yield take
+        yield take_features
     finally:
         handle.remove()
 
