@@ -46,7 +46,7 @@ def test_explain__draws_what_is_asked_for(trained: Path, tmp_path: Path, capsys:
         content = path.read_bytes()
         assert content.startswith({".png": PNG, ".svg": SVG, ".csv": b"model,layer,head,bits,even_bits"}[path.suffix])
     assert (tmp_path / "out" / "entropy.csv").is_file()
-    assert "holds files already" in failure(capsys, *call, "--output", str(tmp_path / "out"))
+    assert "is not empty: give another folder" in failure(capsys, *call, "--output", str(tmp_path / "out"))
 
 
 def test_features__have_the_same_colours_in_all_images_of_a_batch(trained: Path) -> None:
@@ -105,7 +105,7 @@ def test_localization__of_a_run_without_validation_images_reads_the_last_state(
     call = ["explain", str(run), str(photos / "class0" / "0.png"), "--show", "localization"]
     assert main([*call, "--output", str(tmp_path / "out")]) == 0
     RunFolder(run).last.unlink()
-    assert "last.ckpt', which is missing: it was removed, or the run made no step." in failure(capsys, *call)
+    assert "last.ckpt', which is missing: it was removed, or the run has trained no step." in failure(capsys, *call)
 
 
 def test_explain__shows_the_teachers_cells_beside_the_students(trained: Path, labelled: Path, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_export__refuses_in_one_sentence(run, tmp_path, capsys, flags, words):
 def test_export__writes_over_nothing(run, tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("mine")
     assert export(run, tmp_path) == 2
-    assert "holds files already" in capsys.readouterr().err
+    assert "is not empty: give another folder" in capsys.readouterr().err
 
 
 def test_load__refuses_a_pt2_and_an_onnx_of_another_origin(run, tmp_path):

@@ -28,7 +28,7 @@ from paucal.data.checking.survey import digest_of, survey_images
 from paucal.data.images import ImageSet, reduce_images
 from paucal.data.sources.folder import open_folder
 from paucal.data.stores import ArrayStore
-from paucal.verbs.check.launch import as_pictures
+from paucal.verbs.check.launch import with_pixel_format
 
 
 def made(keys: list[str], labels: list[int], declared: list[str] | None = None, n_classes: int = 2) -> ImageSet:
@@ -262,7 +262,7 @@ def test_survey__sees_deep_images_as_the_set_reads_them(tmp_path: Path):
         Image.fromarray(values.astype(np.uint16)).save(tmp_path / "deep" / name / "1.png")
         Image.fromarray(values.astype(np.float32) / 7).save(tmp_path / "floats" / name / "1.tif")
     for kind in ("deep", "floats"):
-        images, problems = as_pictures(open_folder(tmp_path / kind), None)
+        images, problems = with_pixel_format(open_folder(tmp_path / kind), None)
         survey = survey_images(images)
         assert (problems, survey.unreadable) == ([], {})
         assert survey.brightness == pytest.approx([0.5, 0.5], abs=0.1)

@@ -176,6 +176,6 @@ def test_check__says_what_numbers_a_table_has(run, capsys):
     assert not result.misleads
     assert any(f"which paucal train --target {column} predicts" in finding.text for finding in result.findings)
     assert len(result.checked.images) == 58
-    with pytest.raises(paucal.UserError, match="--target is for paucal train, and --verb is detect"):
+    with pytest.raises(paucal.UserError, match="--target is for paucal train, but --verb is detect"):
         paucal.check(str(table), target=column, verb="detect")
     assert ("--ordinal predicts one of them" in " ".join(f.text for f in result.findings)) == (column == "grade")

@@ -14,7 +14,7 @@ from paucal.data.checking.findings import Finding
 from paucal.data.sources.opening import open_images
 from paucal.tasks.detection.images import open_boxed
 from paucal.types import UserError
-from paucal.verbs.check.annotations import BOXES, MASKS, for_masks
+from paucal.verbs.check.annotations import BOXES, MASKS, applicable_findings
 from tasks.detection.made import change, write_coco, write_voc
 
 
@@ -55,8 +55,8 @@ def test_advice_on_labels_of_whole_images__is_left_out(kind: str):
     made = [
         Finding(name, "warning", "text") for name in (kind, "alike-with-other-labels", "imbalance", "near-duplicates")
     ]
-    assert [one.name for one in for_masks(made)] == [kind, "near-duplicates"]
-    assert for_masks(made[1:]) == made[1:]
+    assert [one.name for one in applicable_findings(made)] == [kind, "near-duplicates"]
+    assert applicable_findings(made[1:]) == made[1:]
 
 
 def test_what_is_wrong_with_boxes__is_found_with_its_images(tmp_path: Path):

@@ -43,7 +43,7 @@ def described(place: Path) -> dict[str, tuple]:
     found = {}
     for item in content.items:
         key = np.asarray(content.images.store.read(item.index)).tobytes()
-        things = [(thing.name, thing.box, thing.crowd, thing.outline) for thing in item.things]
+        things = [(obj.name, obj.box, obj.crowd, obj.outline) for obj in item.objects]
         assert key not in found
         found[key] = (item.part, item.size, things)
     return found
@@ -159,7 +159,7 @@ def test_masks__of_more_classes_than_they_can_number_are_refused(tmp_path: Path)
     paucal.convert(written(254), to="masks", output=tmp_path / "out")
     assert np.asarray(Image.open(tmp_path / "out/masks/0.png")).max() == 254
     for n_classes in (255, 300):  # 255 means "not labelled"
-        with pytest.raises(UserError, match=f"of {n_classes} classes, but masks have at most 254"):
+        with pytest.raises(UserError, match=f"have {n_classes} classes, but masks can have at most 254"):
             paucal.convert(written(n_classes), to="masks", output=tmp_path / "none")
 
 

@@ -37,7 +37,7 @@ def run(tmp_path_factory):
 def one_student(monkeypatch):
     """Let a single small network from scratch be the only student."""
     monkeypatch.setattr(students, "ready_weights", lambda device: {})
-    monkeypatch.setattr(students, "UNTRAINED", TINY)
+    monkeypatch.setattr(students, "UNTRAINED_STUDENT", TINY)
     monkeypatch.setattr(students, "SIDES", (16,))
 
 
@@ -87,7 +87,9 @@ def test_smaller_model__that_fails_after_all_leaves_no_untrained_file_as_the_clo
         subjects, "open_again", lambda *args, **words: opened.append(args) or open_again(*args, **words)
     )
     monkeypatch.setattr(fitting, "teach", lambda teacher, *rest: teacher)
-    monkeypatch.setattr(fitting.Limits, "excess", lambda self, found: 0.5 if found.images == fitting.TIMED else 2.0)
+    monkeypatch.setattr(
+        fitting.Limits, "excess", lambda self, found: 0.5 if found.images == fitting.TIMED_IMAGES else 2.0
+    )
     console, settings = RecordingConsole(), ExportSettings(format=["onnx"], images=40, max_size="5MB")
     with pytest.raises(UserError, match=r"no file is within 5 MB: the closest is model\.onnx with"):
         export_all(str(run), replace(settings, output=str(tmp_path / "out")), console)
@@ -142,7 +144,10 @@ def test_student__that_seems_a_little_too_slow_is_timed_again_before_a_smaller_o
     limits, settings = fitting.Limits(None, 1000.0), ExportSettings(format=["onnx"])
     asked = teacher, ["onnx"], limits, settings, tmp_path, SilentConsole()
     ((_, files),) = fitting._measure_students(*asked)
-    assert [one.found.milliseconds for one in files] == [(1.0, 800.0), (1.0, 800.0)]  # the network's own time stays
+    assert [file.comparison.milliseconds for file in files] == [
+        (1.0, 800.0),
+        (1.0, 800.0),
+    ]  # as timed
 
 
 @pytest.mark.parametrize("missing", ["images", "run"])
@@ -236,7 +241,7 @@ def test_students__are_the_smallest_network_at_hand_then_one_from_scratch(run, m
     monkeypatch.setattr(students, "ready_weights", lambda device: dict.fromkeys(ready, "cache"))
     found = list(students.possible_students(ClassifierSubject(RunFolder(run), SilentConsole())))
     assert found[:6] == [Student("resnet10t.c3_in1k", side, True) for side in (224, 192, 160, 128, 96, 64)]
-    assert found[6:] == [Student(students.UNTRAINED, 64, False)]  # the run's images have 16 pixels
+    assert found[6:] == [Student(students.UNTRAINED_STUDENT, 64, False)]  # the run's images have 16 pixels
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
 from paucal.runs import RunFolder
-from paucal.verbs.export.launch import NOTHING, licence_of_start
+from paucal.verbs.export.launch import NO_START_LICENCE, licence_of_start
 
 
 def store_run(path, init):
@@ -21,7 +21,8 @@ def store_run(path, init):
 
 
 @pytest.mark.parametrize(
-    ("init", "licence"), [(None, NOTHING), ("none", NOTHING), ("timm", "apache-2.0"), ("auto", "apache-2.0")]
+    ("init", "licence"),
+    [(None, NO_START_LICENCE), ("none", NO_START_LICENCE), ("timm", "apache-2.0"), ("auto", "apache-2.0")],
 )
 def test_the_licence_is_that_of_the_first_run(tmp_path, init, licence) -> None:
     first = store_run(tmp_path / "first", init)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paucal.verbs.next import selection
-from paucal.verbs.next.selection import AXES, choose, directions, herd, margin_uncertainty, similarities
+from paucal.verbs.next.selection import MAX_AXES, choose, directions, herd, margin_uncertainty, similarities
 
 KNOWN = torch.zeros(0, 2)
 
@@ -52,10 +52,10 @@ def test_choices__depend_on_what_tells_images_apart_not_on_what_all_have_in_comm
 
 def test_directions__are_those_of_the_strongest_axes() -> None:
     generator = torch.Generator().manual_seed(4)
-    strong = torch.randn(300, AXES, generator=generator)
+    strong = torch.randn(300, MAX_AXES, generator=generator)
     rows = torch.cat([strong, 1e-3 * torch.randn(300, 500, generator=generator)], dim=1)
     vectors, labelled = directions(rows[:250], rows[250:])
-    assert vectors.shape == (250, AXES)
+    assert vectors.shape == (250, MAX_AXES)
     expected = torch.nn.functional.normalize(strong - strong[:250].mean(0), dim=1)
     torch.testing.assert_close(vectors @ labelled.T, expected[:250] @ expected[250:].T, atol=0.01, rtol=0)
 

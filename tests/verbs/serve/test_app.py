@@ -144,7 +144,7 @@ def test_classify__refuses_a_bomb_before_it_takes_memory(monkeypatch: pytest.Mon
     monkeypatch.setattr(picture_predictor, "decode_image", lambda *given: pytest.fail("it was decoded"))
     found = ask(client(), buffer.getvalue())
     assert found.status_code == 422
-    assert "9000 x 9000 pixels; at most 64 million" in found.json()["error"]
+    assert "9000 x 9000 pixels, but at most 64 million" in found.json()["error"]
 
 
 def test_classify__holds_a_bounded_number_of_pictures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,24 +32,28 @@ from paucal.verbs.check.settings import CheckSettings
 from paucal.wording import counted, first_few, percent
 
 MASKS, BAD_MASKS, BOXES, SMALL_CROPS = "masks", "bad-masks", "boxes", "small-crops"
-ALSO = {"train": "classes", "detect": "boxes", "segment": "masks"}
+LABEL_NOUNS = {"train": "classes", "detect": "boxes", "segment": "masks"}
 # Findings on labels of whole images, which do not apply to images with masks or boxes.
-OF_CLASSIFIERS = ("imbalance", "alike-with-other-labels", "small-images")
-SCARCE = 0.001  # share of the labelled pixels; a class below it is hardly learned
+IMAGE_LABEL_FINDINGS = ("imbalance", "alike-with-other-labels", "small-images")
+MIN_PIXEL_SHARE = 0.001  # of a class among the labelled pixels; with less, it is hardly learned
 BAD_BOXES = "bad-boxes"
-FEW = 10  # boxes; a class with fewer is hardly learned, and its score is mostly chance
-TINY = 8.0  # pixels of the shorter side: one or two cells of the finest feature map
-SMALL, LARGE = 32.0**2, 96.0**2  # square pixels: areas that bound COCO's medium objects
-SHOWN = 12  # classes named in a finding
-_WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)  # a colon within a quoted value is skipped
-MAX_EMPTY_SHARE = 0.5  # if more images have no box, they were probably never annotated
-_OUTSIDE = ("outside-boxes", "outside of their image", "correct them, or check whether images were swapped")
-_TINY = (
+MIN_BOXES = 10  # of a class; with fewer, it is hardly learned and its score is mostly chance
+TINY_BOX_SIDE = 8.0  # pixels of the shorter side: one or two cells of the finest feature map
+MIN_MEDIUM_AREA, MIN_LARGE_AREA = 32.0**2, 96.0**2  # square pixels; COCO's medium objects are between them
+MAX_CLASSES_NAMED = 12  # in a finding
+_WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)  # an error, and the advice after its last colon
+MAX_EMPTY_SHARE = 0.5  # of images without a box; with more, some were probably never annotated
+_OUTSIDE_BOXES = ("outside-boxes", "outside of their image", "correct them, or check whether images were swapped")
+_TINY_BOXES = (
     "tiny-boxes",
-    f"under {TINY:g} pixels",
+    f"under {TINY_BOX_SIDE:g} pixels",
     "on their shorter side: remove such small boxes, or cut the images into parts and enlarge them",
 )
-_REPEATED = ("repeated-boxes", "drawn twice on one object", "remove one of each, or the second counts as an error")
+_REPEATED_BOXES = (
+    "repeated-boxes",
+    "drawn twice on one object",
+    "remove one of each, or the second counts as an error",
+)
 
 
 def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
@@ -60,8 +64,8 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
     root = Path(os.path.expanduser(settings.data))  # Path.expanduser raises an error for an unknown user
     paths = [None if text is None else Path(os.path.expanduser(text)) for text in (settings.images, settings.masks)]
     mask_settings = (settings.images, settings.masks, settings.mask_values, settings.ignore)
-    is_asked = settings.verb == "segment" or any(value is not None for value in mask_settings)
-    if settings.verb not in (None, "segment") or not (is_asked or _has_masks(root)):
+    is_requested = settings.verb == "segment" or any(value is not None for value in mask_settings)
+    if settings.verb not in (None, "segment") or not (is_requested or _has_masks(root)):
         return None
     try:
         with other_kinds_named(root, "segment"):
@@ -79,23 +83,23 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
         return images, [_masks_finding(pairs), refusal_finding(BAD_MASKS, problem)]
     masked_images, findings = _describe_masks(masked, pairs)
     if settings.verb is None and settings.images is None:
-        findings += also(root, "segment")
+        findings += other_label_findings(root, "segment")
     return masked_images, findings
 
 
 def training_verb(opening_findings: Sequence[Finding]) -> str:
-    """Return the verb that trains on a set, read from the findings of opening it."""
+    """Return the verb that trains on a set, by the findings on its masks or boxes from opening it."""
     names = {finding.name for finding in opening_findings}
     if names & {MASKS, BAD_MASKS}:
         return "segment"
     return "detect" if names & {BOXES, BAD_BOXES} else "train"
 
 
-def for_masks(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings that apply: images with masks or boxes have no labels of whole images."""
+def applicable_findings(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings without those on labels of whole images, if the images have masks or boxes instead."""
     if not any(finding.name in (MASKS, BOXES) for finding in findings):
         return list(findings)
-    return [finding for finding in findings if finding.name not in OF_CLASSIFIERS]
+    return [finding for finding in findings if finding.name not in IMAGE_LABEL_FINDINGS]
 
 
 def crop_findings(opening_findings: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
@@ -126,14 +130,14 @@ def _has_masks(root: Path) -> bool:
 
 
 def _without_masks(root: Path, problem: UserError) -> ImageSet:
-    """Return the images of a folder whose masks were not found."""
+    """Return the images of a folder without labels, after no masks were found; raise `problem` if it has no images."""
     keys = find_images(root) if root.is_dir() else []
     if is_archive(root) and root.exists():
         return open_images(root, labelled=False)
     if not keys:
         raise problem
-    place, labels = root.resolve(), np.full(len(keys), -1, dtype=np.int64)
-    return ImageSet(place.name, str(place), (), keys, labels, [""] * len(keys), FileStore(place, keys))
+    folder, labels = root.resolve(), np.full(len(keys), -1, dtype=np.int64)
+    return ImageSet(folder.name, str(folder), (), keys, labels, [""] * len(keys), FileStore(folder, keys))
 
 
 def _masks_finding(pairs: Pairs) -> Finding:
@@ -148,10 +152,12 @@ def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[
     listed_shares = ", ".join(f"{name} {percent(share)}" for name, share in list(shares.items())[:12])
     pixels = Finding("pixels", "note", f"share of the labelled pixels: {listed_shares}")
     findings = [_masks_finding(pairs), pixels, *masked.findings]
-    scarce = [name for name, share in shares.items() if share < SCARCE]
+    scarce = [name for name, share in shares.items() if share < MIN_PIXEL_SHARE]
     if scarce:
         names = first_few(scarce, 8)
-        text = f"{counted(len(scarce), 'class', 'classes')} with under {percent(SCARCE)} of the pixels: {names}"
+        text = (
+            f"{counted(len(scarce), 'class', 'classes')} with under {percent(MIN_PIXEL_SHARE)} of the pixels: {names}"
+        )
         findings.append(Finding("scarce-classes", "warning", text, "label more of them, or join classes"))
     empty = int((masked.pixels.sum(1) == 0).sum())
     if empty:
@@ -166,41 +172,41 @@ def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[
 
 
 def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
-    """Open a location with boxes in any layout that `paucal detect` knows; None for any other location.
+    """Open a location with boxes in any layout that `paucal detect` supports; None for other locations.
 
     An error of `paucal detect` becomes a finding.
     """
-    data, is_asked = settings.data, settings.verb == "detect"
+    data, is_requested = settings.data, settings.verb == "detect"
     path = Path(os.path.expanduser(data))
-    if settings.verb not in (None, "detect") or (is_asked and not path.exists()):
+    if settings.verb not in (None, "detect") or (is_requested and not path.exists()):
         return None
     try:
         layout = find_boxes(path)
-        if not is_asked and layout is not None and open_tagged_images(path) is not None:
+        if not is_requested and layout is not None and open_tagged_images(path) is not None:
             return None
     except UserError:  # a damaged archive, which is reported when the images are opened
         return None
-    if not is_asked and (layout is None or (layout.are_among_classes and _has_classes(data))):
+    if not is_requested and (layout is None or (layout.are_among_classes and _has_classes(data))):
         return None
     try:
         with other_kinds_named(path, "detect"):
             tree, annotations = read_boxes(path)
     except UserError as problem:
-        return None if not is_asked and _has_classes(data) else _without_boxes(path, problem)
+        return None if not is_requested and _has_classes(data) else _without_boxes(path, problem)
     refusal, other_kinds = [], []
     try:
         boxed = check_annotations(tree, annotations).images
-        other_kinds = also(path, "detect") if settings.verb is None else []
+        other_kinds = other_label_findings(path, "detect") if settings.verb is None else []
     except UserError as problem:
         boxed, refusal = without_labels(tree, annotations), [_refusal_finding(problem)]
     counts, findings = (find(annotations.images, boxed.keys) for find in (_class_findings, box_findings))
     return boxed, [*counts, *refusal, *findings, *other_kinds]
 
 
-def also(path: Path, verb: str) -> list[Finding]:
-    """Return a note on each other kind of labels in the set, which this check ignores."""
+def other_label_findings(path: Path, verb: str) -> list[Finding]:
+    """Return a note on each kind of labels in the set that the check as `verb` ignores."""
     return [
-        Finding(f"also-{ALSO[other]}", "note", f"there are also {contents_text}: check them with --verb {other}")
+        Finding(f"also-{LABEL_NOUNS[other]}", "note", f"there are also {contents_text}: check them with --verb {other}")
         for other, contents_text in recognise(path).items()
         if other != verb
     ]
@@ -215,22 +221,22 @@ def _has_classes(data: str) -> bool:
 
 
 def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
-    """Return findings on boxes: mistakes, and useful facts."""
+    """Return findings on boxes: their sizes, rare classes, and boxes or images that are probably mistakes."""
     index_of = {key: index for index, key in enumerate(keys)}
     readable = [annotated for annotated in annotations if annotated.key in index_of]
     corners = [np.asarray(annotated.boxes, dtype=np.float64).reshape(-1, 4) for annotated in readable]
     sides = [boxes[:, 2:] - boxes[:, :2] for boxes in corners]
     indices = [index_of[annotated.key] for annotated in readable]
     empty = [np.asarray((side < MIN_BOX_SIDE).any(axis=1)) for side in sides]
-    tiny = [np.asarray((side < TINY).any(axis=1) & (side >= MIN_BOX_SIDE).all(axis=1)) for side in sides]
+    tiny = [np.asarray((side < TINY_BOX_SIDE).any(axis=1) & (side >= MIN_BOX_SIDE).all(axis=1)) for side in sides]
     without_boxes = [index for index, boxes in zip(indices, corners, strict=True) if not len(boxes)]
     return [
         *_size_findings(sides),
         *_rare_class_findings(readable),
         *_marked_finding(indices, empty, "empty-boxes", "without an area", "draw them again"),
-        *_marked_finding(indices, list(map(_is_outside, readable, corners)), *_OUTSIDE),
-        *_marked_finding(indices, tiny, *_TINY),
-        *_marked_finding(indices, list(map(_is_repeated, readable, corners)), *_REPEATED),
+        *_marked_finding(indices, list(map(_is_outside, readable, corners)), *_OUTSIDE_BOXES),
+        *_marked_finding(indices, tiny, *_TINY_BOXES),
+        *_marked_finding(indices, list(map(_is_repeated, readable, corners)), *_REPEATED_BOXES),
         *_images_without_boxes(without_boxes, len(readable)),
     ]
 
@@ -239,13 +245,13 @@ def _class_findings(annotated: Sequence[AnnotatedImage], keys: Sequence[str]) ->
     counts = _count_training_boxes(annotated)
     text = f"{counted(len(keys), 'image')} with {counted(counts.total(), 'box', 'boxes')} of "
     text += f"{counted(len(counts), 'class', 'classes')}: this is data for paucal detect"
-    counts_text = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(SHOWN))
-    omitted = f", and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
+    counts_text = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(MAX_CLASSES_NAMED))
+    omitted = f", and {len(counts) - MAX_CLASSES_NAMED} more" if len(counts) > MAX_CLASSES_NAMED else ""
     return [Finding(BOXES, "note", text), Finding("boxes-per-class", "note", f"boxes: {counts_text}{omitted}")]
 
 
 def _count_training_boxes(annotated: Sequence[AnnotatedImage]) -> Counter[str]:
-    """Count the boxes of each class that are used in training: neither crowds nor boxes marked as difficult."""
+    """Count the boxes of each class that are used in training, without crowds and boxes marked as difficult."""
     return Counter(
         name for image in annotated for name, is_crowd in zip(image.names, image.crowd, strict=True) if not is_crowd
     )
@@ -255,7 +261,11 @@ def _size_findings(sides: Sequence[np.ndarray]) -> list[Finding]:
     areas = np.concatenate([side.prod(1) for side in sides]) if sides else np.zeros(0)
     if not len(areas):
         return []
-    shares = [(areas < SMALL).mean(), ((areas >= SMALL) & (areas < LARGE)).mean(), (areas >= LARGE).mean()]
+    shares = [
+        (areas < MIN_MEDIUM_AREA).mean(),
+        ((areas >= MIN_MEDIUM_AREA) & (areas < MIN_LARGE_AREA)).mean(),
+        (areas >= MIN_LARGE_AREA).mean(),
+    ]
     small, medium, large = (percent(float(share), ".0f") for share in shares)
     text = f"{small} of the boxes are small (under 32x32 pixels), {medium} medium, {large} large (from 96x96 up); "
     half_text = f"half have a side under {np.median(np.sqrt(areas.clip(0))):.0f} pixels"
@@ -264,18 +274,18 @@ def _size_findings(sides: Sequence[np.ndarray]) -> list[Finding]:
 
 def _rare_class_findings(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
     counts = _count_training_boxes(annotated)
-    rare_classes: Mapping[str, int] = {name: count for name, count in counts.items() if count < FEW}
+    rare_classes: Mapping[str, int] = {name: count for name, count in counts.items() if count < MIN_BOXES}
     if not rare_classes:
         return []
-    names = ", ".join(f"{name} {count}" for name, count in list(rare_classes.items())[:SHOWN])
-    text = f"{counted(len(rare_classes), 'class', 'classes')} with fewer than {FEW} boxes: {names}"
+    names = ", ".join(f"{name} {count}" for name, count in list(rare_classes.items())[:MAX_CLASSES_NAMED])
+    text = f"{counted(len(rare_classes), 'class', 'classes')} with fewer than {MIN_BOXES} boxes: {names}"
     return [Finding("scarce-classes", "warning", text, "label more of them, or join classes")]
 
 
 def _marked_finding(
     indices: Sequence[int], marks: Sequence[np.ndarray], name: str, description: str, advice: str
 ) -> list[Finding]:
-    """Return a finding on the boxes that `marks` selects, with their images."""
+    """Return a finding on the boxes selected by `marks`, a mask for each image; none if no box is selected."""
     count = sum(int(mark.sum()) for mark in marks)
     if not count:
         return []
@@ -286,7 +296,7 @@ def _marked_finding(
 
 
 def _is_outside(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
-    """Return a mask of boxes wholly outside the image; without its size only the left and top edges are checked."""
+    """Return a mask of the boxes entirely outside the image; if its size is unknown, only left of or above it."""
     height, width = image.size or (np.inf, np.inf)
     return (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
 
@@ -320,7 +330,7 @@ def _refusal_finding(problem: UserError) -> Finding:
 
 
 def _without_boxes(path: Path, problem: UserError) -> tuple[ImageSet, list[Finding]]:
-    """Open the images of a location whose annotations cannot be read."""
+    """Open the images of a location whose annotations cannot be read, with a finding on the problem."""
     is_annotation = path.is_file() and not is_archive(path)
     try:
         images = open_images(str(path.parent if is_annotation else path), labelled=False)

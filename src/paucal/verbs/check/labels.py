@@ -1,4 +1,4 @@
-"""Search for probably wrong labels with frozen features from a run, from available weights, or from plain pixels."""
+"""Search for probably wrong labels with frozen features of a run, of weights on this machine, or of plain pixels."""
 
 import warnings
 from collections.abc import Callable
@@ -35,8 +35,9 @@ from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
 
 Advance = Callable[[int, int], None]
-USUAL, FOR_SMALL, SMALL = 160, 128, 64  # pixels: usual input size, size for small images, largest side of a small image
-PIXELS = 16  # side of images whose pixels are the features
+INPUT_SIDE = 160  # pixels; input size of networks
+SMALL_INPUT_SIDE, MAX_SMALL_SIDE = 128, 64  # pixels; input size for images whose shorter sides are at most the second
+PIXEL_SIDE = 16  # pixels of the side of thumbnails whose pixels are the features
 FOLDS = 5
 
 
@@ -46,7 +47,7 @@ class FeatureReader:
 
     Attributes:
         name: Name of the model for messages; "" for plain pixels.
-        module: Network that gives (B, D) features; None for plain pixels.
+        module: Network whose outputs are (B, D) features; None for plain pixels.
         preprocess: Preprocessing of the network's images; None for plain pixels.
         device: Device of the network.
         architecture: Name of the network's architecture.
@@ -60,7 +61,7 @@ class FeatureReader:
 
     @property
     def trained(self) -> bool:
-        """Whether there are trained weights; plain pixels are poor features of photographs."""
+        """Whether the features are those of a trained network, not plain pixels."""
         return self.module is not None
 
     def read(
@@ -77,10 +78,10 @@ class FeatureReader:
         has the same features as its original.
         """
         if self.module is None or self.preprocess is None:
-            return _pixel_features(reduce_images(images, 4 * PIXELS), indices, progress)
+            return _pixel_features(reduce_images(images, 4 * PIXEL_SIDE), indices, progress)
         images = reduce_images(images, 2 * max(self.preprocess.image_size))  # as in a run
         transform = ReducedInput(self.preprocess.transform(), detail)
-        # Pretrained weights read the first three channels.
+        # Published weights have three input channels: give them the first three of the images.
         if self.preprocess.channels == RGB != images.reading.channels:
             images = replace(images, store=RgbStore(images.store))
         loader = make_eval_loader(images, indices, transform, settings.batch_size, settings.workers, pin_memory=False)
@@ -101,19 +102,16 @@ class FeatureReader:
 
 @dataclass(frozen=True)
 class ReducedInput:
-    """Transform that first reduces an image to a shorter side in pixels; None keeps the size.
-
-    It is picklable, so that loader workers can be spawned.
-    """
+    """A view transform that is applied to an image after reducing it; picklable, for spawned loader workers."""
 
     transform: ViewTransform
-    side: int | None
+    side: int | None  # pixels of the shorter side of the reduced image; None keeps the size
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the view and the geometry of the reduced image."""
-        shorter = min(image.size)
-        if self.side is not None and shorter > self.side:
-            width, height = (max(1, round(length * self.side / shorter)) for length in image.size)
+        shorter_side = min(image.size)
+        if self.side is not None and shorter_side > self.side:
+            width, height = (max(1, round(length * self.side / shorter_side)) for length in image.size)
             image = image.resize((width, height), Image.Resampling.LANCZOS)
         return self.transform(image)
 
@@ -124,7 +122,7 @@ def weights_at_hand() -> PretrainedWeights | AddedWeights | None:
 
 
 def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
-    """Return a reader of the requested model, else of available weights, else of plain pixels.
+    """Return a reader of features of --model, or of weights on this machine, or if there are none of plain pixels.
 
     `side` is the median of the images' shorter sides in pixels.
     """
@@ -135,19 +133,21 @@ def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
     is_run = isinstance(find_named(name, "--model"), RunFolder)
     if is_run and settings.img_size is not None:
         raise UserError("--img-size: the model of a run has its own input size: leave it out.")
-    size = None if is_run else settings.img_size or [FOR_SMALL if side <= SMALL else USUAL]
+    size = None if is_run else settings.img_size or [SMALL_INPUT_SIDE if side <= MAX_SMALL_SIDE else INPUT_SIDE]
     model = open_named(name, settings.device, size, "--model")
     if linear_classifier(model.module) is None:
-        raise UserError(f"--model: {name} has no linear classifier, which reads the features; choose another model.")
+        raise UserError(
+            f"--model: {name} has no linear classifier, whose input would be the features: choose another model."
+        )
     preprocess = model.card.preprocessing if is_run else replace(model.card.preprocessing, crop_ratio=1.0)
     module, card = ClassifierInputs(model.module).eval(), model.card
     return FeatureReader(name, module, preprocess, str(model.device), card.backbone.name)
 
 
 def _pixel_features(images: ImageSet, indices: NDArray[np.int64], progress: Advance | None) -> Tensor:
-    features = np.empty((len(indices), PIXELS * PIXELS * 3), dtype=np.float32)
+    features = np.empty((len(indices), PIXEL_SIDE * PIXEL_SIDE * 3), dtype=np.float32)
     for position, index in enumerate(indices.tolist()):
-        thumbnail = images.store.read(index).resize((PIXELS, PIXELS), Image.Resampling.BOX)
+        thumbnail = images.store.read(index).resize((PIXEL_SIDE, PIXEL_SIDE), Image.Resampling.BOX)
         features[position] = np.asarray(thumbnail, dtype=np.float32).reshape(-1) / 255
         if progress is not None and position % 256 == 255:
             progress(position + 1, len(indices))
@@ -160,10 +160,10 @@ class SuspectLabel:
 
     Attributes:
         position: Position in the set.
-        given: Name of its class.
+        given: Name of the class that is its label.
         suggested: Name of its probable class.
-        confidence: Probability of its own class, by a classifier that was not fitted on it.
-        suggested_confidence: Probability of the suggested class.
+        confidence: Probability of the class `given`, by a classifier that was not fitted on this image.
+        suggested_confidence: Probability of the class `suggested`, by this classifier.
     """
 
     position: int
@@ -173,7 +173,7 @@ class SuspectLabel:
     suggested_confidence: float
 
     def to_dict(self, images: ImageSet) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the fields as JSON values, with the key of the image."""
         values = {name: value for name, value in vars(self).items() if name != "position"}
         return {"key": images.keys[self.position], **values}
 
@@ -213,10 +213,10 @@ def out_of_fold(
     probabilities = np.zeros((len(labels), n_classes))
     folds = _make_folds(labels.numpy(), groups, seed)
     for done, (rows, held_out) in enumerate(folds):
-        fitted_on, left_out = features[rows], features[held_out]
-        mean, deviation = fitted_on.mean(0), fitted_on.std(0).clamp(min=1e-8)
-        fitted = fit_logistic((fitted_on - mean) / deviation, labels[rows], n_classes, strength, SOLVER)
-        probabilities[held_out] = fitted.scores((left_out - mean) / deviation).double().softmax(1).numpy()
+        train_features, held_out_features = features[rows], features[held_out]
+        mean, deviation = train_features.mean(0), train_features.std(0).clamp(min=1e-8)
+        fitted = fit_logistic((train_features - mean) / deviation, labels[rows], n_classes, strength, SOLVER)
+        probabilities[held_out] = fitted.scores((held_out_features - mean) / deviation).double().softmax(1).numpy()
         progress(done + 1, len(folds))
     return probabilities
 
@@ -224,5 +224,5 @@ def out_of_fold(
 def _make_folds(labels: NDArray[np.int64], groups: NDArray[np.int64], seed: int) -> list[tuple[NDArray, NDArray]]:
     folds = StratifiedGroupKFold(min(FOLDS, len(np.unique(groups))), shuffle=True, random_state=seed % 2**32)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # classes with fewer images than folds are fine here
+        warnings.simplefilter("ignore", UserWarning)  # about classes with fewer images than folds
         return [pair for pair in folds.split(labels, labels, groups) if len(pair[0]) and len(pair[1])]

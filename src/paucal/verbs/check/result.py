@@ -1,4 +1,4 @@
-"""The result of a check: facts, findings and suspected labels, as values, JSON, terminal output and a page."""
+"""The result of `paucal check` as Python values, JSON, terminal output and an HTML page."""
 
 import io
 import json
@@ -24,13 +24,13 @@ from paucal.types import UserError
 from paucal.verbs.check.labels import SuspectLabel
 from paucal.wording import counted, percent
 
-MAX_CLASSES, MAX_LISTED = 20, 10  # classes and suspected labels on the terminal
-MARKS = {"misleads": "[bold red]misleads[/]", "warning": "[yellow]warning[/]", "note": "[dim]note[/]"}
+MAX_CLASSES, MAX_LISTED = 20, 10  # numbers of classes and of suspected labels printed on the terminal
+LEVEL_MARKUP = {"misleads": "[bold red]misleads[/]", "warning": "[yellow]warning[/]", "note": "[dim]note[/]"}
 PAGE, VALUES, SHEET = "check.html", "check.json", "contact_sheet.png"
 MAX_THUMBS, MAX_GROUP = 60, 6  # thumbnails of a finding, and of one group of images
-TILE, COLUMNS, MAX_ROWS = 88, 10, 60  # pixels of a thumbnail, and thumbnails and rows of the sheet
-_GAP, _NAME = 4, 16
-_QUALITY = 82
+TILE_SIDE, MAX_COLUMNS, MAX_ROWS = 88, 10, 60  # pixels of a thumbnail; thumbnails in a row of the sheet; rows
+_GAP, _NAME_HEIGHT = 4, 16  # pixels
+_JPEG_QUALITY = 82
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,13 @@ class CheckResult:
 
     Attributes:
         checked: Set and its split into train, val and test.
-        facts: Counts, sizes, modes and brightness, as plain values.
+        facts: Counts, sizes, channels and brightness, as JSON values.
         findings: Findings, the most serious first.
         suspects: Labels that are probably wrong, the most suspect first; None if labels were not checked.
-        judged_by: Features used to check the labels, and their agreement with the labels; "" without a check.
-        folder: Folder of the page; None without one.
-        said: Lines that the command line prints beside the table.
+        judged_by: Description of the features and classifiers that checked the labels, and of their agreement with
+            the labels; "" if labels were not checked.
+        folder: Folder of the page; None if no page was written.
+        said: Lines that the command line prints in addition to its tables.
     """
 
     checked: CheckedSet
@@ -61,11 +62,11 @@ class CheckResult:
         return misleads(self.findings)
 
     def of(self, name: str) -> Finding | None:
-        """Return the finding of a kind, such as "duplicates-across-parts"; None if there is none."""
+        """Return the finding of this name, such as "duplicates-across-parts"; None if there is no such finding."""
         return next((finding for finding in self.findings if finding.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the result as JSON values."""
         images = self.checked.images
         return {
             "misleads": self.misleads,
@@ -79,7 +80,7 @@ class CheckResult:
 
 
 def facts_of(checked: CheckedSet, survey: Survey) -> dict[str, Any]:
-    """Return the facts about a set as plain values."""
+    """Return the facts about a set as JSON values."""
     images, readable = checked.images, survey.readable
     parts = Counter(checked.parts.tolist())
     return {
@@ -113,7 +114,7 @@ def print_result(result: CheckResult, console: Console) -> None:
         console.say("no problems found.")
     for finding in result.findings:
         advice = f" -> {finding.advice}" if finding.advice else ""
-        console.terminal.print(f"{MARKS[finding.level]}  ", end="")
+        console.terminal.print(f"{LEVEL_MARKUP[finding.level]}  ", end="")
         console.say(f"{finding.text}{advice}")
         for line in _finding_lines(result, finding):
             console.say(f"            {line}")
@@ -181,7 +182,7 @@ def _summarise_sizes(sizes: np.ndarray) -> dict[str, Any]:
     order = np.argsort(areas, kind="stable")
     return {
         "smallest": sizes[order[0]].tolist(),
-        "median": np.median(sizes, axis=0).astype(np.int64).tolist(),  # median height and median width
+        "median": np.median(sizes, axis=0).astype(np.int64).tolist(),  # medians of heights and of widths
         "largest": sizes[order[-1]].tolist(),
         "different": len(np.unique(sizes, axis=0)),
         "median_short_side": int(np.median(sizes.min(axis=1))),
@@ -195,8 +196,8 @@ def _summarise_spread(values: np.ndarray) -> dict[str, float]:
     return {"mean": round(float(values.mean()), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
 
 
-def require_ours(folder: Path) -> None:
-    """Refuse a folder with files that were not written by a check but would be replaced."""
+def refuse_foreign_files(folder: Path) -> None:
+    """Refuse a folder in which the check would replace files that no check has written."""
     existing = [name for name in (PAGE, VALUES, SHEET) if (folder / name).exists()]
     if existing and not (folder / VALUES).is_file():
         text = f"--output: {str(folder / existing[0])!r} was not written by 'paucal check' and would be replaced"
@@ -263,7 +264,7 @@ def _suspect_sections(result: CheckResult) -> list[Section]:
             "labels that are probably wrong",
             "warning" if rows else "note",
             f"{counted(len(result.suspects), 'label')}, the most suspect first. Judged by {result.judged_by}.",
-            "Look at each: an unusual image with the right label is valuable. Correct the wrong labels.",
+            "Look at each image: correct wrong labels, and keep unusual images with the right label.",
             rows,
             f"and {n_omitted} more; {VALUES} has all of them" if n_omitted > 0 else "",
         )
@@ -279,44 +280,44 @@ def _make_thumb(result: CheckResult, position: int, caption: str | None = None) 
 
 
 def thumbnail(store: Store, position: int) -> Image.Image | None:
-    """Return an image scaled to fit in a square of `TILE` pixels, with white margins; None if it cannot be read."""
+    """Return an image scaled to fit into a square of `TILE_SIDE` pixels on white; None if it cannot be read."""
     try:
         picture = store.read(position)
     except UnreadableImage:
         return None
-    resampling = Image.Resampling.NEAREST if max(picture.size) < TILE else Image.Resampling.LANCZOS
-    return ImageOps.pad(picture, (TILE, TILE), resampling, color="white")
+    resampling = Image.Resampling.NEAREST if max(picture.size) < TILE_SIDE else Image.Resampling.LANCZOS
+    return ImageOps.pad(picture, (TILE_SIDE, TILE_SIDE), resampling, color="white")
 
 
 def as_jpeg(picture: Image.Image) -> bytes:
-    """Return the bytes of a JPEG."""
+    """Return a picture as the bytes of a JPEG file."""
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=_QUALITY)
+    picture.save(buffer, "JPEG", quality=_JPEG_QUALITY)
     return buffer.getvalue()
 
 
 def contact_sheet(images: ImageSet, seed: int = 0) -> Image.Image:
-    """Draw ten random images of each of the first sixty classes, one row per class; sixty images if unlabelled."""
+    """Draw a row of random images for each of the first `MAX_ROWS` classes; for unlabelled images, six rows."""
     generator = np.random.default_rng(seed)
     rows: list[tuple[str, list[int]]] = []
     if images.classes:
         for label, name in enumerate(images.classes[:MAX_ROWS]):
             members = images.members(label)
-            sample = np.sort(generator.permutation(members)[:COLUMNS])
+            sample = np.sort(generator.permutation(members)[:MAX_COLUMNS])
             rows.append((f"{name} ({len(members)})", sample.tolist()))
     else:
-        sampled = np.sort(generator.permutation(len(images))[: 6 * COLUMNS]).tolist()
-        rows = [("", sampled[begin : begin + COLUMNS]) for begin in range(0, len(sampled), COLUMNS)]
-    height = TILE + _GAP + (_NAME if images.classes else 0)
-    page = Image.new("RGB", (COLUMNS * (TILE + _GAP) + _GAP, len(rows) * height + _GAP), "white")
+        sampled = np.sort(generator.permutation(len(images))[: 6 * MAX_COLUMNS]).tolist()
+        rows = [("", sampled[begin : begin + MAX_COLUMNS]) for begin in range(0, len(sampled), MAX_COLUMNS)]
+    height = TILE_SIDE + _GAP + (_NAME_HEIGHT if images.classes else 0)
+    page = Image.new("RGB", (MAX_COLUMNS * (TILE_SIDE + _GAP) + _GAP, len(rows) * height + _GAP), "white")
     draw = ImageDraw.Draw(page)
     for number, (name, members) in enumerate(rows):
         top = _GAP + number * height
         if images.classes:
             draw.text((_GAP, top), name.encode("ascii", "replace").decode()[:120], fill="black")
-            top += _NAME
+            top += _NAME_HEIGHT
         for column, position in enumerate(members):
             tile = thumbnail(images.store, position)
             if tile is not None:
-                page.paste(tile, (_GAP + column * (TILE + _GAP), top))
+                page.paste(tile, (_GAP + column * (TILE_SIDE + _GAP), top))
     return page

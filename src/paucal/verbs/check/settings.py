@@ -15,7 +15,7 @@ class CheckSettings(MaskFileSettings, LabelledDataSettings):
     """Every setting of `paucal check`; the command line and `paucal.check` share it."""
 
     classes: str | None = option(
-        "use only the classes named in this file, or in 'imagenet100'; of masks their names, as in paucal segment",
+        "file with the classes to use, or 'imagenet100'; for masks, file with class names, as in paucal segment",
         group="data",
     )
     verb: Literal["train", "detect", "segment"] | None = option(
@@ -23,11 +23,11 @@ class CheckSettings(MaskFileSettings, LabelledDataSettings):
     )
     target: str | None = option("column of a table with a number for each image, as in paucal train", group="data")
     labels: bool = option(
-        "list labels that are probably wrong, from models that have not seen them; takes minutes", False, group=_GROUP
+        "list labels that are probably wrong, by classifiers fitted on other images; takes minutes", False, group=_GROUP
     )
     model: str | None = option(
         "model whose frozen features are used: a run folder or a timm model with weights on this machine; by "
-        "default the first pretrained weights found, else the pixels",
+        "default the first pretrained weights on this machine or, without any, the pixels",
         group=_GROUP,
     )
     img_size: list[int] | None = option("sides in pixels at which the model reads images", group=_GROUP)

@@ -308,9 +308,9 @@ def validation_score(run: RunFolder) -> float:
 
 
 def start_of(cell: Cell) -> Cell | None:
-    """Return the cell, with the same seed, whose run gives a cell its initial weights.
+    """Return the cell whose run has the initial weights of `cell`; None if these are random or published weights.
 
-    It is in a grid below the folder `STARTS` of the study. None if the cell starts from random or published weights.
+    It has the same seed, and is in a grid below the folder `STARTS` of the study.
     """
     if START not in cell.settings:
         return None

@@ -24,7 +24,7 @@ from paucal.verbs.eval.images import find_data
 from paucal.verbs.eval.settings import OpeningSettings
 
 TIMED_STEPS = 2  # after one warm-up step
-MAX_HASHED_IMAGES = 2000  # images whose bytes are hashed; of other images only name, class, split and file size are
+MAX_HASHED_IMAGES = 2000  # whose bytes are hashed; of other images, only name, class, split and size
 OVERHEAD_SECONDS = 4.0  # of a classification run in addition to training: opening images, drawing, writing the report
 PRETRAINING_OVERHEAD_SECONDS = 20.0  # of a pre-training run, which also evaluates its features
 

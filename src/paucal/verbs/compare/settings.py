@@ -108,7 +108,7 @@ def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]
     for (share, fraction), model, (way, settings) in product(shares, models if models is not None else [None], ways):
         varied = {**({} if model is None else {"model": model}), **fraction}
         if clash := sorted(set(settings) & set(varied)):
-            raise UserError(f"--arms: {way!r} sets {clash[0]}, which the comparison varies too: give one of the two.")
+            raise UserError(f"--arms: {way!r} sets {clash[0]}, which the comparison varies too: leave one of them out.")
         arms.append(Arm(way, model, share, {**settings, **varied}))
     if not arms:
         raise UserError("there is nothing to compare: give --methods, --models and --labels at least one entry each.")

@@ -25,7 +25,7 @@ class Converted:
     """Result of `paucal convert`.
 
     Attributes:
-        folder: Folder of the images and their labels, which is valid as DATA of the verb that learns them.
+        folder: Folder of the images and their labels, for the verb that trains on these labels.
         images: Number of images.
         lost: Number of objects or labels that the layout cannot store, by description.
         said: Lines that the command line prints.
@@ -40,14 +40,14 @@ class Converted:
 @shows_settings(ConvertSettings)
 @takes_annotations
 def convert(data: Data, **settings: Any) -> Converted:
-    """Write a set in another layout, with its images; same as `paucal convert`.
+    """Write a set in another layout, with its images; the same as `paucal convert`.
 
     Args:
-        data: Anything that `paucal.detect`, `paucal.segment` or `paucal.train` takes.
-        **settings: Any field of `paucal.verbs.convert.settings.ConvertSettings`; `output` and `to` are needed.
+        data: Images with labels, as in `paucal.detect`, `paucal.segment` or `paucal.train`.
+        **settings: Any field of `paucal.verbs.convert.settings.ConvertSettings`; `output` and `to` are required.
 
     Returns:
-        The folder, and counts of what the layout could not store.
+        The folder, and the numbers of objects and labels that the layout could not store.
 
     Raises:
         UserError: The set cannot be read, has labels that the layout does not support, or the output is invalid.
@@ -69,8 +69,8 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
     if settings.output is None:
         raise UserError("OUT is missing: give a new folder for the images and their labels.")
     layout = LAYOUTS[settings.to]
-    places = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
-    target = check_new_folder(settings.output, places, settings.data_root, "OUT")
+    inputs = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
+    target = check_new_folder(settings.output, inputs, settings.data_root, "OUT")
     with console.progress("reading labels") as advance:
         content = read_content(settings, layout.kinds, advance)
     for note in content.images.notes:
@@ -78,7 +78,7 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
     if settings.on_bad_image == "skip":
         content = _without_unreadable(content, console)
     write_set(content, layout, target, console)
-    return conclude(content, settings.to, target, console)
+    return report_conversion(content, settings.to, target, console)
 
 
 def _without_unreadable(content: Content, console: Console) -> Content:
@@ -93,21 +93,21 @@ def _without_unreadable(content: Content, console: Console) -> Content:
 
 
 def write_set(content: Content, layout: Layout, target: Path, console: Console) -> None:
-    """Write labels and images into a new folder, which appears when all of it is written."""
+    """Write labels and images into a new folder, which appears when it is complete."""
     with folder_in_place(target) as folder, console.progress("copying images") as advance:
         layout.write(content, folder)
         for n_written, item in enumerate(content.items, 1):
             encoded = encode_image(content.images, item.index)
             if isinstance(encoded, str):
                 raise UserError(f"{encoded}: repair the image, or leave it out with --on-bad-image skip.")
-            path = folder / layout.place(item)
+            path = folder / layout.image_path(item)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(encoded[0])
             advance(n_written, len(content.items))
 
 
-def conclude(content: Content, to: Form, target: Path, console: Console) -> Converted:
-    """Print what was lost and the next command, and return the result."""
+def report_conversion(content: Content, to: Form, target: Path, console: Console) -> Converted:
+    """Print which labels were lost and the command that trains on the result, and return the result."""
     losses = {kind: count for kind, count in content.lost.items() if count}
     for kind, count in losses.items():
         console.say(f"lost: {kind}: {count}")
@@ -117,5 +117,5 @@ def conclude(content: Content, to: Form, target: Path, console: Console) -> Conv
     command = f"paucal {'segment' if to == 'masks' else content.kind} {target}"
     if content.kind == "segment" and to != "masks":
         command = f"paucal convert {target} MASKS --to masks, and paucal segment MASKS"
-    console.say(f"{summary}; to learn from them: {command}")
+    console.say(f"{summary}; to train on them: {command}")
     return Converted(str(target), len(content.items), losses)

@@ -1,4 +1,4 @@
-"""The objects of an image as layouts write them: outlines as polygons or masks, and areas of classes as objects."""
+"""Objects of an image and their outlines, as the functions that write layouts need them."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,31 +11,32 @@ from paucal.data.boxes.annotations import box_of_runs, run_lengths_of
 from paucal.data.images import UNKNOWN
 from paucal.data.masks.coding import IGNORED
 from paucal.tasks.detection.masks import check_outline, mask_of_outline, unpack_mask
-from paucal.verbs.convert.content import Content, Item, Thing
+from paucal.verbs.convert.content import AnnotatedObject, Content, Item
 
 BACKGROUND = "background"
-UNKNOWN_LABELS = "unknown labels (their images count as not of the class)"
+# Descriptions of labels that a layout cannot store.
+UNKNOWN_LABELS = "unknown labels (they become negative labels)"
 CROWDS, OUTLINES = "crowds and difficult objects, left out", "outlines (their boxes are kept)"
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write a text file, and the folders above it."""
+    """Write a text file, and create the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
 def count_unknown_labels(content: Content) -> None:
-    """Count the unknown labels of whole images as lost; without them, an image is not of the class."""
+    """Count the unknown labels of images as lost: a layout that only lists classes makes them negative labels."""
     if content.kind == "train" and content.images.multi_hot is not None:
         content.lost[UNKNOWN_LABELS] += int((content.images.multi_hot == UNKNOWN).sum())
 
 
-def objects_of(content: Content, item: Item) -> Sequence[Thing]:
-    """Return the objects of an image; in sets of masks, the pixels of each class as one object with run lengths."""
-    return tuple(_class_areas(content, item)) if content.kind == "segment" else item.things
+def objects_of(content: Content, item: Item) -> Sequence[AnnotatedObject]:
+    """Return the objects of an image; in a set of masks, one object per class, with its pixels as run lengths."""
+    return tuple(_class_areas(content, item)) if content.kind == "segment" else item.objects
 
 
-def _class_areas(content: Content, item: Item) -> Iterator[Thing]:
+def _class_areas(content: Content, item: Item) -> Iterator[AnnotatedObject]:
     assert content.mask is not None
     mask = content.mask(item.index)
     content.lost["unlabelled pixels, in images"] += bool((mask == IGNORED).any())
@@ -45,33 +46,33 @@ def _class_areas(content: Content, item: Item) -> Iterator[Thing]:
         runs = run_lengths_of(mask == number)
         box = box_of_runs(runs)
         assert box is not None
-        yield Thing(name, box, outline=runs)
+        yield AnnotatedObject(name, box, outline=runs)
 
 
-def without_crowds(content: Content, item: Item) -> list[Thing]:
+def without_crowds(content: Content, item: Item) -> list[AnnotatedObject]:
     """Return the objects of an image except crowds, which are counted as lost."""
     objects = objects_of(content, item)
-    content.lost[CROWDS] += sum(thing.crowd for thing in objects)
-    return [thing for thing in objects if not thing.crowd]
+    content.lost[CROWDS] += sum(obj.crowd for obj in objects)
+    return [obj for obj in objects if not obj.crowd]
 
 
-def outline_of(item: Item, thing: Thing) -> Any:
-    """Return the outline of an object, a false value if it is unknown; raises a UserError if it is invalid."""
-    if thing.outline:
-        check_outline(thing.outline, item.size, _context(item, thing))
-    return thing.outline
+def outline_of(item: Item, obj: AnnotatedObject) -> Any:
+    """Return the outline of an object, None or empty if it is unknown; an invalid outline raises a UserError."""
+    if obj.outline:
+        check_outline(obj.outline, item.size, _context(item, obj))
+    return obj.outline
 
 
-def polygon_of(item: Item, thing: Thing) -> list[float] | None:
-    """Return the outline of an object as a single polygon; None if it has none."""
-    outline = outline_of(item, thing)
+def polygon_of(item: Item, obj: AnnotatedObject) -> list[float] | None:
+    """Return the outline of an object if it is a single polygon, as x and y in turn; otherwise None."""
+    outline = outline_of(item, obj)
     return outline[0] if isinstance(outline, list) and len(outline) == 1 else None
 
 
-def mask_of(item: Item, thing: Thing) -> NDArray[np.bool_]:
-    """Return the (H, W) pixels within the outline of an object."""
-    return unpack_mask(mask_of_outline(thing.outline, item.size, _context(item, thing))).astype(np.bool_)
+def mask_of(item: Item, obj: AnnotatedObject) -> NDArray[np.bool_]:
+    """Return the (H, W) mask of the pixels within the outline of an object."""
+    return unpack_mask(mask_of_outline(obj.outline, item.size, _context(item, obj))).astype(np.bool_)
 
 
-def _context(item: Item, thing: Thing) -> str:
-    return f"{item.name!r} has an outline of {thing.name!r}"
+def _context(item: Item, obj: AnnotatedObject) -> str:
+    return f"{item.name!r} has an outline of {obj.name!r}"

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.boxes.label_studio import encode_brush
-from paucal.verbs.convert.content import Content, Item, Thing
+from paucal.verbs.convert.content import AnnotatedObject, Content, Item
 from paucal.verbs.convert.objects import count_unknown_labels, mask_of, polygon_of, save_text, without_crowds
 
 _LOCAL = "/data/local-files/?d="  # Label Studio's prefix for files in local storage
-# Controls of Label Studio by the kind of their results.
+# For each type of result in Label Studio, the tag of its control and the name that we give the control.
 _CONTROLS = {
     "choices": ("Choices", "choice"),
     "rectanglelabels": ("RectangleLabels", "label"),
@@ -24,16 +24,16 @@ _CONTROLS = {
 
 
 def write_label_studio(content: Content, folder: Path) -> None:
-    """Write a list of tasks for each part, and the labelling interface."""
+    """Write a JSON list of tasks for each split, and the labelling interface, label_config.xml."""
     kinds = {"train": ["choices"], "detect": ["rectanglelabels"], "segment": ["brushlabels"]}[content.kind]
     count_unknown_labels(content)
     for part in content.parts:
         tasks = []
         for item in content.items:
             if item.part == part:
-                image = f"{_LOCAL}{quote(item.place('images'))}"
+                image = f"{_LOCAL}{quote(item.relative_path('images'))}"
                 objects = without_crowds(content, item)
-                results = [_region(item, number, thing) for number, thing in enumerate(objects)]
+                results = [_region(item, number, obj) for number, obj in enumerate(objects)]
                 kinds += [result["type"] for result in results if result["type"] not in kinds]
                 if content.kind == "train" and item.labels:
                     value = {"choices": list(item.labels)}
@@ -50,31 +50,31 @@ def write_label_studio(content: Content, folder: Path) -> None:
 
 
 def _label_entry(content: Content, item: Item, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the entry with the labels of a task: annotations, or a model's predictions to correct."""
+    """Return the labels of a task under the key "annotations", or predicted ones under "predictions"."""
     if not content.model:
         return {"annotations": [{"result": results}]}
     score = {} if item.score is None else {"score": item.score}
     return {"predictions": [{"model_version": content.model, **score, "result": results}]}
 
 
-def _region(item: Item, number: int, thing: Thing) -> dict[str, Any]:
+def _region(item: Item, number: int, obj: AnnotatedObject) -> dict[str, Any]:
     height, width = item.size
-    polygon = polygon_of(item, thing)
+    polygon = polygon_of(item, obj)
     value: dict[str, Any]
     if polygon is not None:
         pairs = zip(polygon[::2], polygon[1::2], strict=True)
         value = {"points": [[100 * x / width, 100 * y / height] for x, y in pairs], "closed": True}
         kind = "polygonlabels"
-    elif thing.outline and (mask := mask_of(item, thing)).any():
+    elif obj.outline and (mask := mask_of(item, obj)).any():
         value, kind = {"format": "rle", "rle": encode_brush(mask)}, "brushlabels"
     else:
-        left, top, right, bottom = (100 * v / side for v, side in zip(thing.box, (width, height) * 2, strict=True))
+        left, top, right, bottom = (100 * v / side for v, side in zip(obj.box, (width, height) * 2, strict=True))
         value = {"x": left, "y": top, "width": right - left, "height": bottom - top, "rotation": 0}
         kind = "rectanglelabels"
     name = {"id": f"{item.index + 1}-{number + 1}", "from_name": _CONTROLS[kind][1], "to_name": "image", "type": kind}
     size_fields = {"original_width": width, "original_height": height, "image_rotation": 0}
-    score = {} if thing.score is None else {"score": thing.score}
-    return {**name, **size_fields, **score, "value": {**value, kind: [thing.name]}}
+    score = {} if obj.score is None else {"score": obj.score}
+    return {**name, **size_fields, **score, "value": {**value, kind: [obj.name]}}
 
 
 def write_cvat(content: Content, folder: Path) -> None:
@@ -85,15 +85,15 @@ def write_cvat(content: Content, folder: Path) -> None:
     for number, item in enumerate(content.items):
         height, width = item.size if content.kind != "train" else content.images.store.size(item.index)
         shapes = []
-        for thing in without_crowds(content, item):
-            tag, place = _shape_tag(item, thing)
+        for obj in without_crowds(content, item):
+            tag, place = _shape_tag(item, obj)
             kinds.add(tag)
-            shapes.append(f'<{tag} label={quoteattr(thing.name)} source="{source}" occluded="0" {place} z_order="0"/>')
+            shapes.append(f'<{tag} label={quoteattr(obj.name)} source="{source}" occluded="0" {place} z_order="0"/>')
         shapes += [f'<tag label={quoteattr(name)} source="{source}"/>' for name in item.labels]
         kinds |= {"tag"} if item.labels else set()
         subset = f" subset={quoteattr(item.part)}" if item.part else ""
         rows.append(
-            f'<image id="{number}" name={quoteattr(item.place(""))}{subset} width="{width}" height="{height}">'
+            f'<image id="{number}" name={quoteattr(item.relative_path(""))}{subset} width="{width}" height="{height}">'
             f"{''.join(shapes)}</image>"
         )
     (shape,) = kinds if len(kinds) == 1 else ("any",)
@@ -109,24 +109,24 @@ def write_cvat(content: Content, folder: Path) -> None:
     save_text(folder / "annotations.xml", "\n".join([*lines, *rows, "</annotations>"]) + "\n")
 
 
-def _shape_tag(item: Item, thing: Thing) -> tuple[str, str]:
-    """Return the tag of an object, and the attributes with its position."""
-    polygon = polygon_of(item, thing)
+def _shape_tag(item: Item, obj: AnnotatedObject) -> tuple[str, str]:
+    """Return the XML tag for an object ("polygon", "mask" or "box"), and the attributes with its coordinates."""
+    polygon = polygon_of(item, obj)
     if polygon is not None:
         pairs = zip(polygon[::2], polygon[1::2], strict=True)
         return "polygon", f'points="{";".join(f"{x:.2f},{y:.2f}" for x, y in pairs)}"'
-    if thing.outline and (mask := mask_of(item, thing)).any():
+    if obj.outline and (mask := mask_of(item, obj)).any():
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         left, top = int(columns[0]), int(rows[0])
         cut_mask = mask[top : rows[-1] + 1, left : columns[-1] + 1]
         sides = f'left="{left}" top="{top}" width="{cut_mask.shape[1]}" height="{cut_mask.shape[0]}"'
         return "mask", f'rle="{", ".join(map(str, _runs_by_row(cut_mask)))}" {sides}'
-    corners = zip(("xtl", "ytl", "xbr", "ybr"), thing.box, strict=True)
+    corners = zip(("xtl", "ytl", "xbr", "ybr"), obj.box, strict=True)
     return "box", " ".join(f'{name}="{value:.2f}"' for name, value in corners)
 
 
 def _runs_by_row(mask: NDArray[np.bool_]) -> list[int]:
-    """Return the lengths of runs of a mask, row by row, beginning with unmarked pixels."""
+    """Return the run lengths of a mask in row-major order, the first for pixels outside of the mask."""
     flat = np.concatenate([[False], mask.ravel()])
     edges = np.flatnonzero(flat[1:] != flat[:-1])
     return np.diff(np.concatenate([[0], edges, [mask.size]])).tolist()

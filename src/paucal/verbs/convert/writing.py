@@ -1,4 +1,4 @@
-"""The layouts that can be written: a function for each, and the table of all."""
+"""The layouts that `paucal convert` can write: a function for each, and the table `LAYOUTS`."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from paucal.data.images import UNKNOWN
 from paucal.data.masks.coding import IGNORED, MAX_CLASSES
 from paucal.runs import csv_text
 from paucal.types import UserError
-from paucal.verbs.convert.content import Content, Item, Kind, Thing
+from paucal.verbs.convert.content import AnnotatedObject, Content, Item, Kind
 from paucal.verbs.convert.objects import (
     BACKGROUND,
     CROWDS,
@@ -37,12 +37,12 @@ class Layout:
     """A layout that can be written.
 
     `kinds` are the kinds of labels that it supports, in order of preference; `write` writes the labels into a folder,
-    and `place` returns the path of an image below that folder.
+    and `image_path` returns the path of an image below that folder.
     """
 
     kinds: tuple[Kind, ...]
     write: Callable[[Content, Path], None]
-    place: Callable[[Item], str] = lambda item: item.place("images")
+    image_path: Callable[[Item], str] = lambda item: item.relative_path("images")
 
 
 def write_yolo(content: Content, folder: Path) -> None:
@@ -51,27 +51,27 @@ def write_yolo(content: Content, folder: Path) -> None:
     for item in content.items:
         height, width = item.size
         sides, lines = (width, height), []
-        for thing in item.things:
-            if thing.crowd:
+        for obj in item.objects:
+            if obj.crowd:
                 content.lost[CROWDS] += 1
                 continue
-            left, top, right, bottom = thing.box
-            polygon = polygon_of(item, thing)
-            content.lost[OUTLINES] += thing.outline is not None and polygon is None
+            left, top, right, bottom = obj.box
+            polygon = polygon_of(item, obj)
+            content.lost[OUTLINES] += obj.outline is not None and polygon is None
             shape = polygon or ((left + right) / 2, (top + bottom) / 2, right - left, bottom - top)
             values = [min(max(value / sides[n % 2], 0.0), 1.0) for n, value in enumerate(shape)]
-            lines.append(" ".join([str(names.index(thing.name)), *(f"{value:.8f}" for value in values)]) + "\n")
-        save_text(folder / item.place("labels", ".txt"), "".join(lines))
+            lines.append(" ".join([str(names.index(obj.name)), *(f"{value:.8f}" for value in values)]) + "\n")
+        save_text(folder / item.relative_path("labels", ".txt"), "".join(lines))
     parts = {part or "train": f"images/{part}".rstrip("/") for part in content.parts}
-    if content.parts == [""]:  # other programs require both; their validation scores are meaningless here
+    if content.parts == [""]:  # other programs require "val"; their validation scores mean nothing here
         parts["val"] = parts["train"]
-    # There is no "path": without it, other programs use the folder of this file.
+    # Without a key "path", other programs look for the images in the folder of this file.
     config = {**parts, "names": dict(enumerate(names))}
     save_text(folder / "data.yaml", yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
 
 
 def write_coco(content: Content, folder: Path) -> None:
-    """Write annotations/instances_PART.json, or instances_default.json for a set without parts."""
+    """Write annotations/instances_SPLIT.json, or instances_default.json for a set without splits."""
     for part in content.parts:
         images, annotations = [], []
         for item in content.items:
@@ -79,18 +79,18 @@ def write_coco(content: Content, folder: Path) -> None:
                 continue
             height, width = item.size
             images.append({"id": item.index + 1, "file_name": item.name, "width": width, "height": height})
-            for thing in objects_of(content, item):
-                left, top, right, bottom = thing.box
-                outline = {"segmentation": outline_of(item, thing)} if thing.outline else {}
+            for obj in objects_of(content, item):
+                left, top, right, bottom = obj.box
+                outline = {"segmentation": outline_of(item, obj)} if obj.outline else {}
                 annotations.append(
                     {
                         "id": len(annotations) + 1,
                         "image_id": item.index + 1,
-                        "category_id": content.numbers[thing.name],
+                        "category_id": content.numbers[obj.name],
                         "bbox": [left, top, right - left, bottom - top],
-                        "area": _object_area(thing),
-                        "iscrowd": int(thing.crowd),
-                        **({} if thing.score is None else {"score": thing.score}),
+                        "area": _object_area(obj),
+                        "iscrowd": int(obj.crowd),
+                        **({} if obj.score is None else {"score": obj.score}),
                         **outline,
                     }
                 )
@@ -99,30 +99,30 @@ def write_coco(content: Content, folder: Path) -> None:
         save_text(folder / f"annotations/instances_{part or 'default'}.json", json.dumps(document, ensure_ascii=False))
 
 
-def _object_area(thing: Thing) -> float:
-    """Return the area of an object in square pixels: of its outline, or else of its box."""
-    if isinstance(thing.outline, list):
-        sides = [np.asarray(polygon, dtype=np.float64).reshape(-1, 2).T for polygon in thing.outline]
+def _object_area(obj: AnnotatedObject) -> float:
+    """Return the area of an object's outline in square pixels; without an outline, the area of its box."""
+    if isinstance(obj.outline, list):
+        sides = [np.asarray(polygon, dtype=np.float64).reshape(-1, 2).T for polygon in obj.outline]
         return float(sum(abs(x @ np.roll(y, 1) - y @ np.roll(x, 1)) / 2 for x, y in sides))
-    if isinstance(thing.outline, dict):
-        counts = thing.outline["counts"]
+    if isinstance(obj.outline, dict):
+        counts = obj.outline["counts"]
         lengths = unpack_run_lengths(counts.encode()) if isinstance(counts, str) else counts
         return float(sum(lengths[1::2]))
-    left, top, right, bottom = thing.box
+    left, top, right, bottom = obj.box
     return (right - left) * (bottom - top)
 
 
 def write_voc(content: Content, folder: Path) -> None:
-    """Write Annotations/*.xml, and the lists of parts in ImageSets/Main."""
+    """Write Annotations/*.xml, and the lists of images of each split in ImageSets/Main."""
     for item in content.items:
         height, width = item.size
         objects = ""
-        for thing in item.things:
-            content.lost[OUTLINES] += thing.outline is not None
-            tags = zip(("xmin", "ymin", "xmax", "ymax"), thing.box, strict=True)
+        for obj in item.objects:
+            content.lost[OUTLINES] += obj.outline is not None
+            tags = zip(("xmin", "ymin", "xmax", "ymax"), obj.box, strict=True)
             box = "".join(f"<{tag}>{value:.10g}</{tag}>" for tag, value in tags)
             objects += (
-                f"<object><name>{escape(thing.name)}</name><difficult>{int(thing.crowd)}</difficult>"
+                f"<object><name>{escape(obj.name)}</name><difficult>{int(obj.crowd)}</difficult>"
                 f"<bndbox>{box}</bndbox></object>"
             )
         size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
@@ -143,57 +143,57 @@ def write_csv(content: Content, folder: Path) -> None:
     rows: list[list[Any]] = [["filename", "width", "height", "class", "xmin", "ymin", "xmax", "ymax", "iscrowd"]]
     rows[0] += ["split"] * has_parts
     for item in content.items:
-        start, end = [item.place("images"), *item.size[::-1]], [item.part] * has_parts
-        for thing in item.things:
-            content.lost[OUTLINES] += thing.outline is not None
-            rows.append([*start, thing.name, *(f"{value:.10g}" for value in thing.box), int(thing.crowd), *end])
-        if not item.things:
+        start, end = [item.relative_path("images"), *item.size[::-1]], [item.part] * has_parts
+        for obj in item.objects:
+            content.lost[OUTLINES] += obj.outline is not None
+            rows.append([*start, obj.name, *(f"{value:.10g}" for value in obj.box), int(obj.crowd), *end])
+        if not item.objects:
             rows.append([*start, *[""] * 6, *end])
     save_text(folder / "boxes.csv", csv_text(*rows))
 
 
 def _write_classes(content: Content, folder: Path, has_parts: bool) -> None:
-    """Write a column of classes, or a column of 1 and 0 for each class if images may have several."""
-    marks = content.images.multi_hot
+    """Write labels.csv with a column of classes, or with a column of 1 and 0 per class if images may have several."""
+    multi_hot = content.images.multi_hot
     names = list(content.numbers)
-    rows: list[list[Any]] = [["image_path", *(["label"] if marks is None else names), *["split"] * has_parts]]
+    rows: list[list[Any]] = [["image_path", *(["label"] if multi_hot is None else names), *["split"] * has_parts]]
     for item in content.items:
         labels = item.labels or [""]
-        if marks is not None:
-            labels = ["" if mark == UNKNOWN else mark for mark in marks[item.index].tolist()]
-        rows.append([item.place("images"), *labels, *[item.part] * has_parts])
+        if multi_hot is not None:
+            labels = ["" if value == UNKNOWN else value for value in multi_hot[item.index].tolist()]
+        rows.append([item.relative_path("images"), *labels, *[item.part] * has_parts])
     save_text(folder / "labels.csv", csv_text(*rows))
 
 
 def write_masks(content: Content, folder: Path) -> None:
-    """Write masks/*.png whose values are the numbers of classes, and classes.csv with their names."""
+    """Write masks/*.png, whose pixel values are class numbers, and classes.csv with the class names."""
     is_drawn = content.kind == "detect"
     names = [BACKGROUND, *(name for name in content.numbers if name != BACKGROUND)] if is_drawn else [*content.numbers]
     if len(names) > MAX_CLASSES:
         raise UserError(
-            f"the objects are of {len(names) - 1} classes, but masks have at most {MAX_CLASSES - 1} beside the "
-            "background: convert to another layout, or join classes."
+            f"the objects have {len(names) - 1} classes, but masks can have at most {MAX_CLASSES - 1} in addition to "
+            "the background: convert to another layout, or join classes."
         )
     for item in content.items:
-        content.lost["single objects (their pixels become areas of their class)"] += len(item.things)
+        content.lost["single objects (their pixels become areas of their class)"] += len(item.objects)
         mask = _draw_mask(item, names) if content.mask is None else content.mask(item.index)
-        path = folder / item.place("masks", ".png")
+        path = folder / item.relative_path("masks", ".png")
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(mask).save(path)
     save_text(folder / "classes.csv", csv_text(("name", "value"), *zip(names, range(len(names)), strict=True)))
 
 
 def _draw_mask(item: Item, names: Sequence[str]) -> NDArray[np.uint8]:
-    """Return the mask of the outlines of objects, the largest first; crowds are unlabelled pixels."""
+    """Return an (H, W) mask with the outlines of objects, small ones above large ones; crowds are unlabelled pixels."""
     mask = np.zeros(item.size, dtype=np.uint8)
     object_masks = []
-    for thing in item.things:
-        if not thing.outline:
+    for obj in item.objects:
+        if not obj.outline:
             raise UserError(
-                f"a box of {thing.name!r} in {item.name!r} has no outline, but masks need one for each object: convert "
+                f"a box of {obj.name!r} in {item.name!r} has no outline, but masks need one for each object: convert "
                 "to another layout, or draw outlines."
             )
-        object_masks.append((IGNORED if thing.crowd else names.index(thing.name), mask_of(item, thing)))
+        object_masks.append((IGNORED if obj.crowd else names.index(obj.name), mask_of(item, obj)))
     for number, pixels in sorted(object_masks, key=lambda entry: -int(entry[1].sum())):
         mask[pixels] = number
     return mask
@@ -204,24 +204,24 @@ def _class_folder(item: Item) -> str:
 
 
 def write_folders(content: Content, folder: Path) -> None:
-    """Write no labels, since folder names are the classes; refuse a set that folders cannot represent.
+    """Check that folders can represent the labels; there are no files of labels to write.
 
-    Each image needs exactly one class, and class names must give different folder names.
+    Each image must have exactly one class, and no two class names may result in the same folder name.
     """
-    unsuitable = next((item for item in content.items if len(item.labels) != 1), None)
-    if unsuitable is not None:
+    unsupported = next((item for item in content.items if len(item.labels) != 1), None)
+    if unsupported is not None:
         raise UserError(
-            f"{unsuitable.name!r} has {counted(len(unsuitable.labels), 'class', 'classes')}, but folders need one "
+            f"{unsupported.name!r} has {counted(len(unsupported.labels), 'class', 'classes')}, but folders need one "
             "class per image: convert with --to csv."
         )
     names = {_class_folder(item).casefold(): item.labels[0] for item in content.items}
     if len(names) < len({item.labels[0] for item in content.items}):
         raise UserError(
-            "two class names give the same folder name (they differ only in case or special characters): convert "
+            "two class names would be the same folder name (they differ only in case or special characters): convert "
             "with --to csv."
         )
     changed = sum(_class_folder(item) != item.labels[0] for item in content.items)
-    content.lost["original names of classes that folders cannot have"] += changed
+    content.lost["images in a folder that cannot have the exact name of its class"] += changed
 
 
 LAYOUTS: dict[str, Layout] = {

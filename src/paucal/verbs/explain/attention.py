@@ -1,7 +1,4 @@
-"""Figures of attention and features: `--show attention`, `rollout`, `features`, `head-tokens` and `entropy`.
-
-The entropy of heads is averaged over a set of images, for one model or several.
-"""
+"""Figures of attention and features: `--show attention`, `rollout`, `features`, `head-tokens` and `entropy`."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -31,12 +28,15 @@ from paucal.verbs.explain.inputs import ExplainInput, stack_views, stem, view_of
 from paucal.verbs.explain.settings import CELL, ExplainSettings
 
 SHOWN_LAYERS = 4  # the middle layer of each quarter of the depth: 2, 5, 8 and 11 of 12, as in DHVT's figures 3 to 5
-EVERY = "all"  # value of --layer
-MAX_TOKENS = 900  # largest matrix that is drawn
+ALL_LAYERS = "all"  # value of --layer that selects all layers
+MAX_TOKENS = 900  # up to which an attention matrix is drawn
 
 
 def heads_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
-    """Draw the heads of layers for some queries: by default the class token, or the middle of the image without one."""
+    """Draw the attention of each head in the selected layers from the query tokens.
+
+    By default, the query is the class token or, without one, the cell in the middle of the image.
+    """
     maps = read_attention(model.module, stack_views([image], model))
     layer_indices = _layer_indices(maps, settings.layer) or [len(maps) - 1]
     figures = [_draw_heads(image, maps[index], settings.token) for index in layer_indices]
@@ -61,7 +61,7 @@ def rollout_view(model: TrainedModel, image: ExplainInput, settings: ExplainSett
 
 
 def features_figures(model: TrainedModel, batch: Sequence[ExplainInput]) -> Iterator[tuple[str, Figure]]:
-    """Draw the last features of images as colours that mean the same in all images of the batch."""
+    """Draw the last feature maps of images in colours, with the same colour for similar features in all images."""
     for image, colours in zip(batch, feature_colours(model.module, stack_views(batch, model)).cpu(), strict=True):
         yield f"{stem(image.name)}_features", features_figure(image.picture, colours)
 
@@ -85,8 +85,8 @@ def head_tokens_view(model: TrainedModel, image: ExplainInput, settings: Explain
     return figures
 
 
-# These take one image at a time, since the attention of all layers takes gigabytes for a large image.
-SINGLE: dict[str, Callable[[TrainedModel, ExplainInput, ExplainSettings], dict[str, Figure]]] = {
+# Views that are drawn for one image at a time, since the attention of all layers of a large image takes gigabytes.
+SINGLE_IMAGE_VIEWS: dict[str, Callable[[TrainedModel, ExplainInput, ExplainSettings], dict[str, Figure]]] = {
     "attention": heads_view,
     "rollout": rollout_view,
     "head-tokens": head_tokens_view,
@@ -94,7 +94,7 @@ SINGLE: dict[str, Callable[[TrainedModel, ExplainInput, ExplainSettings], dict[s
 
 
 def _spread_layers(depth: int) -> list[int]:
-    """Return the layer in the middle of each of `SHOWN_LAYERS` parts of a depth, counted from 0.
+    """Divide the layers into `SHOWN_LAYERS` parts, and return the index of the middle layer of each.
 
     Example:
         >>> _spread_layers(12), _spread_layers(4), _spread_layers(1)
@@ -104,17 +104,17 @@ def _spread_layers(depth: int) -> list[int]:
 
 
 def _layer_indices(maps: Sequence[AttentionMap], requested: Sequence[int | str] | None) -> list[int]:
-    """Return the requested layers, counted from 0 and in the order of the network; [] if none are named."""
+    """Return the indices of the requested layers in the order of the network; [] if `requested` is None."""
     if requested is None:
         return []
-    if EVERY in requested:
+    if ALL_LAYERS in requested:
         return list(range(len(maps)))
     names = [attention.layer for attention in maps]
     index_of = {str(index + 1): index for index in range(len(maps))} | {name: index for index, name in enumerate(names)}
     for requested_name in requested:
         if str(requested_name) not in index_of:
             raise UserError(
-                f"--layer is {str(requested_name)!r}; expected {EVERY}, a number from 1 to {len(maps)}, or one of "
+                f"--layer is {str(requested_name)!r}; expected {ALL_LAYERS}, a number from 1 to {len(maps)}, or one of "
                 f"{', '.join(names)}."
             )
     return sorted({index_of[str(requested_name)] for requested_name in requested})
@@ -129,11 +129,11 @@ def _parse_tokens(names: list[str] | None, layer: AttentionMap) -> list[Token]:
 
 
 class Entropies:
-    """Mean entropies of all heads, accumulated batch by batch.
+    """Mean entropies of the attention of all heads over a set of images, accumulated batch by batch.
 
     Args:
         model: Model that the images are prepared for.
-        against: Names of other models; each gets the same parts of the images at its own input size.
+        against: Names of other models; their inputs are the same parts of the images in their own input sizes.
         device: Device of the other models.
 
     Attributes:
@@ -149,40 +149,40 @@ class Entropies:
             self.models[unique] = open_named(name, device, setting="--against")
         self._first = model
         self._sums: dict[str, dict[str, Tensor]] = {name: {} for name in self.models}
-        self._most: dict[str, dict[str, float]] = {}
+        self._uniform_bits: dict[str, dict[str, float]] = {}
         self.images = 0
 
     def add(self, batch: Sequence[ExplainInput]) -> None:
-        """Add a batch."""
+        """Add the entropies for a batch of images."""
         images = stack_views(batch, self._first)
         for name, model in self.models.items():
             inputs, totals = view_of(images, self._first, model), self._sums[name]
             for layer, bits in entropy_over(model.module, [inputs]).items():
                 totals[layer] = totals.get(layer, 0) + bits.cpu() * len(batch)
-            if name not in self._most:
+            if name not in self._uniform_bits:
                 layers = read_attention(model.module, inputs[:1])
-                self._most[name] = {attention.layer: max_entropy(attention) for attention in layers}
+                self._uniform_bits[name] = {attention.layer: max_entropy(attention) for attention in layers}
         self.images += len(batch)
 
     def means(self) -> dict[str, dict[str, Tensor]]:
-        """Return the mean entropies: model -> layer -> (heads,) bits."""
+        """Return the (heads,) mean entropies in bits, by name of the model and name of the layer."""
         return {name: {layer: s / self.images for layer, s in totals.items()} for name, totals in self._sums.items()}
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
-        """Yield a figure of all heads for each model, and one of the last layers if there are several models."""
+        """Yield a figure of all heads for each model and, with several models, a figure that compares last layers."""
         means = self.means()
         for name, layers in means.items():
             label = "entropy" if len(means) == 1 else f"entropy_{name}"
-            yield label, entropy_figure(layers, self._most[name], self.images)
+            yield label, entropy_figure(layers, self._uniform_bits[name], self.images)
         if len(means) > 1:
             last = {name: list(layers.values())[-1] for name, layers in means.items()}
-            uniform_bits = {name: list(self._most[name].values())[-1] for name in means}
+            uniform_bits = {name: list(self._uniform_bits[name].values())[-1] for name in means}
             yield "entropy_ranked", ranked_entropy_figure(last, uniform_bits, self.images)
 
     def table(self) -> str:
-        """Return all numbers as CSV: model, layer, head (from 1), bits, and the bits of uniform attention."""
+        """Return the mean entropies as CSV: model, layer, head (from 1), bits, and the bits of uniform attention."""
         rows = [
-            (name, layer, head, f"{head_bits:.6g}", f"{self._most[name][layer]:.6g}")
+            (name, layer, head, f"{head_bits:.6g}", f"{self._uniform_bits[name][layer]:.6g}")
             for name, layers in self.means().items()
             for layer, bits in layers.items()
             for head, head_bits in enumerate(bits.tolist(), start=1)

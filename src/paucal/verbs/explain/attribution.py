@@ -1,4 +1,4 @@
-"""Parts of an image that support a class: `--show attribution`."""
+"""`--show attribution`: which parts of an image support a class."""
 
 from collections.abc import Sequence
 
@@ -15,11 +15,11 @@ from paucal.types import UserError
 from paucal.verbs.explain.inputs import ExplainInput, stack_views
 from paucal.wording import did_you_mean, first_few
 
-MAX_CELLS = 56  # largest side of a grid that is drawn cell by cell
+MAX_CELLS = 56  # longest side of a map that is drawn as it is; larger maps are averaged over cells
 
 
 def choose_method(model: TrainedModel, requested: str) -> tuple[str, str]:
-    """Return the method to use, and a sentence on the reason for it."""
+    """Return the name of the method to use, and a sentence that names it and, for "auto", the reason."""
     if requested == "auto":
         method, reason = best_method(model.module)
         return method, f"method: {METHODS[method].title}; auto: {reason}"
@@ -35,11 +35,11 @@ def choose_method(model: TrainedModel, requested: str) -> tuple[str, str]:
     return requested, f"method: {METHODS[requested].title}"
 
 
-_NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}
+_NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}  # description of a method's requirement
 
 
 def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int] | None:
-    """Return the numbers of classes given by name; None for the likeliest classes of each image."""
+    """Return the numbers of the named classes; None to explain the most probable classes of each image."""
     if isinstance(model.card, RegressionCard) and names is None:
         return [0]
     model.require_classifier()
@@ -68,7 +68,7 @@ def _class_number(name: str, classes: Sequence[str], readable_names: Sequence[st
 def explain_batch(
     model: TrainedModel, batch: Sequence[ExplainInput], method: str, classes: list[int] | None, top: int
 ) -> list[AttributedImage]:
-    """Return the attribution of images for some classes; None for the `top` likeliest classes of each image."""
+    """Return the attribution of images for the given classes, or if None for the `top` most probable ones of each."""
     images = stack_views(batch, model)
     with explainable(model.module) as module, torch.no_grad():
         shares = model.card.shares(run(module, images.to(next(module.parameters()).dtype))).cpu()
@@ -79,7 +79,7 @@ def explain_batch(
         explained = torch.tensor(classes).expand(len(batch), -1)
     columns = explained.T if METHODS[method].is_class_specific else explained.T[:1]
     maps = [attribute(model.module, images, column, method).float().cpu() for column in columns]
-    # Pixel maps are averaged over cells, since single pixels look like noise.
+    # Maps of single pixels look like noise, so they are averaged over cells.
     maps = [on_cells(values) if max(values.shape[1:]) > MAX_CELLS else values for values in maps]
     return [
         AttributedImage(

@@ -1,7 +1,7 @@
-"""Cells of images: predicted offsets (`--show localization`), classes (`tokens`) and matches (`matches`).
+"""Views of the cells of a grid: offsets (`--show localization`), classes (`tokens`) and matches (`matches`).
 
-Deployed models lack the localization head; it is read from the checkpoint of the run's best epoch, or of the last
-one without validation images.
+The model of a run lacks DrLoc's localization head; the head is read from the checkpoint of the best epoch or, without
+validation images, of the last epoch.
 """
 
 import re
@@ -33,22 +33,22 @@ from paucal.verbs.explain.inputs import ExplainInput, stack_views, stem, view_of
 from paucal.verbs.explain.settings import CELL
 from paucal.wording import first_line
 
-_KEY = re.compile(r"objective\.terms\.\d+\.(heads\..+)")
+_HEAD_KEY = re.compile(r"objective\.terms\.\d+\.(heads\..+)")
 
 
 def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
-    """Return the run's DrLoc term with its trained heads."""
+    """Return the DrLoc term of a run with its trained heads; `model` is the model of the run."""
     if isinstance(name, TrainedModel):
         raise UserError("--show localization reads the head from the run: give the run's folder instead of a model.")
     run = open_model_folder(name)
     validated = any(LOSS_COLUMN in row for row in run.read_rows())
-    checkpoint = run.best if validated else run.last  # without validation images, the model is the newest state
+    checkpoint = run.best if validated else run.last
     if not checkpoint.is_file():
-        reason = "no epoch was better than the run's first model" if validated else "the run made no step"
+        reason = "no epoch was better than the run's first model" if validated else "the run has trained no step"
         text = f"--show localization needs {str(checkpoint)!r}, which is missing"
         raise UserError(f"{text}: it was removed, or {reason}.")
     state = load_checkpoint(checkpoint).get("state_dict", {})
-    heads = {match[1]: value for key, value in state.items() if (match := _KEY.fullmatch(key))}
+    heads = {match[1]: value for key, value in state.items() if (match := _HEAD_KEY.fullmatch(key))}
     if not heads:
         raise UserError(f"{str(run.path)!r} was trained without DrLoc: train with --add drloc.")
     settings: Any = SimpleNamespace(**run.settings)
@@ -66,7 +66,7 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
 
 @torch.no_grad()
 def predict_offsets(term: DrLoc, model: TrainedModel, image: ExplainInput) -> OffsetView:
-    """Return the offsets that the head of the last grid predicts for all pairs of cells of an image."""
+    """Return the offsets between all pairs of cells of an image, as the head of the last feature map predicts them."""
     with explainable(model.module) as module:
         backbone = FeatureBackbone(module, model.card.preprocessing.image_size)
         grid = term.pooled(backbone(stack_views([image], model), term.request).grids[-1]).float()
@@ -75,15 +75,15 @@ def predict_offsets(term: DrLoc, model: TrainedModel, image: ExplainInput) -> Of
     head: nn.Module = term.heads[-1]
     predicted = _offsets_in_cells(head(grid, pairs), term.options, size)
     signed = (term.options.target if term.options.mode in ("l1", "signed") else term.options.classes) != "absolute"
-    scale = pair_targets(pairs, *size, target="signed" if signed else "absolute", scale="none")
+    truth = pair_targets(pairs, *size, target="signed" if signed else "absolute", scale="none")
     cells = size[0] * size[1]
-    return OffsetView(predicted.cpu().view(cells, cells, 2), scale[0].cpu().view(cells, cells, 2), size, signed)
+    return OffsetView(predicted.cpu().view(cells, cells, 2), truth[0].cpu().view(cells, cells, 2), size, signed)
 
 
 def localization_figures(
     term: DrLoc, model: TrainedModel, image: ExplainInput, tokens: Sequence[str] | None
 ) -> Iterator[tuple[str, Figure]]:
-    """Draw the offset from one cell (the first of `tokens`, or the middle) to another, and the mean error by cell."""
+    """Draw the predicted offset from a cell (the first in `tokens`, or the middle) to a corner, and errors by cell."""
     view = predict_offsets(term, model, image)
     rows, columns = view.grid
     cell = next(filter(None, map(CELL.fullmatch, tokens or ())), None)
@@ -95,7 +95,10 @@ def localization_figures(
 
 
 def _offsets_in_cells(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple[int, int]) -> Tensor:
-    """Return offsets (pairs, 2) in cells from the head's outputs (1, pairs, C), whose meaning depends on its loss."""
+    """Convert the outputs of a DrLoc head for P pairs, two of (1, P, C), to (P, 2) offsets in cells.
+
+    With a classification loss, an offset is the mean over the predicted distribution; with L1, outputs are rescaled.
+    """
     same_cell = torch.zeros(1, 1, 2, 2, dtype=torch.long)
     if options.mode in ("l1", "signed"):
         step = same_cell.clone()
@@ -114,10 +117,11 @@ def _offsets_in_cells(outputs: tuple[Tensor, Tensor], options: DrLocOptions, siz
 
 
 class TokenViews:
-    """Classifies every cell with several models, as token labeling does with its teacher.
+    """Classifies every cell of an image with one or several models, as token labeling does with its teacher.
 
     Args:
-        models: (title, model) pairs; all have the classes of the last model, for which images are prepared.
+        models: (title, model) pairs. Images must be prepared for the last model; the other models must have at least
+            its classes.
     """
 
     def __init__(self, models: list[tuple[str, TrainedModel]]) -> None:
@@ -141,7 +145,7 @@ class TokenViews:
 
 
 def open_token_views(model: TrainedModel, teacher: str | None, device: str) -> TokenViews:
-    """Return the token predictions of a model, beside those of a teacher if given."""
+    """Return the views of a model's predictions for cells, beside the predictions of a teacher if one is given."""
     model.require_classifier()
     if teacher is None:
         return TokenViews([("predicted classes of the cells", model)])
@@ -153,13 +157,13 @@ def open_token_views(model: TrainedModel, teacher: str | None, device: str) -> T
 
 
 def mirror_hits(matches: Correspondence) -> Tensor:
-    """Return which pairs of an image and its mirror image show the same place, (n,) bool."""
+    """Return an (N,) mask of the N matches between an image and its mirror image that are correct."""
     truth = torch.stack((matches.first[:, 0], matches.grids[0][1] - 1 - matches.first[:, 1]), 1)
     return (matches.second == truth).all(1)
 
 
 def matches_figures(model: TrainedModel, pair: list[ExplainInput]) -> Iterator[tuple[str, Figure]]:
-    """Draw the matches of two images, or of one image and its mirror image."""
+    """Draw the matches between the cells of two images, or of one image and its mirror image."""
     first = pair[0]
     mirrored = ExplainInput(f"{first.name}, mirrored", first.picture[:, ::-1].copy(), first.view.flip(-1))
     second = pair[1] if len(pair) == 2 else mirrored

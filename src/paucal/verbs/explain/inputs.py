@@ -1,4 +1,4 @@
-"""The images to explain, each as the model's input and as a picture to show."""
+"""Read the images to explain, each as an input of the model and as a picture to draw."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from paucal.types import UserError
 
 @dataclass(frozen=True, eq=False)
 class ExplainInput:
-    """One image to explain: its name, the (H, W, 3) part that the model sees, and the model's input, (3, H, W)."""
+    """An image to explain: its name, the (H, W, 3) part that the model sees, and its (3, H, W) input of the model."""
 
     name: str
     picture: Picture
@@ -43,7 +43,7 @@ def _view_pictures(pictures: Iterator[tuple[str | None, Image.Image]], model: Tr
         try:
             explain_input = to_input(name, picture, model.card.preprocessing)
         except ValueError as problem:
-            raise UserError(f"image {number} cannot be used ({problem}): convert it to RGB.") from problem
+            raise UserError(f"image {number} is not supported ({problem}): convert it to RGB.") from problem
         yield explain_input
 
 
@@ -72,7 +72,7 @@ def stack_views(batch: Sequence[ExplainInput], model: TrainedModel) -> Tensor:
 
 
 def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
-    """Convert an input (B, 3, H, W) of `model` to one of `other`: the same part of the images at the other's size."""
+    """Convert (B, 3, H, W) inputs of `model` to inputs of `other`: the same parts of the images in its input size."""
     old_input, new_input = model.card.preprocessing, other.card.preprocessing
     images = images.to(other.device)
     if (old_input.mean, old_input.std) != (new_input.mean, new_input.std):
@@ -87,5 +87,5 @@ def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
 
 
 def stem(name: str) -> str:
-    """Return an image's name without its suffix; the names of its pictures start with it."""
+    """Return an image's name without its suffix, with which the names of its figures begin."""
     return Path(name).stem or name

@@ -1,4 +1,4 @@
-"""`paucal.explain_images`: pictures of what a model sees in images."""
+"""`paucal.explain_images`: draw explanations of a model's predictions, attention and features."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -22,28 +22,28 @@ from paucal.runner.memory_check import check_batch_memory
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
-from paucal.verbs.explain.attention import SINGLE, Entropies, features_figures
+from paucal.verbs.explain.attention import SINGLE_IMAGE_VIEWS, Entropies, features_figures
 from paucal.verbs.explain.attribution import choose_method, class_numbers, explain_batch
 from paucal.verbs.explain.cells import localization_figures, matches_figures, open_localizer, open_token_views
 from paucal.verbs.explain.inputs import ExplainInput, batch_images, read_images, stem
 from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_use
-from paucal.verbs.explain.writing import Pictures, settle_folder
+from paucal.verbs.explain.writing import Pictures, choose_output_folder
 from paucal.wording import counted, did_you_mean
 
 Source = str | os.PathLike[str] | Image.Image
-MAX_ON_A_SHEET = 48
+MAX_SHEET_IMAGES = 48
 NEEDS_ATTENTION = {"attention", "rollout", "head-tokens", "entropy"}
 
 
 @dataclass(frozen=True)
 class Explanations:
-    """Pictures that `paucal explain` has drawn, and how.
+    """Pictures that `paucal explain` has drawn.
 
     Attributes:
         folder: Folder of the pictures.
         pictures: Files of the pictures, in the order they were drawn.
         method: Method of attribution; None if no attribution was drawn.
-        said: Lines that the command line would print.
+        said: Lines that the command line prints.
     """
 
     folder: Path
@@ -56,15 +56,17 @@ class Explanations:
 def explain_images(
     model: TrainedModel | str | os.PathLike[str], images: Source | Sequence[Source], /, **settings: Any
 ) -> Explanations:
-    """Draw what a model sees in images; the same as `paucal explain`. For arrays use `paucal.explain`.
+    """Draw explanations of a model's predictions for images; the same as `paucal explain`.
+
+    To get explanations as arrays, use `paucal.explain`.
 
     Args:
-        model: A run, the name of a timm model with published weights, or a model that `paucal.load` has loaded.
-        images: Image files, folders, Parquet files, patterns, PIL images and arrays; one or several of them.
+        model: A run folder, the name of a timm model with published weights, or a model loaded with `paucal.load`.
+        images: One or several image files, folders, Parquet files, patterns, PIL images or arrays.
         **settings: Any field of `paucal.verbs.explain.settings.ExplainSettings`.
 
     Raises:
-        UserError: There is no such model, class, layer or image, or the model lacks what a picture needs.
+        UserError: The model, a class, a layer or an image does not exist, or the model does not support a view.
         TypeError: A setting does not exist.
 
     Example:
@@ -85,7 +87,7 @@ def explain_all(
     views = _requested_views(settings)
     require_use(views, settings)
     if not sources:
-        raise UserError("there are no images to explain: give files, folders or pictures.")
+        raise UserError("there are no images to explain: give files, folders, PIL images or arrays.")
     model = open_named(name, settings.device) if isinstance(name, str) else replace(name, module=plain(name.module))
     method = None
     if "attribution" in views:
@@ -95,7 +97,7 @@ def explain_all(
     drawer = _Drawer(name, model, views, method, settings)
     count, images = read_images(sources, model, settings.on_bad_image, console)
     check_batch_memory(min(settings.batch_size, count), model.card.preprocessing.image_size)
-    pictures = Pictures(settle_folder(settings.output, sources), settings.format)
+    pictures = Pictures(choose_output_folder(settings.output, sources), settings.format)
     console.say(f"{counted(count, 'image')}, {', '.join(views)}; the pictures go to {pictures.folder}")
     with console.progress("explaining") as advance:
         n_drawn = 0
@@ -116,7 +118,9 @@ def _requested_views(settings: ExplainSettings) -> list[str]:
     views = settings.show or ["attribution"]
     for view in views:
         if view not in VIEWS:
-            raise UserError(f"--show is {view!r}{did_you_mean(view, VIEWS)}; expected some of {', '.join(VIEWS)}.")
+            raise UserError(
+                f"--show is {view!r}{did_you_mean(view, VIEWS)}; expected one or more of {', '.join(VIEWS)}."
+            )
     return list(dict.fromkeys(views))
 
 
@@ -130,9 +134,9 @@ def _in_batches(images: Iterator[ExplainInput], views: Sequence[str], size: int)
 
 
 class _Drawer:
-    """Draws views of images, and in the end the figures of all images together.
+    """Draws the requested views of images, and at the end the figures of all images together.
 
-    What views need in addition to the model is opened at once, so that a mistake is found before any work is done.
+    Other models and heads that views need are opened first, so that mistakes are reported before anything is drawn.
     """
 
     def __init__(
@@ -152,7 +156,7 @@ class _Drawer:
         self._sheet: list[AttributedImage] = []
 
     def of_batch(self, batch: list[ExplainInput]) -> Iterator[tuple[str, Figure]]:
-        """Yield the figures of some images with their names."""
+        """Yield (name, figure) for each figure of a batch of images."""
         model, settings = self._model, self._settings
         if self._method is not None:
             method, numbers = METHODS[self._method], class_numbers(model, settings.explain_class)
@@ -171,8 +175,8 @@ class _Drawer:
 
     def _of_image(self, image: ExplainInput) -> Iterator[tuple[str, Figure]]:
         for view in self._views:
-            if view in SINGLE:
-                for label, figure in SINGLE[view](self._model, image, self._settings).items():
+            if view in SINGLE_IMAGE_VIEWS:
+                for label, figure in SINGLE_IMAGE_VIEWS[view](self._model, image, self._settings).items():
                     yield f"{stem(image.name)}_{label}", figure
         if self._localizer is not None:
             yield from localization_figures(self._localizer, self._model, image, self._settings.token)
@@ -180,11 +184,11 @@ class _Drawer:
             yield f"{stem(image.name)}_tokens", self._token_views.figure(image)
 
     def of_all(self) -> Iterator[tuple[str, Figure]]:
-        """Yield the figures of all images together."""
+        """Yield (name, figure) for each figure of all images together."""
         if self._method is not None and len(self._sheet) > 1:
             method = METHODS[self._method]
-            for start in range(0, len(self._sheet), MAX_ON_A_SHEET):
-                rows = self._sheet[start : start + MAX_ON_A_SHEET]
+            for start in range(0, len(self._sheet), MAX_SHEET_IMAGES):
+                rows = self._sheet[start : start + MAX_SHEET_IMAGES]
                 yield "sheet", contact_sheet(rows, method.title, method.is_class_specific)
         if self.entropies is not None and self.entropies.images:
             yield from self.entropies.figures()

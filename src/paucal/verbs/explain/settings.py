@@ -1,4 +1,4 @@
-"""The settings of `paucal explain`, and the pictures that use them."""
+"""The settings of `paucal explain`, and the views that use each of them."""
 
 import re
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ class ExplainSettings:
     """Every setting of `paucal explain`; the command line and `paucal.explain_images` share it."""
 
     show: list[str] | None = option(
-        "what to draw, of attribution, attention, rollout, features, head-tokens, entropy, matches, tokens and "
-        "localization (default: attribution)",
+        "views to draw: attribution, attention, rollout, features, head-tokens, entropy, matches, tokens, localization "
+        "(default: attribution)",
         group=_GROUP,
     )
     method: str = option("method of attribution; auto: the best one for the model's family", "auto", group=_GROUP)
     explain_class: list[str] | None = option("classes to explain, by name (default: the likeliest)", group=_GROUP)
-    top: int = option("likeliest classes side by side", 2, group=_GROUP, low=1, high=8)
+    top: int = option("number of the likeliest classes to explain side by side", 2, group=_GROUP, low=1, high=8)
     layer: list[int | str] | None = option(
         "attention layers, by their names or numbers from 1, or 'all' (default: the last; for --show head-tokens four "
         "spread over the depth)",
@@ -40,14 +40,15 @@ class ExplainSettings:
         "runs or timm models whose head entropies are drawn beside the model's, for --show entropy", group=_GROUP
     )
     output: str | None = option("folder for the pictures (default: the next free in explanations/)", group=_PICTURES)
-    format: Literal["png", "svg", "both"] = option("kind of picture", "png", group=_PICTURES)
-    batch_size: int = option("images per pass", 16, group=_PICTURES, low=1, high=1 << 16)
+    format: Literal["png", "svg", "both"] = option("format of the pictures", "png", group=_PICTURES)
+    batch_size: int = option("images per forward pass", 16, group=_PICTURES, low=1, high=1 << 16)
     device: str = option("cpu, cuda or mps", "cpu", group=_PICTURES)
     on_bad_image: Literal["refuse", "skip"] = option("unreadable images", "refuse", group=_PICTURES)
 
 
 CELL = re.compile(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*")  # --token as ROW,COLUMN
 
+# For each setting, its effect as a clause and the views that use it.
 _USED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
     "explain_class": ("chooses the classes of the attribution", ("attribution",)),
     "layer": ("chooses the layers of the attention", ("attention", "head-tokens")),
@@ -58,7 +59,7 @@ _USED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def require_use(views: Sequence[str], settings: ExplainSettings) -> None:
-    """Raise a UserError for a setting that no picture would use."""
+    """Raise a UserError for a setting that none of the views uses."""
     for name, (effect, users) in _USED_BY.items():
         if getattr(settings, name) is not None and not set(users) & set(views):
             raise UserError(f"--{name.replace('_', '-')} {effect}: add --show {' or '.join(users)}.")

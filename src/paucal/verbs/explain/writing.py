@@ -1,4 +1,4 @@
-"""Writing pictures: into a new folder, under valid file names that are never used twice."""
+"""Write the figures of an explanation into a new folder, under valid and unique file names."""
 
 import re
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from paucal.runs.files import try_folder
 from paucal.types import UserError
 
 DEFAULT = Path("explanations")
-LONGEST = 60
-_ODD = re.compile(r"[^\w.-]+")
+MAX_NAME_LENGTH = 60  # characters of a file name without suffix
+_INVALID_CHARACTERS = re.compile(r"[^\w.-]+")
 
 
-def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DEFAULT) -> Path:
-    """Return the folder for the output of a verb, which is empty or does not exist yet.
+def choose_output_folder(output: str | None, sources: Sequence[Any], default: Path = DEFAULT) -> Path:
+    """Return the folder `output`, or the next numbered folder in `default`, after checking that it is new or empty.
 
-    It is the given one, or else the next numbered folder in `default`; it must not lie within a source of images.
+    It must not be within a folder of images, `sources`.
     """
     if output is None:
         numbers = [int(path.name) for path in default.glob("*") if path.name.isdigit()]
@@ -34,7 +34,7 @@ def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DE
             refuse_inside_images(path, {"IMAGE": source})
     try_folder(path)
     if path.is_dir() and any(path.iterdir()):
-        raise UserError(f"--output: {str(path)!r} holds files already: give another folder, or empty it.")
+        raise UserError(f"--output: {str(path)!r} is not empty: give another folder, or empty it.")
     return path
 
 
@@ -48,10 +48,10 @@ class Pictures:
     def __init__(self, folder: Path, kind: Literal["png", "svg", "both"]) -> None:
         self.folder, self.kinds = folder, ("png", "svg") if kind == "both" else (kind,)
         self.written: list[Path] = []
-        self._taken: set[str] = set()
+        self._used_names: set[str] = set()
 
     def write(self, label: str, figure: Figure) -> None:
-        """Write a figure under a name made from its label."""
+        """Write a figure to a file, or to two with both formats, named after its label."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stem = self._file_name(label)
         for kind in self.kinds:
@@ -61,14 +61,17 @@ class Pictures:
             self.written.append(path)
 
     def write_table(self, name: str, text: str) -> None:
-        """Write the numbers of a figure beside it; `name` must be a valid file name that no picture has."""
+        """Write the CSV text with a figure's numbers as NAME.csv into the same folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / f"{name}.csv", text)
 
     def _file_name(self, label: str) -> str:
-        base = _ODD.sub("_", label.encode(errors="replace").decode())[-LONGEST:].strip("._") or "picture"
+        base = (
+            _INVALID_CHARACTERS.sub("_", label.encode(errors="replace").decode())[-MAX_NAME_LENGTH:].strip("._")
+            or "picture"
+        )
         name, number = base, 2
-        while name.lower() in self._taken:
+        while name.lower() in self._used_names:
             name, number = f"{base}_{number}", number + 1
-        self._taken.add(name.lower())
+        self._used_names.add(name.lower())
         return name

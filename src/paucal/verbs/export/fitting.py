@@ -1,9 +1,9 @@
-"""`paucal export --max-size 5MB --max-ms 30`: the best file within the limits, of the run's model or a smaller one.
+"""`paucal export --max-size 5MB --max-ms 30`: write the best file within limits on its size and its time per image.
 
-Files of all formats are compared on validation images, and the chosen file is reported on test images. A smaller model
-is only trained if no file of the run's model fits; its network and image size are chosen before training, since files
-of the untrained network are as large and as fast. Times are of the processor on one thread, so that other programs on
-the machine do not count.
+Files of all formats are compared with the model on validation images, and the best one is scored on test images. If no
+file of the run's model is within the limits, a smaller model (student) is distilled from it. Its network and image size
+are chosen before training, since files of the untrained network have the same size and speed. Times are processor
+times on one thread, so that other programs on the machine have little influence.
 """
 
 import re
@@ -23,16 +23,24 @@ from paucal.metrics.intervals import wilson_share
 from paucal.runner.console import Console
 from paucal.runner.time_budget import seconds_of
 from paucal.types import UserError
-from paucal.verbs.export.graphs import JUDGED, GraphWriter, compared_images, file_name, has_images, reads_pixels
+from paucal.verbs.export.graphs import (
+    VALIDATION_PARTS,
+    GraphWriter,
+    compared_images,
+    file_name,
+    has_images,
+    reads_pixels,
+)
 from paucal.verbs.export.settings import ExportSettings
-from paucal.verbs.export.students import TIME, Student, build_untrained, possible_students, teach
+from paucal.verbs.export.students import TRAINING_TIME, Student, build_untrained, possible_students, teach
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject
 from paucal.wording import percent
 
 STUDENT = "student"  # folder of the smaller model's run
-TIMED = 12  # images on which the files of an untrained student are timed
-MARGIN = 0.9  # share of --max-ms that the file of an untrained student may take, since measured times vary
-TIMINGS, NEAR = 3, 1.5  # how often a file that takes up to this multiple of --max-ms is timed again
+TIMED_IMAGES = 12  # number of images on which the files of an untrained student are timed
+TIME_MARGIN = 0.9  # share of --max-ms that the file of an untrained student may take, since measured times vary
+MAX_RETIMED_EXCESS = 1.5  # multiple of --max-ms; a file that takes longer is not timed again
+MAX_EXTRA_TIMINGS = 3
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -43,10 +51,10 @@ class Limits:
     size: int | None
     milliseconds: float | None
 
-    def excess(self, found: Comparison) -> float:
-        """Return the larger of size and time as a multiple of its limit; a file that fits has at most 1."""
-        size = 0.0 if self.size is None else found.size / self.size
-        return max(size, 0.0 if self.milliseconds is None else found.milliseconds[1] / self.milliseconds)
+    def excess(self, comparison: Comparison) -> float:
+        """Return the size or the time of a file as a multiple of its limit, the larger of the two; 1 or less fits."""
+        size = 0.0 if self.size is None else comparison.size / self.size
+        return max(size, 0.0 if self.milliseconds is None else comparison.milliseconds[1] / self.milliseconds)
 
     def __str__(self) -> str:
         size = None if self.size is None else f"{self.size / 1e6:g} MB"
@@ -55,7 +63,7 @@ class Limits:
 
 
 def limits_of(settings: ExportSettings) -> Limits | None:
-    """Return the limits that were given; None without any."""
+    """Return the limits set by --max-size and --max-ms; None without either."""
     if settings.max_size is None and settings.max_ms is None:
         if settings.time is not None:
             text = "--time limits the training of the smaller model for --max-size or --max-ms"
@@ -69,7 +77,7 @@ def limits_of(settings: ExportSettings) -> Limits | None:
 
 
 def bytes_of(text: str) -> int:
-    """Return the bytes of a size such as "5MB" or "800 KiB".
+    """Return the number of bytes in a size such as "5MB" or "800 KiB".
 
     Example:
         >>> bytes_of("5MB"), bytes_of("1.5 MiB")
@@ -82,9 +90,9 @@ def bytes_of(text: str) -> int:
     return number
 
 
-def describe(found: Comparison) -> str:
+def describe(comparison: Comparison) -> str:
     """Return the size and the time of a file as text."""
-    return f"{found.size / 1e6:.2g} MB and {found.milliseconds[1]:.2g} ms per image"
+    return f"{comparison.size / 1e6:.2g} MB and {comparison.milliseconds[1]:.2g} ms per image"
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ class Candidate:
         format: Name of the format.
         int8: Whether it is the format's file of 8 bits.
         folder: Folder of the file and its companions.
-        found: Comparison with the model on validation images.
+        comparison: Comparison with the model on validation images.
         model: Name of the model for messages; "" for the run's own.
     """
 
@@ -104,7 +112,7 @@ class Candidate:
     format: str
     int8: bool
     folder: Path
-    found: Comparison
+    comparison: Comparison
     model: str = ""
 
     @property
@@ -123,12 +131,12 @@ class Candidate:
 
     @property
     def quality(self) -> tuple[float, float]:
-        """Accuracy, then agreement with the model."""
-        return (0.0 if self.found.accuracy is None else self.found.accuracy[1], self.found.agreement)
+        """Accuracy, and agreement with the model, by which files are ranked in this order."""
+        return (0.0 if self.comparison.accuracy is None else self.comparison.accuracy[1], self.comparison.agreement)
 
 
 def formats_to_fit(settings: ExportSettings, subject: Subject) -> list[str]:
-    """Return the formats to choose among: the given ones, or all installed ones with files of 8 bits."""
+    """Return the formats to choose among: those of --format, or all installed ones that also have files of 8 bits."""
     usual = [name for name, entry in GRAPHS.items() if entry.quantise and entry.installed]
     if isinstance(subject, DetectorSubject) or settings.with_preprocessing:
         usual = [name for name in usual if GRAPHS[name].pixels is None]
@@ -136,8 +144,8 @@ def formats_to_fit(settings: ExportSettings, subject: Subject) -> list[str]:
     for name in formats:
         if name not in GRAPHS or not GRAPHS[name].runs_here:
             raise UserError(
-                f"--max-size and --max-ms choose among files that run on this machine, and --format {name} gives none: "
-                "leave it out."
+                f"--max-size and --max-ms choose among files that run on this machine, but files of --format {name} do "
+                "not: leave it out."
             )
     return formats
 
@@ -159,7 +167,7 @@ def best_within(
             if student is None:
                 candidates += [candidate for _, files in student_files for candidate in files]
             else:
-                title, time = str(student), settings.time or TIME
+                title, time = str(student), settings.time or TRAINING_TIME
                 console.say(f"{title} fits: it learns from the run's model and labels for {time}")
                 learned = teach(subject, student, time, work / STUDENT, console)
                 student_candidates = _write_files(learned, formats, settings, work / "files", console)
@@ -176,10 +184,10 @@ def best_within(
 def _keep_best(
     files: Sequence[Candidate], subject: Subject, limits: Limits, settings: ExportSettings, console: Console
 ) -> tuple[Candidate, Comparison] | None:
-    """Return the best file within the limits on test images too, with its comparison there; None without one."""
+    """Return the best file that is within the limits on test images too, with its comparison there, if there is one."""
 
     def fits(candidate: Candidate) -> bool:
-        return limits.excess(_time_again(candidate, candidate.found, limits, settings, console)) <= 1
+        return limits.excess(_time_again(candidate, candidate.comparison, limits, settings, console)) <= 1
 
     for candidate in sorted(filter(fits, files), key=lambda candidate: candidate.quality, reverse=True):
         comparison, image_text = _evaluate_file(candidate, subject, settings, console)
@@ -197,10 +205,10 @@ def _keep_best(
 def _write_files(
     subject: Subject, formats: Sequence[str], settings: ExportSettings, work_folder: Path, console: Console
 ) -> Iterator[Candidate]:
-    """Write every file of a model, and yield those that agree with the model."""
+    """Write files of a model in all formats, and yield those that agree with the model."""
     writer = GraphWriter(subject, settings, console, process_time)
     with one_thread():
-        writer.open(formats, JUDGED)
+        writer.open(formats, VALIDATION_PARTS)
         for name, int8 in _list_files(subject, formats, settings):
             folder = work_folder / file_name(name, int8)
             folder.mkdir(parents=True)
@@ -221,13 +229,13 @@ def _measure_students(
     work_folder: Path,
     console: Console,
 ) -> Iterator[tuple[Student, list[Candidate]]]:
-    """Yield possible students with the files of the untrained network, until one fits."""
-    pictures = compared_images(settings.data, TIMED, teacher, console)
-    pace: dict[str, float] = {}  # milliseconds of a pixel in the fastest file, by network
-    unsuitable: set[str] = set()  # networks that are too large, or cannot be written
+    """Yield students with the files of their untrained networks; the last student has a file within the limits."""
+    pictures = compared_images(settings.data, TIMED_IMAGES, teacher, console)
+    milliseconds_per_pixel: dict[str, float] = {}  # in the fastest file of each network, by name
+    unsuitable: set[str] = set()  # networks whose files are too large or cannot be written
     for choice in possible_students(teacher):
         name, side = choice.name, choice.side
-        expected = pace.get(name, 0.0) * side**2
+        expected = milliseconds_per_pixel.get(name, 0.0) * side**2
         if name in unsuitable or (limits.milliseconds is not None and expected > 1.2 * limits.milliseconds):
             continue
         student = build_untrained(teacher, choice, console)
@@ -244,26 +252,28 @@ def _measure_students(
                     continue
                 candidate = Candidate(student, format_name, int8, folder, comparison, str(choice))
                 comparison = _time_again(candidate, comparison, _with_margin(limits), settings, console)
-                files.append(replace(candidate, found=comparison))
+                files.append(replace(candidate, comparison=comparison))
         yield choice, files
         if files and _fit_easily(limits, files):
             return
-        if not files or (limits.size is not None and min(candidate.found.size for candidate in files) > limits.size):
+        if not files or (
+            limits.size is not None and min(candidate.comparison.size for candidate in files) > limits.size
+        ):
             unsuitable.add(name)
         else:
-            pace[name] = min(candidate.found.milliseconds[1] for candidate in files) / side**2
+            milliseconds_per_pixel[name] = min(candidate.comparison.milliseconds[1] for candidate in files) / side**2
 
 
 def _with_margin(limits: Limits) -> Limits:
-    return replace(limits, milliseconds=limits.milliseconds and MARGIN * limits.milliseconds)
+    return replace(limits, milliseconds=limits.milliseconds and TIME_MARGIN * limits.milliseconds)
 
 
 def _fit_easily(limits: Limits, files: Sequence[Candidate]) -> bool:
-    return any(_with_margin(limits).excess(candidate.found) <= 1 for candidate in files)
+    return any(_with_margin(limits).excess(candidate.comparison) <= 1 for candidate in files)
 
 
 def _list_files(subject: Subject, formats: Sequence[str], settings: ExportSettings) -> list[tuple[str, bool]]:
-    """Return the files to write as (format, whether of 8 bits), the most precise ones first."""
+    """Return (format, whether it has 8 bits) for each file to write, those of full precision first."""
     bits_8 = not settings.with_preprocessing and not isinstance(subject, DetectorSubject)
     files_of_8_bits = [(name, True) for name in formats if bits_8 and GRAPHS[name].quantise]
     return [*((name, False) for name in formats), *files_of_8_bits]
@@ -272,10 +282,10 @@ def _list_files(subject: Subject, formats: Sequence[str], settings: ExportSettin
 def _nothing_fits(candidates: Sequence[Candidate], limits: Limits) -> str:
     if not candidates:
         return f"no file agrees with this model, so none is within {limits}: use another --format."
-    closest = min(candidates, key=lambda candidate: limits.excess(candidate.found))
-    reason = "" if limits.excess(closest.found) > 1 else ", too close to the limit, since measured times vary"
+    closest = min(candidates, key=lambda candidate: limits.excess(candidate.comparison))
+    reason = "" if limits.excess(closest.comparison) > 1 else ", too close to the limit, since measured times vary"
     return (
-        f"no file is within {limits}: the closest is {closest.title} with {describe(closest.found)}{reason}, so "
+        f"no file is within {limits}: the closest is {closest.title} with {describe(closest.comparison)}{reason}, so "
         "nothing was written; give a larger --max-size or --max-ms."
     )
 
@@ -292,21 +302,24 @@ def _evaluate_file(
     with one_thread(), console.progress(f"evaluating {candidate.name}") as advance:
         compared = pictures.pictures, pictures.labels, advance, student, process_time
         comparison = compare_all(subject, candidate.network(), pixels, *compared)
-    return replace(comparison, size=candidate.found.size), pictures.what
+    return replace(comparison, size=candidate.comparison.size), pictures.what
 
 
 def _time_again(
     candidate: Candidate, comparison: Comparison, limits: Limits, settings: ExportSettings, console: Console
 ) -> Comparison:
-    """Return a comparison with the shortest of a few times of a file that seems a little too slow.
+    """Return a comparison in which the time of a file that is slightly too slow is the shortest of a few measurements.
 
-    Other programs on the machine only ever slow a file down, and must not cause a trained student to be rejected.
+    Other programs on the machine can only slow a file down, and a trained student must not be rejected because of them.
     """
     subject, pixels = candidate.subject, reads_pixels(candidate.format, settings)
-    for _ in range(TIMINGS):
-        if not 1 < limits.excess(comparison) <= NEAR or limits.excess(replace(comparison, milliseconds=(0.0, 0.0))) > 1:
+    for _ in range(MAX_EXTRA_TIMINGS):
+        if (
+            not 1 < limits.excess(comparison) <= MAX_RETIMED_EXCESS
+            or limits.excess(replace(comparison, milliseconds=(0.0, 0.0))) > 1
+        ):
             break
-        pictures = compared_images(settings.data, TIMED, subject, console, JUDGED).pictures
+        pictures = compared_images(settings.data, TIMED_IMAGES, subject, console, VALIDATION_PARTS).pictures
         with one_thread():
             second_timing = compare_all(subject, candidate.network(), pixels, pictures, None, clock=process_time)
         original, exported = comparison.milliseconds
@@ -316,7 +329,10 @@ def _time_again(
 
 def _describe_scores(comparison: Comparison, subject: Subject, image_text: str) -> str:
     if comparison.accuracy is None or subject.unit != "images":
-        return f"{percent(comparison.agreement)} of its answers on {comparison.images} {image_text} equal the run's"
+        return (
+            f"{percent(comparison.agreement)} of its predictions on {comparison.images} {image_text} equal those of "
+            "the run's model"
+        )
     original, exported = (wilson_share(share, comparison.images) for share in comparison.accuracy)
     file_text, model_text = (
         f"{percent(interval.value)} ({percent(interval.ends[0])} to {percent(interval.ends[1])})"

@@ -1,7 +1,4 @@
-"""The graphs of an export: each is written, run on real images, and kept only if it agrees with the model.
-
-Training images also calibrate the activations of 8 bits.
-"""
+"""The graphs of an export: each file is written, run on real images, and kept only if it agrees with the model."""
 
 import shutil
 import tempfile
@@ -30,20 +27,22 @@ from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import Subject
 from paucal.wording import counted, percent
 
-PIXELS_TOLERANCE = 0.05  # for graphs with their preprocessing inside, which round a few pixels differently
-# Factors on the tolerance for pixels and objects, since the largest of thousands of differences is compared with it.
+# Tolerance of probabilities for graphs that include the preprocessing, since these round a few pixels differently.
+PIXELS_TOLERANCE = 0.05
+# Factors on the tolerance of models with thousands of outputs per image, whose largest difference must be within it.
 TOLERANCE_FACTORS = {"pixels": 5, "objects": 5}
-MIN_AGREEMENT, MIN_INT8_AGREEMENT = 0.95, 0.75  # of the outputs of a file and of the model
-# Texts for the agreement and for the accuracy, by the kind of prediction.
+MIN_AGREEMENT, MIN_INT8_AGREEMENT = 0.95, 0.75  # share of predictions in which a file must agree with the model
+# Texts for the agreement and for the accuracy, by the `unit` of the model.
 COMPARISON_TEXTS = {
     "images": ("the same class for {}", "accuracy"),
     "numbers": ("the same number, to a tenth of the target's deviation, for {}", "accuracy"),
     "pixels": ("the same class for {} of the pixels", "pixels right"),
     "objects": ("the same objects for {} of both models' objects", "accuracy"),
 }
-NOISE = 16  # number of noise pictures on which a model is compared if there are no images
-CALIBRATING = 100  # number of training images from which the ranges of 8-bit activations are measured
-TESTED, JUDGED = ("test", "val", "train"), ("val", "train")  # parts in order of preference; an empty one is skipped
+MAX_NOISE_PICTURES = 16  # on which files are compared with the model if there are no images
+CALIBRATION_IMAGES = 100  # number of training images from which the ranges of 8-bit activations are measured
+# Splits whose images are used for comparisons: the first that is not empty.
+TEST_PARTS, VALIDATION_PARTS = ("test", "val", "train"), ("val", "train")
 
 
 def reads_pixels(name: str, settings: ExportSettings) -> bool:
@@ -53,13 +52,13 @@ def reads_pixels(name: str, settings: ExportSettings) -> bool:
 
 
 def file_name(name: str, int8: bool) -> str:
-    """Return the name of the main file of a format."""
+    """Return the name of the main file of a format; `int8` for its file of 8 bits."""
     return f"model{'.int8' if int8 else ''}{GRAPHS[name].suffix}"
 
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder, whose content is moved to `folder` when the block ends without an error."""
+    """Yield a temporary folder, whose files are moved to `folder` if the block ends without an error."""
     with tempfile.TemporaryDirectory(prefix="paucal-export-") as staging:
         yield Path(staging)
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +68,7 @@ def staged(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Images, upright and in the format that the model reads.
+    """Images to compare files on, upright and in the format that the model reads.
 
     Attributes:
         pictures: Pictures of any sizes.
@@ -83,9 +82,9 @@ class Pictures:
 
 
 class GraphWriter:
-    """Writes the graph of a model in any format, and compares what it has written with the model.
+    """Writes the graph of a model in any format, and compares the files with the model.
 
-    `clock` measures the seconds of an image.
+    `clock` returns seconds, for the time per image.
 
     Attributes:
         pictures: Images on which the files are compared with the model.
@@ -103,11 +102,11 @@ class GraphWriter:
         self.subject, self.settings, self.console, self.clock = subject, settings, console, clock
         self.sources: dict[bool, Source] = {}
 
-    def open(self, formats: Sequence[str], parts: Sequence[str] = TESTED, pictures: Pictures | None = None) -> None:
-        """Prepare the graphs, and read the images on which the files are compared, unless pictures are given.
+    def open(self, formats: Sequence[str], parts: Sequence[str] = TEST_PARTS, pictures: Pictures | None = None) -> None:
+        """Prepare the graphs, and read the images on which the files are compared, unless `pictures` are given.
 
-        The images come from the first of `parts` that has any. Images of --data replace the test images, and those of
-        other parts if the run's images are missing.
+        The images are those of the first of `parts` that is not empty. Images of --data are used instead of test
+        images, and instead of others only if the images of the run are missing.
         """
         web = None if self.settings.onnxruntime_web is None else named_path(self.settings.onnxruntime_web)
         if "html" in formats:
@@ -117,22 +116,24 @@ class GraphWriter:
         if pictures is not None:
             self.pictures = pictures
             return
-        data = None if self.settings.data and parts is not TESTED and has_images(self.subject) else self.settings.data
+        data = (
+            None if self.settings.data and parts is not TEST_PARTS and has_images(self.subject) else self.settings.data
+        )
         self.pictures = compared_images(data, self.settings.images, self.subject, self.console, parts)
-        self.console.say(f"writing {self.subject.card.backbone.name} down as a graph, which takes up to a minute")
+        self.console.say(f"exporting the graph of {self.subject.card.backbone.name}, which takes up to a minute")
 
     def write(self, name: str, int8: bool, folder: Path) -> Comparison | None:
         """Write a format into a folder, and return its comparison with the model; None if it cannot run here.
 
         Raises:
-            UserError: The network cannot be written in this format, or the file's answers differ from the model's.
+            UserError: The network cannot be written in this format, or the file's predictions differ from the model's.
         """
         entry, path = GRAPHS[name], folder / file_name(name, int8)
         self._write_graph(name, int8, path)
         if not entry.runs_here:
             self.console.say(
-                f"{path.name} ({_folder_size(folder) / 2**20:.1f} MiB): converted, and its shapes are right; it was "
-                f"not run, since its runtime only exists for {entry.platform}"
+                f"{path.name} ({_folder_size(folder) / 2**20:.1f} MiB): converted, with correct shapes; it was not "
+                f"run, since its runtime only exists for {entry.platform}"
             )
             return None
         comparison = self.compare(name, path)
@@ -206,18 +207,20 @@ def _require_agreement(name: str, comparison: Comparison, minimum: float, advice
 
 
 def compared_images(
-    data: str | None, max_images: int, subject: Subject, console: Console, parts: Sequence[str] = TESTED
+    data: str | None, max_images: int, subject: Subject, console: Console, parts: Sequence[str] = TEST_PARTS
 ) -> Pictures:
-    """Return images to compare an export on: the given images, or those of the first non-empty part of a run."""
+    """Return images to compare files on: those at `data`, or of the first of `parts` of the run that is not empty."""
     if data is not None:
         named_pictures = read_all(open_sources([data], console, subject.reading), subject.reading, "refuse", console)
         pictures = [picture for _, picture in islice(named_pictures, max_images)]
         if not pictures:
-            raise UserError(f"--data: {data!r} holds no images: give images for comparing the export.")
+            raise UserError(f"--data: {data!r} contains no images: give images for comparing the files.")
         return Pictures(pictures, None, f"images of {data}")
     if not subject.run.config.exists():
         return Pictures(
-            _noise_pictures(subject, min(max_images, NOISE)), None, "images of noise (give others with --data)"
+            _noise_pictures(subject, min(max_images, MAX_NOISE_PICTURES)),
+            None,
+            "images of noise (give others with --data)",
         )
     images, split, label = subject.images
     part = next((name for name in parts if len(split.indices(name))), "train")
@@ -237,14 +240,14 @@ def has_images(subject: Subject) -> bool:
 
 
 def calibrating_inputs(subject: Subject) -> Iterator[NDArray[np.float32]]:
-    """Yield inputs of the graph, made from training images of a run."""
+    """Yield training images of the run as inputs of the graph, for the calibration of 8-bit activations."""
     if not subject.run.config.exists():
         raise UserError(
             f"--int8 needs the training images of a run, but {subject.run.path} is only a model: give its run."
         )
     images, split, _ = subject.images
     train = split.indices("train")
-    for row in train[evenly_spaced(len(train), CALIBRATING)].tolist():
+    for row in train[evenly_spaced(len(train), CALIBRATION_IMAGES)].tolist():
         yield subject.calibrate(images.store.read(row)).numpy()
 
 

@@ -34,14 +34,14 @@ from paucal.runs.folder import PUBLISHED, with_ancestors
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
-from paucal.verbs.explain.writing import settle_folder
+from paucal.verbs.explain.writing import choose_output_folder
 from paucal.verbs.export.fitting import STUDENT, Limits, best_within, formats_to_fit, limits_of
 from paucal.verbs.export.graphs import GraphWriter, file_name, staged
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject, open_subject
 
 DEFAULT = Path("exports")
-NOTHING = "none: nothing was taken over"  # licence of random weights
+NO_START_LICENCE = "none: nothing was taken over"  # licence of initial weights that are random
 REPORTS = {
     "images": write_report,
     "objects": write_detection_report,
@@ -72,16 +72,16 @@ class Export:
 def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
     """Write the model of a run in formats for other programs; the same as `paucal export`.
 
-    Before a file is written, it is compared with the model on real images: the largest difference of a probability,
-    agreement of classes, speed, and accuracy if the labels are known.
+    Each file is compared with the model on real images: largest difference of a probability, agreement of the predicted
+    classes, speed and, if the labels are known, accuracy. A file whose predictions differ from the model's is not kept.
 
     Args:
-        run: A run or its folder.
+        run: Run folder.
         **settings: Any field of `paucal.verbs.export.settings.ExportSettings`.
 
     Raises:
-        UserError: There is no such run, a package is missing, the network cannot be written in a format, or the
-            predictions of an export differ from the model's.
+        UserError: The run does not exist, a package is missing, the network cannot be written in a format, or the
+            predictions of a file differ from the model's.
         TypeError: A setting does not exist.
 
     Example:
@@ -106,13 +106,13 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
 
 def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSettings, console: Console) -> Export:
     formats = _choose_formats(settings, subject)
-    output = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
+    output = choose_output_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     paths: list[Path] = []
     comparisons: dict[str, Comparison] = {}
     refused: list[str] = []
     writer = GraphWriter(subject, settings, console)
     if graphs := [name for name in formats if name in GRAPHS]:
-        writer.open(graphs)  # a mistake in the settings ends the export before anything is written
+        writer.open(graphs)  # before anything is written, since it refuses invalid settings
     for name, int8 in [(name, int8) for name in graphs for int8 in (False, True)]:
         if int8 and not (settings.int8 and GRAPHS[name].quantise):
             continue
@@ -143,10 +143,10 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
 def _export_within(
     folder: RunFolder, subject: Subject, limits: Limits, settings: ExportSettings, console: Console
 ) -> Export:
-    """Write the best file within limits; if it is a smaller model's, write the run of that model too."""
+    """Write the best file within limits and, if it is a file of a smaller model, the run of that model too."""
     formats = formats_to_fit(settings, subject)
-    _choose_formats(replace(settings, format=formats), subject)  # raises for settings that contradict each other
-    output = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
+    _choose_formats(replace(settings, format=formats), subject)  # only to refuse contradictory settings
+    output = choose_output_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     with TemporaryDirectory(prefix="paucal-export-") as work:
         best, comparison = best_within(subject, formats, limits, settings, Path(work), console)
         output.mkdir(parents=True, exist_ok=True)
@@ -188,8 +188,8 @@ def _check_settings(formats: Sequence[str], settings: ExportSettings) -> None:
         raise UserError(f"--int8 writes a second file in 8 bits: give --format {' or '.join(able)} with it.")
     if settings.with_preprocessing and (fixed_size := _fixed_size(formats)):
         raise UserError(
-            f"--with-preprocessing takes images of any size, and {fixed_size[0]} files have fixed sizes: leave it out, "
-            "or --format onnx."
+            f"--with-preprocessing needs files for images of any size, but {fixed_size[0]} files have fixed sizes: "
+            "leave it out, or give --format onnx."
         )
     if settings.int8 and settings.with_preprocessing:
         raise UserError("--int8 and --with-preprocessing cannot be combined: leave one out.")
@@ -253,16 +253,16 @@ def _export_record(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
 
 
 def licence_of_start(run: RunFolder) -> str | None:
-    """Return the licence of the published weights that a run, or the first run before it, started from.
+    """Return the licence of the published weights that a run started from, if necessary through earlier runs.
 
-    It is `NOTHING` for random weights, and None for a weights file or a run that is gone.
+    `NO_START_LICENCE` for random weights; None if unknown: the start is a weights file, or an earlier run is missing.
     """
     for ancestor in with_ancestors(run):
         if not ancestor.config.is_file():
             return None
         init = ancestor.settings.get("init")
         if init in (None, NONE):
-            return NOTHING
+            return NO_START_LICENCE
         if init in PUBLISHED:
             return licence_of(read_card(ancestor).backbone.name)
     return None
@@ -279,5 +279,5 @@ def _model_page(run: RunFolder, model: TrainedModel, settings: ExportSettings, f
     if for_hub:
         data = Path(str(facts.get("data", "images"))).name  # only the name, without folders of this machine
         facts |= {"data": data}
-        hub = HubFacts(None if licence == NOTHING else licence, data, settings.data_licence, report)
+        hub = HubFacts(None if licence == NO_START_LICENCE else licence, data, settings.data_licence, report)
     return model_page(model.card, str(start or "random weights"), licence, facts, report, hub)

@@ -33,8 +33,8 @@ class ExportSettings:
         group=_GROUP,
     )
     int8: bool = option(
-        "onnx, openvino and litert: a second file with weights and activations of 8 bits, calibrated with training "
-        "images",
+        "onnx, openvino and litert: write a second file with weights and activations of 8 bits, calibrated with "
+        "training images",
         False,
         group=_GROUP,
     )

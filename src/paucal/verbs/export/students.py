@@ -1,4 +1,4 @@
-"""Smaller models that are distilled from a run's, for limits that no file of the run meets."""
+"""Smaller models (students) to distil from a run's model, if none of its files is within the limits of an export."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,11 +20,11 @@ from paucal.runs import RunFolder
 from paucal.tasks.classification.job import TrainingJob
 from paucal.verbs.export.subjects import ClassifierSubject
 
-SIDES = (224, 192, 160, 128, 96, 64)  # pixels
-UNTRAINED = "mobilenetv2_050"  # without weights: 0.7 M parameters
-TIME = "15m"
-# Settings of the run that define its images; its split is passed as a file.
-OF_THE_IMAGES = (
+SIDES = (224, 192, 160, 128, 96, 64)  # input sizes of students in pixels
+UNTRAINED_STUDENT = "mobilenetv2_050"  # network that is trained from scratch; it has 0.7 M parameters
+TRAINING_TIME = "15m"
+# Settings of the run that determine its images; its split is passed as a file.
+IMAGE_SETTINGS = (
     *("data", "data_root", "image_column", "label_column", "label_separator", "channels", "classes", "on_bad_image"),
     *("resize", "hflip", "seed", "workers"),
 )
@@ -32,14 +32,11 @@ OF_THE_IMAGES = (
 
 @dataclass(frozen=True)
 class Student:
-    """A timm network that may learn from a run's model, on square images.
-
-    `pretrained` says whether it starts from trained weights on this machine.
-    """
+    """A timm network to distil a run's model into."""
 
     name: str
-    side: int
-    pretrained: bool
+    side: int  # of its square input, in pixels
+    pretrained: bool  # whether it starts from trained weights on this machine
 
     def __str__(self) -> str:
         return f"{self.name} at {self.side} pixels"
@@ -57,9 +54,10 @@ class _ProgressConsole(Console):
 
 
 def possible_students(teacher: ClassifierSubject) -> Iterator[Student]:
-    """Yield smaller models, best first.
+    """Yield students, the best first.
 
-    First comes the smallest network with weights on this machine, at falling image sizes, and then one from scratch.
+    These are the smallest network with weights on this machine and then a network without weights, each with decreasing
+    input sizes.
     """
     available = list(ready_weights("cpu"))
     teacher_spec, longer_side = teacher.card.backbone, max(teacher.card.backbone.image_size)
@@ -67,11 +65,11 @@ def possible_students(teacher: ClassifierSubject) -> Iterator[Student]:
         name = min(available, key=lambda w: w.size / 1e6 if isinstance(w, AddedWeights) else w.megabytes).name
         is_same_model = name.partition(".")[0] == teacher_spec.name.partition(".")[0]
         yield from (Student(name, side, True) for side in SIDES if not (is_same_model and side >= longer_side))
-    yield from (Student(UNTRAINED, side, False) for side in SIDES if side <= max(longer_side, SIDES[-1]))
+    yield from (Student(UNTRAINED_STUDENT, side, False) for side in SIDES if side <= max(longer_side, SIDES[-1]))
 
 
 def build_untrained(teacher: ClassifierSubject, student: Student, console: Console) -> ClassifierSubject:
-    """Return an untrained student, whose files have the size and the speed of the trained one."""
+    """Return an untrained student, whose files have the same size and speed as those of the trained student."""
     teacher_card, size = teacher.card, (student.side, student.side)
     spec = BackboneSpec(student.name, len(teacher_card.classes), teacher_card.backbone.in_chans, size)
     with torch.random.fork_rng(devices=[]):
@@ -86,7 +84,7 @@ def build_untrained(teacher: ClassifierSubject, student: Student, console: Conso
 def teach(teacher: ClassifierSubject, student: Student, time: str, folder: Path, console: Console) -> ClassifierSubject:
     """Train a student on the run's training images with its labels and probabilities, for a time such as "15m"."""
     run_settings = teacher.run.settings
-    images = {word: run_settings[word] for word in OF_THE_IMAGES if run_settings.get(word) is not None}
+    images = {word: run_settings[word] for word in IMAGE_SETTINGS if run_settings.get(word) is not None}
     given: dict[str, Any] = {
         **images,
         "split": str(teacher.run.split),

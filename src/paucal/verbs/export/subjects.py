@@ -1,4 +1,4 @@
-"""The parts of an export that depend on the task: the graph, predictions for images, and the run's own images."""
+"""What an export does differently for each task: the graph, predictions for images, and the images of the run."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,18 +32,19 @@ from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.tasks.segmentation.windows import pixel_probabilities
 from paucal.types import UserError
 
-SAME = 0.1  # standard deviations of the target that two equal numbers may differ by
-Labelled = tuple[ImageSet, Split, Callable[[int], Tensor] | None]  # images, split, label of an image by its position
+MAX_EQUAL_DEVIATION = 0.1  # standard deviations of the target by which numbers that count as equal may differ
+# Images, split, and a function from the position of an image to its label; None without labels.
+Labelled = tuple[ImageSet, Split, Callable[[int], Tensor] | None]
 
 
 class ClassifierSubject(Classifier):
-    """A classifier.
+    """A classifier to export.
 
     Args:
         run: Run of `paucal train`.
-        console: Shows the progress of reading images.
+        console: Console for the progress of reading images.
         mirror: Whether to average the predictions for an image and its mirror image.
-        model: Model in place of the run's.
+        model: Model to export instead of the run's.
     """
 
     unit = "images"
@@ -57,11 +58,11 @@ class ClassifierSubject(Classifier):
         self.run, self.console, self.reading = run, console, self.card.preprocessing.reading
 
     def require(self, model: TrainedModel) -> TrainedModel:
-        """Return the model of the run, if it is for this task."""
+        """Return the model, or refuse a model of another task."""
         return model.require_classifier()
 
     def graph(self, pixels: bool) -> Graph:
-        """Return the graph that is exported; `pixels` puts its preprocessing inside."""
+        """Return the graph to export; with `pixels`, it includes the preprocessing."""
         return graph_of(self.model, pixels)
 
     def calibrate(self, image: Image.Image) -> Tensor:
@@ -78,7 +79,7 @@ class ClassifierSubject(Classifier):
 
 
 class NumberSubject(ClassifierSubject):
-    """A network that predicts a number; the arguments are those of a classifier."""
+    """A regression model to export; the arguments are the same as for `ClassifierSubject`."""
 
     unit = "numbers"
 
@@ -90,7 +91,7 @@ class NumberSubject(ClassifierSubject):
         """Return how two numbers differ, in standard deviations of the target."""
         assert isinstance(self.card, RegressionCard)
         largest = float((original - exported).abs().nan_to_num(torch.inf).max()) / self.card.deviation
-        return Difference(largest, float(largest <= SAME), None)
+        return Difference(largest, float(largest <= MAX_EQUAL_DEVIATION), None)
 
     @cached_property
     def images(self) -> Labelled:
@@ -100,7 +101,7 @@ class NumberSubject(ClassifierSubject):
 
 
 class SegmenterSubject:
-    """A segmentation network, applied to windows that cover the image; the arguments are as for a classifier."""
+    """A segmentation network to export, applied to windows that cover the image; arguments as `ClassifierSubject`."""
 
     unit = "pixels"
 
@@ -112,7 +113,7 @@ class SegmenterSubject:
         self._statistics = Normalisation(model.card.preprocessing.mean, model.card.preprocessing.std)
 
     def graph(self, pixels: bool) -> Graph:
-        """Return the graph that is exported: logits of a window's pixels."""
+        """Return the graph to export, from a window of an image to the logits of its pixels."""
         if pixels:
             raise UserError("--with-preprocessing is for classifiers, but a segmenter reads windows: leave it out.")
         example = torch.zeros(BATCH_SIZE, self.card.backbone.in_chans, *self.card.preprocessing.image_size)
@@ -127,7 +128,7 @@ class SegmenterSubject:
         return pixel_probabilities(network, given, self.options)
 
     def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
-        """Return the differences of two predictions for the pixels of an image."""
+        """Return how the probabilities of the model and of the exported file for the pixels of an image differ."""
         return compare(original, exported, label, None)
 
     def calibrate(self, image: Image.Image) -> Tensor:
@@ -145,7 +146,7 @@ class SegmenterSubject:
 
 
 class DetectorSubject:
-    """A detector that returns a table of the objects of an image; the arguments are as for a classifier."""
+    """A detector to export, which returns a table of the objects in an image; arguments as `ClassifierSubject`."""
 
     unit = "objects"
 
@@ -157,7 +158,7 @@ class DetectorSubject:
         self._view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
 
     def graph(self, pixels: bool) -> Graph:
-        """Return the graph that is exported: the objects of an image of any size."""
+        """Return the graph to export, from an image of any size to its objects."""
         if pixels:
             raise UserError("--with-preprocessing is for classifiers, but this model is a detector: leave it out.")
         height, width = self.card.resize_to
@@ -175,7 +176,7 @@ class DetectorSubject:
         return network(given)
 
     def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
-        """Return the differences of two tables of the objects of an image."""
+        """Return how the objects that the model and the exported file detect in an image differ."""
         return compare_objects(original, exported)
 
     def calibrate(self, image: Image.Image) -> Tensor:

@@ -133,7 +133,7 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
     if content.kind == "segment":
         labels = [predictions.descriptions[index] for index in indices]
     else:
-        labels = [";".join(item.labels or [thing.name for thing in item.things]) for item in content.items]
+        labels = [";".join(item.labels or [obj.name for obj in item.objects]) for item in content.items]
     rows = [
         ToLabel(
             full_name(images, images.keys[choice.index]),

@@ -23,7 +23,7 @@ from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.model import load_detector
 from paucal.tasks.detection.pictures import MIN_SHOWN_SCORE
 from paucal.tasks.segmentation.model import load_segmenter
-from paucal.verbs.convert.content import Content, Item, Kind, numbered, with_names
+from paucal.verbs.convert.content import Content, Item, Kind, number_classes, with_file_names
 from paucal.verbs.next.selection import margin_uncertainty
 from paucal.verbs.predict.answers import predict_batches
 from paucal.verbs.predict.detection import detect_image
@@ -109,7 +109,7 @@ class DetectorModel:
         self.reading = replace(self.card.preprocessing.reading, side=None)
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
-        """Detect objects in N images; the features are the mean over the backbone's last feature map."""
+        """Detect objects in N images; the features are the mean of the backbone's last feature map."""
         all_detections: list[Detections] = []
         sizes: list[tuple[int, int]] = []
         with console.progress("detecting") as advance, record_pooled_features(self.detector.stages) as take_features:
@@ -151,7 +151,7 @@ class Segmenter:
         self.reading = self.model.reading
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
-        """Segment N images; the uncertainty is a mean over pixels, the features one over the last feature map."""
+        """Segment N images; the uncertainty is a mean over pixels, the features are means of the last feature map."""
         unsure, features, sizes, descriptions = [], [], [], []
         stages: nn.Module = self.model.network.maps  # type: ignore[assignment]
         with console.progress("segmenting") as advance, record_pooled_features(stages) as take_features:
@@ -171,7 +171,7 @@ class Segmenter:
         def content(indices: NDArray[np.int64]) -> Content:
             selected = images.select(indices)
             items = [Item(position, "", "", sizes[index]) for position, index in enumerate(indices.tolist())]
-            unmasked = _named_content("segment", selected, items, self.source, numbered(self.model.classes))
+            unmasked = _named_content("segment", selected, items, self.source, number_classes(self.model.classes))
             return replace(unmasked, mask=lambda index: self.model.mask(selected.store.read(index)))
 
         return Predictions(torch.tensor(unsure), stacked, stacked[:0], None, descriptions, [], content)
@@ -217,5 +217,5 @@ def record_pooled_features(stages: nn.Module) -> Iterator[Callable[[], Tensor]]:
 def _named_content(
     kind: Kind, images: ImageSet, items: list[Item], model: str, numbers: dict[str, int] | None = None
 ) -> Content:
-    numbers = numbered(images.classes) if numbers is None else numbers
-    return with_names(Content(kind, images, tuple(items), numbers, model=Path(model).resolve().name))
+    numbers = number_classes(images.classes) if numbers is None else numbers
+    return with_file_names(Content(kind, images, tuple(items), numbers, model=Path(model).resolve().name))

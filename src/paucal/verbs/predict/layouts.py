@@ -25,8 +25,8 @@ from paucal.tasks.detection.pictures import MIN_SHOWN_SCORE
 from paucal.tasks.segmentation.job import check_factors
 from paucal.tasks.segmentation.model import load_segmenter
 from paucal.types import UserError
-from paucal.verbs.convert.content import Content, Item, Kind, Thing, numbered, with_names
-from paucal.verbs.convert.launch import Converted, conclude, write_set
+from paucal.verbs.convert.content import AnnotatedObject, Content, Item, Kind, number_classes, with_file_names
+from paucal.verbs.convert.launch import Converted, report_conversion, write_set
 from paucal.verbs.convert.writing import LAYOUTS
 from paucal.verbs.predict.detection import detect_objects
 from paucal.verbs.predict.launch import predict
@@ -68,9 +68,9 @@ def predict_as_labels(
     images = sets[0] if len(sets) == 1 else join_sets(sets, "+".join(paths))
     images = replace(images, classes=(), labels=np.full(len(images), -1), multi_hot=None, declared=[""] * len(images))
     content = _PREDICTORS[kind](_PredictionInput(source, paths, images, names), settings, console)
-    content = with_names(replace(content, model=Path(source).resolve().name))
+    content = with_file_names(replace(content, model=Path(source).resolve().name))
     write_set(content, LAYOUTS[outputs.to], target, console)
-    return conclude(content, outputs.to, target, console)
+    return report_conversion(content, outputs.to, target, console)
 
 
 def _predict_boxes(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
@@ -92,11 +92,11 @@ def item_of_detections(index: int, size: tuple[int, int], detections: Detections
         for mask in detections.masks or [None] * len(detections)
     ]
     rows = zip(detections.boxes.tolist(), detections.labels.tolist(), detections.scores.tolist(), outlines, strict=True)
-    things = tuple(
-        Thing(classes[label], (left, top, right, bottom), outline=outline, score=round(score, 5))
+    objects = tuple(
+        AnnotatedObject(classes[label], (left, top, right, bottom), outline=outline, score=round(score, 5))
         for (left, top, right, bottom), label, score, outline in rows
     )
-    return Item(index, "", "", size, things, score=float(detections.scores.mean()) if things else None)
+    return Item(index, "", "", size, objects, score=float(detections.scores.mean()) if objects else None)
 
 
 def _predict_masks(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
@@ -112,7 +112,7 @@ def _predict_masks(request: _PredictionInput, settings: PredictSettings, console
     def mask(index: int) -> NDArray[np.uint8]:
         return model.mask(pictures.read(index), settings.test_scales, settings.mirror)
 
-    return Content("segment", request.images, tuple(items), numbered(model.classes), mask)
+    return Content("segment", request.images, tuple(items), number_classes(model.classes), mask)
 
 
 def _predict_classes(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
@@ -129,7 +129,7 @@ def _predict_classes(request: _PredictionInput, settings: PredictSettings, conso
         for item in items:
             multi_hot[item.index, [classes.index(label) for label in item.labels]] = 1
         images = replace(images, classes=classes, multi_hot=multi_hot)
-    return Content("train", images, tuple(items), numbered(classes))
+    return Content("train", images, tuple(items), number_classes(classes))
 
 
 _KIND_OF_TASK: dict[str, Kind] = {DETECTION: "detect", SEGMENTATION: "segment"}
