@@ -90,7 +90,7 @@ def test_list__is_filtered_and_sorted(runs):
     assert ask(where=["init=none", "test<0.75"]) == ["grid/cells/a/run"]
     with pytest.raises(paucal.UserError, match=r"no run has 'methud' \(did you mean method\?\)"):
         ask(where=["methud=drloc"])
-    with pytest.raises(paucal.UserError, match="which is not a number"):
+    with pytest.raises(paucal.UserError, match="but > and < need a number"):
         ask(where=["test>much"])
     with pytest.raises(paucal.UserError, match="expected conditions such as"):
         ask(where=["drloc"])

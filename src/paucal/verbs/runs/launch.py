@@ -1,4 +1,4 @@
-"""`paucal.list_runs`: list runs with their scores, and name those that can be deleted; nothing is deleted."""
+"""`paucal.list_runs`: list runs with their scores, and the runs that can be deleted; nothing is deleted."""
 
 import json
 import os
@@ -24,13 +24,13 @@ from paucal.verbs.runs.settings import RunsSettings
 from paucal.wording import counted, duration, percent
 
 SHOWN = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
-WIDEST = 10_000  # characters in a line of a file or a pipe
-SPARED = ("changed", "size", "time", "seed", "epochs", "method", "data")  # columns left out first on a narrow terminal
+WIDEST = 10_000  # characters of a line, when the output is not a terminal
+SPARED = ("changed", "size", "time", "seed", "epochs", "method", "data")  # columns to leave out in a narrow terminal
 ERRORS = {"val": "cross_validated_mae", "test": "test_mae"}  # keys in the summary of a run that predicts numbers
-NUMBERS = ("val", "test", "size", "seed", "epochs")
+NUMBERS = ("val", "test", "size", "seed", "epochs")  # right-aligned columns
 LONG_AGO = 30 * 86400.0  # seconds after which a stopped run will probably not be resumed
 JUST_NOW = 600.0  # seconds for which a started run may still be running on another machine
-_OWN = ("output", "overwrite", "time_limit", "hang_after", "workers", "device")  # settings that do not distinguish runs
+_OWN = ("output", "overwrite", "time_limit", "hang_after", "workers", "device")  # settings without effect on the model
 
 
 @shows_settings(RunsSettings)
@@ -38,11 +38,11 @@ def list_runs(folder: str | os.PathLike[str] = RUNS, **settings: Any) -> list[Li
     """Return the runs below a folder with settings, state and scores; the same as `paucal runs`.
 
     Args:
-        folder: Folder that holds runs, at any depth down to those of a comparison.
+        folder: Folder that contains runs, directly or in subfolders, such as those of a comparison.
         **settings: Any field of `paucal.verbs.runs.settings.RunsSettings`.
 
     Raises:
-        UserError: There is no such folder, or a condition cannot be read.
+        UserError: The folder does not exist, or a condition is invalid.
         TypeError: A setting does not exist.
 
     Example:
@@ -57,7 +57,7 @@ def chosen_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
     """Return the runs that the settings select, and write them to a file if one is given."""
     path = None if settings.output is None else check_table(settings.output)[0]
     if path is not None and path.suffix.lower() not in FORMS:
-        raise UserError(f"--output: {settings.output!r} must end in .csv or .json: the ending sets the format.")
+        raise UserError(f"--output: {settings.output!r} must end in .csv or .json: give another name.")
     all_runs = with_leftovers(runs_below(folder))
     runs = [run for run in all_runs if run.deletable] if settings.deletable else all_runs
     if settings.where is not None:
@@ -82,7 +82,9 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, consol
     table, left_out = _fitting_table(runs, names, [name for name in SPARED if name not in added_columns], console)
     console.show(table)
     if left_out:
-        console.say(f"no room for {', '.join(left_out)}: widen the terminal, or give --columns or --output")
+        console.say(
+            f"columns left out: {', '.join(left_out)}; to see them, widen the terminal, or give --columns or --output"
+        )
     if shared := [name for name in SHOWN if name not in names and runs[0].value(name) is not None]:
         console.say(f"the same for all: {', '.join(f'{name} {_format_value(runs[0], name)}' for name in shared)}")
     for run in runs:
@@ -94,7 +96,7 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, consol
 def _fitting_table(
     runs: Sequence[ListedRun], names: Sequence[str], spared: Sequence[str], console: Console
 ) -> tuple[Table, list[str]]:
-    """Return a table that fits the terminal, and the names of the columns that had to be left out."""
+    """Return a table that fits the terminal, and the names of the columns left out, which are among `spared`."""
     left_out: list[str] = []
     unbounded = console.terminal.options.update(width=WIDEST)
     while True:
@@ -127,7 +129,7 @@ def _show_deletable(runs: Sequence[ListedRun], console: Console) -> None:
 
 def _format_value(run: ListedRun, name: str) -> str:
     value = run.value(name)
-    if value is None and ERRORS.get(name) in run.summary:  # only shown, since errors do not sort with accuracies
+    if value is None and ERRORS.get(name) in run.summary:  # no `value`, since errors do not sort with accuracies
         return f"MAE {run.summary[ERRORS[name]]:.3g}"
     if value is None:
         return "-"
@@ -160,7 +162,7 @@ def _write_list(path: Path, runs: Sequence[ListedRun], columns: Sequence[str]) -
 
 
 def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[ListedRun]:
-    """Return runs with the reason why each can be deleted; runs that another of them needs have no reason."""
+    """Return the runs with `deletable` filled in; a run that another one needs is not deletable."""
     now = time.time() if now is None else now
     needed_folders = _needed_folders(runs)
     newest = {_settings_key(run): run for run in sorted(runs, key=lambda run: run.changed) if run.state == "finished"}
@@ -171,7 +173,7 @@ def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[
 
 
 def _deletion_reason(run: ListedRun, newest_equal: ListedRun | None, needed_folders: set[Path], now: float) -> str:
-    # If a cell of a comparison were deleted, it would be trained again.
+    # A run of a comparison is kept, since the comparison would train it again.
     path = run.path.resolve()
     is_cell = len(path.parents) > 2 and is_grid(path.parents[2])
     if run.state == "running" or path in needed_folders or is_cell or run.problem:
@@ -186,7 +188,7 @@ def _deletion_reason(run: ListedRun, newest_equal: ListedRun | None, needed_fold
 
 
 def _needed_folders(runs: Sequence[ListedRun]) -> set[Path]:
-    """Return the folders that runs name in their settings: initial models, teachers, guides."""
+    """Return the run folders that other runs name in their settings, such as initial models and teachers."""
     named_paths: set[Path] = set()
     for name, value in (item for run in runs for item in run.settings.items()):
         if name not in _OWN and isinstance(value, str) and value not in PUBLISHED and "/" in value:
@@ -195,6 +197,6 @@ def _needed_folders(runs: Sequence[ListedRun]) -> set[Path]:
 
 
 def _settings_key(run: ListedRun) -> str:
-    """Return a text that is equal for runs with the same verb and settings."""
+    """Return a key that is equal for runs with the same verb and settings, except those in `_OWN`."""
     compared = sorted((str(name), repr(value)) for name, value in run.settings.items() if name not in _OWN)
     return repr([run.verb, compared])

@@ -1,4 +1,4 @@
-"""The runs below a folder: their settings and scores, and how they are filtered and sorted."""
+"""Find the runs below a folder, read their settings and scores, and filter and sort them."""
 
 import fnmatch
 import operator
@@ -16,8 +16,8 @@ from paucal.runs.lock import is_locked
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-# Summary entries with the scores of a run, by the kind of its model; a run without a classifier has the scores of its
-# monitor and those of its frozen features.
+# Keys of the summary with the validation score and the test score of a run: the first that exists is shown. A run of
+# `paucal pretrain` has scores of its frozen features.
 VALIDATED = (
     *("kept_val_top1", "best_val_top1", "kept_val_map", "best_val_map"),
     *("best_val_mean_iou", "best_val_ap", "knn_end"),
@@ -26,7 +26,7 @@ TESTED = (
     *("test_top1", "cross_validated_top1", "test_map", "cross_validated_map"),
     *("test_mean_iou", "test_ap", "judged_linear", "judged_knn"),
 )
-DEPTH = 5  # levels below the given folder at which runs are found; the runs of a comparison are three levels down
+DEPTH = 5  # levels of subfolders that are searched for runs; those of a comparison are three levels down
 _CONDITION = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)\s*(!=|>=|<=|=|>|<)\s*(.+)", re.DOTALL)
 HEADINGS = ("run", "state", "verb", "method", "val", "test", "time", "size", "changed", "deletable")
 
@@ -38,14 +38,14 @@ class ListedRun:
     Attributes:
         path: Path of the run's folder.
         name: Path relative to the listed folder.
-        state: "finished", "running", "stopped" with a saved state, or "begun" without one.
-        verb: Verb that made the run.
+        state: "finished", "running", "stopped" (it has a checkpoint), or "begun" (it has none).
+        verb: Verb of the run, such as "train".
         settings: Stored settings.
-        summary: Summary of a finished run, with the scores of frozen features ("judged_linear"); empty before.
-        size: Bytes on the disk.
+        summary: Summary of a finished run, with scores of frozen features such as "judged_linear"; otherwise empty.
+        size: Size on disk in bytes.
         changed: Time of the last change in the folder, in seconds since 1970.
-        deletable: Why the run can be deleted; "" if there is no reason to.
-        problem: Why the run cannot be read; "" if it can.
+        deletable: Reason why the run can be deleted; "" if it should be kept.
+        problem: Reason why the run cannot be read; "" if it can be read.
     """
 
     path: Path
@@ -60,7 +60,7 @@ class ListedRun:
     problem: str = ""
 
     def value(self, name: str) -> Any:
-        """Return a value of the run by its heading, or by the name of a setting or summary entry."""
+        """Return a value of the run by the heading of its column, or by the name of a setting or summary entry."""
         columns = {
             "run": self.name,
             "state": self.state,
@@ -81,14 +81,14 @@ class ListedRun:
 def list_runs(root: Path) -> list[ListedRun]:
     """Return all runs below a folder, the oldest first; if the folder is a run itself, only this run."""
     if not root.is_dir():
-        raise UserError(f"there is no folder {str(root)!r}: give one that holds runs.")
+        raise UserError(f"there is no folder {str(root)!r}: give a folder that contains runs.")
     runs = [_list_run(path, root) for path in _folders(root, DEPTH)]
     return sorted(runs, key=lambda run: (run.changed, run.name))
 
 
 def _folders(path: Path, depth: int) -> Iterator[Path]:
     if (path / MARKER).is_file():
-        yield path  # runs inside it, such as trials, are part of this run
+        yield path  # runs in its subfolders, such as trials, are not listed
         return
     if depth == 0:
         return
@@ -115,7 +115,7 @@ def _list_run(path: Path, root: Path) -> ListedRun:
 
 
 def _frozen_scores(path: Path) -> dict[str, float]:
-    """Return the scores of the frozen features of a run of a study, from the file beside the run."""
+    """Return the scores of a run's frozen features, if it is a run of a study, from the file beside it."""
     if not (path.parent / SCORES).is_file():
         return {}
     scores = read_scores(path.parent).items()
@@ -156,9 +156,9 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def matching(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
-    """Return the runs that meet all conditions; a run that lacks the value of a condition does not match.
+    """Return the runs that meet all conditions, such as "method=drloc"; a run without the value does not meet it.
 
-    A condition is NAME and VALUE with one of = != > < >= <= in between; the VALUE of = and != may have wildcards.
+    A condition is NAME, one of = != > < >= <=, and VALUE, which may have wildcards after = and !=.
     """
     for condition in conditions:
         test = _parse_condition(condition, runs)
@@ -167,17 +167,17 @@ def matching(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[Liste
 
 
 def sort_runs(runs: Sequence[ListedRun], by: str) -> list[ListedRun]:
-    """Return runs sorted by a value, in descending order with a "-" before its name; runs without it come last."""
+    """Return runs sorted by the value named `by`, after a "-" in descending order; runs without it come last."""
     name, reverse = by.removeprefix("-").replace("-", "_"), by.startswith("-")
     require_known(name, runs, "--sort")
-    have = [run for run in runs if run.value(name) is not None]
-    numbers = all(_is_number(run.value(name)) for run in have)
-    have.sort(key=lambda run: run.value(name) if numbers else str(run.value(name)), reverse=reverse)
-    return have + [run for run in runs if run.value(name) is None]
+    with_value = [run for run in runs if run.value(name) is not None]
+    is_numeric = all(_is_number(run.value(name)) for run in with_value)
+    with_value.sort(key=lambda run: run.value(name) if is_numeric else str(run.value(name)), reverse=reverse)
+    return with_value + [run for run in runs if run.value(name) is None]
 
 
 def require_known(name: str, runs: Sequence[ListedRun], flag: str) -> None:
-    """Refuse a name that no run has a value for."""
+    """Refuse a name that is neither a heading nor a setting or summary entry of any run."""
     known_names = {*HEADINGS, *(key for run in runs for key in (*run.settings, *run.summary))}
     if runs and name not in known_names:
         raise UserError(
@@ -196,7 +196,7 @@ def _parse_condition(condition: str, runs: Sequence[ListedRun]) -> Callable[[Lis
     try:
         bound = float(expected)
     except ValueError:
-        text = f"--where: {condition[:80]!r} compares with {expected[:40]!r}, which is not a number."
+        text = f"--where: {condition[:80]!r} compares with {expected[:40]!r}, but > and < need a number."
         raise UserError(text) from None
     return lambda run: _is_number(value := run.value(name)) and _ORDER[sign](value, bound)
 

@@ -1,4 +1,4 @@
-"""`paucal.verify_run`: check from its ledger that a run used each training image once per pass, and no other image."""
+"""`paucal.verify_run`: check with the ledger of a run that each pass used each training image once, and no others."""
 
 import os
 from collections.abc import Iterator
@@ -19,19 +19,19 @@ class Verdict:
     """The result of checking a run's ledger.
 
     Attributes:
-        steps: Optimizer steps that count, from the first to the last.
-        draws: Images in these steps, repeated ones included.
-        passes: Passes over the training images that were completed.
-        images: Training images of the run.
-        left_over: Images left over in each pass because they fill no whole step.
-        missing: Images missing from steps.
-        doubled: Images that a pass used more often than it should.
+        steps: Number of optimizer steps that contribute to the model.
+        draws: Number of images in these steps, counting repeated uses.
+        passes: Number of completed passes over the training images.
+        images: Number of training images of the run.
+        left_over: Number of images that each pass leaves out, since they do not fill a batch.
+        missing: Number of images missing from batches.
+        doubled: Number of uses of training images in a pass beyond the permitted number.
         held_out: Number of uses of validation or test images.
         unknown: Number of uses of images that are not in `split.csv`.
-        repeated_steps: Steps that were repeated, because a killed process lost their state.
-        unsaved_steps: Steps after the newest saved state, which a resumed run repeats.
+        repeated_steps: Number of steps that were repeated, since a process was killed before it saved a checkpoint.
+        unsaved_steps: Number of steps after the latest checkpoint, which a resumed run repeats.
         processes: Number of processes at each start of the run.
-        counts_uses: Whether a pass uses each image equally often; False for balanced sampling.
+        counts_uses: Whether a pass must use each image equally often; False for balanced sampling.
     """
 
     steps: int
@@ -50,7 +50,7 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Whether every step was complete and every image was used as it should be."""
+        """Whether every batch was complete, no image was used too often, and only training images were used."""
         return not (self.missing or self.doubled or self.held_out or self.unknown)
 
     def lines(self) -> list[str]:
@@ -75,7 +75,7 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
         run: Run folder.
 
     Raises:
-        UserError: There is no such run, or it has no ledger from its first step on.
+        UserError: The run does not exist, or has no ledger from its first step on.
     """
     folder = open_run(os.fspath(run))
     records = list(read_records(folder.path))
@@ -91,7 +91,7 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
 
 
 def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Record]:
-    """Yield the records of steps that no later start repeated."""
+    """Return the records of steps, without those that a later start of the run repeated."""
     first_repeated, earliest = {}, np.iinfo(np.int64).max
     for number in sorted(starts, reverse=True):
         first_repeated[number] = earliest
@@ -100,8 +100,8 @@ def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Re
 
 
 def _saved_steps(folder: RunFolder, steps_made: int) -> int:
-    """Return the number of steps that count: those of the newest state, or all of a finished run."""
-    from paucal.training import checkpoint_step  # imported here: it takes seconds
+    """Return the number of steps that contribute to the model: up to the latest checkpoint, or all if finished."""
+    from paucal.training import checkpoint_step  # imported only here, since it takes seconds
 
     if folder.finished:
         return steps_made

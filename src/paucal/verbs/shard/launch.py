@@ -1,4 +1,4 @@
-"""`paucal.shard`: writes images as shards, for sets too large to be read file by file."""
+"""`paucal.shard`: write images into shards, for sets that are too large to be read file by file."""
 
 import shlex
 import shutil
@@ -28,8 +28,8 @@ from paucal.verbs.shard.settings import ShardSettings
 from paucal.wording import counted, duration, was
 
 MIB = 2**20
-_SAMPLE = 64
-_TAR_OVERHEAD = 2560  # maximum number of extra bytes for an image and its label in a tar file
+_SAMPLE = 64  # number of images whose size is measured to estimate the size of the set
+_TAR_OVERHEAD = 2560  # bytes that an image and its label take in a tar file in addition to their own, at most
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Sharded:
     """Result of `paucal shard`.
 
     Attributes:
-        folder: Folder or URL of the shards, which is valid as DATA of every verb.
+        folder: Folder or URL of the shards, which every verb accepts as DATA.
         images: Number of images in the shards.
         shards: Number of shards.
         n_bytes: Size of all shards in bytes.
@@ -58,15 +58,15 @@ class Sharded:
 def shard(data: Data, **settings: Any) -> Sharded:
     """Write a set into shards in random order, with separate shards for train, val and test; same as `paucal shard`.
 
-    Images keep their bytes. Each is decoded once, so that the shards hold no unreadable image. The folder appears only
-    when it is complete.
+    The bytes of the images are not changed, but each image is decoded once, so that all images in the shards are
+    readable. The folder appears when it is complete.
 
     Args:
-        data: Anything that `paucal.train` takes.
-        **settings: Any field of `paucal.verbs.shard.settings.ShardSettings`; `output` is needed.
+        data: Images, as in `paucal.train`.
+        **settings: Any field of `paucal.verbs.shard.settings.ShardSettings`; `output` is required.
 
     Returns:
-        The folder of the shards, as DATA of every verb takes it, and facts about them.
+        The folder of the shards, which every verb accepts as DATA, and facts about them.
 
     Raises:
         UserError: There are no images, some are unreadable, or the output is invalid.
@@ -143,7 +143,7 @@ def _open_images(settings: ShardSettings) -> ImageSet:
 
 
 def _require_disk_space(images: ImageSet, folder: Path) -> None:
-    """Refuse a set that does not fit on the disk; its size is estimated from a sample of the images."""
+    """Refuse a set that does not fit on the disk, by an estimate of its size from a sample of the images."""
     sizes = []
     for position in images.sample(_SAMPLE).tolist():
         store, row = locate(images.store, position)

@@ -21,5 +21,5 @@ class ShardSettings(LabelledDataSettings):
     )
     shard_size: int = option("MiB after which a shard is full", 256, group=_GROUP, low=1, high=1 << 16)
     shard_images: int = option("images after which a shard is full", 10_000, group=_GROUP, low=1, high=1 << 24)
-    unlabelled: bool = option("take all images below the folder, without labels", False, group=_GROUP)
+    unlabelled: bool = option("write all images below the folder, without labels", False, group=_GROUP)
     seed: int = option("seed of the order in which images are written", 0, group=_GROUP, low=0, high=2**62)

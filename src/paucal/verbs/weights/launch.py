@@ -1,4 +1,4 @@
-"""`paucal weights`: bring pretrained weights to a machine in one file, and manage them."""
+"""`paucal weights`: pack pretrained weights into one file, add them to another machine, and remove them."""
 
 import os
 from dataclasses import replace
@@ -38,7 +38,7 @@ from paucal.verbs.weights.settings import WeightsSettings
 from paucal.wording import did_you_mean
 
 MAX_DIFFERENCE = 0.01  # relative error of the outputs with 16 bits; weights with a larger error keep 32 bits
-OF_FILE = ("model", "licence", "licence_text", "source", "mean", "std")
+OF_FILE = ("model", "licence", "licence_text", "source", "mean", "std")  # settings that describe a weights file
 
 
 @shows_settings(WeightsSettings)
@@ -46,12 +46,12 @@ def add_weights(file: str | os.PathLike[str], /, **settings: Any) -> AddedWeight
     """Add trained weights to this machine; the same as `paucal weights add`.
 
     Args:
-        file: An archive of `pack_weights`, safetensors, or a file of `torch.save` with only tensors.
-        **settings: Any field of `paucal.verbs.weights.settings.WeightsSettings`; `model` and `licence` are needed
+        file: An archive written by `pack_weights`, a safetensors file, or a file of `torch.save` with only tensors.
+        **settings: Any field of `paucal.verbs.weights.settings.WeightsSettings`; `model` and `licence` are required
             unless the file is an archive.
 
     Raises:
-        UserError: The file is damaged, holds Python objects or the weights of another model, or the licence is missing.
+        UserError: The file is damaged, contains Python objects or weights of another model, or the licence is missing.
         TypeError: A setting does not exist.
     """
     typed_settings = from_python(WeightsSettings, settings, "paucal.add_weights", "weights")
@@ -60,14 +60,14 @@ def add_weights(file: str | os.PathLike[str], /, **settings: Any) -> AddedWeight
 
 @shows_settings(WeightsSettings)
 def pack_weights(weights: str | os.PathLike[str], /, **settings: Any) -> Path:
-    """Write weights into one file that can be carried to another machine; the same as `paucal weights pack`.
+    """Write weights into one file for another machine; the same as `paucal weights pack`.
 
     Args:
-        weights: Name of weights on this machine, see `list_weights`, or a file as for `add_weights`.
+        weights: Name of weights on this machine (see `list_weights`), or a file as for `add_weights`.
         **settings: Any field of `paucal.verbs.weights.settings.WeightsSettings`.
 
     Raises:
-        UserError: There are no such weights, the text of their licence is not known, or the archive cannot be written.
+        UserError: The weights do not exist, the text of their licence is missing, or the archive cannot be written.
         TypeError: A setting does not exist.
     """
     typed_settings = from_python(WeightsSettings, settings, "paucal.pack_weights", "weights")
@@ -75,7 +75,7 @@ def pack_weights(weights: str | os.PathLike[str], /, **settings: Any) -> Path:
 
 
 def remove_weights(name: str) -> int:
-    """Remove weights that were added to this machine, and return the bytes that this freed.
+    """Remove weights that were added to this machine, and return the number of bytes freed.
 
     Raises:
         UserError: No such weights were added.
@@ -87,14 +87,14 @@ def remove_weights(name: str) -> int:
         if package is not None and package.path() is not None:
             raise UserError(f"{name} is in a package: remove it with pip uninstall {package.distribution}.")
         raise UserError(
-            f"no weights of {name!r} were added{did_you_mean(name, names)}: 'paucal weights list' names those on this "
-            "machine."
+            f"no weights of {name!r} were added{did_you_mean(name, names)}: 'paucal weights list' shows the weights on "
+            "this machine."
         )
     return remove_added(card)
 
 
 def add_file(file: str, settings: WeightsSettings, console: Console) -> AddedWeights:
-    """Check a file by loading it, store it, and print its use; see `add_weights`."""
+    """Check weights by loading them into their model, store them, and print which runs use them; see `add_weights`."""
     check_ranges(settings)
     if settings.output is not None:
         raise UserError("--output is for 'paucal weights pack': leave it out.")
@@ -102,7 +102,7 @@ def add_file(file: str, settings: WeightsSettings, console: Console) -> AddedWei
     if (existing := find_added(weights.name)) is not None:
         raise UserError(
             f"weights of {weights.name} have already been added ({existing.source}, SHA-256 {existing.sha256[:12]}): "
-            f"run 'paucal weights remove {weights.name}' first, or give --model with its tag."
+            f"run 'paucal weights remove {weights.name}' first, or give --model with another tag."
         )
     card = add_checked(weights)
     use = f"'paucal train' considers it; to choose it, give --model {card.name}"
@@ -171,7 +171,7 @@ def _check_file(path: Path, settings: WeightsSettings, console: Console) -> Chec
 
 
 def _image_input(settings: WeightsSettings, model: str) -> ImageInput | None:
-    """Return the preprocessing from the settings; None if they do not set it."""
+    """Return timm's preprocessing for a model with --mean and --std; None if these are not given."""
     if settings.mean is None and settings.std is None:
         return None
     if settings.mean is None or settings.std is None or len(settings.mean) != 3 or len(settings.std) != 3:
@@ -202,7 +202,7 @@ def _apache_text() -> str:
 
 
 def _halve_if_equal(weights: CheckedWeights, console: Console) -> CheckedWeights:
-    """Return the weights in 16 bits if the outputs agree, else unchanged."""
+    """Return the weights with 16 bits if the outputs agree with those of the original weights, otherwise unchanged."""
     half_weights = to_half_precision(weights)
     if all(value.dtype == weights.state[name].dtype for name, value in half_weights.state.items()):
         return weights

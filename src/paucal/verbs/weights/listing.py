@@ -16,15 +16,16 @@ HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True)
 class ListedWeights:
-    """Weights in the list.
+    """A row of the list of weights.
 
     Attributes:
-        name: timm name of the model and tag.
-        place: Where they are: "added", "package", "cache" of the hub; "" if they would have to be fetched.
+        name: timm name of the model, with the tag of the weights.
+        place: Location of the weights: "added", "package", "cache" (of the Hugging Face hub), or "" if they must be
+            downloaded.
         size: Size in bytes.
         licence: Name of the licence; "see timm" for weights in the hub's cache that are not in paucal's table.
-        use: How a run uses the weights, in words.
-        source: Who trained them and on what, as far as known.
+        use: Commands that use the weights, as text, such as "train on a GPU".
+        source: Who trained the weights and on which images; "" if unknown.
     """
 
     name: str
@@ -68,7 +69,7 @@ def _permitted_use(device: str, licence: str) -> str:
 
 
 def _in_hub_cache() -> dict[str, int]:
-    """Return the bytes of timm's weights in the hub's cache by their names; the layout is huggingface_hub's."""
+    """Return the sizes in bytes of timm's weights in the cache of huggingface_hub, by name of the weights."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     folder = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
     weights = {}
@@ -80,7 +81,7 @@ def _in_hub_cache() -> dict[str, int]:
 
 
 def weights_table(rows: Iterable[ListedWeights]) -> Table:
-    """Return the list as a table for the terminal."""
+    """Return the rows as a table for the terminal."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("weights", "where", "MB", "licence", "used by", "source"):
         table.add_column(heading, justify="right" if heading == "MB" else "left", no_wrap=heading != "source")
