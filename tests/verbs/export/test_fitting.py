@@ -94,7 +94,7 @@ def test_smaller_model__that_fails_after_all_leaves_no_untrained_file_as_the_clo
     with pytest.raises(UserError, match=r"no file is within 5 MB: the closest is model\.onnx with"):
         export_all(str(run), replace(settings, output=str(tmp_path / "out")), console)
     assert len(opened) == 1  # the untrained student is timed on the images that were read for the run's own files
-    assert [line for line in console.said if "down as a graph" in line and TINY in line] == []
+    assert [line for line in console.said if "exporting the graph" in line and TINY in line] == []
 
 
 def test_file__that_is_too_slow_when_timed_again_is_not_kept(run, tmp_path, monkeypatch):
